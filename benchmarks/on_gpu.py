@@ -105,7 +105,7 @@ def _in_child(name: str, arguments: argparse.Namespace, *, first: bool) -> dict[
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.contender == UPSTREAM:
         return _measure_upstream(arguments)
-    from voxcpm_runtime.backends.devices import Device
+    from voxcpm_runtime.backends.gpu.device import Device
 
     if arguments.contender == GRAPHS:
         return _measure_bundle(arguments)

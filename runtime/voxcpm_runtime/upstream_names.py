@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from voxcpm_constants.errors import BundleError, InputError, system_errors_as
 from voxcpm_runtime.argument_types import path_argument, shown, switch
-from voxcpm_runtime.backends.devices import AUTO_DEVICE, read_device
+from voxcpm_runtime.backends.choice import AUTO_DEVICE, gpu_device
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
 
@@ -68,7 +68,7 @@ class UpstreamNames:
             )
         # Before minutes of work.
         device = AUTO_DEVICE if device is None else device
-        read_device(device)
+        gpu_device(device)
         path_argument(hf_model_id, "hf_model_id")
         for name, path in (("cache_dir", cache_dir), ("lora_weights_path", lora_weights_path)):
             if path is not None:

@@ -15,10 +15,8 @@ from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system
 from voxcpm_runtime.argument_types import function, instance, switch, text_argument
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
-from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
+from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, choose_backend, chosen_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.core_ml.measured_units import measured_units
-from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
@@ -105,16 +103,13 @@ class VoxCPM(UpstreamNames):
                 "give its folder to choose another"
             )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        chosen = choose_backend(backend, bundle)
-        device = chosen_device(device, chosen)
-        measured = measured_units(bundle.digest) if chosen == "coreml" else {}
+        device = chosen_device(device, choose_backend(backend, bundle))
         placed = place_step_models(
             bundle,
             backend,
             threads=threads,
             device=device,
             compute_units=compute_units,
-            measured=measured,
             first_use=function(on_first_use, "on_first_use"),
         )
         models = {name: step_model.model for name, step_model in placed.items()}

@@ -1,11 +1,11 @@
-"""Which backend speaks: the caller's, or what the bundle's target and the machine decide."""
+"""Which backend speaks, and on which device: the caller's choice, or what suits the bundle and the machine."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.macos import macos
@@ -13,7 +13,6 @@ from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits, chosen_units
-from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -21,6 +20,10 @@ Backend = Literal["auto", "coreml", "coreai", "portable"]
 BACKENDS: tuple[Backend, ...] = ("auto", "coreml", "coreai", "portable")
 Chosen = Literal["coreml", "coreai", "portable"]
 """A backend, "auto" resolved."""
+
+CPU_DEVICE = "cpu"
+AUTO_DEVICE = "auto"
+"""Upstream's word for the best device: see `chosen_device`."""
 
 
 def check_engine(
@@ -31,12 +34,12 @@ def check_engine(
     *,
     device: str = CPU_DEVICE,
 ) -> Chosen:
-    """The backend that these arguments choose. bundle: None as long as it is not open.
+    """The backend that these arguments choose. bundle: None before it is open.
 
-    Raises InputError for a wrong argument, or one that does not go with the others or the bundle, DeviceError for a
-    device that this machine lacks.
+    Raises InputError for a wrong argument, or one that does not fit the others or the bundle, DeviceError for a device
+    that this machine lacks.
     """
-    gpu = read_device(device)
+    gpu = gpu_device(device)
     chosen = choose_backend(backend, bundle)
     if gpu is not None:
         if chosen != "portable":
@@ -44,10 +47,7 @@ def check_engine(
                 f"device {device} is the portable backend's, and this is {chosen}: use --backend portable, "
                 "or leave out the device"
             )
-        # A Mac may have no ONNX Runtime.
-        from voxcpm_runtime.backends.gpu.device_checks import check_device
-
-        check_device(gpu)
+        gpu.check()
     # Core AI takes none. Core ML does not either, but the portable backend may take its place.
     if threads is not None:
         maximum = cores()
@@ -55,7 +55,7 @@ def check_engine(
         if not whole or threads < 1 or (threads > maximum and chosen != "coreai"):
             expected = f"a whole number from 1 to {maximum} (the cores that this process may use)"
             raise wrong_type(threads, "threads", expected)
-    # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
+    # Whether the bundle has the optional step model may not be known yet: it is accepted, but not offered.
     named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
     chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
     if chosen == "coreai" and compute_units != AUTO:
@@ -63,22 +63,35 @@ def check_engine(
     return chosen
 
 
-def chosen_device(device: str, chosen: Chosen) -> str:
-    """The device, with "auto" resolved: the first GPU if the portable backend can use it, otherwise the processor.
+def gpu_device(name: str) -> Any | None:
+    """The GPU (`gpu.device.Device`) that a device name means; None for "cpu" and "auto".
 
-    chosen: the backend. One that chooses its units itself has no device of its own.
+    Raises InputError for an unknown name.
     """
-    if read_device(device) is not None or device == CPU_DEVICE:
+    if isinstance(name, str) and name in (CPU_DEVICE, AUTO_DEVICE):
+        return None
+    try:
+        from voxcpm_runtime.backends.gpu.device import read_device
+    except ModuleNotFoundError:
+        raise wrong_type(name, "device", f"{AUTO_DEVICE} or {CPU_DEVICE}") from None
+    return read_device(name)
+
+
+def chosen_device(device: str, chosen: Chosen) -> str:
+    """The device, "auto" resolved: the first GPU that the portable backend can use, otherwise the processor."""
+    if gpu_device(device) is not None or device == CPU_DEVICE:
         return device
     if chosen != "portable":
         return CPU_DEVICE
-    from voxcpm_runtime.backends.gpu.device_checks import usable_gpu
-
+    try:
+        from voxcpm_runtime.backends.gpu.device import usable_gpu
+    except ModuleNotFoundError:
+        return CPU_DEVICE
     return CPU_DEVICE if (gpu := usable_gpu()) is None else str(gpu)
 
 
 def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
-    """The backend on this machine, "auto" resolved. bundle: None as long as it is not open.
+    """The backend on this machine, "auto" resolved. bundle: None before it is open.
 
     Raises InputError for a backend that does not run here, or that cannot run the bundle.
     """

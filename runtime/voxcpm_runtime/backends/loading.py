@@ -1,48 +1,31 @@
-"""Step models as functions: on Core ML or Core AI, or through the portable executor on ONNX Runtime."""
+"""The step models of a bundle as functions, on the backend and the device that were chosen."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
-from voxcpm_runtime.backends.choice import Backend, check_engine
-from voxcpm_runtime.backends.composed_step_models import FunctionsByLength, by_length, in_turn
-from voxcpm_runtime.backends.core_ml.compute_units import (
-    AUTO,
-    COREAI,
-    CPU,
-    PORTABLE,
-    ComputeUnits,
-    chosen_units,
-    is_auto,
-)
-from voxcpm_runtime.backends.core_ml.loading import Note, RefusedError, check_system, load_functions
-from voxcpm_runtime.backends.devices import CPU_DEVICE, Device, read_device
+from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine, gpu_device
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO, COREAI, PORTABLE, ComputeUnits, is_auto
+from voxcpm_runtime.backends.core_ml.loading import Note, Placed, check_system, place_on_core_ml
 from voxcpm_runtime.backends.machine import backends
-from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
+from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
 from voxcpm_runtime.backends.step_function import NextPatch, StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
 INSTALL_PORTABLE = 'pip install "onnx>=1.17" "onnxruntime>=1.22"'
-"""What brings the portable backend; on a Mac the runtime does not require it."""
-
-
-class Placed(NamedTuple):
-    """A step model, and the compute unit that took it; PORTABLE for the portable backend."""
-
-    model: StepFunction
-    unit: str
+"""What installs the portable backend; on a Mac the runtime does not require it."""
 
 
 def load_step_models(bundle: Bundle, backend: Backend = "auto", **options: Any) -> dict[str, StepFunction]:
@@ -58,104 +41,44 @@ def place_step_models(
     threads: int | None = None,
     device: str = CPU_DEVICE,
     compute_units: ComputeUnits = AUTO,
-    measured: Mapping[str, str] | None = None,
     first_use: Note | None = lambda _: None,
 ) -> dict[str, Placed]:
     """Step models of an open bundle, in its precision, and the unit of each one.
 
-    names: some of them; by default all that the bundle has. threads: threads of one operation. device: "cpu", or a
-    GPU: "cuda", "cuda:N" or "tensorrt" (both for the portable backend only).
-    compute_units, measured: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses runs on
-    another unit or on the portable backend, with a warning, unless the caller named its unit. first_use (Core ML only):
-    called with a line when a child process begins to compile a package or to load it for the first time, which takes
-    minutes; None to do both in this process.
+    names: some of them; by default all that the bundle has. threads: threads of one operation. device: "cpu" or a GPU
+    (portable backend only). compute_units: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses
+    runs on another unit or on the portable backend, with a warning, unless the caller named its unit. first_use (Core
+    ML only): called with a line when a child process begins to compile a package or to load it for the first time,
+    which takes minutes; None to do both in this process.
 
-    Raises InputError for a backend that this machine lacks or that does not run the bundle, or compute units that
-    there are not, DeviceError for a GPU that cannot be used, BundleError for a package that cannot be loaded, needs a
-    newer system, or whose inputs and outputs are not the declared ones.
+    Raises InputError for a backend that does not run here or does not run the bundle, or unknown compute units,
+    DeviceError for a GPU that cannot be used, BundleError for a package that cannot be loaded, needs a newer system, or
+    whose inputs and outputs are not the declared ones.
     """
     chosen = check_engine(backend, threads, compute_units, bundle, device=device)
-    gpu = read_device(device)
-    folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
-    wanted = tuple(manifest.step_models if names is None else names)
-    last = (PORTABLE,) if backend == "auto" and PORTABLE in backends() else ()
-
-    def portable(name: str) -> StepFunction:
-        on_gpu = {} if gpu is None else {"device": gpu, "mode": "half"}
-        return load_portable_step_model(folder, manifest, precision, name, threads=threads, **on_gpu)
-
+    opened = (bundle.folder, bundle.manifest, bundle.precision)
+    wanted = tuple(bundle.manifest.step_models if names is None else names)
+    portable = partial(load_portable_step_model, *opened, threads=threads, device=gpu_device(device))
+    has_fallback = backend == "auto" and PORTABLE in backends()
     if chosen == "coreai":
         from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 
-        models = CoreAIWorker(folder, precision, wanted).step_models
+        models = CoreAIWorker(bundle.folder, bundle.precision, wanted).step_models
         return {name: Placed(models[name], COREAI) for name in wanted}
     if chosen == "coreml":
         try:
-            check_system(folder, manifest.target, macos())
+            check_system(bundle.folder, bundle.manifest.target, macos())
         except BundleError as error:
-            if not last or not all(is_auto(compute_units, name) for name in wanted):
+            if not has_fallback or not all(is_auto(compute_units, name) for name in wanted):
                 raise
             warnings.warn(f"{error}; until then it runs on the portable backend", stacklevel=2)
             chosen = "portable"
     if chosen == "portable":
-        models = _all_at_once(wanted, portable)
-        return {name: Placed(models[name], PORTABLE) for name in wanted}
-    # The portable backend may have been here when it was measured.
-    known = {name: unit for name, unit in (measured or {}).items() if unit != PORTABLE or last}
-    units = chosen_units(compute_units, manifest.step_models, known)
-
-    def load(name: str, unit: str) -> StepFunction:
-        if unit == PORTABLE:
-            return portable(name)
-
-        def load_package(package: StepModel) -> StepFunction:
-            functions = package_functions(folder, manifest, precision, package)
-            digest = manifest.package_key(precision, package.name)
-            return by_length(package, load_functions(functions, digest, unit, first_use))
-
-        return in_turn(manifest.parts(name), load_package)
-
-    def load_where_asked(name: str, unit: str) -> Placed:
-        try:
-            return Placed(load(name, unit), unit)
-        except RefusedError as error:
-            instead = "" if unit == CPU else f"--compute-units {name}={CPU} or "
-            raise BundleError(f"{error}; try {instead}--backend portable") from None
-
-    advice = "" if last else f"install the portable backend: {INSTALL_PORTABLE}"
+        return {name: Placed(model, PORTABLE) for name, model in _all_at_once(wanted, portable).items()}
+    advice = "" if has_fallback else f"install the portable backend: {INSTALL_PORTABLE}"
     advice = advice if backend == "auto" else "try --backend portable"
-    return {
-        name: _first_that_loads(name, dict.fromkeys((units[name], CPU, *last)), partial(load, name), advice)
-        if is_auto(compute_units, name)
-        else load_where_asked(name, units[name])
-        for name in wanted
-    }
-
-
-def _first_that_loads(
-    name: str, units: Iterable[str], load: Callable[[str], StepFunction], advice: str = ""
-) -> Placed:
-    """A step model on the first unit that takes it, with a warning where that is not the first one.
-
-    load(unit) loads it. Raises a BundleError if none takes it: the first unit's, the units that were tried, and the
-    advice, if there is some.
-    """
-    names = tuple(units)
-    refusals: list[BundleError] = []
-    for unit in names:
-        try:
-            model = load(unit)
-        except BundleError as error:
-            refusals.append(error)
-            continue
-        if refusals:
-            warnings.warn(
-                f"{name} runs on {unit} and not on {' or '.join(names[: len(refusals)])} ({refusals[0]}); "
-                "voxcpm-coreml doctor finds what is best on this machine",
-                stacklevel=2,
-            )
-        return Placed(model, unit)
-    raise BundleError("; ".join(filter(None, (f"{refusals[0]}", f"tried {', '.join(names)}", advice))))
+    fallback = portable if has_fallback else None
+    return place_on_core_ml(bundle, wanted, compute_units, first_use, fallback, advice)
 
 
 def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: str) -> NextPatch | None:
@@ -163,35 +86,65 @@ def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: 
 
     models: the bundle's step models, loaded on the device. Raises DeviceError for a GPU with too little memory.
     """
-    gpu = read_device(device)
+    gpu = gpu_device(device)
     if gpu is None:
         return None
-    from voxcpm_runtime.backends.gpu.joined_patch import joined_patch
-
-    return joined_patch(models, gpu, bundle.manifest.sizes, bundle.architecture.traits, bundle.constants)
+    joined: NextPatch | None = gpu.joined_patch(
+        models, bundle.manifest.sizes, bundle.architecture.traits, bundle.constants
+    )
+    return joined
 
 
 def load_portable_step_model(
-    folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
+    folder: Path, manifest: Manifest, precision: Precision, name: str, *, device: Any = None, **options: Any
 ) -> StepFunction:
-    """One step model on ONNX Runtime. Raises BundleError.
-
-    options: keywords of `portable.PortableStepModel`, or with a `device` of `gpu.step_model.GPUStepModel`.
+    """One step model on ONNX Runtime. device: None for the processor. options: of `portable.PortableStepModel`.
 
     The first function of each package is loaded now, to check the package, and the others when they are first called.
+    Raises BundleError.
     """
+    if device is None:
+        # On a Mac ONNX Runtime need not be installed.
+        from voxcpm_runtime.backends.portable import PortableStepModel
 
-    def load(package: StepModel) -> StepFunction:
-        functions = package_functions(folder, manifest, precision, package)
-        key = manifest.package_key(precision, package.name)
+        step_model: Any = PortableStepModel
+    else:
+        step_model = device.step_model
 
-        def load_one(index: int) -> StepFunction:
-            return _load_portable(functions[index], cache_key=key, **options)
+    def open_package(
+        _: StepModel, functions: Sequence[PackageFunction], key: str
+    ) -> Callable[[int], StepFunction]:
+        return lambda index: _load_portable(step_model, functions[index], cache_key=key, **options)
 
-        first = load_one(0)
-        return first if len(functions) == 1 else FunctionsByLength(package, first, load_one)
+    return open_step_model(folder, manifest, precision, name, open_package)
 
-    return in_turn(manifest.parts(name), load)
+
+def _load_portable(step_model: Any, function: PackageFunction, **options: Any) -> StepFunction:
+    from voxcpm_runtime.backends.portable import PackageError
+
+    # A native state too is an input and an output of the lowered function.
+    native = function.state == "native"
+    form: StateForm = "passed" if native else function.state
+    state = {t.name: updated_name(t, form) for t in function.declared.state}
+    try:
+        model = step_model(
+            function.package, function=function.name, state=state, returns_rows=form == "rows", **options
+        )
+    except (PackageError, ValueError) as error:
+        raise BundleError(f"{function.package}: cannot be run here ({first_line(error)})") from None
+    passed = ([], []) if native else (list(state), list(state.values()))
+    function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state) if native else [])
+    loaded: StepFunction = model
+    return loaded
+
+
+def _all_at_once(names: Sequence[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
+    """Step models by name. Loading one is one core's work, outside the GIL."""
+    # The base LM takes longest, so it goes first.
+    order = sorted(names, key=lambda name: name != BASE_LM_STEP)
+    with ThreadPoolExecutor(os.cpu_count()) as opening:
+        loaded = dict(zip(order, opening.map(load, order), strict=True))
+    return {name: loaded[name] for name in names}
 
 
 def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
@@ -203,50 +156,12 @@ def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
     if PORTABLE in units.values():
         # On a Mac ONNX Runtime need not be installed.
         from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
-        from voxcpm_runtime.backends.portable.signed_products import exact
+        from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 
-        version = f" {LOWERING_VERSION}{' signed' if exact() else ''}"
+        version = f" {LOWERING_VERSION}{' signed' if has_exact_signed_products() else ''}"
     if set(units.values()) == {COREAI}:
         return f"{COREAI} {package_version('coreai-core')}"
     if set(units.values()) == {PORTABLE}:
-        gpu = read_device(device)
-        return f"{PORTABLE}{version}" if gpu is None else f"{PORTABLE}{version} {gpu.kind}"
+        kind = device.partition(":")[0]
+        return f"{PORTABLE}{version}{'' if kind == CPU_DEVICE else f' {kind}'}"
     return f"coreml{version} {','.join(f'{name}={unit}' for name, unit in sorted(units.items()))}"
-
-
-def _all_at_once(names: Iterable[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
-    """Step models by name. Loading one is one core's work, outside Python's lock."""
-    # The base LM takes longest, so it goes first.
-    order = sorted(names, key=lambda name: name != BASE_LM_STEP)
-    with ThreadPoolExecutor(os.cpu_count()) as opening:
-        return dict(zip(order, opening.map(load, order), strict=True))
-
-
-def _load_portable(
-    function: PackageFunction, *, device: Device | None = None, **options: Any
-) -> StepFunction:
-    # On a Mac ONNX Runtime need not be installed.
-    from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
-
-    step_model: Callable[..., PortableStepModel] = PortableStepModel
-    if device is not None:
-        from voxcpm_runtime.backends.gpu.step_model import GPUStepModel
-
-        step_model = partial(GPUStepModel, device=device)
-    # A native state too is an input and an output of the lowered function.
-    lowered: StateForm = "passed" if function.state == "native" else function.state
-    state = {t.name: updated_name(t, lowered) for t in function.declared.state}
-    try:
-        model = step_model(
-            function.package,
-            function=function.name,
-            state=state,
-            returns_rows=function.state == "rows",
-            **options,
-        )
-    except (PackageError, ValueError) as error:
-        raise BundleError(f"{function.package}: cannot be run here ({first_line(error)})") from None
-    native = function.state == "native"
-    passed = ([], []) if native else (list(state), list(state.values()))
-    function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state) if native else [])
-    return model

@@ -47,19 +47,35 @@ def build() -> str:
 @functools.cache
 def chip() -> str:
     """The processor's name, such as "Apple M4"; its architecture where the system does not report it."""
-    try:
-        for line in _CPU_INFO.read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
+    for name, value in _cpu_info():
+        if name == "model name":
+            return value
     try:
         asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         answer = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603 - a fixed command
     except (OSError, subprocess.SubprocessError):
         return platform.machine()
     return answer.stdout.strip() or platform.machine()
+
+
+@functools.cache
+def cpu_features() -> tuple[str, ...]:
+    """The vector and matrix instructions that matter here, such as "AVX2" and "AMX".
+
+    Linux only: elsewhere it is empty, and the processor's name has to do. ONNX Runtime chooses its products by these.
+    """
+    listed = (value.split() for name, value in _cpu_info() if name in ("flags", "Features"))  # x86, ARM
+    flags = {flag for line in listed for flag in line}
+    return tuple(name for name, any_of in _FEATURES.items() if flags & any_of)
+
+
+def _cpu_info() -> list[tuple[str, str]]:
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    parts = (line.partition(":") for line in lines)
+    return [(name.strip(), value.strip()) for name, _, value in parts]
 
 
 def cores() -> int:
@@ -74,8 +90,8 @@ def cores() -> int:
 def fair_threads() -> int | None:
     """How many threads use the part of the machine that this process may use; None if that is the whole machine.
 
-    ONNX Runtime's own choice is a thread for each of the machine's cores, bound to it: it knows neither of cores that
-    are not ours nor of a container's limit on processor time.
+    ONNX Runtime's own choice is a thread bound to each core of the machine: it considers neither the process's affinity
+    nor a container's limit on processor time.
     """
     fair = min(cores(), _cores_of_quota() or cores())
     return None if fair >= (os.cpu_count() or 1) else fair
@@ -90,25 +106,6 @@ def _cores_of_quota() -> int | None:
         return max(1, int(quota) // int(period))
     except (OSError, StopIteration, ValueError):  # another system, the first group, or "max"
         return None
-
-
-@functools.cache
-def cpu_features() -> tuple[str, ...]:
-    """Which vector and matrix instructions of those that matter here the processor has, such as "AVX2" and "AMX".
-
-    Linux only: elsewhere it is empty, and the processor's name has to do. ONNX Runtime chooses its products by these.
-    """
-    try:
-        text = _CPU_INFO.read_text(encoding="utf-8")
-    except OSError:
-        return ()
-    flags = {
-        flag
-        for line in text.splitlines()
-        if line.startswith(("flags", "Features"))  # x86, ARM
-        for flag in line.partition(":")[2].split()
-    }
-    return tuple(name for name, any_of in _FEATURES.items() if flags & any_of)
 
 
 def backends() -> tuple[str, ...]:

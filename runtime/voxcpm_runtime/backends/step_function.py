@@ -25,14 +25,6 @@ class StepState(Protocol):
         """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
 
 
-def releases_gil(model: StepFunction) -> bool:
-    """Whether other Python threads run while the step model computes.
-
-    ONNX Runtime lets them; coremltools' `predict` does not.
-    """
-    return getattr(model, "releases_gil", True)
-
-
 class StepFunction(Protocol):
     """A step model: (inputs, state) -> outputs, by the names of its declaration (`voxcpm_constants.step_models`)."""
 
@@ -41,6 +33,14 @@ class StepFunction(Protocol):
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises ValueError for wrong inputs, and for a missing state or one of another step model."""
+
+
+def releases_gil(model: StepFunction) -> bool:
+    """Whether other Python threads run while the step model computes.
+
+    ONNX Runtime lets them; coremltools' `predict` does not.
+    """
+    return getattr(model, "releases_gil", True)
 
 
 PendingPatch = Future[dict[str, Array]]
@@ -53,7 +53,7 @@ class NextPatch(Protocol):
     def new_states(self) -> tuple[StepState, StepState]:
         """The states of the base LM and of the residual LM at the start of a stream: zeros.
 
-        The step models take them, too. A call takes no others: both come from one call of this.
+        The step models accept them, too. A call accepts only two that were made together.
         """
 
     def begin(
@@ -63,23 +63,16 @@ class NextPatch(Protocol):
         residual: StepState,
         before: PendingPatch | None = None,
     ) -> PendingPatch:
-        """Begin to predict the patch that follows another one, which updates both states in place.
+        """Begin to predict the next patch; both states are updated in place. Calls are computed in order.
 
-        inputs: `patches` (1, 1, frames, latent_dim), the patch before; `position` (1,), its position in the caches;
-        `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as `locdit_solve` takes them. before: what was begun
-        last, if the patch before comes from it; then there are no `patches`. All are computed in the order in which
-        they were begun. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which belong to
-        the patch before. Raises ValueError for wrong inputs, and for states that were not made together by
-        `new_states`.
+        inputs: `patches` (1, 1, frames, latent_dim), the previous patch; `position` (1,), its position in the caches;
+        `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as for `locdit_solve`. before: the pending previous
+        patch, in place of `patches`. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which
+        belong to the previous patch. Raises ValueError for wrong inputs, and for states that were not made together.
         """
 
 
-def write_rows(cache: Array, rows: Array, positions: Array) -> None:
-    """Write rows (1, kv_heads, B · S, head_dim) into a cache (1, kv_heads, B · positions, head_dim).
-
-    positions (B,): of the first of each utterance's S rows, within the utterance's part of the cache.
-    """
-    length, count = cache.shape[2] // len(positions), rows.shape[2] // len(positions)
-    for utterance, position in enumerate(positions):
-        start = utterance * length + int(position)
-        cache[:, :, start : start + count] = rows[:, :, utterance * count : (utterance + 1) * count]
+def write_rows(cache: Array, rows: Array, position: Array) -> None:
+    """Write rows (1, kv_heads, S, head_dim) into a cache (1, kv_heads, positions, head_dim) from `position` (1,) on."""
+    start = int(position.item())
+    cache[:, :, start : start + rows.shape[2]] = rows

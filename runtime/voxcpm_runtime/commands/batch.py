@@ -17,7 +17,7 @@ from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
-from voxcpm_runtime.backends.devices import CPU_DEVICE
+from voxcpm_runtime.backends.choice import CPU_DEVICE
 from voxcpm_runtime.commands.batch_execution import (
     Executor,
     LocalExecutor,

@@ -34,9 +34,8 @@ from voxcpm_constants.step_models import (
     StepModel,
     zero_velocity_steps,
 )
-from voxcpm_runtime.backends.choice import check_engine, choose_backend, chosen_device
+from voxcpm_runtime.backends.choice import CPU_DEVICE, check_engine, choose_backend, chosen_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO
-from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions

@@ -13,8 +13,8 @@ from voxcpm_constants.bounded_files import bounded, read_bounded
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
+from voxcpm_runtime.backends.choice import CPU_DEVICE
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
-from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.bundle.pretrained import Pretrained
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
 from voxcpm_runtime.text.input_text import checked_text

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE
-from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS
-from voxcpm_runtime.backends.core_ml.measured_units import save_measured_units
+from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, save_measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
 from voxcpm_runtime.commands.status_line import status_line

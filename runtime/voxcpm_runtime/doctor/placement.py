@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from voxcpm_constants.targets import MAIN
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage
+from voxcpm_runtime.backends.compilation import CompiledPackage
 from voxcpm_runtime.backends.core_ml.child import compile_package
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.backends.portable import PortableStepModel, signed_products
+from voxcpm_runtime.backends.portable import PortableStepModel, cache
 from voxcpm_runtime.backends.portable.package import read_package
 
 Build = Callable[..., Any]
@@ -44,11 +44,11 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products as on an "exact" or a "saturating" processor (`signed_products`)."""
+    """Products as on an "exact" or a "saturating" processor (`has_exact_signed_products`)."""
     exact = request.param == "exact"
-    if exact and not signed_products.exact():
+    if exact and not cache.has_exact_signed_products():
         pytest.skip("this processor's signed products saturate")
-    monkeypatch.setattr("voxcpm_runtime.backends.portable.cache.exact", lambda: exact)
+    monkeypatch.setattr(cache, "has_exact_signed_products", lambda: exact)
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,6 @@ def declared(architecture, sizes):
     return declare_step_models(architecture, sizes)
 
 
-class Predictor:
-    """Returns ones of the right shapes, and caches that count the calls."""
-
-    def __init__(self, declared):
-        self.declared = declared
-        self.seen = []
-
-    def predict(self, features):
-        self.seen.append({name: array.copy() for name, array in features.items()})
-        outputs = {t.name: np.ones(t.shape_at(0), np.float16) for t in self.declared.outputs}
-        return outputs | {t.output_name: features[t.name] + np.float16(1) for t in self.declared.state}
-
-
 @pytest.fixture
 def on_mac(monkeypatch, tmp_path):
     """The file by which the project knows a Mac."""
@@ -66,52 +53,24 @@ def test_a_mac_has_a_version_and_a_build(tmp_path):
     assert str(macos()) == "macOS 26.1"
 
 
-def test_state_goes_through_a_prediction_as_an_input_and_comes_back(declared):
-    predictor = Predictor(declared[BASE_LM_STEP])
-    model = CoreMLStepModel(declared[BASE_LM_STEP], predictor)
-    state = model.new_state()
-    inputs = {"embeddings": np.ones((1, 1, 8)), "position": np.array([3])}
-
-    outputs = model(inputs, state)
-    kept = state.numpy("k_cache_00")
-    model(inputs, state)
-
-    assert set(outputs) == {"hidden", "fsq_hidden", "stop_logits"}
-    assert all(array.dtype == np.float32 for array in outputs.values())
-    first, second = predictor.seen
-    assert (first["embeddings"].dtype, first["position"].dtype) == (np.float32, np.int32)
-    assert first["k_cache_00"].shape == (1, 1, 48, 4)
-    # coremltools makes new float32 arrays of float16 ones.
-    assert first["k_cache_00"].dtype == np.float32
-    assert not first["k_cache_00"].any()
-    assert (second["v_cache_00"] == 1).all()
-    assert (state.numpy("k_cache_00") == 2).all()
-    assert (kept == 1).all()
-
-
-FAILED = "Failed to build the model execution plan using 'model.mil' with error code: -14."
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (f'{{\n    NSLocalizedDescription = "{FAILED}";\n}}', FAILED),
-        (
-            (
-                f'{{\n    NSLocalizedDescription = "{FAILED}";\n'
-                '    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=-1 '
-                '\\"ANECCompile(\\\\\\"a\\\\\\") FAILED\\" UserInfo={NSLocalizedDescription=no}";\n}'
-            ),
-            f'{FAILED} ANECCompile("a") FAILED',
-        ),
         (
             (
                 '{\n    NSLocalizedDescription = "Couldn\\U2019t open \\"x\\".\\nMore.";\n'
+                '    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=-1 '
+                '\\"ANECCompile(\\\\\\"a\\\\\\") FAILED\\" UserInfo={NSLocalizedDescription=no}";\n}'
+            ),
+            'Couldn’t open "x". ANECCompile("a") FAILED',
+        ),
+        (
+            (
+                "{\n    NSLocalizedDescription = Failed;\n"
                 '    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=110 \\"(null)\\"";\n}'
             ),
-            'Couldn’t open "x".',
+            "Failed",
         ),
-        ("{\n    NSLocalizedDescription = Failed;\n}", "Failed"),
         ("{\n}", "Core ML gives no reason: { }"),
         ("array is not writeable\nmore", "array is not writeable"),
     ],
@@ -143,7 +102,7 @@ def test_rows_of_a_cache_are_read_and_overwritten(declared, form):
     rows = state.rows(3, 8)
     assert rows.keys() == {t.name for t in model.state}
     np.testing.assert_array_equal(rows[name][0, 0, :, 0], [0, 1, 1, 1, 0])
-    np.testing.assert_array_equal(state.numpy(name).sum(), ones.sum())
+    np.testing.assert_array_equal(state.rows(0, 48)[name].sum(), ones.sum())
 
 
 def test_arithmetic_has_a_key():
@@ -155,15 +114,15 @@ def test_arithmetic_has_a_key():
     assert arithmetic_key({FEAT_ENCODER: "portable"}) == arithmetic_key(units[2])
 
 
-def test_a_step_model_on_the_portable_backend_has_its_lowering_in_the_key(monkeypatch):
-    cache = pytest.importorskip("voxcpm_runtime.backends.portable.cache")
-    units = [{LOCDIT_STEP: "cpu"}, {LOCDIT_STEP: "portable"}, {LOCDIT_STEP: "portable", FEAT_ENCODER: "cpu"}]
-    before = [arithmetic_key(each) for each in units]
-
-    monkeypatch.setattr(cache, "LOWERING_VERSION", cache.LOWERING_VERSION + 1)
-
-    assert [arithmetic_key(each) == key for each, key in zip(units, before, strict=True)] == [
-        True,
-        False,
-        False,
-    ]
+def test_devices_and_processors_have_arithmetic_of_their_own(monkeypatch):
+    """A voice's saved prefix must not be read back where products give other numbers."""
+    sessions = pytest.importorskip("voxcpm_runtime.backends.portable.sessions")
+    units = {LOCDIT_STEP: "portable"}
+    assert arithmetic_key(units) == arithmetic_key(units, "cpu")
+    assert arithmetic_key(units, "cuda:1") == arithmetic_key(units, "cuda")
+    assert len({arithmetic_key(units, name) for name in ("cpu", "cuda", "tensorrt")}) == 3
+    keys = set()
+    for exact in (False, True):
+        monkeypatch.setattr(sessions, "has_exact_signed_products", lambda exact=exact: exact)
+        keys.add(arithmetic_key(units))
+    assert len(keys) == 2

@@ -10,8 +10,7 @@ import pytest
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
 from voxcpm_runtime.backends import machine
-from voxcpm_runtime.backends.core_ml.compute_units import USUAL
-from voxcpm_runtime.backends.core_ml.measured_units import save_measured_units
+from voxcpm_runtime.backends.core_ml.compute_units import USUAL, save_measured_units
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.backends.portable import PortableStepModel
@@ -94,22 +93,13 @@ def test_without_the_portable_backend_the_error_says_what_to_install(
     assert "pip install" not in str(refused.value)
 
 
-def test_numbers_of_the_unit_that_loaded_are_told_apart(core_ml: StandIn, tiny_bundle: Path) -> None:
-    on_the_usual_units = VoxCPM.from_bundle(tiny_bundle, "fp16")._key
-    core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE")
-    with pytest.warns(UserWarning, match="runs on cpu "):
-        on_the_cpu = VoxCPM.from_bundle(tiny_bundle, "fp16")._key
-    asked_for = VoxCPM.from_bundle(tiny_bundle, "fp16", compute_units={LOCDIT_STEP: "cpu"})._key
-
-    assert on_the_usual_units != on_the_cpu == asked_for
-
-
 def test_a_saved_choice_of_the_portable_backend_needs_it_here(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
+    save_measured_units(open_bundle(tiny_bundle, "fp16").digest, {LOCDIT_STEP: "portable"})
 
-    model = loaded(tiny_bundle, measured={LOCDIT_STEP: "portable"})
+    model = loaded(tiny_bundle)
 
     assert isinstance(model, CoreMLStepModel)
     assert units(core_ml) == {LOCDIT_STEP: "CPU_AND_NE"}

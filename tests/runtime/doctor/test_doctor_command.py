@@ -27,7 +27,7 @@ from voxcpm_constants.step_models import (
     STEP_MODEL_NAMES,
 )
 from voxcpm_runtime.backends import machine
-from voxcpm_runtime.backends.core_ml.measured_units import measured_units
+from voxcpm_runtime.backends.core_ml.compute_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.doctor import examination

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.macos import MacOS
-from voxcpm_runtime.backends.core_ml import measured_units as saved
+from voxcpm_runtime.backends.core_ml import compute_units as saved
 from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation
 from voxcpm_runtime.doctor.report import Described, Machine, Report, known_crash
 from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct

@@ -16,9 +16,8 @@ from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.portable.graph import Graph, UnsupportedOperationError, value_info
 from voxcpm_runtime.backends.portable.lowered import Interface, graph_dtype
-from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS, translate
+from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS, translate, without_states
 from voxcpm_runtime.backends.portable.package import Program
-from voxcpm_runtime.backends.portable.resolved_states import without_states
 
 # ONNX Runtime's own form of a product whose factors may be transposed; ONNX does not know it.
 _FUSED_PRODUCT = "FusedMatMul"

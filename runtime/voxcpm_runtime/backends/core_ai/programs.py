@@ -15,8 +15,7 @@ from pathlib import Path
 
 from voxcpm_constants.errors import BundleError, first_line, os_reason
 from voxcpm_constants.manifest import record_file
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
-from voxcpm_runtime.backends.compiler_process import end_with_the_parent, run_child
+from voxcpm_runtime.backends.compilation import CompiledPackage, end_with_the_parent, mark, run_child
 from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 COMPILED = ".aimodelx"

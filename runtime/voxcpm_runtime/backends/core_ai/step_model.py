@@ -10,7 +10,7 @@ import asyncio
 import functools
 import importlib
 import importlib.util
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ import numpy as np
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
-from voxcpm_runtime.backends.composed_step_models import by_length, in_turn
 from voxcpm_runtime.backends.core_ai.programs import check_program, compiled_program
-from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
+from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState, write_rows
 
 INSTALL_CORE_AI = "pip install 'voxcpm-coreml[coreai]'"
@@ -166,13 +165,14 @@ def load_core_ai_step_model(
 ) -> StepFunction:
     """One step model on Core AI's runtime. Raises BundleError for a program that it cannot load."""
 
-    def load(package: StepModel) -> StepFunction:
-        functions = package_functions(folder, manifest, precision, package)
-        model = _load_program(functions, manifest.package_key(precision, package.name))
+    def open_package(
+        package: StepModel, functions: Sequence[PackageFunction], key: str
+    ) -> Callable[[int], StepFunction]:
+        model = _load_program(functions, key)
         caches = [tensor.name for tensor in package.state] if package.has_caches else []
-        return by_length(package, [CoreAIStepModel(f, model, precision, caches) for f in functions])
+        return [CoreAIStepModel(f, model, precision, caches) for f in functions].__getitem__
 
-    return in_turn(manifest.parts(name), load)
+    return open_step_model(folder, manifest, precision, name, open_package)
 
 
 def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:

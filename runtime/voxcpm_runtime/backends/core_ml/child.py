@@ -1,8 +1,7 @@
 """Compiling and loading with Core ML, in this process or first in a child.
 
-coremltools never releases Python's lock (the GIL). Compiling a package takes minutes, and so does the first load of a
-compiled one on a compute unit, for which the system compiles it further and keeps the result; either may end the
-process. So a child does both first. Loading again takes the lock, too, but for a short time.
+coremltools never releases the GIL. Compiling takes minutes, and so does the first load of a compiled package on a
+compute unit, whose result the system keeps; either may crash. So a child does both first.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from voxcpm_constants.errors import core_ml_reason
-from voxcpm_runtime.backends.compiled_packages import LOCK_SECONDS
-from voxcpm_runtime.backends.compiler_process import end_with_the_parent, run_child
+from voxcpm_runtime.backends.compilation import LOCK_SECONDS, end_with_the_parent, run_child
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS
 
 _SYSTEM_ERROR = 3
-"""The exit code of a child that says an error number."""
+"""The exit code of a child that reports an error number."""
 
 
 def compile_package(package: Path, compiled: Path) -> None:
@@ -46,35 +44,34 @@ def load_function(compiled: Path, unit: str, function: str, reshapes: str) -> An
 def in_child(task: str, *arguments: str) -> None:
     """Compile or load in a child process. task: "compile" or "load". arguments: those of the functions above.
 
-    Raises RuntimeError with Core ML's reason, or how the child ended, and OSError as for a full disk.
+    Raises RuntimeError with Core ML's reason, or how the child ended, and OSError, as for a full disk.
     """
     try:
         code, words = run_child(__name__, task, *arguments, timeout=LOCK_SECONDS)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"no answer within {LOCK_SECONDS} s") from None
-    if code == 0:
-        return
     if code == _SYSTEM_ERROR:
         raise OSError(int(words), os.strerror(int(words)))
-    raise RuntimeError(words if code == 1 else f"it ended the process that tried it: {words}")
+    if code != 0:
+        raise RuntimeError(words if code == 1 else f"it ended the process that tried it: {words}")
 
 
 def _main(task: str, path: str, *arguments: str) -> None:
     end_with_the_parent()
+    code, words = 0, ""
     try:
         if task == "compile":
             compile_package(Path(path), Path(arguments[0]))
         else:
             load_function(Path(path), *arguments)
     except OSError as error:
-        os.write(sys.stderr.fileno(), f"\nerror: {error.errno or errno.EIO}\n".encode())
-        os._exit(_SYSTEM_ERROR)
+        code, words = _SYSTEM_ERROR, str(error.errno or errno.EIO)
     except Exception as error:  # noqa: BLE001 - coremltools raises any class
-        sys.stderr.write(f"error: {core_ml_reason(error)}\n")
-        sys.stderr.flush()
-        os._exit(1)
-    # Not an orderly exit: the threads of Core ML need not be waited for.
-    os._exit(0)
+        code, words = 1, core_ml_reason(error)
+    if code:
+        os.write(sys.stderr.fileno(), f"\nerror: {words}\n".encode())
+    # No orderly exit: it would wait for Core ML's threads.
+    os._exit(code)
 
 
 if __name__ == "__main__":

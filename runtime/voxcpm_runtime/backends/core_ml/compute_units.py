@@ -1,10 +1,14 @@
-"""Which of a Mac's compute units each step model runs on: usual ones in a table, measured ones, and the caller's."""
+"""Which of a Mac's compute units each step model runs on: the usual, the measured, and the caller's choice."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
@@ -14,21 +18,21 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
 )
+from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.argument_types import shown, wrong_type
+from voxcpm_runtime.backends.machine import build, chip
+from voxcpm_runtime.storage.whole_file import whole_file
 
 COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
 """The names used here -> names in `coremltools.ComputeUnit`."""
 AUTO = "auto"
-"""What was measured on this machine, or the usual unit, for each step model."""
+"""For each step model the unit that `doctor` measured on this machine, else the usual one."""
 OTHERS = "*"
 """In a mapping: every step model that it does not name."""
 CPU = "cpu"
 """Takes every package."""
-PORTABLE = "portable"
-"""No compute unit of Core ML: what stands for the portable backend where a unit is named."""
-
-COREAI = "coreai"
-"""Likewise for Core AI, which chooses its units by itself."""
+PORTABLE, COREAI = "portable", "coreai"
+"""Not compute units of Core ML: they stand for these backends where a unit is named."""
 
 ComputeUnits = str | Mapping[str, str]
 """A compute unit or "auto" for all step models, or for some of them by name."""
@@ -51,12 +55,9 @@ USUAL = {
 def chosen_units(
     asked: ComputeUnits, names: Collection[str], measured: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The compute unit of each step model.
+    """The compute unit of each step model in `names`. measured: what "auto" prefers to the usual units.
 
-    asked: a unit or "auto" for all step models, or a mapping from names to them, in which "*" stands for all other
-    step models. names: the step models. measured: by name, what "auto" prefers to the usual unit.
-
-    Raises InputError for an unknown name or unit.
+    Raises InputError for an unknown step model or unit.
     """
     wanted = asked if isinstance(asked, Mapping) else {OTHERS: asked}
     for name, unit in wanted.items():
@@ -67,9 +68,9 @@ def chosen_units(
             )
         if not isinstance(unit, str) or unit not in (AUTO, *COMPUTE_UNITS):
             raise wrong_type(unit, "compute units", f"one of {', '.join((AUTO, *COMPUTE_UNITS))}")
+    auto = {**USUAL, **(measured or {})}
     units = {name: wanted.get(name, wanted.get(OTHERS, AUTO)) for name in names}
-    known = measured or {}
-    return {name: (known.get(name) or USUAL[name]) if u == AUTO else u for name, u in units.items()}
+    return {name: auto[name] if unit == AUTO else unit for name, unit in units.items()}
 
 
 def is_auto(asked: ComputeUnits, name: str) -> bool:
@@ -78,9 +79,9 @@ def is_auto(asked: ComputeUnits, name: str) -> bool:
 
 
 def read_compute_units(given: Iterable[str]) -> ComputeUnits:
-    """The compute units in a command's words: UNIT for all step models, NAME=UNIT for one of them.
+    """The compute units of a command line: UNIT for all step models, NAME=UNIT for one of them.
 
-    Raises InputError for two words about the same step models, and for NAME=UNIT with one of them only.
+    Raises InputError for a part that is missing or given twice.
     """
     asked: dict[str, str] = {}
     for word in given:
@@ -96,3 +97,30 @@ def read_compute_units(given: Iterable[str]) -> ComputeUnits:
             raise InputError(f"compute units {'' if name == OTHERS else f'of {name} '}given twice: {both}")
         asked[name] = unit
     return asked or AUTO
+
+
+def measured_units(bundle_digest: str) -> dict[str, str]:
+    """The fastest correct unit, or PORTABLE, by step model, as `doctor` saved it; empty if nothing can be read."""
+    try:
+        document = read_json(_measured_file(bundle_digest))
+    except (OSError, ValueError):
+        return {}
+    units = document.get("units") if isinstance(document, dict) else None
+    known = (*COMPUTE_UNITS, PORTABLE)
+    return {name: unit for name, unit in units.items() if unit in known} if isinstance(units, dict) else {}
+
+
+def save_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:
+    """Save compute units by step model in place of earlier ones. Raises OSError if that is impossible."""
+    path = _measured_file(bundle_digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"chip": chip(), "build": build(), "bundle": bundle_digest, "units": dict(units)}
+    with whole_file(path) as file:
+        file.write(json.dumps(document, indent=1).encode())
+    return path
+
+
+def _measured_file(bundle_digest: str) -> Path:
+    # An update of the system or another bundle has another key: what was measured before says nothing about it.
+    key = hashlib.sha256(f"{chip()}\n{build()}\n{bundle_digest}".encode()).hexdigest()
+    return cache_folder("measured") / f"{key}.json"

@@ -1,26 +1,49 @@
-"""From a step model's package to Core ML's functions, and what Core ML says when it refuses one."""
+"""Step models on Core ML: packages compiled, and loaded on their compute units or on one that does not refuse them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.macos import MacOS, macos
+from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import OLDEST_MACOS, Target
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.core_ml.child import compile_package, in_child, load_function
-from voxcpm_runtime.backends.core_ml.compute_units import CPU
+from voxcpm_runtime.backends.core_ml.compute_units import (
+    CPU,
+    PORTABLE,
+    ComputeUnits,
+    chosen_units,
+    is_auto,
+    measured_units,
+)
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
-from voxcpm_runtime.backends.package_functions import PackageFunction
+from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
+from voxcpm_runtime.backends.step_function import StepFunction
+from voxcpm_runtime.bundle.opening import Bundle
 
 Note = Callable[[str], object]
 """note(line): what is being done, for a user who waits."""
+LoadPortable = Callable[[str], StepFunction]
 
 # Core ML says this of a package of several functions that it refuses for another reason (VoxCPMANE 14 and 15).
 _MISLEADING = ".functionName"
+
+
+class Placed(NamedTuple):
+    """A step model, and the compute unit that took it; PORTABLE for the portable backend."""
+
+    model: StepFunction
+    unit: str
+
+
+class RefusedError(BundleError):
+    """A package that Core ML refuses on a compute unit, in Core ML's words; another unit may take it."""
 
 
 def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
@@ -33,55 +56,100 @@ def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
         )
 
 
-def load_functions(
-    functions: Sequence[PackageFunction], digest: str, unit: str, first_use: Note | None
-) -> list[CoreMLStepModel]:
-    """All functions of a package on Core ML. digest: identifies the package. unit: a key of COMPUTE_UNITS.
+def place_on_core_ml(
+    bundle: Bundle,
+    names: Iterable[str],
+    asked: ComputeUnits,
+    first_use: Note | None,
+    portable: LoadPortable | None,
+    advice: str,
+) -> dict[str, Placed]:
+    """Step models on their compute units.
 
-    first_use: called with a line whenever a child process begins what takes minutes: it compiles the package, or loads
-    it on a unit for the first time; None to do so in this process. All functions are loaded at once, so that a refusal
-    is an error now and not in the middle of speech. Raises BundleError, as a RefusedError what another unit may take.
+    portable: loads what no unit takes, if the user left the choice to "auto"; None to fail. advice: ends that error.
+    Raises BundleError.
     """
+    measured = measured_units(bundle.digest)
+    if portable is None:
+        # The portable backend may have been here when it was measured.
+        measured = {name: unit for name, unit in measured.items() if unit != PORTABLE}
+    units = chosen_units(asked, bundle.manifest.step_models, measured)
+    others = (CPU,) if portable is None else (CPU, PORTABLE)
+
+    def load(name: str, unit: str) -> StepFunction:
+        if unit == PORTABLE and portable is not None:
+            return portable(name)
+        opened = partial(_open_package, unit, first_use)
+        return open_step_model(bundle.folder, bundle.manifest, bundle.precision, name, opened)
+
+    def placed(name: str) -> Placed:
+        auto = is_auto(asked, name)
+        candidates = tuple(dict.fromkeys((units[name], *(others if auto else ()))))
+        refusals: list[BundleError] = []
+        for unit in candidates:
+            try:
+                model = load(name, unit)
+            except BundleError as error:
+                refusals.append(error)
+                continue
+            if refusals:
+                warnings.warn(
+                    f"{name} runs on {unit} and not on {' or '.join(candidates[: len(refusals)])} ({refusals[0]}); "
+                    "voxcpm-coreml doctor finds what is best on this machine",
+                    stacklevel=2,
+                )
+            return Placed(model, unit)
+        if auto:
+            tried = f"tried {', '.join(candidates)}"
+            raise BundleError("; ".join(filter(None, (str(refusals[0]), tried, advice))))
+        if not isinstance(refusals[0], RefusedError):
+            raise refusals[0]
+        instead = "" if units[name] == CPU else f"--compute-units {name}={CPU} or "
+        raise BundleError(f"{refusals[0]}; try {instead}--backend portable")
+
+    return {name: placed(name) for name in names}
+
+
+def _open_package(
+    unit: str, first_use: Note | None, _: StepModel, functions: Sequence[PackageFunction], digest: str
+) -> Callable[[int], StepFunction]:
+    """All functions are loaded now, so that a refusal is an error now and not in the middle of speech."""
     package = _Package(functions, digest, unit, first_use)
-    return [CoreMLStepModel(f.declared, package.load(f), state=f.state, package=package) for f in functions]
-
-
-class RefusedError(BundleError):
-    """A package that Core ML refuses on a compute unit, in Core ML's words; another unit may take it."""
+    models = [CoreMLStepModel(f.declared, package.load(f), state=f.state, package=package) for f in functions]
+    return models.__getitem__
 
 
 class _Package:
-    """A package that Core ML loads for one compute unit, compiled before."""
+    """A package that Core ML loads for one compute unit, compiled before.
+
+    first_use: called with a line when a child process begins what takes minutes; None to do it in this process.
+    """
 
     def __init__(
         self, functions: Sequence[PackageFunction], digest: str, unit: str, first_use: Note | None
     ) -> None:
-        self._functions = functions
+        self._functions, self._unit, self._first_use = functions, unit, first_use
         self._path = functions[0].package
-        self._unit = unit
-        self._first_use = first_use
         self._compiled = CompiledPackage(self._path, digest, partial(_compile, functions, first_use))
 
     def load(self, function: PackageFunction) -> Any:
-        """coremltools' model of one function. A compiled form that is damaged is made again once."""
-        if (shipped := self._compiled.shipped) is not None:
+        """coremltools' model of a function, from the first compiled form that is whole. Raises BundleError."""
+        for compiled, is_new in self._forms():
             try:
-                return self._loaded(shipped, function, self._unit)
-            except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
-                if self._loads_on_cpu(shipped, function):
+                return self._loaded(compiled, function, self._unit)
+            except Exception as error:  # noqa: BLE001, PERF203 - coremltools raises any class
+                if is_new or self._loads_on_cpu(compiled, function):
                     raise self._refused(error) from None
-        path, new = self._compiled_path()
+        raise AssertionError("the last form is new")
+
+    def _forms(self) -> Iterator[tuple[Path, bool]]:
+        """Compiled forms, and whether each is known to be whole: a damaged one is made again once."""
+        if (shipped := self._compiled.shipped) is not None:
+            yield shipped, False
+        path, is_new = self._compiled_path()
         before = mark(path)
-        try:
-            return self._loaded(path, function, self._unit)
-        except Exception as error:  # noqa: BLE001 - coremltools raises any class
-            if new or self._loads_on_cpu(path, function):
-                raise self._refused(error) from None
-        path, _ = self._compiled_path(damaged=before)
-        try:
-            return self._loaded(path, function, self._unit)
-        except Exception as error:  # noqa: BLE001 - coremltools raises any class
-            raise self._refused(error) from None
+        yield path, is_new
+        yield self._compiled_path(damaged=before)[0], True
 
     def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
         # The only function of a package is loaded without its name: systems before macOS 15 know no names.
@@ -127,25 +195,16 @@ class _Package:
 def _compile(
     functions: Sequence[PackageFunction], first_use: Note | None, package: Path, compiled: Path
 ) -> None:
-    """Compile a package of these functions. Raises BundleError if they are not the package's."""
+    """Compile a package of these functions. Raises BundleError if its tensors are not the declared ones."""
     import coremltools as ct  # seconds, and on a Mac only
 
     description = ct.utils.load_spec(str(package)).description
     for function in functions:
-        function.check(*_interface_names(description, function.name))
+        # A package with one function describes it as the model itself.
+        described = next((f for f in description.functions if f.name == function.name), description)
+        function.check(*([t.name for t in ts] for ts in (described.input, described.output, described.state)))
     if first_use is None:
         compile_package(package, compiled)
         return
     first_use(f"Core ML compiles {package.stem}, once …")
     in_child("compile", str(package.absolute()), str(compiled.absolute()))
-
-
-def _interface_names(description: Any, function: str) -> tuple[list[str], list[str], list[str]]:
-    """Names of a function's inputs, outputs and states."""
-    # A package with one function describes it as the model itself.
-    described = next((f for f in description.functions if f.name == function), description)
-    return (
-        [t.name for t in described.input],
-        [t.name for t in described.output],
-        [t.name for t in described.state],
-    )

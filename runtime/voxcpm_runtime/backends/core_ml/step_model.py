@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,75 +15,119 @@ import numpy.typing as npt
 from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import StateForm, updated_name
-from voxcpm_runtime.backends.core_ml.buffers import InputBuffers
 from voxcpm_runtime.backends.step_function import Array, StepState, write_rows
+
+LINGER_SECONDS = 10.0
+"""How long input arrays outlive their step model: ten times what Core ML was seen to keep them for."""
+# Core ML counts down without a lock, so that one of two updates at the same time may be lost.
+_SPARE_REFERENCES = 16
+_DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}
+"""The dtype of a declaration -> that of the array which Core ML is given."""
+
+
+class InputBuffers:
+    """The arrays from which Core ML reads the inputs and the states of one step model, and which outlive it.
+
+    Core ML releases the inputs of a prediction about a second later, on a thread of its own. coremltools 9.0 does not
+    take the GIL there, so the process would crash if that was the last reference (coremltools pull requests 2827 and
+    2829). coremltools replaces float16 inputs by arrays of its own, so all are C-contiguous float32 or int32. owner:
+    the step model. At the exit of the process nothing frees them.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self._inputs: dict[tuple[str, tuple[int, ...]], Array] = {}
+        self._unused_states: list[dict[str, Array]] = []
+        self._all: list[Array] = []
+        # The exit of Python would free them, while Core ML still has them.
+        _count_reference("Py_IncRef", self._all)
+        weakref.finalize(owner, _free_later, self._all).atexit = False
+
+    def filled(self, name: str, values: npt.ArrayLike, dtype: Any = np.float32) -> Array:
+        """The array for an input of that name and shape, with these values. The next call for them overwrites it."""
+        key = name, np.shape(values)
+        if key not in self._inputs:
+            self._inputs[key] = self._new(key[1], dtype)
+        np.copyto(self._inputs[key], values, casting="same_kind")
+        return self._inputs[key]
+
+    def zero_state(self, owner: object, declared: StepModel) -> dict[str, Array]:
+        """Zeros for the state tensors, by name. When `owner` is freed, another state gets the same arrays."""
+        try:
+            arrays = self._unused_states.pop()
+        except IndexError:
+            arrays = {t.name: self._new(t.shape_at(0)) for t in declared.state}
+        for array in arrays.values():
+            array.fill(0)
+        weakref.finalize(owner, self._unused_states.append, arrays).atexit = False
+        return arrays
+
+    def _new(self, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+        array = np.zeros(shape, dtype)
+        self._all += [array] * _SPARE_REFERENCES
+        return array
+
+
+def _free_later(arrays: list[Array]) -> None:
+    timer = threading.Timer(LINGER_SECONDS, _count_reference, ("Py_DecRef", arrays))
+    timer.daemon = True
+    # At exit no thread can be started: then nothing frees them.
+    with suppress(RuntimeError):
+        timer.start()
+
+
+def _count_reference(function: str, item: object) -> None:
+    getattr(ctypes.pythonapi, function)(ctypes.py_object(item))
 
 
 class PassedState:
-    """State tensors in numpy: inputs of a prediction, then overwritten with its outputs."""
+    """State tensors in numpy: inputs of a prediction, updated from its outputs (whole, or only the new rows)."""
 
-    def __init__(self, declared: StepModel, buffers: InputBuffers) -> None:
-        self._declared = declared
-        self.arrays = buffers.zero_state(self, declared.state)
+    def __init__(self, declared: StepModel, buffers: InputBuffers, form: StateForm) -> None:
+        self._outputs = {t.name: updated_name(t, form) for t in declared.state}
+        self._returns_rows = form == "rows"
+        self.arrays = buffers.zero_state(self, declared)
 
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
-        """Predict from the inputs `features` and this state, which is updated; all outputs by name."""
+        """All outputs by name; the state is updated."""
         results: dict[str, Array] = predictor.predict(features | self.arrays)
-        for tensor in self._declared.state:
-            np.copyto(self.arrays[tensor.name], results[tensor.output_name])
+        for name, output in self._outputs.items():
+            if self._returns_rows:
+                write_rows(self.arrays[name], results[output], features["position"])
+            else:
+                np.copyto(self.arrays[name], results[output])
         return results
 
-    def numpy(self, name: str) -> npt.NDArray[np.float32]:
-        """A copy of a state tensor, float32."""
-        return self.arrays[name].copy()
-
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name."""
+        """See `StepState`."""
         return {name: array[:, :, start:stop].copy() for name, array in self.arrays.items()}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
-        """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
+        """See `StepState`."""
         for name, array in rows.items():
             self.arrays[name][:, :, start : start + array.shape[2]] = array
-
-
-class RowsState(PassedState):
-    """State tensors in numpy: inputs of a prediction, which returns the rows to write into them."""
-
-    def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
-        """Predict from the inputs `features` and this state, which is updated in place; all outputs by name."""
-        results: dict[str, Array] = predictor.predict(features | self.arrays)
-        for tensor in self._declared.state:
-            write_rows(self.arrays[tensor.name], results[updated_name(tensor, "rows")], features["position"])
-        return results
 
 
 class NativeState:
     """Core ML's own state, updated in place; the functions of one package may share it."""
 
     def __init__(
-        self, native: Any, names: list[str], buffers: InputBuffers, predicting: threading.Lock
+        self, native: Any, declared: StepModel, buffers: InputBuffers, predicting: threading.Lock
     ) -> None:
-        self._native = native
-        self._names = names
-        self._buffers = buffers
-        self._predicting = predicting
+        self._native, self._declared = native, declared
+        self._buffers, self._predicting = buffers, predicting
 
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
-        """Predict from the inputs `features` and this state, which Core ML updates; the outputs by name."""
+        """The outputs by name; Core ML updates the state."""
         results: dict[str, Array] = predictor.predict(features, state=self._native)
         return results
 
-    def numpy(self, name: str) -> npt.NDArray[np.float32]:
-        """A copy of a state tensor, float32."""
-        return np.array(self._native.read_state(name), np.float32)
-
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """Copies of positions start..stop of every KV cache, as in `PassedState.rows`."""
-        return {name: self._native.read_state(name)[:, :, start:stop].copy() for name in self._names}
+        """See `StepState`."""
+        names = [t.name for t in self._declared.state]
+        return {name: self._native.read_state(name)[:, :, start:stop].copy() for name in names}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
-        """Overwrite positions from `start` on, as in `PassedState.set_rows`."""
+        """See `StepState`."""
         for name, array in rows.items():
             with self._predicting:
                 # All caches of one shape are written from one buffer, one after another.
@@ -92,9 +139,8 @@ class NativeState:
 class CoreMLStepModel:
     """A step model, or one function of it, on Core ML.
 
-    predictor: coremltools' CompiledMLModel. state: how the package handles its state. package: where the
-    predictor comes from, which lives as long as this does. Any number of threads may call it, each with its own state;
-    calls wait for each other, as Core ML requires.
+    predictor: coremltools' CompiledMLModel. package: what it was loaded from, which lives as long as this does.
+    Several threads may call it, each with its own state; predictions run one at a time, as Core ML requires.
     """
 
     releases_gil = False
@@ -102,49 +148,38 @@ class CoreMLStepModel:
     def __init__(
         self, declared: StepModel, predictor: Any, *, state: StateForm = "passed", package: object = None
     ) -> None:
-        self._package = package
-        self._declared = declared
-        self._predictor = predictor
-        self._state = state
+        self._package, self._declared, self._predictor, self._state = package, declared, predictor, state
         self._predicting = threading.Lock()
         self._buffers = InputBuffers(self)
 
     def new_state(self) -> PassedState | NativeState:
-        """The state at the start of a stream: zeros."""
+        """See `StepFunction`."""
         if self._state == "native":
-            names = [t.name for t in self._declared.state]
-            return NativeState(self._predictor.make_state(), names, self._buffers, self._predicting)
-        return (RowsState if self._state == "rows" else PassedState)(self._declared, self._buffers)
+            native = self._predictor.make_state()
+            return NativeState(native, self._declared, self._buffers, self._predicting)
+        return PassedState(self._declared, self._buffers, self._state)
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
-        """Run one step.
-
-        Raises ValueError for an input that is missing and for a missing or foreign state, and BundleError where Core ML
-        fails.
-        """
-        missing = [t.name for t in self._declared.inputs if t.name not in inputs]
+        """See `StepFunction`. Raises BundleError if Core ML fails."""
+        declared = self._declared
+        missing = [t.name for t in declared.inputs if t.name not in inputs]
         if missing:
-            raise ValueError(f"{self._declared.name} needs an input {missing[0]}")
-        if self._declared.state and state is None:
-            raise ValueError(f"{self._declared.name} has a state: pass one")
+            raise ValueError(f"{declared.name} needs an input {missing[0]}")
+        if declared.state and state is None:
+            raise ValueError(f"{declared.name} has a state: pass one")
         if not isinstance(state, PassedState | NativeState | None):
-            raise ValueError(f"{self._declared.name}: the state is not of this step model")  # noqa: TRY004 - a wrong input
+            raise ValueError(f"{declared.name}: the state is not of this step model")  # noqa: TRY004 - a wrong input
         try:
             with self._predicting:
                 features = {
                     t.name: self._buffers.filled(t.name, inputs[t.name], _DTYPES[t.dtype])
-                    for t in self._declared.inputs
+                    for t in declared.inputs
                 }
-                results = (
-                    self._predictor.predict(features)
-                    if state is None
-                    else state.predict(self._predictor, features)
-                )
+                if state is None:
+                    results = self._predictor.predict(features)
+                else:
+                    results = state.predict(self._predictor, features)
         except RuntimeError as error:
-            raise BundleError(f"Core ML failed in {self._declared.name} ({core_ml_reason(error)})") from None
+            raise BundleError(f"Core ML failed in {declared.name} ({core_ml_reason(error)})") from None
         # Results may be read-only views with gaps between their rows.
-        return {t.name: np.array(results[t.name], np.float32, order="C") for t in self._declared.outputs}
-
-
-_DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}
-"""The dtype of a declaration -> that of the array which Core ML is given."""
+        return {t.name: np.array(results[t.name], np.float32, order="C") for t in declared.outputs}

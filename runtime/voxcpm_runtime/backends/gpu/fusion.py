@@ -5,35 +5,32 @@ Nodes that nothing reads any more stay in the list; they are dropped later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from voxcpm_runtime.backends.gpu.attention import attention
-from voxcpm_runtime.backends.gpu.rotary import first_halves, fixed_tables, gathered_tables, rotary
-from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, Shapes, View, attribute, is_product
+from voxcpm_runtime.backends.gpu.rotary import rotated
+from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, View, attribute, is_product, permutation
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
-from voxcpm_runtime.backends.portable.lowered import WeightRef
+from voxcpm_runtime.backends.portable.lowering import Shapes
+from voxcpm_runtime.backends.portable.package import Program
 
 
 def fuse_for_gpu(
-    nodes: Sequence[NodeProto],
-    graph: Graph,
-    read: Callable[[WeightRef], np.ndarray],
-    shapes: Shapes,
-    dtypes: Mapping[str, np.dtype],
+    nodes: Sequence[NodeProto], graph: Graph, program: Program, shapes: Shapes
 ) -> list[NodeProto]:
-    """The nodes, with fewer of them for the same results. read, shapes, dtypes: see `View`.
+    """The nodes, with fewer of them for the same results.
 
     Attention within a patch becomes one node, with one product for queries, keys and values. In other attention
     products are joined, a rotary embedding and a scaled product become one node each, and scatters share indices. A sum
     and its RMSNorm become one node.
     """
-    view = View(nodes, graph, read, shapes, dtypes)
+    view = View(nodes, graph, shapes, program.weights)
     for rewrite in (attention, _merged, _replaced, _sum_and_norm):
         nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
-        view.look_at(nodes)
+        view.read(nodes)
     return list(nodes)
 
 
@@ -46,7 +43,7 @@ def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
     transposes = [view.readers[reshape.output[0]][0] for reshape in reshapes]
     if min(view.order[id(t)] for t in transposes) < view.order[id(node)]:
         return None
-    sizes = [_heads(view, reshape) for reshape in reshapes]
+    sizes = [view.heads(reshape) for reshape in reshapes]
     start, graph, integers = len(view.graph.nodes), view.graph, view.graph.integers
     weights = graph.emit("Concat", *(product.input[1] for product in group), axis=0)
     product = graph.emit("FusedMatMul", node.input[0], weights, domain=CONTRIB, transB=1)
@@ -65,39 +62,33 @@ def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
 
 
 def _group(view: View, node: NodeProto) -> list[NodeProto]:
-    """The products of a node's first input that can become one; empty if the node is none of them."""
-    if not _into_heads(view, node):
+    """The products of a node's first input that can become one, in order; empty if the node is none of them."""
+    own = _heads_of(view, node)
+    if not own:
         return []
-    candidates = [other for other in view.readers.get(node.input[0], []) if _into_heads(view, other)]
-    same = [c for c in candidates if _alike(view, c, node)]
-    return sorted(same, key=lambda other: view.order[id(other)])
+    same = []
+    for other in view.readers.get(node.input[0], []):
+        heads = _heads_of(view, other)
+        if heads and heads[:2] + heads[3:] == own[:2] + own[3:] and other.input[0] == node.input[0]:
+            same.append(other)
+    return sorted(same, key=lambda product: view.order[id(product)])
 
 
-def _into_heads(view: View, node: NodeProto) -> bool:
+def _heads_of(view: View, node: NodeProto) -> list[int]:
+    """(batch, positions, heads, width) of a product with a constant that is only split into heads; else empty."""
     if not is_product(node) or not view.is_fixed(node.input[1]):
-        return False
+        return []
     reshape = view.only_reader(node, "Reshape")
-    transpose = (
-        view.only_reader(reshape, "Transpose") if reshape is not None and _heads(view, reshape) else None
-    )
-    return transpose is not None and [*transpose.attribute[0].ints] == HEADS_FIRST
-
-
-def _alike(view: View, one: NodeProto, other: NodeProto) -> bool:
-    first, second = (_heads(view, view.readers[node.output[0]][0]) for node in (one, other))
-    return first[:2] + first[3:] == second[:2] + second[3:] and one.input[0] == other.input[0]
-
-
-def _heads(view: View, reshape: NodeProto) -> list[int]:
-    """(batch, positions, heads, width) of a reshape with a constant shape; empty for another."""
-    shape = view.constant(reshape.input[1])
-    return [] if shape is None or shape.size != len(HEADS_FIRST) or min(shape[2:]) < 1 else shape.tolist()
+    transpose = None if reshape is None else view.only_reader(reshape, "Transpose")
+    if reshape is None or transpose is None or permutation(transpose) != HEADS_FIRST:
+        return []
+    return view.heads(reshape)
 
 
 def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
     """What stands for a node that one can compute with what led to it; None for another."""
     if node.op_type == "Add":
-        return _rotary(view, node)
+        return rotated(view, node)
     if node.op_type in ("MatMul", "FusedMatMul"):
         return _scaled_product(view, node)
     if node.op_type == "ScatterElements":
@@ -115,33 +106,6 @@ def _share_indices(view: View, node: NodeProto) -> None:
         node.input[1] = view.made.setdefault(key, node.input[1])
 
 
-def _rotary(view: View, node: NodeProto) -> list[NodeProto] | None:
-    found = rotary(view, node.output[0])
-    if found is None:
-        return None
-    fixed = fixed_tables(view, found)
-    gathered = gathered_tables(view, found) if fixed is None else None
-    start, graph = len(view.graph.nodes), view.graph
-    if fixed is not None:
-        tables = (graph.integers([0]), *(graph.constant(table, table.dtype) for table in fixed))
-    elif gathered is not None:
-        tables = (_positions(view, gathered.positions), *first_halves(view, gathered))
-    else:
-        return None
-    result = graph.emit("RotaryEmbedding", found.x, *tables, domain=CONTRIB)
-    return view.appended(start, result, node.output[0])
-
-
-def _positions(view: View, root: str) -> str:
-    """Positions (S,) as RotaryEmbedding takes them: int64 (1, S)."""
-    graph = view.graph
-
-    def whole() -> str:
-        return graph.emit("Unsqueeze", graph.emit("Cast", root, to=TensorProto.INT64), graph.integers([0]))
-
-    return view.shared(("positions", root), whole)
-
-
 def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
     """(x · constant), reshaped, times y: the constant becomes the product's own factor."""
     reshape = view.producer(node.input[0], "Reshape")
@@ -149,22 +113,24 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
         return None
     for x, factor in view.factors(reshape.input[0]):
         alpha = view.number(factor)
-        if alpha is None:
-            continue
-        start, graph = len(view.graph.nodes), view.graph
-        flags = {key: int(attribute(node, key) or 0) for key in ("transA", "transB")}
-        shaped = graph.emit("Reshape", x, reshape.input[1])
-        result = graph.emit("FusedMatMul", shaped, node.input[1], domain=CONTRIB, alpha=alpha, **flags)
-        return view.appended(start, result, node.output[0])
+        if alpha is not None:
+            start, graph = len(view.graph.nodes), view.graph
+            flags = {key: int(attribute(node, key) or 0) for key in ("transA", "transB")}
+            shaped = graph.emit("Reshape", x, reshape.input[1])
+            result = graph.emit("FusedMatMul", shaped, node.input[1], domain=CONTRIB, alpha=alpha, **flags)
+            return view.taken(start, result, node.output[0])
     return None
 
 
 def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
     """A sum on the residual path with the RMSNorm that reads it.
 
-    ONNX Runtime 1.31 adds up squares in float32, as `devices._OPTIONS` asks it to.
+    ONNX Runtime 1.31 adds up squares in float32, as `device._OPTIONS` asks it to.
     """
-    if node.op_type != "Add" or not _same_shape(view, *node.input):
+    if node.op_type != "Add":
+        return None
+    first, second = (view.shapes.get(name) for name in node.input)
+    if first is None or first != second or len(first) not in (2, 3):
         return None
     readers = view.readers.get(node.output[0], [])
     norms = [reader for reader in readers if reader.op_type == "SimplifiedLayerNormalization"]
@@ -173,20 +139,11 @@ def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
         return None
     epsilon = next(a.f for a in norms[0].attribute if a.name == "epsilon")
     start = len(view.graph.nodes)
+    inputs = (*node.input, norms[0].input[1])
     view.graph.emit_many(
-        "SkipSimplifiedLayerNormalization",
-        *node.input,
-        norms[0].input[1],
-        outputs=4,
-        domain=CONTRIB,
-        epsilon=epsilon,
+        "SkipSimplifiedLayerNormalization", *inputs, outputs=4, domain=CONTRIB, epsilon=epsilon
     )
     new = view.taken(start)
     new[-1].output[:] = [norms[0].output[0], "", "", node.output[0]]
     norms[0].output[:] = [view.graph.name("unread")]
     return new
-
-
-def _same_shape(view: View, *names: str) -> bool:
-    first, second = (view.shapes.get(name) for name in names)
-    return first is not None and first == second and len(first) in (2, 3)

@@ -2,7 +2,7 @@
 
     previous patch ─► feat encoder ─► base LM ─► residual LM ─► DiT condition ─► all Euler steps ─► patch
 
-The step models stay as they are: their graphs are put into one, which reads and writes their caches where they lie. The
+The step models stay as they are: their graphs are put into one, which reads and writes their caches in place. The
 projections between them, numpy's elsewhere, are nodes in float32.
 """
 
@@ -22,26 +22,26 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
     StepSizes,
 )
-from voxcpm_runtime.backends.devices import Device
-from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
-from voxcpm_runtime.backends.gpu.device_state import DeviceState
-from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
+from voxcpm_runtime.backends.gpu.calls import DeviceCalls
+from voxcpm_runtime.backends.gpu.device import Device
+from voxcpm_runtime.backends.gpu.state import DeviceState
 from voxcpm_runtime.backends.gpu.step_model import GPUStepModel, open_on_device
+from voxcpm_runtime.backends.gpu.worker import DeviceWorker
 from voxcpm_runtime.backends.portable.lowered import Interface, Lowered, checked_inputs
 from voxcpm_runtime.backends.step_function import Array, PendingPatch, StepFunction, StepState
 
 PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)
 LANGUAGE_MODELS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
-OUTPUTS = ["patch", "stop_logits"]
-
 PATCHES = "patches"
 
-# Inputs of the step models that no other one makes: (step model, input) by the name that the call has for it.
+# Inputs of the call, and the step models that read them under the same name.
 _GIVEN = {
     PATCHES: (FEAT_ENCODER,),
-    "position": (BASE_LM_STEP, RESIDUAL_LM_STEP),
+    "position": LANGUAGE_MODELS,
     **dict.fromkeys(("noise", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
 }
+# Outputs of the call, and the step models that return them.
+_RETURNED = {"patch": LOCDIT_SOLVE, "stop_logits": BASE_LM_STEP}
 
 
 class JoinedPatch:
@@ -56,27 +56,18 @@ class JoinedPatch:
         self._weights = [value for model in parts.values() for value in model.weights]
         state = {_own(p, i): _own(p, o) for p, model in parts.items() for i, o in model.state.items()}
         every = {_own(p, i.name): i for p, model in parts.items() for i in model.lowered.inputs}
-        caches = {name: every[name] for name in state}
-        self._inputs = {name: _smallest(parts[readers[0]].inputs[name]) for name, readers in _GIVEN.items()}
+        self._inputs = {name: _smallest(every[_own(readers[0], name)]) for name, readers in _GIVEN.items()}
         self._worker = DeviceWorker(device)
         with device.memory_checked("join the step models of a patch"):
             session, captured = self._worker.run_alone(open_on_device, graph, names, self._weights, device)
+        caches = {name: every[name] for name in state}
         self._calls = DeviceCalls(
-            session,
-            self._worker,
-            OUTPUTS,
-            state,
-            caches,
-            frozenset(state),
-            returns_rows=False,
-            captured=captured,
-        )
+            session, self._worker, _RETURNED, state, caches, frozenset(state),
+            returns_rows=False, captured=captured,
+        )  # fmt: skip
 
     def new_states(self) -> tuple[DeviceState, DeviceState]:
-        """The states of the base LM and of the residual LM at the start of a stream: zeros.
-
-        Raises DeviceError for a GPU with too little memory.
-        """
+        """See `NextPatch`. Raises DeviceError for a GPU with too little memory."""
         both = self._calls.new_state()
         base, residual = (both.part(_own(part, "")) for part in LANGUAGE_MODELS)
         return base, residual
@@ -88,18 +79,17 @@ class JoinedPatch:
         residual: StepState,
         before: PendingPatch | None = None,
     ) -> PendingPatch:
-        """The patch that follows and the stop logits, as `NextPatch` has them."""
+        """See `NextPatch`."""
         both = self._both(base, residual)
         if before is None:
             feeds = checked_inputs("a patch", self._inputs, inputs, "half")
             return self._calls.begin(lambda: feeds, both)
         given = {name: interface for name, interface in self._inputs.items() if name != PATCHES}
         others = checked_inputs("a patch", given, inputs, "half")
-
         begun = [before]
 
         def continued() -> dict[str, Array]:
-            # Taken out: an error's traceback has this frame. With a call that holds the error it would keep the caches.
+            # Popped: an error's traceback has this frame, which would keep the caches with a call that holds the error.
             patches = begun.pop().result()["patch"].transpose(0, 2, 1)[np.newaxis]
             last = {PATCHES: self._inputs[PATCHES]}
             return checked_inputs("a patch", last, {PATCHES: patches}, "half") | others
@@ -135,8 +125,8 @@ def joined_patch(
 
 def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapping[str, Array]) -> bytes:
     """One ONNX model of the lowered step models, whose values are named STEP_MODEL/NAME; inputs: see `_GIVEN`."""
-    import onnx  # costs time, and is only needed here
-    from onnx import compose, helper
+    import onnx  # slow, and only needed here
+    from onnx import ValueInfoProto, compose, helper
 
     from voxcpm_runtime.backends.portable.graph import Graph
     from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS
@@ -145,12 +135,13 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
         name: compose.add_prefix(onnx.load_from_string(part.model), _own(name, "")).graph
         for name, part in lowered.items()
     }
-    declared = {
-        value.name: value
-        for part in parts.values()
-        for value in (*part.input, *part.output, *part.initializer)
-    }
+    declared = {value.name: value for part in parts.values() for value in (*part.input, *part.output)}
     graph = Graph()
+
+    def renamed(part: str, name: str) -> ValueInfoProto:
+        value = helper.make_tensor_value_info(name, 0, [])
+        value.type.CopyFrom(declared[_own(part, name)].type)
+        return value
 
     def link(value: str, part: str, name: str) -> None:
         graph.nodes.append(helper.make_node("Identity", [value], [_own(part, name)]))
@@ -161,15 +152,11 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
         return graph.emit("Gemm", row, weight, bias, transB=1)
 
     def between(first: str, second: str, *, side_by_side: bool) -> str:
-        if side_by_side:
-            return graph.emit("Concat", first, second, axis=-1)
-        return graph.emit("Add", first, second)
+        return (
+            graph.emit("Concat", first, second, axis=-1) if side_by_side else graph.emit("Add", first, second)
+        )
 
-    inputs = []
     for name, readers in _GIVEN.items():
-        value = helper.make_tensor_value_info(name, 0, [])
-        value.type.CopyFrom(declared[_own(readers[0], name)].type)
-        inputs.append(value)
         for part in readers:
             link(name, part, name)
     # The DiT's condition is the same patch.
@@ -182,32 +169,28 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
     hidden = _own(BASE_LM_STEP, "fsq_hidden")
     residual_input = between(hidden, embedding, side_by_side=traits.fuses_residual_input)
     if traits.fuses_residual_input:
-        projected = linear(residual_input, FUSION)
-        residual_input = graph.emit("Reshape", projected, graph.integers([1, 1, -1]))
+        residual_input = graph.emit("Reshape", linear(residual_input, FUSION), graph.integers([1, 1, -1]))
     link(residual_input, RESIDUAL_LM_STEP, "embeddings")
     graph.nodes.extend(parts[RESIDUAL_LM_STEP].node)
     residual = _own(RESIDUAL_LM_STEP, "hidden")
-    condition = between(
-        linear(hidden, LM_TO_DIT), linear(residual, RESIDUAL_TO_DIT), side_by_side=traits.mu_tokens > 1
-    )
-    link(condition, LOCDIT_SOLVE, "mu")
+    projected = linear(hidden, LM_TO_DIT), linear(residual, RESIDUAL_TO_DIT)
+    link(between(*projected, side_by_side=traits.mu_tokens > 1), LOCDIT_SOLVE, "mu")
     graph.nodes.extend(parts[LOCDIT_SOLVE].node)
-    for part, name in ((LOCDIT_SOLVE, "patch"), (BASE_LM_STEP, "stop_logits")):
+    for name, part in _RETURNED.items():
         graph.nodes.append(helper.make_node("Identity", [_own(part, name)], [name]))
 
-    outputs = []
-    for part, name in ((LOCDIT_SOLVE, "patch"), (BASE_LM_STEP, "stop_logits")):
-        value = helper.make_tensor_value_info(name, 0, [])
-        value.type.CopyFrom(declared[_own(part, name)].type)
-        outputs.append(value)
+    inputs = [renamed(readers[0], name) for name, readers in _GIVEN.items()]
+    outputs = [renamed(part, name) for name, part in _RETURNED.items()]
     for part, model in lowered.items():
         inputs += [declared[_own(part, name)] for name in model.scattered]
         outputs += [declared[_own(part, name)] for name in model.scattered.values()]
     initializers = [*graph.initializers.values(), *(t for part in parts.values() for t in part.initializer)]
-    joined = helper.make_graph(graph.nodes, "patch", inputs, outputs, initializers)
-    opsets = [helper.make_opsetid(*opset) for opset in OPSETS]
-    model = helper.make_model(joined, opset_imports=opsets, ir_version=IR_VERSION)
-    return bytes(model.SerializeToString())
+    model_proto = helper.make_model(
+        helper.make_graph(graph.nodes, "patch", inputs, outputs, initializers),
+        opset_imports=[helper.make_opsetid(*opset) for opset in OPSETS],
+        ir_version=IR_VERSION,
+    )
+    return bytes(model_proto.SerializeToString())
 
 
 def _own(part: str, name: str) -> str:

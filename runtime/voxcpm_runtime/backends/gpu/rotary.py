@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from onnx import NodeProto, TensorProto
 
 from voxcpm_runtime.backends.gpu.view import View, attribute
+from voxcpm_runtime.backends.portable.graph import CONTRIB
 
 
-@dataclass(frozen=True)
-class Rotary:
+class Rotary(NamedTuple):
     """x · cos + (−second half of x, first half of x) · sin, x (B, heads, S, D); names of values."""
 
     x: str
@@ -39,65 +40,60 @@ def _turned(view: View, value: str) -> str | None:
         return None
     for second, sign in view.factors(concat.input[0]):
         split = view.producer(second, "Split")
-        if view.number(sign) != -1 or split is None or attribute(split, "axis") not in (-1, 3):
-            continue
-        if list(split.output) == [concat.input[1], second]:
+        if split is not None and view.number(sign) == -1 and list(split.output) == [concat.input[1], second]:
             return str(split.input[0])
     return None
 
 
-def fixed_tables(view: View, found: Rotary) -> tuple[np.ndarray, np.ndarray] | None:
-    """Cosines and sines (positions, D / 2), if they are constants with equal halves."""
+def fixed_tables(view: View, found: Rotary) -> list[np.ndarray] | None:
+    """Cosines and sines (positions, D / 2), if they are constants. Both halves of a table are equal."""
     tables = [view.constant(name) for name in (found.cos, found.sin)]
-    halves = [_half(table) for table in tables if table is not None]
-    cos, sin = halves if len(halves) == 2 else (None, None)
-    return None if cos is None or sin is None else (cos, sin)
+    halves = [
+        np.ascontiguousarray(table.reshape(table.shape[-2:])[:, : table.shape[-1] // 2])
+        for table in tables
+        if table is not None
+    ]
+    return halves if len(halves) == 2 else None
 
 
-@dataclass(frozen=True)
-class GatheredTables:
-    """Whole tables (all positions, D) in which cosines and sines are looked up; names of values."""
+def rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """One node for the rotary embedding that a sum ends; None for another sum."""
+    found = rotary(view, node.output[0])
+    if found is None:
+        return None
+    start, graph = len(view.graph.nodes), view.graph
+    fixed = fixed_tables(view, found)
+    if fixed is None:
+        tables = _gathered(view, found)
+    else:
+        tables = [graph.integers([0]), *(graph.constant(table, table.dtype) for table in fixed)]
+    if not tables:
+        return None
+    result = graph.emit("RotaryEmbedding", found.x, *tables, domain=CONTRIB)
+    return view.taken(start, result, node.output[0])
 
-    positions: str
-    """Where they are looked up (S,), as the graph has it."""
-    cos: str
-    sin: str
-    half: int
-    """D / 2: both halves are equal."""
 
-
-def gathered_tables(view: View, found: Rotary) -> GatheredTables | None:
-    """The tables in which cosines and sines are looked up; None for cosines of another form."""
+def _gathered(view: View, found: Rotary) -> list[str]:
+    """Positions, cosines and sines for tables in which cosines and sines are looked up; empty for another form."""
     gathers = [view.producer(name, "Gather") for name in (found.cos, found.sin)]
-    names = [g.input[0] for g in gathers if g is not None and not attribute(g, "axis")]
-    tables = [view.constant(name) for name in names]
-    halves = [_half(table) for table in tables if table is not None]
-    roots = {view.root(g.input[1]) for g in gathers if g is not None}
-    if len(halves) != 2 or len(roots) != 1:
-        return None
-    cos, sin = halves
-    if cos is None or sin is None or cos.shape != sin.shape:
-        return None
-    (positions,) = roots
-    if len(view.shapes.get(positions) or ()) != 1:
-        return None  # a batch: positions of several utterances
-    return GatheredTables(positions, names[0], names[1], cos.shape[-1])
+    if gathers[0] is None or gathers[1] is None:
+        return []
+    names = [gather.input[0] for gather in gathers if gather is not None]
+    root = view.root(gathers[0].input[1])
+    table = view.constant(names[0])
+    if table is None:
+        return []
+    graph, integers = view.graph, view.graph.integers
 
+    def positions() -> str:
+        """(1, S) int64."""
+        return graph.emit("Unsqueeze", graph.emit("Cast", root, to=TensorProto.INT64), integers([0]))
 
-def first_halves(view: View, tables: GatheredTables) -> tuple[str, str]:
-    """Names of the tables' first halves (all positions, D / 2), cut when the graph is loaded: tables may be large."""
-    integers = view.graph.integers
-    bounds = (integers([0]), integers([tables.half]), integers([-1]))
+    shared = view.shared(("positions", root), positions)
+    bounds = (integers([0]), integers([table.shape[-1] // 2]), integers([-1]))
+    # Cut when the graph is loaded: tables may be large.
 
-    def half(table: str) -> str:
-        return view.shared(("half", table), lambda: view.graph.emit("Slice", table, *bounds))
+    def half(name: str) -> str:
+        return view.shared(("half", name), lambda: graph.emit("Slice", name, *bounds))
 
-    return half(tables.cos), half(tables.sin)
-
-
-def _half(table: np.ndarray) -> np.ndarray | None:
-    """(positions, D / 2) of a table (..., positions, D) with equal halves."""
-    if table.ndim < 2 or any(size != 1 for size in table.shape[:-2]) or table.shape[-1] % 2:
-        return None
-    first, second = np.split(table.reshape(table.shape[-2:]), 2, axis=-1)
-    return np.ascontiguousarray(first) if np.array_equal(first, second) else None
+    return [shared, *map(half, names)]

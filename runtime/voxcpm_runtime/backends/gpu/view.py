@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from onnx import NodeProto, numpy_helper
 
-from voxcpm_runtime.backends.portable.formulas import Formula, Names, matches
 from voxcpm_runtime.backends.portable.graph import Graph
-from voxcpm_runtime.backends.portable.lowered import WeightRef
-
-Shapes = Mapping[str, tuple[int | None, ...] | None]
+from voxcpm_runtime.backends.portable.lowering import Shapes
+from voxcpm_runtime.backends.portable.rewrites import Formula, Names, matches
 
 # (batch, positions, heads, width) -> (batch, heads, positions, width)
 HEADS_FIRST = [0, 2, 1, 3]
+_PLAIN_PRODUCT = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
 
 
 class View:
     """The nodes of a graph, by what they make and read.
 
-    read: the elements of a weight. shapes: of the graph's inputs and of values; None is an axis of several lengths.
-    dtypes: likewise.
+    shapes: of the graph's inputs and of values; None is an axis of several lengths. weights: the mapped weight file.
     """
 
     def __init__(
-        self,
-        nodes: Sequence[NodeProto],
-        graph: Graph,
-        read: Callable[[WeightRef], np.ndarray],
-        shapes: Shapes,
-        dtypes: Mapping[str, np.dtype],
+        self, nodes: Sequence[NodeProto], graph: Graph, shapes: Shapes, weights: np.ndarray | None
     ) -> None:
-        self.graph = graph
-        self.shapes = shapes
-        self.dtypes = dtypes
+        self.graph, self.shapes, self._weights = graph, shapes, weights
         self.made: dict[tuple[str, ...], str] = {}
         """Values that several replacements share, by what they are made of."""
-        self._read = read
-        self.look_at(nodes)
+        self.read(nodes)
 
-    def look_at(self, nodes: Sequence[NodeProto]) -> None:
+    def read(self, nodes: Sequence[NodeProto]) -> None:
         """Have the next pass read these nodes."""
         # Inputs and outputs that are left out have an empty name.
         self.producers = {output: node for node in nodes for output in node.output if output}
@@ -64,15 +54,23 @@ class View:
         """Elements of a constant, in the graph or in weight.bin; None for any other value."""
         if name in self.graph.initializers:
             return numpy_helper.to_array(self.graph.initializers[name])
-        return self._read(self.graph.weights[name]) if name in self.graph.weights else None
+        if name in self.graph.weights and self._weights is not None:
+            return self.graph.weights[name].view(self._weights)
+        return None
 
     def number(self, name: str) -> float | None:
         """The element of a constant of one element; None for any other value."""
         constant = self.constant(name)
         return None if constant is None or constant.size != 1 else float(constant.item())
 
+    def heads(self, reshape: NodeProto) -> list[int]:
+        """(batch, positions, heads, width) of a reshape with a constant shape; empty for another."""
+        shape = self.constant(reshape.input[1])
+        fits = shape is not None and shape.size == len(HEADS_FIRST) and min(shape[2:]) >= 1
+        return shape.tolist() if shape is not None and fits else []
+
     def is_fixed(self, value: str) -> bool:
-        """Whether a value is the same in every call: a constant, or computed from such alone."""
+        """Whether a value is the same in every call: a constant, or computed from constants alone."""
         if value in self.graph.initializers or value in self.graph.weights:
             return True
         node = self.producers.get(value)
@@ -99,16 +97,11 @@ class View:
             self.made[key] = emit()
         return self.made[key]
 
-    def appended(self, start: int, result: str, output: str) -> list[NodeProto]:
-        """The nodes emitted since `start`, taken out of the graph, of which the last one gets another output name."""
-        new = self.taken(start)
-        new[-1].output[list(new[-1].output).index(result)] = output
-        return new
-
-    def taken(self, start: int) -> list[NodeProto]:
-        """The nodes emitted since `start`, taken out of the graph."""
+    def taken(self, start: int, result: str = "", output: str = "") -> list[NodeProto]:
+        """The nodes emitted since `start`, taken out of the graph; the last one's `result` gets the name `output`."""
         new = self.graph.nodes[start:]
         del self.graph.nodes[start:]
+        new[-1].output[:] = [output if name == result else name for name in new[-1].output]
         return new
 
 
@@ -117,7 +110,9 @@ def attribute(node: NodeProto, name: str) -> int | None:
     return next((int(a.i) for a in node.attribute if a.name == name), None)
 
 
-_PLAIN_PRODUCT = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+def permutation(transpose: NodeProto) -> list[int]:
+    """The order of axes of a transposition."""
+    return [*transpose.attribute[0].ints]
 
 
 def is_product(node: NodeProto) -> bool:

@@ -10,7 +10,6 @@ stay in the package, memory-mapped. A cached start imports neither coremltools n
 
 from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Mode
 from voxcpm_runtime.backends.portable.package import PackageError
-from voxcpm_runtime.backends.portable.state import State
-from voxcpm_runtime.backends.portable.step_model import PortableStepModel
+from voxcpm_runtime.backends.portable.step_model import PortableStepModel, State
 
 __all__ = ["PROBE_OUTPUT", "Mode", "PackageError", "PortableStepModel", "State"]

@@ -14,25 +14,27 @@ import hashlib
 import struct
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.package import MODEL_FILE, map_weights
-from voxcpm_runtime.backends.portable.signed_products import exact
+from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 from voxcpm_runtime.storage.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from voxcpm_runtime.backends.portable.lowering import Rewrite
 
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 13
 
-MAGIC = b"VOXLOW01"
-LENGTH = struct.Struct("<Q")
-DIGEST_BYTES = hashlib.sha256().digest_size
-CHUNK_BYTES = 1 << 22
-
+_MAGIC = b"VOXLOW01"
+_LENGTH = struct.Struct("<Q")
+_CHUNK_BYTES = 1 << 22
 # Step models are opened on several threads. Lowering is Python's work, so two at a time would only take more memory.
-LOWERING_LOCK = threading.Lock()
+_LOWERING = threading.Lock()
 
 
 def load_lowered(
@@ -42,27 +44,25 @@ def load_lowered(
     function: str = MAIN,
     mode: Mode = "plain",
     probe: bool = False,
+    rewrite: Rewrite | None = None,
 ) -> Lowered:
     """The lowered function of a package, from the cache, or lowered now and cached.
 
-    `cache_key` identifies the package's content (such as a
-    digest from a manifest); without it the content is hashed. If the cache cannot be written, nothing is raised.
-    Raises what `lowering.lower` raises.
+    cache_key: identifies the package's content (such as a digest from a manifest); by default the content is hashed. A
+    cache that cannot be written is no error. Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
-    signed = mode == "plain" and exact()
+    signed = mode == "plain" and has_exact_signed_products()
     form = f"{mode}{'-signed' if signed else ''}"
-    name = f"{_digest(f'{LOWERING_VERSION}|{function}|{form}|{probe}|{content}')}.lowered"
-    entry = cache_folder("lowered") / name
-    lowered = read_entry(entry)
-    if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
+    key = f"{LOWERING_VERSION}|{function}|{form}|{probe}|{content}"
+    entry = cache_folder("lowered") / f"{hashlib.sha256(key.encode()).hexdigest()}.lowered"
+    lowered, weights = read_entry(entry), map_weights(package)
+    if lowered is not None and lowered.weight_file_size == (0 if weights is None else weights.size):
         return lowered
-    with LOWERING_LOCK:
-        from voxcpm_runtime.backends.portable.lowering import (
-            lower,  # imports onnx: only when there is something to lower
-        )
+    with _LOWERING:
+        from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx: only if there is work
 
-        lowered = lower(package, function, mode, probe, signed)
+        lowered = lower(package, function, mode, probe, signed, rewrite)
     with contextlib.suppress(OSError):
         write_entry(entry, lowered)
     return lowered
@@ -71,11 +71,12 @@ def load_lowered(
 def content_key(package: Path) -> str:
     """sha256 over the package's program and weights, as hex."""
     digest = hashlib.sha256()
-    for path in _content_files(package):
-        digest.update(f"{path.relative_to(package).as_posix()}:{path.stat().st_size}\n".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
+    for path in (package / MODEL_FILE, package / WEIGHT_FILE):
+        if path.is_file():
+            digest.update(f"{path.relative_to(package).as_posix()}:{path.stat().st_size}\n".encode())
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -83,12 +84,13 @@ def read_entry(path: Path) -> Lowered | None:
     """The entry in a file; None when the file is missing, damaged or of another version."""
     try:
         data = path.read_bytes()
-        rest = data[len(MAGIC) + DIGEST_BYTES :]
-        if data[: len(MAGIC) + DIGEST_BYTES] != MAGIC + hashlib.sha256(rest).digest():
+        start = len(_MAGIC) + hashlib.sha256().digest_size
+        rest = data[start:]
+        if data[:start] != _MAGIC + hashlib.sha256(rest).digest():
             return None
-        (length,) = LENGTH.unpack_from(rest)
-        header = rest[LENGTH.size : LENGTH.size + length].decode()
-        return Lowered.from_parts(header, rest[LENGTH.size + length :])
+        (length,) = _LENGTH.unpack_from(rest)
+        header = rest[_LENGTH.size : _LENGTH.size + length].decode()
+        return Lowered.from_parts(header, rest[_LENGTH.size + length :])
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 
@@ -96,20 +98,7 @@ def read_entry(path: Path) -> Lowered | None:
 def write_entry(path: Path, lowered: Lowered) -> None:
     """Write an entry completely or not at all. Raises OSError if the folder cannot be written."""
     header = lowered.header().encode()
-    rest = LENGTH.pack(len(header)) + header + lowered.model
+    rest = _LENGTH.pack(len(header)) + header + lowered.model
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
-        file.write(MAGIC + hashlib.sha256(rest).digest() + rest)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _content_files(package: Path) -> list[Path]:
-    return [package / file for file in (MODEL_FILE, WEIGHT_FILE) if (package / file).is_file()]
-
-
-def _weight_file_size(package: Path) -> int:
-    weights = map_weights(package)
-    return 0 if weights is None else weights.size
+        file.write(_MAGIC + hashlib.sha256(rest).digest() + rest)

@@ -23,7 +23,7 @@ from voxcpm_runtime.backends.portable.package import (
 CONTRIB = "com.microsoft"
 
 # Blobs up to this size are copied into the graph: biases, norm weights and Snake's alphas, never matrices.
-INLINE_BYTES = 4096
+_INLINE_BYTES = 4096
 
 
 class UnsupportedOperationError(PackageError):
@@ -33,7 +33,7 @@ class UnsupportedOperationError(PackageError):
 class Graph:
     """ONNX nodes, constants and weight references, in the order they were emitted.
 
-    signed_products: integer products take weights as signed numbers (`signed_products`).
+    signed_products: integer products take weights as signed numbers (`sessions.has_exact_signed_products`).
     """
 
     def __init__(self, *, signed_products: bool = False) -> None:
@@ -99,14 +99,10 @@ class Call:
         self, operation: Operation, program: Program, graph: Graph, mode: Mode, values: dict[str, str],
         constants: dict[str, Constant], types: dict[str, TensorType], dequantized: dict[str, Operation],
     ) -> None:  # fmt: skip
-        self.operation = operation
-        self.program = program
-        self.graph = graph
-        self.mode = mode
+        self.operation, self.program, self.graph, self.mode = operation, program, graph, mode
         self.dequantized = dequantized
-        self._values = values
-        self._constants = constants
-        self._types = types
+        self._values, self._constants, self._types = values, constants, types
+        self.emit = graph.emit
 
     def refuse(self, reason: str) -> UnsupportedOperationError:
         """The error, for the caller to raise, that this operation has no ONNX form."""
@@ -123,13 +119,13 @@ class Call:
         argument = self._argument(name)
         return argument if isinstance(argument, str) else None
 
-    def type(self, name: str) -> TensorType:
-        """Element type and shape of an input."""
-        return self._type(self._argument(name))
-
     def shape(self, name: str) -> tuple[int | None, ...]:
         """Shape of an input; None is a dimension known only at run time."""
-        return self.type(name).shape
+        return self._type(self._argument(name)).shape
+
+    def dtype(self, name: str) -> np.dtype:
+        """dtype of an input in the graph."""
+        return graph_dtype(self._type(self._argument(name)).dtype, self.mode)
 
     def rank(self, name: str) -> int:
         """Number of dimensions of an input."""
@@ -155,28 +151,42 @@ class Call:
         """A constant input as int, float, bool, str or nested list; the default when the input is absent."""
         if not self.has(name):
             return default
-        constant = self._constant(self._argument(name))
-        if constant is None:
-            raise self.refuse(f"{name} must be a constant")
+        constant = self.given(self._argument(name), name)
         return constant.data if isinstance(constant.data, str) else self.array(constant).tolist()
 
     def indices(self, name: str) -> str:
         """ONNX name of an integer input as int64."""
         if self.is_constant(name):
             return self.graph.integers(self.static(name))
-        return self.graph.emit("Cast", self.tensor(name), to=TensorProto.INT64)
-
-    def emit(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Append a node to the graph and return the name of its only output."""
-        return self.graph.emit(kind, *inputs, **attributes)
+        return self.emit("Cast", self.tensor(name), to=TensorProto.INT64)
 
     def scalar(self, value: float, dtype: Any = np.float32) -> str:
         """Name of a scalar constant in the graph."""
         return self.graph.constant(value, dtype)
 
-    def scalar_like(self, name: str, value: float) -> str:
-        """Name of a scalar constant of an input's dtype."""
-        return self.graph.constant(value, graph_dtype(self.type(name).dtype, self.mode))
+    def given(self, argument: Argument, name: str = "") -> Constant:
+        """The constant behind an argument of this operation or an earlier one. name: what an error calls it."""
+        constant = self._constant(argument)
+        if constant is None:
+            raise self.refuse(f"{name or argument} must be a constant")
+        return constant
+
+    def array(self, constant: Constant) -> np.ndarray:
+        """A numeric constant's elements as stored."""
+        if isinstance(constant.data, str):
+            raise self.refuse(f"a number was expected, not {constant.data!r}")
+        return self.program.read(constant.data) if isinstance(constant.data, Blob) else constant.data
+
+    def materialised(self, constant: Constant) -> str:
+        """Name of a constant in the graph's dtype for it: in the graph if small, otherwise in weight.bin."""
+        dtype = graph_dtype(constant.type.dtype, self.mode)
+        stored = self.array(constant)
+        if not isinstance(constant.data, Blob) or constant.data.size <= _INLINE_BYTES:
+            return self.graph.constant(stored.astype(dtype), dtype)
+        name = self.graph.weight(constant.data, stored.dtype)
+        # ONNX Runtime folds this cast when it loads the graph, so Python needs no copy of the weights.
+        cast_to = helper.np_dtype_to_tensor_dtype(dtype)
+        return name if stored.dtype == dtype else self.emit("Cast", name, to=cast_to)
 
     def _argument(self, name: str) -> Argument:
         (argument,) = self.operation.inputs[name]
@@ -187,31 +197,6 @@ class Call:
 
     def _constant(self, argument: Argument) -> Constant | None:
         return self._constants.get(argument) if isinstance(argument, str) else argument
-
-    def given(self, argument: Argument) -> Constant:
-        """The constant behind an argument of this operation or an earlier one."""
-        constant = self._constant(argument)
-        if constant is None:
-            raise self.refuse(f"{argument} must be a constant")
-        return constant
-
-    def materialised(self, constant: Constant) -> str:
-        """Name of a constant in the graph's dtype for it: in the graph if small, otherwise in weight.bin."""
-        dtype = graph_dtype(constant.type.dtype, self.mode)
-        if not isinstance(constant.data, Blob) or constant.data.size <= INLINE_BYTES:
-            return self.graph.constant(self.array(constant).astype(dtype), dtype)
-        stored = self.array(constant).dtype
-        name = self.graph.weight(constant.data, stored)
-        if stored == dtype:
-            return name
-        # ONNX Runtime folds this cast when it loads the graph, so Python needs no copy of the weights.
-        return self.graph.emit("Cast", name, to=helper.np_dtype_to_tensor_dtype(dtype))
-
-    def array(self, constant: Constant) -> np.ndarray:
-        """A numeric constant's elements as stored."""
-        if isinstance(constant.data, str):
-            raise self.refuse(f"a number was expected, not {constant.data!r}")
-        return self.program.read(constant.data) if isinstance(constant.data, Blob) else constant.data
 
     def _tensor(self, argument: Argument) -> str:
         if isinstance(argument, str) and argument in self._values:

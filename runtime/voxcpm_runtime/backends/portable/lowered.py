@@ -14,20 +14,14 @@ from voxcpm_constants.json_files import parsed_json
 
 Mode = Literal["plain", "faithful", "half"]
 
-# Upper bound of a dimension that may have any size.
-OPEN_END = 2**31 - 1
-
 PROBE_OUTPUT = "probe.max_abs"
+OPEN_END = 2**31 - 1
+"""Upper bound of a dimension that may have any size."""
 
 # MIL element type → numpy dtype in the ONNX graph. fp16 is computed and passed in float32, small integers in int32.
 _GRAPH_DTYPES = {
-    "FLOAT16": np.dtype(np.float32),
-    "FLOAT32": np.dtype(np.float32),
-    "INT8": np.dtype(np.int32),
-    "UINT8": np.dtype(np.int32),
-    "INT16": np.dtype(np.int32),
-    "UINT16": np.dtype(np.int32),
-    "INT32": np.dtype(np.int32),
+    **dict.fromkeys(("FLOAT16", "FLOAT32"), np.dtype(np.float32)),
+    **dict.fromkeys(("INT8", "UINT8", "INT16", "UINT16", "INT32"), np.dtype(np.int32)),
     "BOOL": np.dtype(np.bool_),
 }
 
@@ -64,21 +58,19 @@ class Interface:
 
     def describe(self) -> str:
         """The allowed shapes for an error message: `(1, 16, 64) or (1, 1, 64)`, `(1, 1…256, 64)`."""
-        return " or ".join("(" + ", ".join(_span(*d) for d in option) + ")" for option in self.shapes)
+
+        def span(low: int, high: int) -> str:
+            return str(low) if low == high else f"{low}…{'' if high == OPEN_END else high}"
+
+        return " or ".join("(" + ", ".join(span(*d) for d in option) + ")" for option in self.shapes)
 
 
-def _span(low: int, high: int) -> str:
-    if low == high:
-        return str(low)
-    return f"{low}…" if high == OPEN_END else f"{low}…{high}"
-
-
-# What a caller may pass for each MIL element type.
-ACCEPTED_DTYPES = {
+_ACCEPTED_DTYPES = {
     "FLOAT16": ("float16", "float32"),
     "FLOAT32": ("float16", "float32"),
     "INT32": ("int32",),
 }
+"""What a caller may pass for each MIL element type."""
 
 
 def checked_inputs(
@@ -93,22 +85,23 @@ def checked_inputs(
         if name not in inputs:
             raise ValueError(f"{called} needs an input {name}")
         array, dtype = inputs[name], graph_dtype(interface.dtype, mode)
-        # What comes for nearly every patch is compared first: the names of dtypes and lists of shapes take longer.
-        if array.dtype != dtype and array.dtype.name not in (accepted := ACCEPTED_DTYPES[interface.dtype]):
+        # The usual dtype and shape are compared first: names of dtypes and lists of shapes take longer.
+        if array.dtype != dtype and array.dtype.name not in (accepted := _ACCEPTED_DTYPES[interface.dtype]):
             raise ValueError(f"{name} must be {' or '.join(accepted)}, not {array.dtype.name}")
         if array.shape != interface.fixed_shape and not interface.allows(array.shape):
             raise ValueError(f"{name} must have shape {interface.describe()}, not {array.shape}")
         array = np.ascontiguousarray(array, dtype)
-        rounds = mode == "faithful" and interface.dtype == "FLOAT16"
-        feeds[name] = rounded_to_fp16(array) if rounds else array
+        feeds[name] = rounded(array, interface, mode)
     if len(inputs) != len(feeds):
         unknown = ", ".join(sorted(set(inputs) - set(feeds)))
         raise ValueError(f"{called} has no input {unknown}; its inputs are {', '.join(interfaces)}")
     return feeds
 
 
-def rounded_to_fp16(array: np.ndarray) -> np.ndarray:
-    """float32 values rounded to fp16 and back; above 65504 they become infinite."""
+def rounded(array: np.ndarray, interface: Interface, mode: Mode) -> np.ndarray:
+    """float32 values as faithful mode has them in an fp16 tensor: rounded, and infinite above 65504."""
+    if mode != "faithful" or interface.dtype != "FLOAT16":
+        return array
     with np.errstate(over="ignore"):
         return array.astype(np.float16).astype(np.float32)
 
@@ -154,17 +147,17 @@ class Lowered:
     def from_parts(cls, header: str, model: bytes) -> Lowered:
         """The inverse of `header`; raises KeyError, TypeError or ValueError for a header of another form."""
         fields = parsed_json(header)
+
+        def interface(given: dict[str, Any]) -> Interface:
+            shapes = tuple(tuple((int(low), int(high)) for low, high in option) for option in given["shapes"])
+            return Interface(given["name"], given["dtype"], shapes)
+
         return cls(
             model=model,
-            inputs=tuple(_interface(i) for i in fields["inputs"]),
-            outputs=tuple(_interface(o) for o in fields["outputs"]),
+            inputs=tuple(map(interface, fields["inputs"])),
+            outputs=tuple(map(interface, fields["outputs"])),
             weights=tuple(WeightRef(**{**w, "shape": tuple(w["shape"])}) for w in fields["weights"]),
             weight_file_size=int(fields["weight_file_size"]),
             scattered=dict(fields["scattered"]),
             probed=tuple(fields["probed"]),
         )
-
-
-def _interface(fields: dict[str, Any]) -> Interface:
-    shapes = tuple(tuple((int(low), int(high)) for low, high in option) for option in fields["shapes"])
-    return Interface(fields["name"], fields["dtype"], shapes)

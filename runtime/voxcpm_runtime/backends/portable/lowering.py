@@ -2,33 +2,25 @@
 
 Each MIL operation becomes a few ONNX nodes (operators/). In *plain* mode fp16 tensors are computed in float32. In
 *faithful* mode every operation whose MIL output is fp16 is followed by a rounding to fp16 (to infinity above 65504),
-as Core ML's fp16 units store it. In *half* mode fp16 tensors are fp16 in the graph, too, for a GPU. The weights stay in
-weight.bin in all three.
+as Core ML's fp16 units store it. In *half* mode fp16 tensors are fp16 in the graph too. The weights stay in weight.bin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from voxcpm_constants.targets import MAIN
-from voxcpm_runtime.backends.portable.attention import cut_behind_positions
-from voxcpm_runtime.backends.portable.fusion import fuse
 from voxcpm_runtime.backends.portable.graph import Call, Graph, UnsupportedOperationError, value_info
-from voxcpm_runtime.backends.portable.lowered import (
-    PROBE_OUTPUT,
-    Interface,
-    Lowered,
-    Mode,
-    WeightRef,
-    graph_dtype,
-)
+from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Interface, Lowered, Mode, graph_dtype
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
 from voxcpm_runtime.backends.portable.package import (
+    Argument,
     Constant,
     Operation,
     Program,
@@ -36,13 +28,18 @@ from voxcpm_runtime.backends.portable.package import (
     damage_named,
     read_package,
 )
-from voxcpm_runtime.backends.portable.resolved_states import without_states
+from voxcpm_runtime.backends.portable.rewrites import cut_behind_positions, fused_rms_norms
 
 OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9
 
-# Nodes that write into a copy of an input, and may write into that input itself: index of the input -> of the output.
-SCATTERS = {"ScatterElements": {0: 0}, "ScatterND": {0: 0}}
+# Nodes that write into a copy of their first input, and may write into that input itself.
+_SCATTERS = {"ScatterElements", "ScatterND"}
+
+Shapes = Mapping[str, tuple[int | None, ...] | None]
+"""Shapes of values by ONNX name; None is an axis, or a tensor, of several lengths."""
+Rewrite = Callable[[list[NodeProto], Graph, Program, Shapes], list[NodeProto]]
+"""rewrite(nodes, graph, program, shapes) -> the nodes, with fewer of them for the same results."""
 
 
 def lower(
@@ -51,8 +48,9 @@ def lower(
     mode: Mode = "plain",
     probe: bool = False,
     signed_products: bool = False,
+    rewrite: Rewrite | None = None,
 ) -> Lowered:
-    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`.
+    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`. rewrite: of a graph in half mode.
 
     With `probe` the graph has one more output, PROBE_OUTPUT: max |value| of every fp16 operation's result before
     rounding, float32 (operations,), named by `Lowered.probed`.
@@ -62,8 +60,59 @@ def lower(
     read = read_package(package, function)
     with damage_named(package):
         program = without_states(read)
-        graph = Graph(signed_products=signed_products)
-        return _serialised(program, *translate(program, mode, probe, graph), mode=mode)
+        graph, values, probed = translate(program, mode, probe, Graph(signed_products=signed_products))
+        outputs = [o.name for o in program.outputs] + ([PROBE_OUTPUT] if probed else [])
+        nodes = _with_named_outputs(graph, {name: values[name] for name in outputs})
+        if mode != "faithful" and not probed:
+            nodes = fused_rms_norms(nodes, graph)
+        if mode == "plain" and not probed:
+            nodes = cut_behind_positions(nodes, graph)
+        if rewrite is not None and not probed:
+            shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
+            made = ((values.get(name), type_) for op in program.operations for name, type_ in op.outputs)
+            shapes |= {value: type_.shape for value, type_ in made if value is not None}
+            nodes = rewrite(nodes, graph, program, shapes)
+        return _serialised(program, graph, _needed(nodes, outputs), probed, mode)
+
+
+def without_states(program: Program) -> Program:
+    """The program with each Core ML state as an input `name` and an output `name_out`.
+
+    A read is replaced by the value written last, so that only the operations in between remain: for a KV cache one
+    scatter from the input to the output, which then runs in place.
+    """
+    now = {state.name: state.name for state in program.states}
+    read: dict[str, str] = {}
+
+    def resolved(argument: Argument) -> Argument:
+        return read.get(argument, argument) if isinstance(argument, str) else argument
+
+    def name_of(arguments: tuple[Argument, ...]) -> str:
+        (argument,) = arguments
+        if not isinstance(argument, str):
+            raise TypeError("a state is read and written by its name")
+        return argument
+
+    operations = []
+    for operation in program.operations:
+        inputs = {name: tuple(map(resolved, arguments)) for name, arguments in operation.inputs.items()}
+        if operation.kind == "read_state":
+            read[operation.name] = now[name_of(inputs["input"])]
+        elif operation.kind == "write_state":
+            now[name_of(inputs["input"])] = name_of(inputs["data"])
+        else:
+            operations.append(replace(operation, inputs=inputs))
+    outputs = [replace(state, name=f"{state.name}_out") for state in program.states]
+    for state, output in zip(program.states, outputs, strict=True):
+        type_ = TensorType(state.dtype, state.fixed_shape or ())
+        operations.append(Operation("identity", {"x": (now[state.name],)}, {}, ((output.name, type_),)))
+    return replace(
+        program,
+        inputs=(*program.inputs, *program.states),
+        outputs=(*program.outputs, *outputs),
+        states=(),
+        operations=tuple(operations),
+    )
 
 
 def translate(
@@ -73,7 +122,10 @@ def translate(
 
     Raises UnsupportedOperationError for an operation without an ONNX form.
     """
-    _refuse_unknown(program.operations)
+    unknown = {op.kind: op.name for op in program.operations if op.kind not in ("const", *OPERATORS)}
+    if unknown:
+        listed = ", ".join(f"{kind} ({name})" for kind, name in sorted(unknown.items()))
+        raise UnsupportedOperationError(f"MIL operations without a portable form: {listed}")
     graph = graph or Graph()
     values = {i.name: i.name for i in program.inputs}
     types = {i.name: TensorType(i.dtype, _open_shape(i)) for i in program.inputs}
@@ -88,35 +140,22 @@ def translate(
         if operation.kind in DEQUANTIZERS:
             # Lowered where it is used: a linear layer keeps weights of 8 or 4 bits, a convolution does not.
             dequantized[operation.name] = operation
-        call = Call(operation, program, graph, mode, values, constants, types, dequantized)
-        results = OPERATORS[operation.kind](call)
-        for (name, type_), result in zip(operation.outputs, _listed(results), strict=True):
+        results = OPERATORS[operation.kind](
+            Call(operation, program, graph, mode, values, constants, types, dequantized)
+        )
+        listed_results = [results] if isinstance(results, str) else results
+        for (name, type_), result in zip(operation.outputs, listed_results, strict=True):
+            values[name] = result
             if type_.dtype == "FLOAT16" and operation.kind not in VALUE_PRESERVING:
                 if probe and not operation.kind.startswith("constexpr"):
-                    maxima[name] = _max_abs(graph, result)
-                values[name] = rounded(graph, result) if mode == "faithful" else result
-            else:
-                values[name] = result
+                    maximum = graph.emit("ReduceMax", graph.emit("Abs", result), keepdims=0)
+                    maxima[name] = graph.emit("Reshape", maximum, graph.integers([1]))
+                if mode == "faithful":
+                    half = graph.emit("Cast", result, to=TensorProto.FLOAT16)
+                    values[name] = graph.emit("Cast", half, to=TensorProto.FLOAT)
     if maxima:
         values[PROBE_OUTPUT] = graph.emit("Concat", *maxima.values(), axis=0)
     return graph, values, list(maxima)
-
-
-def rounded(graph: Graph, value: str) -> str:
-    """The value rounded to the nearest fp16 number, still float32."""
-    half = graph.emit("Cast", value, to=TensorProto.FLOAT16)
-    return graph.emit("Cast", half, to=TensorProto.FLOAT)
-
-
-def _refuse_unknown(operations: Sequence[Operation]) -> None:
-    unknown = {op.kind: op.name for op in operations if op.kind != "const" and op.kind not in OPERATORS}
-    if unknown:
-        listed = ", ".join(f"{kind} ({name})" for kind, name in sorted(unknown.items()))
-        raise UnsupportedOperationError(f"MIL operations without a portable form: {listed}")
-
-
-def _listed(results: str | Sequence[str]) -> Sequence[str]:
-    return [results] if isinstance(results, str) else results
 
 
 def _open_shape(interface: Interface) -> tuple[int | None, ...]:
@@ -124,55 +163,6 @@ def _open_shape(interface: Interface) -> tuple[int | None, ...]:
     columns = zip(*interface.shapes, strict=True)
     spans = ({bound for span in column for bound in span} for column in columns)
     return tuple(span.pop() if len(span) == 1 else None for span in spans)
-
-
-def _max_abs(graph: Graph, value: str) -> str:
-    maximum = graph.emit("ReduceMax", graph.emit("Abs", value), keepdims=0)
-    return graph.emit("Reshape", maximum, graph.integers([1]))
-
-
-def _serialised(
-    program: Program, graph: Graph, values: Mapping[str, str], probed: Sequence[str], mode: Mode
-) -> Lowered:
-    outputs = [o.name for o in program.outputs] + ([PROBE_OUTPUT] if probed else [])
-    nodes = _with_named_outputs(graph, {name: values[name] for name in outputs})
-    if mode != "faithful" and not probed:
-        nodes = fuse(nodes, graph)
-    if mode == "plain" and not probed:
-        nodes = cut_behind_positions(nodes, graph)
-    if mode == "half" and not probed and program.weights is not None:
-        from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
-
-        shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
-        dtypes = {i.name: graph_dtype(i.dtype, mode) for i in program.inputs}
-        given = {values[n]: type_ for op in program.operations for n, type_ in op.outputs if n in values}
-        shapes |= {name: type_.shape for name, type_ in given.items()}
-        dtypes |= {name: graph_dtype(type_.dtype, mode) for name, type_ in given.items()}
-        nodes = fuse_for_gpu(nodes, graph, partial(WeightRef.view, weights=program.weights), shapes, dtypes)
-    nodes = _needed(nodes, outputs)
-    used = {name for node in nodes for name in node.input}
-    weights = tuple(ref for name, ref in graph.weights.items() if name in used)
-    declared = [value_info(o.name, graph_dtype(o.dtype, mode), None) for o in program.outputs]
-    declared += [value_info(PROBE_OUTPUT, np.dtype(np.float32), (len(probed),))] if probed else []
-    onnx_graph = helper.make_graph(
-        nodes,
-        "main",
-        [value_info(i.name, graph_dtype(i.dtype, mode), _open_shape(i)) for i in program.inputs],
-        declared,
-        [tensor for name, tensor in graph.initializers.items() if name in used]
-        + [graph.external(w) for w in weights],
-    )
-    opsets = [helper.make_opsetid(*opset) for opset in OPSETS]
-    model = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION)
-    return Lowered(
-        model=model.SerializeToString(),
-        inputs=program.inputs,
-        outputs=program.outputs,
-        weights=weights,
-        weight_file_size=0 if program.weights is None else program.weights.size,
-        scattered=_scattered(nodes, {i.name for i in program.inputs}, set(outputs)),
-        probed=tuple(probed),
-    )
 
 
 def _with_named_outputs(graph: Graph, outputs: Mapping[str, str]) -> list[NodeProto]:
@@ -205,14 +195,33 @@ def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProt
     return kept[::-1]
 
 
-def _scattered(nodes: Sequence[NodeProto], inputs: set[str], outputs: set[str]) -> dict[str, str]:
-    """Inputs that only one node reads, which writes into them, and whose result is an output → that output."""
-    readers: dict[str, list[tuple[NodeProto, int]]] = {}
-    for node in nodes:
-        for index, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, index))
-    found = {}
-    for name, ((node, index), *others) in readers.items():
-        if name in inputs and not others and index in SCATTERS.get(node.op_type, {}):
-            found[name] = node.output[SCATTERS[node.op_type][index]]
-    return {name: output for name, output in found.items() if output in outputs}
+def _serialised(
+    program: Program, graph: Graph, nodes: Sequence[NodeProto], probed: Sequence[str], mode: Mode
+) -> Lowered:
+    reads = Counter(name for node in nodes for name in node.input)
+    weights = tuple(ref for name, ref in graph.weights.items() if name in reads)
+    inputs = [value_info(i.name, graph_dtype(i.dtype, mode), _open_shape(i)) for i in program.inputs]
+    outputs = [value_info(o.name, graph_dtype(o.dtype, mode), None) for o in program.outputs]
+    outputs += [value_info(PROBE_OUTPUT, np.dtype(np.float32), (len(probed),))] if probed else []
+    initializers = [tensor for name, tensor in graph.initializers.items() if name in reads]
+    initializers += [graph.external(ref) for ref in weights]
+    model = helper.make_model(
+        helper.make_graph(nodes, "main", inputs, outputs, initializers),
+        opset_imports=[helper.make_opsetid(*opset) for opset in OPSETS],
+        ir_version=IR_VERSION,
+    )
+    inputs_named, outputs_named = ({value.name for value in values} for values in (inputs, outputs))
+    scatters = [(node.input[0], node.output[0]) for node in nodes if node.op_type in _SCATTERS]
+    return Lowered(
+        model=model.SerializeToString(),
+        inputs=program.inputs,
+        outputs=program.outputs,
+        weights=weights,
+        weight_file_size=0 if program.weights is None else program.weights.size,
+        scattered={
+            into: result
+            for into, result in scatters
+            if into in inputs_named and reads[into] == 1 and result in outputs_named
+        },
+        probed=tuple(probed),
+    )

@@ -1,10 +1,10 @@
-"""ONNX Runtime without its telemetry and with one arena; every other module imports it from here, as a test checks.
+"""ONNX Runtime without telemetry and with one arena; every other module imports it from here, as a test checks.
 
 From 1.31 on, importing it queues the processor, the program's path and a device id for a Microsoft host, so
-`disable_telemetry_events()` comes too late. A value that the user has set stays.
+`disable_telemetry_events()` would be too late. A value that the user has set stays.
 
-Sessions on the processor share one arena for their intermediate tensors. With one for each, a server's memory creeps up
-for hours: each comes to hold what the most threads that were ever in it at the same time needed (TRIALS.md).
+Sessions on the processor share one arena for their intermediate tensors. With one each, a server's memory grows for
+hours: each arena ends up with what its peak number of threads needed (TRIALS.md).
 """
 
 import os

@@ -49,10 +49,9 @@ class PackageError(BundleError):
 
 @contextmanager
 def damage_named(package: Path) -> Iterator[None]:
-    """A context for reading a program, in which whatever a program of another form leads to becomes a PackageError.
+    """A context in which any error that an unexpected program leads to becomes a PackageError.
 
-    Its names, types and shapes are a stranger's: each operation takes some of them for given. Errors of files, depth
-    and memory pass.
+    Its names, types and shapes are not checked one by one. Errors of files, recursion and memory propagate.
     """
     try:
         yield
@@ -166,7 +165,10 @@ def read_package(package: Path, function: str = MAIN) -> Program:
         types |= {value.name: tensor_type(value.type) for value in functions[function].inputs}
         return Program(
             inputs=tuple(_input(feature) for feature in description.input),
-            outputs=tuple(_output(name, types[name]) for name in block.outputs),
+            outputs=tuple(
+                Interface(name, types[name].dtype, (tuple(map(_span, types[name].shape)),))
+                for name in block.outputs
+            ),
             states=tuple(_input(feature) for feature in description.state),
             operations=operations,
             weights=weights,
@@ -175,23 +177,13 @@ def read_package(package: Path, function: str = MAIN) -> Program:
 
 def read_specification(package: Path) -> Any:
     """The package's `Model` message (Apple's protobuf). Raises PackageError if it is missing or damaged."""
-    path = package / MODEL_FILE
-    if not path.is_file():
-        raise PackageError(f"{package} is not an .mlpackage: it has no {MODEL_FILE}")
-    return _parse(path)
-
-
-def map_weights(package: Path) -> np.ndarray | None:
-    """The package's weight.bin as a read-only memory map of bytes; None when it has no such file."""
-    path = package / WEIGHT_FILE
-    return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
-
-
-def _parse(path: Path) -> Any:
     from google.protobuf.message import DecodeError
 
     from voxcpm_runtime.backends.portable.core_ml_format import Model
 
+    path = package / MODEL_FILE
+    if not path.is_file():
+        raise PackageError(f"{package} is not an .mlpackage: it has no {MODEL_FILE}")
     spec = Model()
     try:
         spec.ParseFromString(path.read_bytes())
@@ -200,9 +192,14 @@ def _parse(path: Path) -> Any:
     return spec
 
 
-def _output(name: str, type_: TensorType) -> Interface:
-    spans = tuple((d, d) if d is not None else (0, OPEN_END) for d in type_.shape)
-    return Interface(name, type_.dtype, (spans,))
+def map_weights(package: Path) -> np.ndarray | None:
+    """The package's weight.bin as a read-only memory map of bytes; None when it has no such file."""
+    path = package / WEIGHT_FILE
+    return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
+
+
+def _span(dimension: int | None) -> tuple[int, int]:
+    return (0, OPEN_END) if dimension is None else (dimension, dimension)
 
 
 def _input(feature: Any) -> Interface:

@@ -1,11 +1,15 @@
-"""Opening a lowered graph, with its mapped weights, as a session of ONNX Runtime."""
+"""Opening a lowered graph, with its mapped weights, as a session of ONNX Runtime on the processor."""
 
 from __future__ import annotations
 
+import base64
 import errno
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime.backends.machine import fair_threads
@@ -14,37 +18,23 @@ from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
 from voxcpm_runtime.backends.portable.package import PackageError, map_weights
 from voxcpm_runtime.backends.portable.prepared import is_worth_preparing, open_prepared
 
-# ONNX Runtime logs messages from this severity up: errors.
-LOG_SEVERITY = 3
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level."""
 
 # Earlier versions do not know `spin_duration_us`, and would spin until the next call.
-BOUNDED_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
-SPIN_MICROSECONDS = "50"
-
-OPTIMIZATION = {
-    "plain": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    # What comes after that is for processors.
-    "half": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    # Folds constants, so that fp16 weights are unpacked once; merges nothing across a rounding.
-    "faithful": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-}
-
-CPU_PROVIDERS: list[tuple[str, dict[str, str]]] = [("CPUExecutionProvider", {})]
-
-# Slices would become splits into unequal parts, for which CUDA copies pointers from the host, in captured calls too.
-DISABLED_OPTIMIZERS = {"half": ["GatherSliceToSplitFusion"]}
-
+_BOUNDED_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
+_SPIN_MICROSECONDS = "50"
 
 _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
 _NO_THREAD = "pthread_create failed"
-"""What ONNX Runtime says where the system has refused it something."""
+"""What ONNX Runtime says if the system refuses it something."""
 
 
 @contextmanager
 def refusal_named(package: Path) -> Iterator[None]:
     """A context in which an error of ONNX Runtime becomes a PackageError: its graph was lowered from the package.
 
-    Where the system has refused memory or a thread, it is a MemoryError or OSError, as Python's own refusals are.
+    If the system refuses memory or a thread, it becomes a MemoryError or OSError, as Python's own refusals are.
     """
     try:
         yield
@@ -54,7 +44,7 @@ def refusal_named(package: Path) -> Iterator[None]:
             raise MemoryError from error
         if _NO_THREAD in str(error):
             raise OSError(errno.EAGAIN, "the system starts no more threads") from error
-        # Subclasses are Python's own (RecursionError) and say something else.
+        # Subclasses are Python's own (RecursionError) and mean something else.
         if not isinstance(error, ERRORS) and type(error) is not RuntimeError:
             raise
         raise PackageError(
@@ -81,59 +71,66 @@ def open_on_processor(
     prepared_key: the function's identity, under which a prepared form is saved; None for none.
     """
     values = mapped_weights(package, lowered)
-    names = [ref.name for ref in lowered.weights]
-
-    def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        return open_session(model, options, mode, names, values, CPU_PROVIDERS)
+    # Faithful mode folds constants, so that fp16 weights are unpacked once; it merges nothing across a rounding.
+    levels = ort.GraphOptimizationLevel
+    level = levels.ORT_ENABLE_BASIC if mode == "faithful" else levels.ORT_ENABLE_ALL
 
     def options() -> ort.SessionOptions:
-        options = session_options(mode, threads)
+        options = session_options(level, threads)
         options.add_session_config_entry("session.use_env_allocators", "1")  # the arena of onnx_runtime.py
+        # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening
+        # a language model took. Without a plan the allocator reuses freed memory; peak and speed are the same.
+        options.enable_mem_reuse = False
         return options
 
-    if prepared_key is not None and is_worth_preparing(lowered, mode):
+    def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        # A saved form has its own weights.
+        if isinstance(model, bytes) and values:
+            options.add_external_initializers([ref.name for ref in lowered.weights], values)
+        return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+
+    if prepared_key is not None and mode == "plain" and is_worth_preparing(lowered):
         prepared = open_prepared(package, prepared_key, lowered, options, session)
         if prepared is not None:
             return prepared, []
     return session(lowered.model, options()), values
 
 
-def open_session(
-    model: str | bytes,
-    options: ort.SessionOptions,
-    mode: Mode,
-    names: Sequence[str],
-    weights: Sequence[ort.OrtValue],
-    providers: Sequence[tuple[str, dict[str, str]]],
-) -> ort.InferenceSession:
-    """A session of a graph with its weights, or of a saved form, which has its own."""
-    if isinstance(model, bytes) and weights:
-        options.add_external_initializers(list(names), list(weights))
-    # The fallback would go on without the GPU, in silence.
-    return ort.InferenceSession(
-        model, options, list(providers),
-        enable_fallback=0, disabled_optimizers=DISABLED_OPTIMIZERS.get(mode),
-    )  # fmt: skip
-
-
-def session_options(mode: Mode, threads: int | None) -> ort.SessionOptions:
-    """ONNX Runtime's options for a mode. threads: of one operation; None for this machine's share."""
+def session_options(level: ort.GraphOptimizationLevel, threads: int | None) -> ort.SessionOptions:
+    """ONNX Runtime's options. threads: of one operation; None for this process's share of the machine."""
     options = ort.SessionOptions()
-    options.log_severity_level = LOG_SEVERITY
-    options.graph_optimization_level = OPTIMIZATION[mode]
+    options.log_severity_level = _ERRORS_ONLY
+    options.graph_optimization_level = level
     # Several step models run, each with threads of its own. Idle threads that spin for long take the cores from the
     # model at work, and from other programs: up to tenfold time on a busy machine. Spinning from one operation to the
     # next saves a sixth (TRIALS.md).
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(BOUNDED_SPINNING)))
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
-    # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening a
-    # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same.
-    # Sessions for a GPU keep the plan, as captured calls were tested with it.
-    options.enable_mem_reuse = mode == "half"
-    if mode == "half":
-        # CUDA's provider times its kernels for few rows beside cuBLAS's, once for each shape in a process.
-        options.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")
-    threads = threads or fair_threads()
-    if threads is not None:
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(_BOUNDED_SPINNING)))
+    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
+    if (threads := threads or fair_threads()) is not None:
         options.intra_op_num_threads = threads
     return options
+
+
+_ROWS, _INNER, _UNSIGNED, _SIGNED = 4, 64, 255, 127
+# "rows" (_ROWS, _INNER) uint8 times a weight (_INNER, 16) of int8 _SIGNED, by MatMulIntegerToFloat. It is a literal
+# because a usual start does not import onnx.
+_PRODUCT = base64.b64decode(
+    "CAk65AEKNgoFc2hhcGUSB3dlaWdodHMiD0NvbnN0YW50T2ZTaGFwZSoTCgV2YWx1ZSoHCAEQA0oBf6ABBApHCgRyb3dzCgd3ZWlnaHRzCgNvbmUK"
+    "A29uZRIHcHJvZHVjdCIUTWF0TXVsSW50ZWdlclRvRmxvYXQ6DWNvbS5taWNyb3NvZnQSACodCAIQB0IFc2hhcGVKEEAAAAAAAAAAEAAAAAAAAAAq"
+    "DRABQgNvbmVKBAAAgD9aFgoEcm93cxIOCgwIAhIICgIIBAoCCEBiGQoHcHJvZHVjdBIOCgwIARIICgIIBAoCCBBCBAoAEBRCEQoNY29tLm1pY3Jv"
+    "c29mdBAB"
+)
+
+
+@functools.cache
+def has_exact_signed_products() -> bool:
+    """Whether this processor multiplies unsigned by signed bytes exactly.
+
+    ONNX Runtime's fastest integer kernels (VNNI, AMX, and ARM's dot products) do. On x86 without VNNI the same product
+    adds pairs in 16 bits, which saturate: 255 · 127 twice is 64770, above 32767.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
+    (product,) = session.run(None, {"rows": np.full((_ROWS, _INNER), _UNSIGNED, np.uint8)})
+    return bool(np.all(product == _INNER * _UNSIGNED * _SIGNED))

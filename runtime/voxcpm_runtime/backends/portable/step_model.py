@@ -1,28 +1,70 @@
-"""Running an .mlpackage on ONNX Runtime."""
+"""Running an .mlpackage on ONNX Runtime, and the state of one stream, whose buffers ONNX Runtime writes to directly."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from voxcpm_constants.targets import MAIN
-from voxcpm_runtime.backends.fair_lock import FairLock
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.backends.portable.cache import load_lowered
-from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Lowered, Mode, checked_inputs
-from voxcpm_runtime.backends.portable.onnx_runtime import ort
-from voxcpm_runtime.backends.portable.sessions import (
-    open_on_processor,
-    refusal_named,
+from voxcpm_runtime.backends.portable.lowered import (
+    PROBE_OUTPUT,
+    Interface,
+    Lowered,
+    Mode,
+    checked_inputs,
+    graph_dtype,
+    rounded,
 )
-from voxcpm_runtime.backends.portable.state import State, form
-from voxcpm_runtime.backends.step_function import StepState
+from voxcpm_runtime.backends.portable.onnx_runtime import ort
+from voxcpm_runtime.backends.portable.sessions import open_on_processor, refusal_named
+from voxcpm_runtime.backends.step_function import StepState, write_rows
+from voxcpm_runtime.storage.process_memory import mapped_zeros
 
-# Calls that compute on the processor at the same time, of all step models: each has tensors of its own, so that memory
-# would grow with the number of threads that speak. One more than cores: a core would wait while a place changes hands.
-COMPUTING = FairLock(cores() + 1)
+
+class FairSemaphore:
+    """A semaphore that threads acquire in order of arrival; `threading.Semaphore` lets the last holder overtake."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._guard = threading.Lock()
+        self._line: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._guard:
+            if self._free:
+                self._free -= 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._line.append(turn)
+        try:
+            turn.acquire()
+        except BaseException:  # Ctrl-C
+            with self._guard:
+                given = turn not in self._line
+                if not given:
+                    self._line.remove(turn)
+            if given:
+                self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            if self._line:
+                self._line.popleft().release()
+            else:
+                self._free += 1
+
+
+# Calls that compute on the processor at the same time, of all step models: each has tensors of its own, so memory would
+# grow with the number of threads that speak. One more than cores: a core would wait while a place changes hands.
+COMPUTING = FairSemaphore(cores() + 1)
 
 
 class PortableStepModel:
@@ -35,14 +77,11 @@ class PortableStepModel:
     for a GPU). With `probe`, the output "probe.max_abs" has the largest |value| of every fp16 operation. `threads`:
     threads of one operation.
 
-    Several threads may call one model, each with its own state. A call waits while as many calls of step models as
-    there are cores, and one, compute in this process.
+    Several threads may call one model, each with its own state; at most one call more than there are cores computes at
+    a time in this process.
 
     Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks.
     """
-
-    scatters_in_place = True
-    """Whether a scatter's input may be its output."""
 
     def __init__(
         self,
@@ -56,26 +95,32 @@ class PortableStepModel:
         state: Mapping[str, str] | None = None,
         returns_rows: bool = False,
     ) -> None:
-        self._lowered = load_lowered(package, cache_key=cache_key, function=function, mode=mode, probe=probe)
-        self._mode = mode
-        self._state = dict(state or {})
-        self._package = package
-        self._name = package.name
-        self.inputs = {i.name: i for i in self._lowered.inputs if i.name not in self._state}
-        self._state_inputs = {i.name: i for i in self._lowered.inputs if i.name in self._state}
-        self._state_forms = {name: form(i, mode) for name, i in self._state_inputs.items()}
+        self._package, self._name, self._mode = package, package.name, mode
+        self._state, self._returns_rows = dict(state or {}), returns_rows
+        self._lowered = self._load(cache_key=cache_key, function=function, mode=mode, probe=probe)
         hidden = set(self._state.values())
+        self.inputs = {i.name: i for i in self._lowered.inputs if i.name not in self._state}
         self.outputs = {o.name: o for o in self._lowered.outputs if o.name not in hidden}
-        self._require_state(hidden)
-        scattered = self._lowered.scattered
-        self._returns_rows = returns_rows
-        self._in_place = frozenset(
-            i
-            for i, o in self._state.items()
-            if returns_rows or (self.scatters_in_place and scattered.get(i) == o)
+        self._caches = {i.name: i for i in self._lowered.inputs if i.name in self._state}
+        missing = (self._state.keys() - self._caches.keys()) | (
+            hidden - {o.name for o in self._lowered.outputs}
         )
+        if missing:
+            raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
+        for cache in self._caches.values():
+            if cache.fixed_shape is None:
+                raise ValueError(f"state {cache.name} must have one fixed shape, not {cache.describe()}")
+        self._in_place = frozenset(i for i, o in self._state.items() if self._writes_in_place(i, o))
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
         self._open(threads, None if cache_key is None else f"{cache_key}|{function}")
+
+    # What a GPU does otherwise:
+
+    def _load(self, **options: object) -> Lowered:
+        return load_lowered(self._package, **options)  # type: ignore[arg-type]
+
+    def _writes_in_place(self, name: str, output: str) -> bool:
+        return self._returns_rows or self._lowered.scattered.get(name) == output
 
     def _open(self, threads: int | None, prepared_key: str | None) -> None:
         with refusal_named(self._package):
@@ -83,62 +128,113 @@ class PortableStepModel:
                 self._package, self._lowered, self._mode, threads, prepared_key=prepared_key
             )
 
+    def new_state(self) -> StepState:
+        """See `StepFunction`."""
+        outputs = {} if self._returns_rows else self._state
+        return State(self._caches, outputs, self._in_place, self._mode)
+
+    def _computed(self, feeds: Mapping[str, np.ndarray], state: StepState | None) -> dict[str, np.ndarray]:
+        if state is None:
+            with COMPUTING, refusal_named(self._package):
+                return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
+        if not isinstance(state, State) or state.in_place != self._in_place:
+            raise ValueError(f"{self._name}: the state is not of this step model")
+        with COMPUTING, refusal_named(self._package):
+            binding = state.binding(self._session)
+            for name, array in feeds.items():
+                binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+            names = [*(self._state.values() if self._returns_rows else ()), *self._visible]
+            for name in names:
+                binding.bind_output(name)  # anew each time: a bound output would keep the first call's shape
+            self._session.run_with_iobinding(binding)
+            # The state bound its outputs first, then came these in order.
+            values = binding.get_outputs()[-len(names) :]
+            results = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+            if self._returns_rows:
+                state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])
+            state.advance()
+            return results
+
     @property
     def probed(self) -> tuple[str, ...]:
         """The operations behind the entries of the output "probe.max_abs", in order; empty without `probe`."""
         return self._lowered.probed
 
-    @property
-    def lowered(self) -> Lowered:
-        """The graph and its interface."""
-        return self._lowered
-
-    def new_state(self) -> StepState:
-        """The state at the start of a stream: zeros."""
-        outputs = {} if self._returns_rows else self._state
-        return State(self._state_inputs, self._state_forms, outputs, self._in_place, self._mode)
-
     def __call__(
         self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
     ) -> dict[str, np.ndarray]:
-        """Run one step, update the state and return the outputs by name, float32 or int32.
-
-        Raises ValueError for a missing or unknown input, another dtype, a shape the model does not take, or a
-        missing state.
-        """
+        """See `StepFunction`. Raises ValueError also for another dtype or a shape that the model does not take."""
         feeds = checked_inputs(self._name, self.inputs, inputs, self._mode)
         if (state is None) != (not self._state):
             raise ValueError(f"{self._name} {'has a state: pass one' if self._state else 'has no state'}")
         return self._computed(feeds, state)
 
-    def _computed(self, feeds: Mapping[str, np.ndarray], state: StepState | None) -> dict[str, np.ndarray]:
-        if state is None:
-            with COMPUTING.held(), refusal_named(self._package):
-                return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
-        if not isinstance(state, State) or state.in_place != self._in_place:
-            raise ValueError(f"{self._name}: the state is not of this step model")
-        with COMPUTING.held(), refusal_named(self._package):
-            return self._advanced(feeds, state)
 
-    def _advanced(self, feeds: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:
-        binding = state.binding(self._session)
-        for name, array in feeds.items():
-            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        names = [*(self._state.values() if self._returns_rows else ()), *self._visible]
-        for name in names:
-            binding.bind_output(name)  # anew each time: a bound output would keep the first call's shape
-        self._session.run_with_iobinding(binding)
-        # The state bound its outputs first, then came these in order.
-        values = binding.get_outputs()[-len(names) :]
-        results = {name: value.numpy() for name, value in zip(names, values, strict=True)}
-        if self._returns_rows:
-            state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])
-        state.advance()
-        return results
+class State:
+    """The state of one stream on the processor: zeros at its start.
 
-    def _require_state(self, outputs: set[str]) -> None:
-        missing = (set(self._state) - set(self._state_inputs)) | (
-            outputs - {o.name for o in self._lowered.outputs}
-        )
-        if missing:
-            raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
+    A tensor written by one scatter has one buffer, read and written in place. Any other has two, which take turns.
+    Caches whose new rows are returned (`append`) are only read by the model, and `outputs` is empty.
+    One state belongs to one stream: two threads must not run with the same state at the same time.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Interface],
+        outputs: Mapping[str, str],
+        in_place: frozenset[str],
+        mode: Mode,
+    ) -> None:
+        self.in_place = in_place
+        self._tensors, self._outputs, self._mode = tensors, outputs, mode
+        forms = {n: (t.fixed_shape or (), graph_dtype(t.dtype, mode)) for n, t in tensors.items()}
+        self._now = {name: mapped_zeros(*form) for name, form in forms.items()}
+        self._next = {name: mapped_zeros(*form) for name, form in forms.items() if name not in in_place}
+        self._bindings: dict[ort.InferenceSession, ort.IOBinding] = {}
+
+    def binding(self, session: ort.InferenceSession) -> ort.IOBinding:
+        """The session's inputs and outputs, bound to the state's buffers."""
+        if session not in self._bindings:
+            self._bindings[session] = session.io_binding()
+            for name in self._now:
+                self._bind(name, self._bindings[session])
+        return self._bindings[session]
+
+    def numpy(self, name: str) -> np.ndarray:
+        """A copy of a state tensor, float32 (its shape is the model's)."""
+        return self._now[name].copy()
+
+    def set(self, name: str, array: np.ndarray) -> None:
+        """Overwrite a state tensor. Raises ValueError for another shape."""
+        buffer = self._now[name]
+        if array.shape != buffer.shape:
+            raise ValueError(f"state {name} has shape {buffer.shape}, not {array.shape}")
+        buffer[...] = rounded(array.astype(buffer.dtype), self._tensors[name], self._mode)
+
+    def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """See `StepState`."""
+        return {name: array[:, :, start:stop].copy() for name, array in self._now.items()}
+
+    def set_rows(self, start: int, rows: Mapping[str, np.ndarray]) -> None:
+        """See `StepState`."""
+        for name, array in rows.items():
+            self._now[name][:, :, start : start + array.shape[2]] = array
+
+    def append(self, rows: Mapping[str, np.ndarray], position: np.ndarray) -> None:
+        """Write the rows that a call returned, by name of the cache."""
+        for name, array in rows.items():
+            write_rows(self._now[name], array, position)
+
+    def advance(self) -> None:
+        """Make what the last run wrote the state that the next run reads."""
+        for name, written in self._next.items():
+            self._next[name], self._now[name] = self._now[name], written
+            for binding in self._bindings.values():
+                self._bind(name, binding)
+
+    def _bind(self, name: str, binding: ort.IOBinding) -> None:
+        now = self._now[name]
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(now))
+        if name in self._outputs:
+            target = ort.OrtValue.ortvalue_from_numpy(self._next.get(name, now))
+            binding.bind_ortvalue_output(self._outputs[name], target)

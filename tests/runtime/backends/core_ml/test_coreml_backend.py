@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from voxcpm_constants.step_models import LOCDIT_SOLVE
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
@@ -36,8 +35,6 @@ BUNDLES = [
     ("tiny_bundle_15", "int8"),
     ("tiny_parts_bundle", "fp16"),
 ]
-# The solver of `tiny_parts_bundle` takes this many Euler steps.
-SOLVER_STEPS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -94,21 +91,6 @@ def test_speech_is_the_portable_executors_bit_for_bit(both: tuple[VoxCPM, VoxCPM
     for ours, expected in zip(*spoken, strict=True):
         np.testing.assert_array_equal(ours, expected)
     assert spoken[0][1].flags.writeable
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_bundle_with_a_solver_speaks_in_one_call_a_patch(
-    core_ml: StandIn, tiny_parts_bundle: Path, precision: str
-) -> None:
-    given = {**GIVEN, "inference_timesteps": SOLVER_STEPS}
-    with VoxCPM.from_bundle(tiny_parts_bundle, precision=precision) as tts:
-        ours = tts.speak(TEXT, **given)
-    with portable(tiny_parts_bundle, precision) as tts:
-        expected = tts.speak(TEXT, **given)
-
-    np.testing.assert_array_equal(ours.latents, expected.latents)
-    predicted = [event["package"] for event in core_ml.events("predict")]
-    assert predicted.count(LOCDIT_SOLVE) == GIVEN["max_len"]
 
 
 def test_threads_share_step_models_without_two_predictions_at_once(

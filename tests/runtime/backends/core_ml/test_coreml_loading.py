@@ -200,23 +200,6 @@ def test_ctrl_c_ends_a_compilation_at_once(
     assert not is_alive(core_ml.events(at)[0]["pid"])
 
 
-def test_a_compilation_ends_with_its_process(core_ml: StandIn, tiny_bundle: Path) -> None:
-    """Also where nothing can end it in order: the child has no thread that could notice."""
-    core_ml.fault(at="compile", does="hang")
-    program = "import sys; from voxcpm_runtime.voxcpm import VoxCPM; VoxCPM.from_bundle(sys.argv[1], 'fp16')"
-    with subprocess.Popen([sys.executable, "-c", program, str(tiny_bundle)]) as opening:
-        while not core_ml.events("compile"):
-            assert opening.poll() is None
-            time.sleep(0.05)
-        opening.kill()
-
-    pid = core_ml.events("compile")[0]["pid"]
-    deadline = time.monotonic() + 20
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_alive(pid)
-
-
 def is_alive(pid: int) -> bool:
     try:
         # A container may leave the zombie of a process without a parent.
@@ -287,20 +270,6 @@ def test_without_a_cache_step_models_are_compiled_for_this_process(
     assert not list(tmp_path.glob("voxcpm-coreml-compiled-*"))
 
 
-def test_a_cache_that_cannot_be_written_is_still_read(
-    load: Load, core_ml: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load()
-
-    def read_only(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("filelock.FileLock", read_only)
-    load()
-
-    assert len(core_ml.events("compile")) == 1
-
-
 def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
     core_ml: StandIn, tiny_bundle: Path
 ) -> None:
@@ -366,20 +335,6 @@ def test_what_a_killed_compilation_left_is_removed(load: Load, cache: Path) -> N
 
     assert entry.is_dir()
     assert not unfinished.exists()
-
-
-def test_the_command_chooses_compute_units_for_one_step_model_or_for_all(
-    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    options = ["--compute-units", "cpu", "--compute-units", f"{LOCDIT_STEP}=cpu_and_gpu", "--max-len", "4"]
-    given = [str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav"), *options]
-
-    assert cli.main(["generate", *given]) == 0
-
-    units = {event["package"]: event["unit"] for event in core_ml.events("load", here=True)}
-    assert set(units) == set(open_bundle(tiny_bundle, "fp16").manifest.step_models)
-    assert units.pop(LOCDIT_STEP) == "CPU_AND_GPU"
-    assert set(units.values()) == {"CPU_ONLY"}
 
 
 def test_core_ml_failing_in_the_middle_of_speech_is_one_line(

@@ -15,14 +15,13 @@ from voxcpm_runtime.commands.cli import main
 EMBEDDINGS = "constants/embed_tokens.npy"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_embeddings_that_are_not_finite_are_one_line(
-    tiny_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], value: float
+    tiny_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bundle, output = tmp_path / "bundle", tmp_path / "hello.wav"
     shutil.copytree(tiny_bundle, bundle)
     table = np.load(bundle / EMBEDDINGS)
-    table[:] = value
+    table[:] = np.nan
     np.save(bundle / EMBEDDINGS, table)
     record = record_file(bundle / EMBEDDINGS).model_dump()
     edit_manifest(bundle, lambda document: document["files"].update({EMBEDDINGS: record}))

@@ -4,32 +4,18 @@ To add an operation, write a function `(Call) -> ONNX name(s)` in the module it 
 module's OPERATORS. An attribute value that has no ONNX form is refused with `call.refuse`.
 """
 
-from __future__ import annotations
-
 from voxcpm_runtime.backends.portable.graph import Operator
-from voxcpm_runtime.backends.portable.operators import (
-    convolution,
-    elementwise,
-    indexing,
-    linear,
-    reductions,
-    shape,
-    weights,
-)
+from voxcpm_runtime.backends.portable.operators import arithmetic, layout, products, weights
 
 OPERATORS: dict[str, Operator] = {
-    **elementwise.OPERATORS,
-    **reductions.OPERATORS,
-    **linear.OPERATORS,
-    **convolution.OPERATORS,
-    **shape.OPERATORS,
-    **indexing.OPERATORS,
+    **arithmetic.OPERATORS,
+    **products.OPERATORS,
+    **layout.OPERATORS,
     **weights.OPERATORS,
 }
-
 DEQUANTIZERS = weights.DEQUANTIZERS
 
 # Operations that only move values: their results on fp16 tensors need no rounding.
-VALUE_PRESERVING = frozenset({*shape.OPERATORS, *indexing.OPERATORS, "identity"})
+VALUE_PRESERVING = frozenset({*layout.OPERATORS, "identity"})
 
 __all__ = ["DEQUANTIZERS", "OPERATORS", "VALUE_PRESERVING"]

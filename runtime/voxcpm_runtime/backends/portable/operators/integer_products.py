@@ -3,63 +3,49 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Call
-from voxcpm_runtime.backends.portable.operators.weights import Compressed, compressed
+from voxcpm_runtime.backends.portable.operators.weights import INTEGERS, Compressed, compressed
 from voxcpm_runtime.backends.portable.package import Blob
 
 # MatMulNBits quantises activations in blocks of the same length: small blocks keep an outlier from coarsening its
 # neighbours, large ones are a little faster (TRIALS.md). The first that divides the row length is taken.
-BLOCK_SIZES = (32, 16)
-
+_BLOCK_SIZES = (32, 16)
 # The block lengths that MatMulNBits supports.
-KNOWN_BLOCK_SIZES = (16, 32, 64, 128, 256)
-
+_KNOWN_BLOCK_SIZES = (16, 32, 64, 128, 256)
 # MatMulNBits computes with int8 activations at this level; at lower ones it unpacks to float32 and is far slower.
-INT8_ACCURACY_LEVEL = 4
-
+_INT8_ACCURACY_LEVEL = 4
 # From this many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
-WHOLE_ROWS = 4
+_WHOLE_ROWS = 4
 
 # Avoids a division by zero for a row of zeros.
 _SMALLEST_PEAK = 1e-30
-
 # Steps from zero to a row's peak, equally many on each side of the zero point.
 _PEAK_STEPS = 0x7F
 _ZERO_POINT = 0x80
-
 # Steps of the second plane in one step of the first: what rounding leaves is at most half a step.
 _FINE_STEPS = 2 * _PEAK_STEPS
-
 # Flips the top bit of each number in a byte: two's complement becomes unsigned around a zero point of 128, or 8.
 _TOP_BITS = {8: 0x80, 4: 0x88}
 
 
-@dataclass(frozen=True)
-class _Channelwise:
+class _Channelwise(NamedTuple):
     """An int8 weight (columns, rows) when `transposed`, else (rows, columns...), with one scale a column."""
 
     blob: Blob
     transposed: bool
     scales: np.ndarray
-
-    @property
-    def columns(self) -> int:
-        return len(self.scales)
-
-    @property
-    def rows(self) -> int:
-        return self.blob.shape[1 if self.transposed else 0]
+    rows: int
 
     def stored(self, call: Call, *, transposed: bool, signed: bool = False) -> str:
         """The weight in the layout asked for, as uint8 with zero point 128, or as int8 if `signed`."""
         value = call.graph.weight(self.blob, np.dtype(np.int8 if signed else np.uint8))
         if len(self.blob.shape) > 2:
-            value = call.emit("Reshape", value, call.graph.integers([self.rows, self.columns]))
+            value = call.emit("Reshape", value, call.graph.integers([self.rows, len(self.scales)]))
         value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
         return value if signed else call.emit("BitwiseXor", value, call.scalar(_TOP_BITS[8], np.uint8))
 
@@ -75,10 +61,14 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     channelwise = _channelwise(call, held, channel_axis=0 if transposed else 1)
     if channelwise is None:
         return _packed_product(call, held) if transposed else None
-    x, many = call.tensor("x"), _min_rows(call) >= WHOLE_ROWS
+    # An axis of open length counts as one row.
+    x, many = call.tensor("x"), math.prod(size or 1 for size in call.shape("x")[:-1]) >= _WHOLE_ROWS
     if not call.graph.signed_products:
         return _whole_row_product(call, x, channelwise) if many else _channelwise_product(call, channelwise)
-    outliers = _has_outliers(call, channelwise)
+    # Rows of a gated MLP have outliers: its last product narrows, and nothing else reads its rows. Keys and values
+    # narrow, too, but their rows are normalised, and read for the queries as well.
+    narrows = len(channelwise.scales) < channelwise.rows
+    outliers = narrows and call.program.readers[call.reference("x") or ""] == 1
     if many and not outliers:
         return _whole_row_product(call, x, channelwise)
     return _two_plane_product(call, x, channelwise, always=outliers)
@@ -110,12 +100,7 @@ def _channelwise(call: Call, held: Compressed, channel_axis: int) -> _Channelwis
     if len(scale) != held.scales[channel_axis] or len(scale) not in (1, channels):
         return None
     scales = np.broadcast_to(scale, (channels,)).repeat(math.prod(taps))
-    return _Channelwise(blob, channel_axis == 0, scales)
-
-
-def _min_rows(call: Call) -> int:
-    """Smallest number of rows of X: an axis of open length counts as 1."""
-    return math.prod(size or 1 for size in call.shape("x")[:-1])
+    return _Channelwise(blob, channel_axis == 0, scales, held.shape[1 - channel_axis])
 
 
 def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
@@ -125,41 +110,36 @@ def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
         return None
     scales = call.graph.constant(weight.scales.reshape(-1, 1), np.float32)
     data = weight.stored(call, transposed=True)
-    return _block_product(call, data, scales, (weight.columns, weight.rows), bits=8, block=block)
+    return _block_product(call, data, scales, (len(weight.scales), weight.rows), bits=8, block=block)
 
 
 def _packed_product(call: Call, weight: Compressed) -> str | None:
     """One MatMulNBits with a weight (out, in) whose rows have scales, and perhaps offsets, in blocks."""
-    columns, rows = weight.shape
-    groups = weight.scales[1]
+    (columns, rows), groups = weight.shape, weight.scales[1]
+    bits, signed = INTEGERS[weight.data.type.dtype]
     block = _dividing_block(rows) if groups == 1 else rows // groups
-    if weight.scales[0] != columns or block not in KNOWN_BLOCK_SIZES:
+    if weight.scales[0] != columns or block not in _KNOWN_BLOCK_SIZES:
         return None
-    given = [weight.data] if weight.offset is None else [weight.data, weight.offset]
-    blobs = [constant.data for constant in given if isinstance(constant.data, Blob)]
-    if len(blobs) != len(given) or not _zero_points_fit(weight, rows // block):
+    # MatMulNBits has zero points of its own for signed data; others are one a block, whole bytes for each row.
+    blocks = rows // block
+    fits = signed if weight.offset is None else groups == blocks and blocks * bits % 8 == 0
+    given = [constant.data for constant in (weight.data, weight.offset) if constant is not None]
+    blobs = [data for data in given if isinstance(data, Blob)]
+    if len(blobs) != len(given) or not fits:
         return None
-    data, *zeros = (_unsigned(call, blob, weight) for blob in blobs)
+
+    def unsigned(blob: Blob) -> str:
+        stored = call.graph.weight(blob, np.dtype(np.uint8))
+        top_bits = call.scalar(_TOP_BITS[bits], np.uint8)
+        return call.emit("BitwiseXor", stored, top_bits) if signed else stored
+
+    data, *zeros = map(unsigned, blobs)
     scales = call.materialised(weight.scale)
-    return _block_product(call, data, scales, (columns, rows), *zeros, bits=weight.bits, block=block)
+    return _block_product(call, data, scales, (columns, rows), *zeros, bits=bits, block=block)
 
 
 def _dividing_block(rows: int) -> int | None:
-    return next((size for size in BLOCK_SIZES if rows % size == 0), None)
-
-
-def _zero_points_fit(weight: Compressed, blocks: int) -> bool:
-    """Whether MatMulNBits takes the zero points: its own for signed data, or one a block, whole bytes for each row."""
-    if weight.offset is None:
-        return weight.signed
-    return weight.scales[1] == blocks and blocks * weight.bits % 8 == 0
-
-
-def _unsigned(call: Call, blob: Blob, weight: Compressed) -> str:
-    """Stored bytes as unsigned numbers."""
-    stored = call.graph.weight(blob, np.dtype(np.uint8))
-    top_bits = call.scalar(_TOP_BITS[weight.bits], np.uint8)
-    return call.emit("BitwiseXor", stored, top_bits) if weight.signed else stored
+    return next((size for size in _BLOCK_SIZES if rows % size == 0), None)
 
 
 def _block_product(
@@ -177,7 +157,7 @@ def _block_product(
     points = [call.emit("Reshape", zero, integers([-1])) for zero in zeros]
     return call.emit(
         "MatMulNBits", call.tensor("x"), packed, scale, *points,
-        domain=CONTRIB, K=rows, N=columns, bits=bits, block_size=block, accuracy_level=INT8_ACCURACY_LEVEL,
+        domain=CONTRIB, K=rows, N=columns, bits=bits, block_size=block, accuracy_level=_INT8_ACCURACY_LEVEL,
     )  # fmt: skip
 
 
@@ -185,27 +165,18 @@ def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     """Rows scaled to a peak of 1, one integer product, rows scaled back.
 
     The product has one scale for all rows; since their peaks are equal, each row has in effect its own. The scale is
-    fixed, not computed from the values (DynamicQuantizeMatMul), so that no row depends on another: rows may belong to
-    different utterances.
+    fixed, not computed from the values (DynamicQuantizeMatMul), so that no row depends on another.
     """
     peak, step = _peak(call, x), 1 / _PEAK_STEPS
-    rows = _bytes(call, call.emit("Div", x, peak), step)
+    rows = call.emit("QuantizeLinear", call.emit("Div", x, peak), *_grid(call, step))
     return call.emit("Mul", _byte_product(call, rows, step, weight), peak)
-
-
-def _has_outliers(call: Call, weight: _Channelwise) -> bool:
-    """Whether rows are those of a gated MLP: its last product narrows, and nothing else reads its rows.
-
-    Keys and values narrow, too, but their rows are normalised, and read for the queries as well.
-    """
-    return weight.columns < weight.rows and call.program.readers[call.reference("x") or ""] == 1
 
 
 def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool) -> str:
     """Rows as two planes of bytes in one integer product: the second plane is what the first has rounded off.
 
     So rows keep 15 bits. A weight is read once for both planes, and with few rows reading takes the time: the second
-    plane costs nothing. From WHOLE_ROWS rows on it does, and there is none unless `always` (TRIALS.md).
+    plane costs nothing. From _WHOLE_ROWS rows on it does, and there is none unless `always` (TRIALS.md).
     """
     integers = call.graph.integers
     # (…, rows, planes, in), and units (…, rows, 1, planes)
@@ -213,17 +184,17 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     units = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
     fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
     steps = call.emit("Div", x, units)
-    whole = _bytes(call, steps, 1.0)
+    whole = call.emit("QuantizeLinear", steps, *_grid(call, 1.0))
     parts = [steps, whole]
     if None in call.shape("x")[:-1] and not always:
         rows = call.emit("ReduceProd", call.emit("Shape", x, end=-2), keepdims=1)
-        second = call.emit("Cast", call.emit("Less", rows, integers([WHOLE_ROWS])), to=TensorProto.INT64)
+        second = call.emit("Cast", call.emit("Less", rows, integers([_WHOLE_ROWS])), to=TensorProto.INT64)
         # Cut first, so that nothing is computed for a plane that is left out.
         parts = [call.emit("Slice", part, integers([0]), second, integers([-2])) for part in parts]
         fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
     rest = call.emit("Sub", parts[0], call.emit("DequantizeLinear", parts[1], *_grid(call, 1.0)))
-    planes = (whole, _bytes(call, rest, 1 / _FINE_STEPS))
-    product = _byte_product(call, call.emit("Concat", *planes, axis=-2), 1.0, weight)
+    fine = call.emit("QuantizeLinear", rest, *_grid(call, 1 / _FINE_STEPS))
+    product = _byte_product(call, call.emit("Concat", whole, fine, axis=-2), 1.0, weight)
     units = call.emit("Concat", units, fine_units, axis=-1)
     return call.emit("Squeeze", call.emit("MatMul", units, product), integers([-2]))
 
@@ -234,20 +205,16 @@ def _peak(call: Call, x: str) -> str:
     return call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
 
 
-def _bytes(call: Call, x: str, step: float) -> str:
-    """Values quantised in these steps around a zero point: uint8."""
-    return call.emit("QuantizeLinear", x, *_grid(call, step))
-
-
 def _grid(call: Call, step: float) -> tuple[str, str]:
+    """Step and zero point of values quantised to uint8."""
     return call.scalar(step), call.scalar(_ZERO_POINT, np.uint8)
 
 
 def _byte_product(call: Call, rows: str, step: float, weight: _Channelwise) -> str:
-    """Rows of bytes (`_bytes`) with this step, times the weight: one integer product.
+    """Rows of bytes with this step, times the weight: one integer product.
 
-    Weights are signed where that is exact, as it is faster, and else unsigned (`signed_products`); both are the same
-    integer sums, and so the same bits.
+    Weights are signed where that is exact, as it is faster, and else unsigned; both are the same integer sums, and so
+    the same bits.
     """
     signed = call.graph.signed_products
     kind, center = (np.int8, 0) if signed else (np.uint8, _ZERO_POINT)
@@ -257,6 +224,6 @@ def _byte_product(call: Call, rows: str, step: float, weight: _Channelwise) -> s
         rows,
         weight.stored(call, transposed=False, signed=signed),
         scale, call.graph.constant(weight.scales, np.float32),
-        zero, call.graph.constant(np.full(weight.columns, center), kind),
+        zero, call.graph.constant(np.full(len(weight.scales), center), kind),
         domain=CONTRIB,
     )  # fmt: skip

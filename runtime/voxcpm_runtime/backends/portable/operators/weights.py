@@ -7,8 +7,8 @@ the memory-mapped file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -23,113 +23,78 @@ INTEGERS = {
     "UINT8": (8, False),
     **{name: (4, signed) for name, signed in HALF_BYTES.items()},
 }
+_AFFINE = "constexpr_affine_dequantize"
+DEQUANTIZERS = frozenset({_AFFINE, "constexpr_blockwise_shift_scale"})
 
 
-@dataclass(frozen=True)
-class Compressed:
-    """W = (data − offset) · scale.
+class Compressed(NamedTuple):
+    """W = (data − offset) · scale, W of `shape`.
 
-    scale and offset have the rank of data; along an axis of n elements and m scales, each scale is for n / m
+    scale and offset have the rank of data; along an axis of n elements and m `scales`, each scale is for n / m
     neighbouring elements. offset is None if it is zero everywhere.
     """
 
     data: Constant
     scale: Constant
     offset: Constant | None
-
-    @property
-    def bits(self) -> int:
-        """Bits of one stored element: 8 or 4."""
-        return INTEGERS[self.data.type.dtype][0]
-
-    @property
-    def signed(self) -> bool:
-        """Whether stored elements are in two's complement."""
-        return INTEGERS[self.data.type.dtype][1]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the weight."""
-        return tuple(size or 0 for size in self.data.type.shape)
-
-    @property
-    def scales(self) -> tuple[int, ...]:
-        """Number of scales along each axis."""
-        return tuple(size or 0 for size in self.scale.type.shape)
+    shape: tuple[int, ...]
+    scales: tuple[int, ...]
 
 
 def compressed(call: Call, operation: Operation) -> Compressed:
     """The weight that a dequantising operation makes. `call` may be a later operation that uses the weight."""
-    return _READERS[operation.kind](call, operation)
+    offset: Constant | None
+    if operation.kind == _AFFINE:
+        # iOS 16: scale and zero_point are scalars, or vectors along one axis.
+        data, scale, zero_point = (operation.attributes[n] for n in ("quantized_data", "scale", "zero_point"))
+        rank = len(data.type.shape)
+        along = [1] * rank
+        along[int(call.array(operation.attributes["axis"])) % rank] = -1
 
+        def aligned(constant: Constant) -> Constant:
+            array = call.array(constant).reshape(along)
+            return Constant(TensorType(constant.type.dtype, array.shape), array)
 
-def _affine(call: Call, operation: Operation) -> Compressed:
-    """iOS 16: scale and zero_point are scalars, or vectors along one axis."""
-    data, scale, offset = (operation.attributes[n] for n in ("quantized_data", "scale", "zero_point"))
-    rank = len(data.type.shape)
-    along = [1] * rank
-    along[int(call.array(operation.attributes["axis"])) % rank] = -1
-
-    def aligned(constant: Constant) -> Constant:
-        array = call.array(constant).reshape(along)
-        return Constant(TensorType(constant.type.dtype, array.shape), array)
-
-    return Compressed(data, aligned(scale), aligned(offset) if np.any(call.array(offset)) else None)
-
-
-def _blockwise(call: Call, operation: Operation) -> Compressed:
-    """iOS 18: scale and offset have the rank of data."""
-    given = {name: call.given(argument) for name, (argument,) in operation.inputs.items()}
-    offset = given.get("offset")
+        scale, offset = aligned(scale), aligned(zero_point)
+    else:
+        # iOS 18: scale and offset have the rank of data.
+        given = {name: call.given(argument) for name, (argument,) in operation.inputs.items()}
+        data, scale, offset = given["data"], given["scale"], given.get("offset")
     if offset is not None and not np.any(call.array(offset)):
         offset = None
-    return Compressed(given["data"], given["scale"], offset)
-
-
-_READERS: dict[str, Callable[[Call, Operation], Compressed]] = {
-    "constexpr_affine_dequantize": _affine,
-    "constexpr_blockwise_shift_scale": _blockwise,
-}
-DEQUANTIZERS = frozenset(_READERS)
+    shape, scales = (tuple(size or 0 for size in c.type.shape) for c in (data, scale))
+    return Compressed(data, scale, offset, shape, scales)
 
 
 def _dequantize(call: Call) -> str:
     """The weight in the graph's dtype, computed in float32."""
     weight = compressed(call, call.operation)
-    for constant in (weight.data, *([weight.offset] if weight.offset else [])):
-        if constant.type.dtype not in INTEGERS:
+    for constant in (weight.data, weight.offset):
+        if constant is not None and constant.type.dtype not in INTEGERS:
             raise call.refuse(f"a weight of type {constant.type.dtype}")
     # An axis in blocks becomes two: which block, and where in it.
-    cut = [(count, size // count) if 1 < count < size else (size,) for size, count in _axes(weight)]
-    spread = [(count, 1) if 1 < count < size else (count,) for size, count in _axes(weight)]
-    integers = call.graph.integers
+    axes = list(zip(weight.shape, weight.scales, strict=True))
+    cut = [(count, size // count) if 1 < count < size else (size,) for size, count in axes]
+    spread = [(count, 1) if 1 < count < size else (count,) for size, count in axes]
+    in_blocks = any(len(axis) == 2 for axis in cut)
+    half = graph_dtype(weight.scale.type.dtype, call.mode) == np.float16
 
     def reshaped(value: str, shape: Sequence[tuple[int, ...]]) -> str:
-        return call.emit("Reshape", value, integers([n for axis in shape for n in axis]))
+        if not in_blocks:
+            return value
+        return call.emit("Reshape", value, call.graph.integers([n for axis in shape for n in axis]))
 
-    in_blocks = any(len(axis) == 2 for axis in cut)
-    value, scale = _floats(call, weight.data), _scale(call, weight)
-    value, scale = (reshaped(value, cut), reshaped(scale, spread)) if in_blocks else (value, scale)
-    if weight.offset is not None:
-        offset = _floats(call, weight.offset)
-        value = call.emit("Sub", value, reshaped(offset, spread) if in_blocks else offset)
-    value = call.emit("Mul", value, scale)
-    if graph_dtype(weight.scale.type.dtype, call.mode) == np.float16:
-        value = call.emit("Cast", value, to=TensorProto.FLOAT16)
-    return call.emit("Reshape", value, integers(weight.shape)) if in_blocks else value
-
-
-def _scale(call: Call, weight: Compressed) -> str:
-    scale = call.materialised(weight.scale)
-    if graph_dtype(weight.scale.type.dtype, call.mode) == np.float16:
+    value, scale = _floats(call, weight.data), call.materialised(weight.scale)
+    if half:
         # ONNX Runtime multiplies fp16 numbers on a GPU only; this is computed on the CPU, when it loads the graph.
-        return call.emit("Cast", scale, to=TensorProto.FLOAT)
-    return scale
-
-
-def _axes(weight: Compressed) -> list[tuple[int, int]]:
-    """(elements, scales) of each axis."""
-    return list(zip(weight.shape, weight.scales, strict=True))
+        scale = call.emit("Cast", scale, to=TensorProto.FLOAT)
+    value, scale = reshaped(value, cut), reshaped(scale, spread)
+    if weight.offset is not None:
+        value = call.emit("Sub", value, reshaped(_floats(call, weight.offset), spread))
+    value = call.emit("Mul", value, scale)
+    if half:
+        value = call.emit("Cast", value, to=TensorProto.FLOAT16)
+    return call.emit("Reshape", value, call.graph.integers(weight.shape)) if in_blocks else value
 
 
 def _floats(call: Call, constant: Constant) -> str:

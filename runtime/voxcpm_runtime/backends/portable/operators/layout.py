@@ -1,4 +1,4 @@
-"""Reading and writing at positions: slices, gathers and scatters."""
+"""Operations that only move values: rearranging, joining, slicing, and reading and writing at positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,39 @@ from voxcpm_runtime.backends.portable.graph import Call, Operator
 
 # ONNX clamps bounds to the tensor: these mean the far end of an axis, whatever its size.
 END = np.iinfo(np.int64).max
-BEFORE_START = np.iinfo(np.int64).min
+_BEFORE_START = np.iinfo(np.int64).min
+
+
+def _concat(call: Call) -> str:
+    """Tensors joined along an axis; scalars, which have none, make a vector."""
+    if call.static("interleave", False):
+        raise call.refuse("interleave")
+    if 0 in call.ranks("values"):
+        return _stacked(call, axis=0)
+    return call.emit("Concat", *call.tensors("values"), axis=call.static("axis"))
+
+
+def _stacked(call: Call, axis: int) -> str:
+    axes = call.graph.integers([axis])
+    return call.emit("Concat", *(call.emit("Unsqueeze", x, axes) for x in call.tensors("values")), axis=axis)
+
+
+def _split(call: Call) -> list[str]:
+    axis, count = call.static("axis"), len(call.operation.outputs)
+    if call.has("split_sizes"):
+        sizes = call.indices("split_sizes")
+        return call.graph.emit_many("Split", call.tensor("x"), sizes, outputs=count, axis=axis)
+    return call.graph.emit_many("Split", call.tensor("x"), outputs=count, axis=axis, num_outputs=count)
+
+
+def _squeeze(call: Call) -> str:
+    axes = [call.indices("axes")] if call.has("axes") else []
+    return call.emit("Squeeze", call.tensor("x"), *axes)
+
+
+def _transpose(call: Call) -> str:
+    rank = call.rank("x")
+    return call.emit("Transpose", call.tensor("x"), perm=[axis % rank for axis in call.static("perm")])
 
 
 def _slice_by_index(call: Call) -> str:
@@ -55,7 +87,7 @@ def _computed_bounds(call: Call, flags: dict[str, list[bool]], strides: list[int
 
 def _whole_axis(stride: int) -> tuple[int, int]:
     """Bounds of a slice of the whole axis, in the stride's direction."""
-    return (0, END) if stride > 0 else (END, BEFORE_START)
+    return (0, END) if stride > 0 else (END, _BEFORE_START)
 
 
 def _slice_by_size(call: Call) -> str:
@@ -79,9 +111,8 @@ def _scatter(call: Call) -> str:
     mode = call.static("mode", "add")
     if mode != "update":
         raise call.refuse(f"mode {mode}")
-    return _written(
-        call, "data", call.static("axis", 0) % call.rank("data"), call.indices("indices"), "updates"
-    )
+    axis = call.static("axis", 0) % call.rank("data")
+    return _written(call, "data", axis, call.indices("indices"), "updates")
 
 
 def _slice_update(call: Call) -> str:
@@ -107,16 +138,16 @@ def _written(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
     data, updates = call.tensor(into), call.tensor(rows)
     outer = tuple(size for size in call.shape(into)[:axis] if size is not None)
     # ScatterElements takes an index for each element, and several times as long for 64 rows (TRIALS.md). On a GPU it
-    # is as fast, and scatters of one shape share their indices (`gpu_fusion`).
+    # is as fast, and scatters of one shape share their indices.
     if call.mode == "plain" and len(outer) == axis:
         return call.emit("ScatterND", data, _tuples(call, outer, indices), updates)
+    integers = call.graph.integers
     if axis == 0:
-        rows = call.emit("Unsqueeze", indices, call.graph.integers([-1]))
-        return call.emit("ScatterND", data, rows, updates)
-    column = np.ones(call.rank(into), np.int64)
-    column[axis] = -1
-    column_name = call.emit("Reshape", indices, call.graph.integers(column))
-    everywhere = call.emit("Expand", column_name, call.emit("Shape", updates))
+        return call.emit("ScatterND", data, call.emit("Unsqueeze", indices, integers([-1])), updates)
+    column = [-1 if i == axis else 1 for i in range(call.rank(into))]
+    everywhere = call.emit(
+        "Expand", call.emit("Reshape", indices, integers(column)), call.emit("Shape", updates)
+    )
     return call.emit("ScatterElements", data, everywhere, updates, axis=axis)
 
 
@@ -136,9 +167,16 @@ def _tuples(call: Call, outer: tuple[int, ...], indices: str) -> str:
 
 
 OPERATORS: dict[str, Operator] = {
+    "concat": _concat,
+    "expand_dims": lambda call: call.emit("Unsqueeze", call.tensor("x"), call.indices("axes")),
     "gather": _gather,
+    "reshape": lambda call: call.emit("Reshape", call.tensor("x"), call.indices("shape")),
     "scatter": _scatter,
     "slice_by_index": _slice_by_index,
     "slice_by_size": _slice_by_size,
     "slice_update": _slice_update,
+    "split": _split,
+    "squeeze": _squeeze,
+    "stack": lambda call: _stacked(call, call.static("axis")),
+    "transpose": _transpose,
 }

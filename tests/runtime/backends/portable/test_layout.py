@@ -93,26 +93,6 @@ def test_scalars_join_to_a_vector(lab: Any) -> None:
     np.testing.assert_array_equal(result, [3, 7, -4])
 
 
-def test_positions_from_an_open_length(lab: Any) -> None:
-    """The position arithmetic of a chunk: range_1d and shape with a length that is known only at run time."""
-    from coremltools.converters.mil import mil
-
-    frames = mil.get_new_symbol()
-
-    def build(x: Any, start: Any) -> Any:
-        length = lab.mb.gather(x=lab.mb.shape(x=x), indices=np.int32(1), axis=0)
-        return lab.mb.add(x=lab.mb.range_1d(start=np.int32(0), end=length, step=np.int32(1)), y=start)
-
-    model = lab.convert(build, {"x": ("float32", (1, frames, 2)), "start": ("int32", (1,))})
-    from voxcpm_runtime.backends.portable import PortableStepModel
-
-    step = PortableStepModel(lab.save(model), threads=1)
-    for count in (1, 2):  # coremltools' bounds of an unnamed symbol
-        x = np.zeros((1, count, 2), np.float32)
-        (positions,) = step({"x": x, "start": np.array([10], np.int32)}).values()
-        np.testing.assert_array_equal(positions, 10 + np.arange(count))
-
-
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_scatter_replaces_slices(lab: Any, axis: int) -> None:
     expected = X.copy()

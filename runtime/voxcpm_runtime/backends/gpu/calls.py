@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from voxcpm_runtime.backends.gpu.device_state import BufferPool, Buffers, DeviceState
-from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
+from voxcpm_runtime.backends.gpu.state import BufferPool, Buffers, DeviceState
+from voxcpm_runtime.backends.gpu.worker import DeviceWorker
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
 MAX_GRAPHS = 64
 """Calls that are captured for one session; each holds some megabytes. Others are launched node by node."""
-
 GRAPH_ID = "gpu_graph_id"
 NOT_CAPTURED = "-1"
 
+Feeds = Mapping[str, np.ndarray]
 Signature = tuple[tuple[int, ...], ...]
-_Key = tuple[Signature, Buffers | None, int]
 
 
 @dataclass
@@ -32,7 +31,7 @@ class _Tensors:
     last: dict[str, np.ndarray] = field(default_factory=dict)
     """What the inputs hold."""
 
-    def fill(self, feeds: Mapping[str, np.ndarray]) -> None:
+    def fill(self, feeds: Feeds) -> None:
         """Copy to the device what is not there yet: most inputs of an Euler step are those of the step before."""
         for name, array in feeds.items():
             if name not in self.last or not np.array_equal(self.last[name], array):
@@ -60,38 +59,24 @@ class DeviceCalls:
         self, session: ort.InferenceSession, worker: DeviceWorker, outputs: Iterable[str], state: Mapping[str, str],
         interfaces: Mapping[str, Interface], in_place: frozenset[str], *, returns_rows: bool, captured: bool,
     ) -> None:  # fmt: skip
-        self._session = session
-        self._worker = worker
-        self._device = worker.device
-        self._state = dict(state)
-        self._returns_rows = returns_rows
-        self._captured = captured
+        self._session, self._worker, self._state = session, worker, dict(state)
+        self._returns_rows, self._captured = returns_rows, captured
         self._visible = [*(state.values() if returns_rows else ()), *outputs]
-        self.in_place = in_place
         self._pool = BufferPool(interfaces, in_place, worker)
+        self.new_state = self._pool.new_state
         self._tensors: dict[Signature, _Tensors] = {}
-        self._bound: dict[_Key, _Bound] = {}
+        self._bound: dict[tuple[Signature, Buffers | None, int], _Bound] = {}
 
-    def new_state(self) -> DeviceState:
-        """The state at the start of a stream: zeros."""
-        return self._pool.new_state()
-
-    def call(self, feeds: Mapping[str, np.ndarray], state: DeviceState | None) -> dict[str, np.ndarray]:
-        """Run one step, update the state and return the outputs by name."""
-        return self.begin(lambda: feeds, state).result()
-
-    def begin(
-        self, feeds: Callable[[], Mapping[str, np.ndarray]], state: DeviceState | None
-    ) -> Future[dict[str, np.ndarray]]:
-        """Begin such a step after all that were begun before. feeds: called when its turn has come."""
+    def begin(self, feeds: Callable[[], Feeds], state: DeviceState | None) -> Future[dict[str, np.ndarray]]:
+        """Begin a step after all that were begun before; it updates the state. feeds: called when its turn has come."""
 
         def called() -> dict[str, np.ndarray]:
-            with self._device.memory_checked("run a step model"):
+            with self._worker.device.memory_checked("run a step model"):
                 return self._call(feeds(), state)
 
         return self._worker.begin(called)
 
-    def _call(self, feeds: Mapping[str, np.ndarray], state: DeviceState | None) -> dict[str, np.ndarray]:
+    def _call(self, feeds: Feeds, state: DeviceState | None) -> dict[str, np.ndarray]:
         signature = tuple(array.shape for array in feeds.values())
         buffers = None if state is None else state.buffers
         key = (signature, buffers, 0 if buffers is None else buffers.turn)
@@ -99,61 +84,62 @@ class DeviceCalls:
         # What was captured allocates nothing; writing rows that a call returned does.
         captured = key in self._bound and self._bound[key].captured and not self._returns_rows
         with gate.shared() if captured else gate.alone():
-            results = self._run(key, feeds)
+            if signature not in self._tensors:
+                results = self._first(feeds, buffers, signature)
+            else:
+                tensors = self._tensors[signature]
+                tensors.fill(feeds)
+                if key not in self._bound:
+                    self._bound[key] = self._bind(tensors, buffers)
+                self._session.run_with_iobinding(self._bound[key].binding, self._bound[key].options)
+                # On the CPU the array of an OrtValue is its memory.
+                results = {name: value.numpy().copy() for name, value in tensors.outputs.items()}
             if state is not None and self._returns_rows:
-                state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])
+                rows = {i: results.pop(o) for i, o in self._state.items()}
+                state.append(rows, int(feeds["position"].item()))
         if buffers is not None:
             buffers.advance()
         return results
 
-    def _run(self, key: _Key, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        signature, buffers, _ = key
-        if signature not in self._tensors:
-            return self._first(feeds, buffers, signature)
-        tensors = self._tensors[signature]
-        tensors.fill(feeds)
-        if key not in self._bound:
-            self._bound[key] = self._bind(tensors, buffers)
-        self._session.run_with_iobinding(self._bound[key].binding, self._bound[key].options)
-        # On the CPU the array of an OrtValue is its memory.
-        return {name: value.numpy().copy() for name, value in tensors.outputs.items()}
-
-    def _first(
-        self, feeds: Mapping[str, np.ndarray], buffers: Buffers | None, signature: Signature
-    ) -> dict[str, np.ndarray]:
+    def _first(self, feeds: Feeds, buffers: Buffers | None, signature: Signature) -> dict[str, np.ndarray]:
         """The first call with these shapes shows the shapes of the outputs."""
-        memory, index = self._device.memory, self._device.index
-        inputs = {n: ort.OrtValue.ortvalue_from_numpy(a.copy(), memory, index) for n, a in feeds.items()}
+        memory, index = self._worker.device.memory, self._worker.device.index
+
+        def on_device(arrays: Feeds) -> dict[str, ort.OrtValue]:
+            copies = ((name, array.copy()) for name, array in arrays.items())
+            return {name: ort.OrtValue.ortvalue_from_numpy(copy, memory, index) for name, copy in copies}
+
+        inputs = on_device(feeds)
         binding = self._binding(inputs, buffers)
         for name in self._visible:
             binding.bind_output(name, memory, index)
-        options = ort.RunOptions()
-        options.add_run_config_entry(GRAPH_ID, NOT_CAPTURED)
-        self._session.run_with_iobinding(binding, options)
+        self._session.run_with_iobinding(binding, _options(NOT_CAPTURED))
         # The state bound its outputs first, then came these in order.
         values = binding.get_outputs()[-len(self._visible) :]
         results = {name: value.numpy() for name, value in zip(self._visible, values, strict=True)}
-        outputs = {n: ort.OrtValue.ortvalue_from_numpy(a.copy(), memory, index) for n, a in results.items()}
-        self._tensors[signature] = _Tensors(inputs, outputs)
+        self._tensors[signature] = _Tensors(inputs, on_device(results))
         return results
 
     def _bind(self, tensors: _Tensors, buffers: Buffers | None) -> _Bound:
         binding = self._binding(tensors.inputs, buffers)
         for name, value in tensors.outputs.items():
             binding.bind_ortvalue_output(name, value)
-        options = ort.RunOptions()
         captured = self._captured and len(self._bound) < MAX_GRAPHS
-        options.add_run_config_entry(GRAPH_ID, str(len(self._bound) + 1) if captured else NOT_CAPTURED)
-        return _Bound(binding, options, captured)
+        return _Bound(binding, _options(str(len(self._bound) + 1) if captured else NOT_CAPTURED), captured)
 
     def _binding(self, inputs: Mapping[str, ort.OrtValue], buffers: Buffers | None) -> ort.IOBinding:
         binding = self._session.io_binding()
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
-        if buffers is None:
-            return binding
-        for name, output in self._state.items():
-            binding.bind_ortvalue_input(name, buffers.now(name))
-            if not self._returns_rows:
-                binding.bind_ortvalue_output(output, buffers.next(name))
+        if buffers is not None:
+            for name, output in self._state.items():
+                binding.bind_ortvalue_input(name, buffers.now(name))
+                if not self._returns_rows:
+                    binding.bind_ortvalue_output(output, buffers.next(name))
         return binding
+
+
+def _options(graph: str) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry(GRAPH_ID, graph)
+    return options

@@ -13,24 +13,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.gpu.device import Device
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class DeviceGate:
-    """Who is on a GPU: any number of calls that allocate nothing, or one call alone."""
+    """A lock that many callers share, or one has alone; who asks to be alone goes first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._sharing = 0
-        self._asking_alone = 0
+        self._sharing = self._asking_alone = 0
         self._alone = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """A context beside others that share; those that ask to be alone go first."""
+        """A context next to others that share."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and not self._asking_alone)
             self._sharing += 1
@@ -43,7 +42,7 @@ class DeviceGate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A context beside no other."""
+        """A context next to no other."""
         with self._changed:
             self._asking_alone += 1
             self._changed.wait_for(lambda: not self._alone and not self._sharing)
@@ -65,13 +64,9 @@ class DeviceWorker:
         self.gate = _gate(device.memory, device.index)
         self._thread = ThreadPoolExecutor(1, str(device))
 
-    def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """The result of a call on the thread, which must not wait for itself."""
-        return self.begin(call, *arguments, **named).result()
-
-    def begin(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """The same, without waiting for it."""
-        return self._thread.submit(call, *arguments, **named)
+    def begin(self, call: Callable[[], T]) -> Future[T]:
+        """A call on the thread, after those before it. It must not wait for another one."""
+        return self._thread.submit(call)
 
     def run_alone(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """The result of a call on the thread, with the GPU to itself."""
@@ -84,5 +79,5 @@ class DeviceWorker:
 
 
 @functools.cache
-def _gate(memory: str, index: int) -> DeviceGate:  # noqa: ARG001 - what it is for
+def _gate(memory: str, index: int) -> DeviceGate:  # noqa: ARG001 - one for each GPU
     return DeviceGate()

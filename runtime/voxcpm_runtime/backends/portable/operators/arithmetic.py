@@ -1,15 +1,16 @@
-"""Arithmetic, comparison, activation and cast: operations on each element alone, with broadcasting."""
+"""Arithmetic on each element alone, with broadcasting, and along axes."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from onnx import helper
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 from voxcpm_runtime.backends.portable.lowered import graph_dtype
 
-UNARY = {
+_UNARY = {
     "abs": "Abs",
     "cos": "Cos",
     "exp": "Exp",
@@ -19,8 +20,7 @@ UNARY = {
     "sqrt": "Sqrt",
     "tanh": "Tanh",
 }
-
-BINARY = {
+_BINARY = {
     "add": "Add",
     "equal": "Equal",
     "greater": "Greater",
@@ -34,9 +34,10 @@ BINARY = {
     "real_div": "Div",
     "sub": "Sub",
 }
+_REDUCTIONS = {"reduce_max": "ReduceMax", "reduce_mean": "ReduceMean", "reduce_sum": "ReduceSum"}
 
 # MIL's names of element types in casts → its names elsewhere.
-CAST_TARGETS = {
+_CAST_TARGETS = {
     "fp16": "FLOAT16",
     "fp32": "FLOAT32",
     "int8": "INT8",
@@ -56,34 +57,40 @@ def _binary(kind: str) -> Operator:
     return lambda call: call.emit(kind, call.tensor("x"), call.tensor("y"))
 
 
+def _reduction(kind: str) -> Operator:
+    def reduce(call: Call) -> str:
+        axes = call.graph.integers(call.static("axes", list(range(call.rank("x")))))
+        return call.emit(kind, call.tensor("x"), axes, keepdims=int(call.static("keep_dims", False)))
+
+    return reduce
+
+
 def _cast(call: Call) -> str:
     target = call.static("dtype")
-    if target not in CAST_TARGETS:
+    if target not in _CAST_TARGETS:
         raise call.refuse(f"dtype {target}")
     # coremltools narrows shape values to 16 bits; they fit, so every integer type is int32 in the graph.
-    dtype = graph_dtype(CAST_TARGETS[target], call.mode)
+    dtype = graph_dtype(_CAST_TARGETS[target], call.mode)
     return call.emit("Cast", call.tensor("x"), to=helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def _clip(call: Call) -> str:
     """min(max(x, alpha), beta); an infinite bound (torch's clamp with one side open) costs nothing."""
-    x = call.tensor("x")
+    x, dtype = call.tensor("x"), call.dtype("x")
     alpha, beta = call.static("alpha", -math.inf), call.static("beta", math.inf)
-    x = call.emit("Max", x, call.scalar_like("x", alpha)) if alpha > -math.inf else x
-    return call.emit("Min", x, call.scalar_like("x", beta)) if beta < math.inf else call.emit("Identity", x)
+    x = call.emit("Max", x, call.scalar(alpha, dtype)) if alpha > -math.inf else x
+    return call.emit("Min", x, call.scalar(beta, dtype)) if beta < math.inf else call.emit("Identity", x)
 
 
-def _pow(call: Call) -> str:
-    x = call.tensor("x")
-    if call.is_constant("y") and call.static("y") == 2:
-        return call.emit("Mul", x, x)
-    return call.emit("Pow", x, call.tensor("y"))
+def _cumsum(call: Call) -> str:
+    flags: dict[str, Any] = {name: int(call.static(name, False)) for name in ("exclusive", "reverse")}
+    return call.emit("CumSum", call.tensor("x"), call.graph.integers(call.static("axis", 0)), **flags)
 
 
 def _rsqrt(call: Call) -> str:
     """1 / sqrt(x + epsilon)."""
-    shifted = call.emit("Add", call.tensor("x"), call.scalar_like("x", call.static("epsilon", 1e-12)))
-    return call.emit("Reciprocal", call.emit("Sqrt", shifted))
+    epsilon = call.scalar(call.static("epsilon", 1e-12), call.dtype("x"))
+    return call.emit("Reciprocal", call.emit("Sqrt", call.emit("Add", call.tensor("x"), epsilon)))
 
 
 def _select(call: Call) -> str:
@@ -95,20 +102,27 @@ def _silu(call: Call) -> str:
     return call.emit("Mul", x, call.emit("Sigmoid", x))
 
 
+def _softmax(call: Call) -> str:
+    return call.emit("Softmax", call.tensor("x"), axis=call.static("axis", -1))
+
+
 def _square(call: Call) -> str:
     x = call.tensor("x")
     return call.emit("Mul", x, x)
 
 
 OPERATORS: dict[str, Operator] = {
-    **{mil: _unary(kind) for mil, kind in UNARY.items()},
-    **{mil: _binary(kind) for mil, kind in BINARY.items()},
+    **{mil: _unary(kind) for mil, kind in _UNARY.items()},
+    **{mil: _binary(kind) for mil, kind in _BINARY.items()},
+    **{mil: _reduction(kind) for mil, kind in _REDUCTIONS.items()},
     "cast": _cast,
     "clip": _clip,
+    "cumsum": _cumsum,
     "identity": lambda call: call.tensor("x"),
-    "pow": _pow,
+    "pow": _binary("Pow"),
     "rsqrt": _rsqrt,
     "select": _select,
     "silu": _silu,
+    "softmax": _softmax,
     "square": _square,
 }

@@ -1,0 +1,187 @@
+"""Packages in the form that a backend loads, compiled once a machine and kept in the user's cache.
+
+Compiling takes minutes for a large package. The name of a compiled form has the digest of the package and the
+compiler's version (for Core ML the build of macOS). Apple's compilers may crash, hang or hold the GIL for minutes, so
+they run in a child process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from voxcpm_constants.errors import os_reason
+from voxcpm_constants.macos import macos
+from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
+
+COMPILED = ".mlmodelc"
+DIGITS = 32
+"""How much of a digest the name of a compiled form begins with."""
+LOCK_SECONDS = 1800
+"""Longer than any known compilation. A process that waits longer compiles for itself."""
+_FOLDER, _LOADED = "compiled", ".loaded"
+
+Compile = Callable[[Path, Path], None]
+"""compile(package, folder to make). It raises OSError if the folder cannot be made, and what the compiler raises."""
+
+
+class CompiledPackage:
+    """The compiled form of a package: shipped next to it, in the user's cache, or compiled for this process alone.
+
+    digest: identifies the package's content. compiler: by default the build of macOS. A folder for this process alone
+    is removed with this object.
+    """
+
+    def __init__(
+        self,
+        package: Path,
+        digest: str,
+        compile_with: Compile,
+        *,
+        compiler: str | None = None,
+        suffix: str = COMPILED,
+    ) -> None:
+        self._package, self._digest, self._compile, self._suffix = (
+            package,
+            digest[:DIGITS],
+            compile_with,
+            suffix,
+        )
+        system = macos()
+        self._name = f"{self._digest}-{compiler or (system.build if system else '')}"
+        self._own: Path | None = None
+
+    @property
+    def shipped(self) -> Path | None:
+        """The compiled form next to the package, if the bundle has one."""
+        folder = self._package.with_suffix(self._suffix)
+        return folder if folder.is_dir() else None
+
+    def loaded_before(self, compiled: Path, use: str) -> bool:
+        """Whether `record_load` was called for this compiled form. use: the function and the compute unit."""
+        try:
+            return self._record(use).read_text(encoding="utf-8") == str(mark(compiled))
+        except OSError:
+            return False
+
+    def record_load(self, compiled: Path, use: str) -> None:
+        """Record that the compiled form was loaded; a no-op if the cache cannot be written."""
+        with contextlib.suppress(OSError):
+            self._record(use).write_text(str(mark(compiled)), encoding="utf-8")
+
+    def _record(self, use: str) -> Path:
+        return cache_folder(_FOLDER) / f"{self._name}.{use}{_LOADED}"
+
+    def path(self, damaged: int | None = None) -> tuple[Path, bool]:
+        """The compiled form, and whether this call made it.
+
+        damaged: `mark` of a form that cannot be loaded; it is made again, unless another process has done so since. If
+        the cache cannot be written, the package is compiled for this process, with a warning. Raises what the compiler
+        raises.
+        """
+        if self._own is not None:
+            return self._own, False
+        try:
+            return self.cached(damaged)
+        except (OSError, NotImplementedError) as error:
+            reason = os_reason(error) if isinstance(error, OSError) else "it knows no locks"
+            warnings.warn(
+                f"{cache_folder(_FOLDER)}: compiled step models cannot be saved there ({reason}), so that every start "
+                f"compiles them again; free space, or set {CACHE_VARIABLE} to another folder",
+                stacklevel=2,
+            )
+        folder = Path(tempfile.mkdtemp(prefix="voxcpm-coreml-compiled-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        compiled = folder / f"{self._package.stem}{self._suffix}"
+        self._compile(self._package, compiled)
+        self._own = compiled
+        return compiled, True
+
+    def cached(self, damaged: int | None = None) -> tuple[Path, bool]:
+        """The compiled form in the user's cache, and whether this call made it.
+
+        Raises OSError if the cache cannot be written, NotImplementedError if its file system has no locks, and what the
+        compiler raises.
+        """
+        root = cache_folder(_FOLDER)
+        entry = root / f"{self._name}{self._suffix}"
+        if damaged is None and entry.is_dir():
+            return entry, False
+        from filelock import FileLock  # slow to import, and a start that finds its form does not need it
+
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{self._name}.lock", timeout=LOCK_SECONDS):
+            if entry.is_dir() and mark(entry) != damaged:
+                return entry, False
+            # Damaged, of an earlier build of the system, or left by a process that was killed.
+            unfinished = entry.with_name(f".{entry.name}")
+            for old in (*root.glob(f"{self._digest}-*{self._suffix}"), unfinished):
+                shutil.rmtree(old, ignore_errors=True)
+            for record in root.glob(f"{self._digest}-*{_LOADED}"):
+                record.unlink(missing_ok=True)
+            try:
+                self._compile(self._package, unfinished)
+                unfinished.replace(entry)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+        return entry, True
+
+
+def mark(compiled: Path) -> int:
+    """A number that changes when a compiled form is replaced; 0 if it is gone."""
+    try:
+        return compiled.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def run_child(module: str, *arguments: str, timeout: float | None = None) -> tuple[int, str]:
+    """Run a module of this project as a program: its exit code, and why it ended, on one line.
+
+    It ends with this function, even by an exception. Raises subprocess.TimeoutExpired after `timeout` seconds.
+    """
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            # Python 3.11: a file in the user's working directory must not be imported.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        with child:
+            try:
+                code = child.wait(timeout)
+            except BaseException:
+                child.kill()
+                child.wait()
+                raise
+        output.seek(0)
+        lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
+    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
+    ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return code, next(iter(errors), ": ".join((ended, *filter(None, lines[-1:]))))
+
+
+def end_with_the_parent() -> None:
+    """In the child: end when the parent has ended, or at Ctrl-C, even while native code holds the GIL.
+
+    A second process waits for the end of standard input, since no thread of this one could. Call it first: a process
+    with threads should not fork.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    child = os.getpid()
+    if os.fork() == 0:
+        os.read(sys.stdin.fileno(), 1)
+        if os.getppid() == child:
+            os.kill(child, signal.SIGKILL)
+        os._exit(0)

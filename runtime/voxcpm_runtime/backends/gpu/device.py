@@ -1,0 +1,227 @@
+"""A GPU through ONNX Runtime's CUDA or TensorRT provider: the room's door, from which the core gets everything else."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from voxcpm_constants.errors import DeviceError, first_line
+from voxcpm_constants.generations import Traits
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_runtime.argument_types import wrong_type
+from voxcpm_runtime.backends.step_function import Array, NextPatch, StepFunction
+
+PROVIDERS = {
+    "cuda": ("CUDAExecutionProvider",),
+    # What TensorRT does not take, CUDA does.
+    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+}
+"""Kind of device -> ONNX Runtime's providers for it, by preference."""
+
+_OPTIONS: dict[str, dict[str, str]] = {
+    "CUDAExecutionProvider": {
+        # The default tries every algorithm of every convolution, for seconds, to find the same ones.
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        # An fp32 bundle is one in fp32: TF32 has fp16's ten bits.
+        "use_tf32": "0",
+        # Squares of fp16 numbers are added up in float32, in the node of a sum and its RMSNorm, too.
+        "enable_skip_layer_norm_strict_mode": "1",
+    },
+    "TensorrtExecutionProvider": {"trt_fp16_enable": "1"},
+}
+
+INSTALL_CUDA = (
+    'pip install "voxcpm-coreml[cuda]", then pip uninstall onnxruntime, which shares a folder with onnxruntime-gpu, '
+    "and pip install --force-reinstall --no-deps onnxruntime-gpu"
+)
+_LIBRARIES = {
+    "cuda": 'pip install "onnxruntime-gpu[cuda,cudnn]"',
+    "tensorrt": 'NVIDIA TensorRT, and pip install "onnxruntime-gpu[cuda,cudnn]"',
+}
+"""Kind of device -> what installs the libraries of its provider."""
+# The first ONNX Runtime that was tried.
+_OLDEST = (1, 31)
+_PROVIDER_LIBRARY = "libonnxruntime_providers_{}.so"
+_DRIVER = "libcuda.so.1"
+_NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE"""
+_FATAL = 4
+"""ONNX Runtime's log level at which only fatal errors are printed."""
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "failed to allocate memory",
+    "bad allocation",
+    "cublas_status_alloc_failed",
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU of this machine, and the kind of provider that computes on it.
+
+    kind: a key of PROVIDERS; "cpu" is for tests of what GPUs run.
+    """
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+    @property
+    def memory(self) -> str:
+        """ONNX Runtime's name of its memory."""
+        return "cpu" if self.kind == "cpu" else "cuda"
+
+    @property
+    def captures(self) -> bool:
+        """Whether calls of one shape can be captured as CUDA graphs."""
+        return self.kind == "cuda"
+
+    def providers(self, *, captured: bool = False) -> list[tuple[str, dict[str, str]]]:
+        """ONNX Runtime's providers with their options. captured: for sessions whose calls are captured."""
+        gpu = [
+            (name, {"device_id": str(self.index), **_OPTIONS[name]}) for name in PROVIDERS.get(self.kind, ())
+        ]
+        for name, options in gpu:
+            if captured and self.captures and name == "CUDAExecutionProvider":
+                options["enable_cuda_graph"] = "1"
+        return [*gpu, ("CPUExecutionProvider", {})]
+
+    @contextlib.contextmanager
+    def memory_checked(self, doing: str) -> Iterator[None]:
+        """A context in which ONNX Runtime's lack of GPU memory becomes a DeviceError. doing: what for."""
+        try:
+            yield
+        except Exception as error:
+            if not any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
+                raise
+            raise DeviceError(
+                f"--device {self}: the GPU's memory is not enough to {doing}; end what else uses it, speak fewer "
+                "utterances at the same time, or use --device cpu"
+            ) from None
+
+    def step_model(self, package: Path, **options: Any) -> StepFunction:
+        """A step model on this GPU: see `GPUStepModel`."""
+        from voxcpm_runtime.backends.gpu.step_model import GPUStepModel
+
+        return GPUStepModel(package, device=self, **options)
+
+    def joined_patch(
+        self,
+        models: Mapping[str, StepFunction],
+        sizes: StepSizes,
+        traits: Traits,
+        constants: Mapping[str, Array],
+    ) -> NextPatch | None:
+        """All step models of a patch in one call, if the bundle allows it: see `joined_patch`."""
+        from voxcpm_runtime.backends.gpu.joined_patch import joined_patch
+
+        return joined_patch(models, self, sizes, traits, constants)
+
+    def check(self) -> None:
+        """Raises DeviceError, one line, if this machine or its ONNX Runtime lacks the device."""
+        # A Mac may have no ONNX Runtime.
+        from voxcpm_runtime.backends.portable.onnx_runtime import ort
+
+        wanted = PROVIDERS[self.kind][0]
+        if sys.version_info < (3, 11) or sys.platform == "darwin":
+            raise DeviceError(f"--device {self.kind} needs Python 3.11 or newer, and Linux; use --device cpu")
+        if wanted not in ort.get_available_providers():
+            raise DeviceError(
+                f"--device {self.kind} needs ONNX Runtime with {wanted}, and this one has none: {INSTALL_CUDA}"
+            )
+        if tuple(map(int, ort.__version__.split(".")[:2])) < _OLDEST:
+            oldest, here = ".".join(map(str, _OLDEST)), ort.__version__
+            raise DeviceError(
+                f"--device {self.kind} needs ONNX Runtime {oldest} or newer, and this one is {here}: {INSTALL_CUDA}"
+            )
+        count = gpu_count()
+        if self.index >= count:
+            there = ", ".join(f"cuda:{i}" for i in range(count)) or "none"
+            raise DeviceError(f"--device {self}: no such GPU; this machine has {there}")
+        _load_libraries()
+
+    def check_provider(self, session: Any) -> None:
+        """Raises DeviceError, with the reason, if ONNX Runtime opened a session without the device's provider."""
+        wanted = self.providers()[0][0]
+        if session.get_providers()[0] != wanted:
+            reason = _missing_library(self.kind) or "CUDA reports no reason"
+            raise DeviceError(
+                f"--device {self}: ONNX Runtime could not load {wanted} ({reason}); install what it needs: "
+                f"{_LIBRARIES[self.kind]}"
+            )
+
+
+def read_device(name: str) -> Device:
+    """The GPU that a name means. Raises InputError for an unknown name."""
+    match = re.fullmatch(
+        rf"({'|'.join(PROVIDERS)})(?::([0-9]{{1,9}}))?", name if isinstance(name, str) else ""
+    )
+    if match is None:
+        expected = "auto, cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0"
+        raise wrong_type(name, "device", expected)
+    return Device(match[1], int(match[2] or 0))
+
+
+def usable_gpu() -> Device | None:
+    """The first GPU, if ONNX Runtime has all that it needs for it; otherwise None."""
+    gpu = Device("cuda")
+    try:
+        gpu.check()
+    except DeviceError:
+        return None
+    return None if _missing_library(gpu.kind) else gpu
+
+
+def gpu_count() -> int:
+    """The number of NVIDIA GPUs. Raises DeviceError if there is no driver, or it does not answer."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        raise DeviceError(
+            f"no NVIDIA driver here ({_DRIVER} cannot be loaded); install it, or use --device cpu"
+        ) from None
+    count = ctypes.c_int(0)
+    for name, argument in (("cuInit", 0), ("cuDeviceGetCount", ctypes.byref(count))):
+        status = getattr(driver, name)(argument)
+        if status == _NO_DEVICE:
+            return 0
+        if status:
+            raise DeviceError(
+                f"NVIDIA's driver does not answer (CUDA error {status}); look at nvidia-smi, or use --device cpu"
+            )
+    return count.value
+
+
+@functools.cache
+def _load_libraries() -> None:
+    """Load CUDA's and cuDNN's libraries from Python packages, if they are there; the system's are found anyway."""
+    from voxcpm_runtime.backends.portable.onnx_runtime import ort
+
+    # `check_provider` reports what is missing, in one line.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+        ort.preload_dlls()
+    ort.set_default_logger_severity(_FATAL)
+
+
+def _missing_library(kind: str) -> str:
+    """Why the provider cannot be loaded, in the words of the system's loader; empty if it can."""
+    from voxcpm_runtime.backends.portable.onnx_runtime import ort
+
+    folder = Path(ort.__file__).parent / "capi"
+    try:
+        for name in ("shared", *(["tensorrt"] if kind == "tensorrt" else []), "cuda"):
+            ctypes.CDLL(str(folder / _PROVIDER_LIBRARY.format(name)), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return first_line(error)
+    return ""

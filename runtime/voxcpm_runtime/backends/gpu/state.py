@@ -1,0 +1,201 @@
+"""The state of one stream on a GPU: buffers that never move, so that captured calls find them again."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from voxcpm_runtime.backends.gpu.device import Device
+from voxcpm_runtime.backends.gpu.worker import DeviceWorker
+from voxcpm_runtime.backends.portable.lowered import Interface, graph_dtype
+from voxcpm_runtime.backends.portable.onnx_runtime import ort
+from voxcpm_runtime.storage.process_memory import mapped_zeros
+
+_ELEMENTS: dict[str, type[np.floating]] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
+
+
+@dataclass(eq=False)
+class Buffers:
+    """The tensors of one stream. Those that no scatter writes in place have two, which take turns."""
+
+    pairs: dict[str, tuple[ort.OrtValue, ...]]
+    """One buffer, or two, by name of the state tensor."""
+    turn: int = 0
+    number: int = 1
+    """Which of its pool's buffers these are, from 1."""
+    parts: dict[str, Buffers] = field(default_factory=dict)
+    """What `part` has returned, by prefix."""
+
+    def part(self, prefix: str) -> Buffers:
+        """The tensors with that prefix, without it: each time the same object, as calls are captured by it."""
+        if prefix not in self.parts:
+            pairs = {n.removeprefix(prefix): pair for n, pair in self.pairs.items() if n.startswith(prefix)}
+            self.parts[prefix] = Buffers(pairs)
+        return self.parts[prefix]
+
+    def now(self, name: str) -> ort.OrtValue:
+        """The buffer that the next call reads."""
+        return self.pairs[name][self.turn % len(self.pairs[name])]
+
+    def next(self, name: str) -> ort.OrtValue:
+        """The buffer that the next call writes."""
+        return self.pairs[name][(self.turn + 1) % len(self.pairs[name])]
+
+    def advance(self) -> None:
+        """Make what the last call wrote what the next one reads."""
+        if any(len(pair) > 1 for pair in self.pairs.values()):
+            self.turn = 1 - self.turn
+
+
+class BufferPool:
+    """Buffers of streams that have ended serve the next ones, with the calls that were captured for them."""
+
+    def __init__(
+        self, interfaces: Mapping[str, Interface], in_place: frozenset[str], worker: DeviceWorker
+    ) -> None:
+        self._worker, self._in_place = worker, in_place
+        self._zeros = {
+            name: mapped_zeros(i.fixed_shape or (), graph_dtype(i.dtype, "half"))
+            for name, i in interfaces.items()
+        }
+        self._blank: dict[tuple[object, ...], ort.OrtValue] = {}
+        """Zeros on the device, shared by tensors of one form."""
+        self._free: list[Buffers] = []
+        self._made = 0
+
+    def new_state(self) -> DeviceState:
+        """The state at the start of a stream: zeros. When it is freed, its buffers serve another one."""
+        with self._worker.device.memory_checked("hold another stream"):
+            buffers = self._worker.run_alone(self._take)
+        state = DeviceState(buffers, self._in_place, self._worker)
+        weakref.finalize(state, self._free.append, buffers)
+        return state
+
+    def _take(self) -> Buffers:
+        """Buffers of zeros. Runs on the worker's thread."""
+        # The oldest: their calls are captured, those of the latest perhaps no more (`calls.MAX_GRAPHS`).
+        buffers = min(self._free, key=lambda free: free.number, default=None)
+        if buffers is None:
+            self._made += 1
+            pairs = {
+                name: tuple(self._on_device(zeros) for _ in range(1 if name in self._in_place else 2))
+                for name, zeros in self._zeros.items()
+            }
+            return Buffers(pairs, number=self._made)
+        self._free.remove(buffers)
+        for name, pair in buffers.pairs.items():
+            zeros = self._zeros[name]
+            form = (zeros.dtype, zeros.shape)
+            if form not in self._blank:
+                self._blank[form] = self._on_device(zeros)
+            for buffer in pair:
+                buffer.update_inplace(self._blank[form])
+        return buffers
+
+    def _on_device(self, array: np.ndarray) -> ort.OrtValue:
+        # On the CPU an OrtValue of an array is that array itself.
+        device = self._worker.device
+        return ort.OrtValue.ortvalue_from_numpy(array.copy(), device.memory, device.index)
+
+
+@dataclass(eq=False)
+class DeviceState:
+    """The state of one stream on a GPU.
+
+    One state belongs to one stream: two threads must not run with the same state at the same time.
+    """
+
+    buffers: Buffers
+    in_place: frozenset[str]
+    """Names of the tensors that a call writes in place."""
+    worker: DeviceWorker
+    whole: DeviceState | None = None
+    """The state that this one is a part of, which lives as long as its parts."""
+
+    def part(self, prefix: str) -> DeviceState:
+        """The state of one step model in a call of several: see `Buffers.part`."""
+        in_place = frozenset(n.removeprefix(prefix) for n in self.in_place if n.startswith(prefix))
+        return DeviceState(self.buffers.part(prefix), in_place, self.worker, self)
+
+    def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """See `StepState`."""
+        return self.worker.run_alone(self._rows, start, stop)
+
+    def set_rows(self, start: int, rows: Mapping[str, np.ndarray]) -> None:
+        """See `StepState`."""
+        self.worker.run_alone(self.append, rows, start)
+
+    def _rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        bounds = {"start": np.array([start], np.int64), "stop": np.array([stop], np.int64)}
+        found = {}
+        for name in self.buffers.pairs:
+            cache = self.buffers.now(name)
+            if stop <= start:
+                shape = cache.shape()
+                found[name] = np.zeros((*shape[:2], 0, *shape[3:]), np.float32)
+                continue
+            session = _row_sessions(self.worker.device, _dtype(cache).name)[0]
+            binding = session.io_binding()
+            binding.bind_ortvalue_input("cache", cache)
+            for bound, array in bounds.items():
+                binding.bind_cpu_input(bound, array)
+            binding.bind_output("rows")
+            session.run_with_iobinding(binding)
+            found[name] = binding.get_outputs()[0].numpy().astype(np.float32)
+        return found
+
+    def append(self, rows: Mapping[str, np.ndarray], start: int) -> None:
+        """Write rows into the caches from a position on. Runs on the worker's thread."""
+        memory, index = self.worker.device.memory, self.worker.device.index
+        targets: dict[tuple[int, ...], ort.OrtValue] = {}
+        for name, array in rows.items():
+            if not array.size:
+                continue
+            cache = self.buffers.now(name)
+            if array.shape not in targets:
+                positions = np.arange(start, start + array.shape[2], dtype=np.int64)
+                spread = np.ascontiguousarray(np.broadcast_to(positions.reshape(1, 1, -1, 1), array.shape))
+                targets[array.shape] = ort.OrtValue.ortvalue_from_numpy(spread, memory, index)
+            written = np.ascontiguousarray(array, _dtype(cache))
+            session = _row_sessions(self.worker.device, written.dtype.name)[1]
+            binding = session.io_binding()
+            binding.bind_ortvalue_input("cache", cache)
+            binding.bind_ortvalue_input("positions", targets[array.shape])
+            binding.bind_ortvalue_input("rows", ort.OrtValue.ortvalue_from_numpy(written, memory, index))
+            binding.bind_ortvalue_output("updated", cache)
+            session.run_with_iobinding(binding)
+
+
+@functools.cache
+def _row_sessions(device: Device, dtype: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+    """Sessions that read rows of a cache, and that write rows into it in place."""
+    from onnx import parser  # slow, and only needed here
+
+    cache = f"{'float' if dtype == 'float32' else dtype}[a, b, n, d]"
+
+    def session(inputs: str, output: str, node: str, constants: str = "") -> ort.InferenceSession:
+        graph = f"rows ({cache} cache, {inputs}) => ({cache} {output}) {constants} {{ {output} = {node} }}"
+        model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}')
+        return ort.InferenceSession(model.SerializeToString(), providers=device.providers())
+
+    return (
+        session(
+            "int64[i] start, int64[i] stop",
+            "rows",
+            "Slice (cache, start, stop, axes)",
+            "<int64[1] axes = {2}>",
+        ),
+        session(
+            f"int64[a, b, r, d] positions, {cache.replace('n', 'r')} rows",
+            "updated",
+            "ScatterElements <axis = 2> (cache, positions, rows)",
+        ),
+    )
+
+
+def _dtype(value: ort.OrtValue) -> np.dtype:
+    return np.dtype(_ELEMENTS[value.data_type()])

@@ -1,0 +1,128 @@
+"""The packages of a bundle as step models: each of its functions, and step models of several functions or packages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import PASSED_ON, Precision, StepModel
+from voxcpm_constants.targets import StateForm, updated_name
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
+
+
+class PackageFunction(NamedTuple):
+    """One function of a package, the unit of loading."""
+
+    package: Path
+    name: str
+    declared: StepModel
+    state: StateForm
+
+    def check(self, inputs: Iterable[str], outputs: Iterable[str], states: Iterable[str]) -> None:
+        """Raises BundleError if its tensors are not named as declared. states: the native ones."""
+        state = {t.name for t in self.declared.state}
+        passed = set() if self.state == "native" else state
+        updated = {updated_name(t, self.state) for t in self.declared.state if t.name in passed}
+        for kind, expected, found in (
+            ("inputs", {t.name for t in self.declared.inputs} | passed, set(inputs)),
+            ("outputs", {t.name for t in self.declared.outputs} | updated, set(outputs)),
+            ("states", state - passed, set(states)),
+        ):
+            if wrong := sorted(expected ^ found):
+                what = "missing" if wrong[0] in expected else "unknown"
+                raise BundleError(
+                    f"{self.package}: {kind} are not those of {self.declared.name} ({wrong[0]} is {what}); "
+                    "convert again"
+                )
+
+
+OpenPackage = Callable[[StepModel, Sequence[PackageFunction], str], Callable[[int], StepFunction]]
+"""open(declaration, functions, key) -> the step function of each function by its index. key: the package's digest."""
+
+
+def open_step_model(
+    folder: Path, manifest: Manifest, precision: Precision, name: str, open_package: OpenPackage
+) -> StepFunction:
+    """A step model of the bundle at `folder`. The first function of each package is taken now, others when called."""
+
+    def opened(package: StepModel) -> StepFunction:
+        form = manifest.form(package)
+        path = folder / manifest.package_path(precision, package.name)
+        functions = [PackageFunction(path, *item, form.state) for item in form.functions.items()]
+        load = open_package(package, functions, manifest.package_key(precision, package.name))
+        first = load(0)
+        return first if len(functions) == 1 else FunctionsByLength(package, first, load)
+
+    declared = manifest.parts(name)
+    parts = [opened(part) for part in declared]
+    return parts[0] if len(parts) == 1 else PartsInTurn(declared, parts)
+
+
+class FunctionsByLength:
+    """A step model with one function for each length, which share one state.
+
+    first: the function for the first length. load(index): the function for another; called once.
+    """
+
+    def __init__(self, declared: StepModel, first: StepFunction, load: Callable[[int], StepFunction]) -> None:
+        tensor, self._axis = declared.chunk_axis
+        self._name, self._input = declared.name, tensor.name
+        self._chunks = {length: chunk for chunk, length in enumerate(declared.chunk_lengths)}
+        self._load, self._loaded = load, {0: first}
+        self._loading = threading.Lock()
+
+    def new_state(self) -> StepState:
+        """See `StepFunction`."""
+        return self._loaded[0].new_state()
+
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
+        """See `StepFunction`."""
+        length = inputs[self._input].shape[self._axis]
+        if length not in self._chunks:
+            taken = ", ".join(map(str, self._chunks))
+            raise ValueError(f"{self._name}: {self._input} may have the lengths {taken}, not {length}")
+        chunk = self._chunks[length]
+        with self._loading:
+            if chunk not in self._loaded:
+                self._loaded[chunk] = self._load(chunk)
+        return self._loaded[chunk](inputs, state)
+
+
+class StatesInTurn:
+    """The states of all parts as one."""
+
+    def __init__(self, declared: Sequence[StepModel], states: Sequence[StepState]) -> None:
+        self._declared, self.states = declared, states
+
+    def rows(self, start: int, stop: int) -> dict[str, Array]:
+        """See `StepState`."""
+        return {name: array for state in self.states for name, array in state.rows(start, stop).items()}
+
+    def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
+        """See `StepState`."""
+        for declared, state in zip(self._declared, self.states, strict=True):
+            state.set_rows(start, {t.name: rows[t.name] for t in declared.state if t.name in rows})
+
+
+class PartsInTurn:
+    """A step model in several packages (`voxcpm_constants.step_models.parts`), called one after the other."""
+
+    def __init__(self, declared: Sequence[StepModel], parts: Sequence[StepFunction]) -> None:
+        self._declared, self._parts = declared, parts
+
+    def new_state(self) -> StatesInTurn:
+        """See `StepFunction`."""
+        return StatesInTurn(self._declared, [part.new_state() for part in self._parts])
+
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
+        """See `StepFunction`."""
+        if not isinstance(state, StatesInTurn) or len(state.states) != len(self._parts):
+            raise ValueError(f"{self._declared[0].name}: pass a state that this step model made")
+        taken, outputs = self._declared[0].inputs[0].name, dict(inputs)
+        for part, own in zip(self._parts, state.states, strict=True):
+            outputs = part({**inputs, taken: outputs.get(PASSED_ON, inputs[taken])}, own)
+        return outputs

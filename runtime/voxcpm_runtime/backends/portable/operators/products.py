@@ -1,0 +1,122 @@
+"""Matrix products and convolutions. In plain mode weights of 8 or 4 bits may stay as they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from voxcpm_runtime.backends.portable.graph import CONTRIB, Call, Operator
+from voxcpm_runtime.backends.portable.operators.integer_products import quantized_matmul, quantized_taps
+from voxcpm_runtime.backends.portable.operators.layout import END
+
+# Weights from this size on do not stay in a core's cache; reading them takes most of a transposed convolution's time.
+_LARGE_WEIGHT = 1 << 20
+
+
+def _linear(call: Call) -> str:
+    """X · weightᵀ + bias, weight (out_features, in_features)."""
+    product = quantized_matmul(call, "weight", transposed=True)
+    if product is None:
+        # The contrib form multiplies by the transpose as it is stored: no transposed copy at load on a processor.
+        product = call.emit("FusedMatMul", call.tensor("x"), call.tensor("weight"), domain=CONTRIB, transB=1)
+    # coremltools gives a product without bias one of zeros.
+    if not call.has("bias") or (call.is_constant("bias") and not np.any(call.static("bias"))):
+        return product
+    return call.emit("Add", product, call.tensor("bias"))
+
+
+def _matmul(call: Call) -> str:
+    transpose_x, transpose_y = call.static("transpose_x", False), call.static("transpose_y", False)
+    product = None if transpose_x else quantized_matmul(call, "y", transposed=transpose_y)
+    if product is not None:
+        return product
+    x, y = call.tensor("x"), call.tensor("y")
+    if not (transpose_x or transpose_y):
+        return call.emit("MatMul", x, y)
+    return call.emit("FusedMatMul", x, y, domain=CONTRIB, transA=int(transpose_x), transB=int(transpose_y))
+
+
+def _conv(call: Call) -> str:
+    return call.emit("Conv", *_operands(call), **_geometry(call))
+
+
+def _conv_transpose(call: Call) -> str:
+    geometry = _geometry(call)
+    if call.has("output_shape"):
+        geometry["output_padding"] = _output_padding(call, geometry)
+    return _overlap_add(call, geometry) or call.emit("ConvTranspose", *_operands(call), **geometry)
+
+
+def _operands(call: Call) -> list[str]:
+    return [call.tensor(name) for name in ("x", "weight", "bias") if call.has(name)]
+
+
+def _geometry(call: Call) -> dict[str, Any]:
+    """ONNX attributes. MIL lists pads as (before, after) per axis, ONNX all the befores and then all the afters."""
+    spatial = call.rank("weight") - 2
+    pad_type = call.static("pad_type", "valid")
+    if pad_type not in {"valid", "custom"}:
+        raise call.refuse(f"pad_type {pad_type}")
+    pad = call.static("pad", [0] * 2 * spatial) if pad_type == "custom" else [0] * 2 * spatial
+    return {
+        "group": call.static("groups", 1),
+        "strides": call.static("strides", [1] * spatial),
+        "dilations": call.static("dilations", [1] * spatial),
+        "pads": pad[0::2] + pad[1::2],
+    }
+
+
+def _output_padding(call: Call, geometry: dict[str, Any]) -> list[int]:
+    """Elements that the output shape has at the end beyond (D − 1)·stride + (kernel − 1)·dilation + 1 − pads."""
+    wanted = call.static("output_shape")[2:]
+    sizes, kernel = call.shape("x")[2:], call.shape("weight")[2:]
+    extra = []
+    for i, (want, size, taps) in enumerate(zip(wanted, sizes, kernel, strict=True)):
+        if size is None or taps is None:
+            raise call.refuse("output_shape with an input of open length")
+        span = (size - 1) * geometry["strides"][i] + (taps - 1) * geometry["dilations"][i] + 1
+        pads = geometry["pads"][i] + geometry["pads"][i + len(wanted)]
+        extra.append(want - (span - pads))
+    if min(extra) < 0:
+        raise call.refuse(f"output_shape {wanted} is smaller than the convolution's")
+    return extra
+
+
+def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
+    """A transposed convolution with kernel 2·stride and int8 weights: one integer product, whose halves are added.
+
+    Its padding is the stride on both sides, so that each output has two terms. None for any other, and for small
+    weights, for which moving the halves costs more than it saves.
+    """
+    sizes = [size or 0 for size in call.shape("weight")]
+    outputs, stride = sizes[1], geometry["strides"][0]
+    plain = {"output_padding": [0], **geometry} == {
+        "group": 1, "strides": [stride], "dilations": [1], "pads": [stride, stride], "output_padding": [0],
+    }  # fmt: skip
+    if not plain or call.shape("x")[0] != 1 or sizes[2:] != [2 * stride] or math.prod(sizes) < _LARGE_WEIGHT:
+        return None
+    taps = quantized_taps(call, "weight", call.emit("Transpose", call.tensor("x"), perm=[0, 2, 1]))
+    if taps is None:
+        return None
+    integers = call.graph.integers
+    # (1, frames, out · 2 · stride) -> (2, out, frames, stride), the two halves of what each frame adds
+    halves = call.emit("Reshape", taps, integers([-1, outputs, 2, stride]))
+    halves = call.emit("Transpose", halves, perm=[2, 1, 0, 3])
+    halves = call.emit("Reshape", halves, integers([2, outputs, -1]))
+    # What a frame adds at once, without that of the first frame; what it adds one frame later, without the last one's.
+    now = call.emit("Slice", halves, integers([0, stride]), integers([1, END]), integers([0, 2]))
+    later = call.emit("Slice", halves, integers([1, 0]), integers([2, -stride]), integers([0, 2]))
+    added = call.emit("Add", now, later)
+    if not call.has("bias"):
+        return added
+    return call.emit("Add", added, call.emit("Unsqueeze", call.tensor("bias"), integers([1])))
+
+
+OPERATORS: dict[str, Operator] = {
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "linear": _linear,
+    "matmul": _matmul,
+}

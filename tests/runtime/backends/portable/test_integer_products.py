@@ -1,0 +1,318 @@
+"""Products with weights of 8 and 4 bits, which keep their bits in plain mode and are unpacked in faithful mode."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
+from voxcpm_runtime.backends.portable.cache import load_lowered
+
+torch = pytest.importorskip("torch")
+
+NOISE = 0.015
+"""Relative error of unit-variance activations in 8 bits, and a margin."""
+BLOCKS, WHOLE = b"MatMulNBits", b"MatMulIntegerToFloat"
+RANGES = {"int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255)}
+
+
+def quantized(model: Any) -> Any:
+    """The model with int8 weights, quantised in the conversion's way."""
+    import coremltools.optimize.coreml as cto
+
+    settings = cto.OpLinearQuantizerConfig(mode="linear_symmetric", weight_threshold=512)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return cto.linear_quantize_weights(model, config=cto.OptimizationConfig(global_config=settings))
+
+
+def int8_rows(weight: np.ndarray) -> np.ndarray:
+    """Symmetric 8-bit rounding of each row, by its definition."""
+    scale = np.abs(weight).max(1, keepdims=True) / 127
+    return np.round(weight / scale) * scale
+
+
+def relative_error(result: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2)))
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def int8_linear(lab: Any, weight: np.ndarray, x: np.ndarray, **more: Any) -> Path:
+    """A package of a linear layer with an int8 weight."""
+    path: Path = lab.save(
+        quantized(lab.convert(lambda x: lab.mb.linear(x=x, weight=weight, **more), {"x": x}))
+    )
+    return path
+
+
+PRODUCTS = [
+    ("saturating", 1, BLOCKS),
+    ("saturating", 5, WHOLE),
+    ("exact", 1, WHOLE),
+    ("exact", 5, WHOLE),
+]
+
+
+@pytest.mark.parametrize(("processor", "rows", "product"), PRODUCTS, indirect=["processor"])
+@pytest.mark.usefixtures("processor")
+def test_int8_linear_stays_8_bit_in_plain_mode(
+    lab: Any, rng: np.random.Generator, rows: int, product: bytes
+) -> None:
+    weight, bias = normal(rng, 64, 96), normal(rng, 64)
+    # Rows of different magnitude: with one scale for all, the small ones would be lost.
+    x = (normal(rng, 1, rows, 96) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
+    package = int8_linear(lab, weight, x, bias=bias)
+    expected = x @ int8_rows(weight).T + bias
+    (plain,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    for row in range(rows):
+        assert relative_error(plain[0, row] - bias, expected[0, row] - bias) < NOISE
+    assert product in load_lowered(package).model
+    (faithful,) = PortableStepModel(package, threads=1, mode="faithful")({"x": x}).values()
+    np.testing.assert_allclose(faithful, expected, rtol=1e-3, atol=1e-3)
+    assert product not in load_lowered(package, mode="faithful").model
+
+
+@pytest.mark.parametrize(("processor", "rows", "product"), PRODUCTS, indirect=["processor"])
+@pytest.mark.usefixtures("processor")
+def test_int8_matmul_of_an_untransposed_weight(
+    lab: Any, rng: np.random.Generator, rows: int, product: bytes
+) -> None:
+    weight, x = normal(rng, 96, 64), normal(rng, 1, rows, 96)
+    package = lab.save(quantized(lab.convert(lambda x: lab.mb.matmul(x=x, y=weight), {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    assert relative_error(result, x @ int8_rows(weight.T).T) < NOISE
+    assert product in load_lowered(package).model
+
+
+WIDE, NARROW = (96, 64), (64, 96)
+
+
+@pytest.mark.parametrize("processor", ["exact"], indirect=True)
+@pytest.mark.parametrize(
+    ("rows", "shape", "fine"), [(1, WIDE, True), (3, WIDE, True), (5, WIDE, False), (5, NARROW, True)]
+)
+@pytest.mark.parametrize("open_length", [False, True])
+@pytest.mark.usefixtures("processor")
+def test_few_rows_and_products_that_narrow_keep_what_a_byte_rounds_off(
+    lab: Any, rng: np.random.Generator, rows: int, shape: tuple[int, int], fine: bool, open_length: bool
+) -> None:
+    """A second plane of bytes: the error falls from about 1 % to 1e-4."""
+    layer = torch.nn.Linear(shape[1], shape[0], bias=False)
+    x = normal(rng, 1, rows, shape[1])
+    lengths = lab.ct.EnumeratedShapes([(1, n, shape[1]) for n in (1, 3, 5)]) if open_length else x.shape
+    model = lab.ct.convert(
+        torch.jit.trace(layer, torch.from_numpy(x)),
+        inputs=[lab.ct.TensorType("x", shape=lengths)],
+        minimum_deployment_target=lab.ct.target.macOS14,
+        compute_precision=lab.ct.precision.FLOAT32,
+        skip_model_load=True,
+    )
+    (result,) = PortableStepModel(lab.save(quantized(model)), threads=1)({"x": x}).values()
+    error = relative_error(result, x @ int8_rows(layer.weight.detach().numpy()).T)
+    assert error < 2e-4 if fine else 2e-3 < error < NOISE
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_int8_products_do_not_saturate(lab: Any, rows: int) -> None:
+    weight, x = np.full((64, 96), 0.7, np.float32), np.full((1, rows, 96), 3.0, np.float32)
+    (result,) = PortableStepModel(int8_linear(lab, weight, x), threads=1)({"x": x}).values()
+    np.testing.assert_allclose(result, np.full((1, rows, 64), 0.7 * 3 * 96), rtol=1e-2)
+
+
+@pytest.mark.parametrize("others", [0, 1e4, np.nan])
+@pytest.mark.parametrize("rows", [2, 5, 18])
+def test_a_row_of_a_product_does_not_depend_on_the_others(
+    lab: Any, rng: np.random.Generator, rows: int, others: float
+) -> None:
+    """The first row has no negative number, so its range is different."""
+    weight, x = normal(rng, 64, 96), np.abs(normal(rng, rows, 96))
+    run = PortableStepModel(int8_linear(lab, weight, x), threads=1)
+    (before,) = run({"x": x}).values()
+    x[1:] *= others
+    (after,) = run({"x": x}).values()
+    np.testing.assert_array_equal(after[0], before[0])
+    assert not np.array_equal(after[1], before[1])
+    if others == 0:
+        np.testing.assert_array_equal(after[1], 0)
+
+
+@pytest.mark.parametrize("shape", [(512, 256, 8), (32, 16, 8)], ids=["large", "small"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8_transposed_convolution(
+    lab: Any, rng: np.random.Generator, shape: tuple[int, int, int], bias: bool
+) -> None:
+    """Large weights stay 8-bit and small ones are unpacked; the results are the same."""
+    weight, x, offset = normal(rng, *shape), normal(rng, 1, shape[0], 5), 30 * normal(rng, shape[1])
+    options = {"strides": [4], "pad_type": "custom", "pad": [4, 4], **({"bias": offset} if bias else {})}
+
+    def build(x: Any) -> Any:
+        return lab.mb.conv_transpose(x=x, weight=weight, **options)
+
+    package = lab.save(quantized(lab.convert(build, {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+
+    by_output = weight.transpose(1, 0, 2)
+    rounded = int8_rows(by_output.reshape(shape[1], -1)).reshape(by_output.shape).transpose(1, 0, 2)
+    expected = torch.nn.functional.conv_transpose1d(
+        torch.from_numpy(x), torch.from_numpy(rounded.astype(np.float32)),
+        torch.from_numpy(offset) if bias else None, stride=4, padding=4,
+    ).numpy()  # fmt: skip
+    assert relative_error(result, expected) < NOISE
+    assert (WHOLE in load_lowered(package).model) == (shape[0] == 512)
+
+
+class Weight:
+    """Random integers with a scale, and possibly an offset, for each block; `dense` is (integers − offset) · scale."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        dtype: str,
+        shape: tuple[int, ...],
+        scales: tuple[int, ...],
+        offset: bool,
+    ) -> None:
+        from coremltools.converters.mil.mil import types
+
+        low, high = RANGES[dtype]
+        stored = types.nptype_from_builtin(types.string_to_builtin(dtype))
+        whole = np.int8 if low else np.uint8
+        integers = rng.integers(low, high, shape, whole, endpoint=True)
+        offsets = rng.integers(low, high, scales, whole, endpoint=True) if offset else np.zeros(scales, whole)
+        factors = rng.uniform(0.5, 2, scales).astype(np.float32)
+        self.arguments = {"data": integers.astype(stored), "scale": factors}
+        if offset:
+            self.arguments["offset"] = offsets.astype(stored)
+
+        def spread(array: np.ndarray) -> np.ndarray:
+            for axis, (size, count) in enumerate(zip(shape, scales, strict=True)):
+                array = array.repeat(size // count, axis)
+            return array.astype(np.float32)
+
+        self.dense = (integers.astype(np.float32) - spread(offsets)) * spread(factors)
+
+
+def linear(lab: Any, weight: Weight, x: np.ndarray, **options: Any) -> np.ndarray:
+    def build(x: Any) -> Any:
+        return lab.mb.linear(x=x, weight=lab.mb.constexpr_blockwise_shift_scale(**weight.arguments))
+
+    return lab.run(build, {"x": x}, "constexpr_blockwise_shift_scale", **options)[0]
+
+
+def nodes(lab: Any, mode: str = "plain") -> bytes:
+    return load_lowered(lab.directory / "model.mlpackage", mode=mode).model
+
+
+# dtype, scales of a weight (48, 128), offset
+IN_BLOCKS = [
+    ("int4", (48, 4), False),
+    ("int4", (48, 4), True),
+    ("int4", (48, 1), False),
+    ("uint4", (48, 4), True),
+    ("int8", (48, 2), True),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("dtype", "scales", "offset"), IN_BLOCKS)
+def test_weights_in_blocks_keep_their_bits(
+    later_lab: Any, rng: np.random.Generator, dtype: str, scales: tuple[int, int], offset: bool, rows: int
+) -> None:
+    weight = Weight(rng, dtype, (48, 128), scales, offset)
+    x = (normal(rng, 1, rows, 128) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
+    result, expected = linear(later_lab, weight, x), x @ weight.dense.T
+    for row in range(rows):
+        assert relative_error(result[0, row], expected[0, row]) < NOISE
+    assert BLOCKS in nodes(later_lab)
+
+
+@pytest.mark.parametrize(
+    ("processor", "rows", "product"),
+    [("saturating", 1, BLOCKS), ("saturating", 5, WHOLE), ("exact", 1, WHOLE)],
+    indirect=["processor"],
+)
+@pytest.mark.usefixtures("processor")
+def test_int8_with_a_scale_a_channel_is_as_in_macos_14(
+    later_lab: Any, rng: np.random.Generator, rows: int, product: bytes
+) -> None:
+    weight, x = Weight(rng, "int8", (48, 128), (48, 1), offset=False), normal(rng, rows, 128)
+    assert relative_error(linear(later_lab, weight, x), x @ weight.dense.T) < NOISE
+    assert product in nodes(later_lab)
+
+
+@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("dtype", RANGES)
+def test_faithful_mode_unpacks_weights(
+    later_lab: Any, rng: np.random.Generator, dtype: str, offset: bool
+) -> None:
+    weight, x = Weight(rng, dtype, (48, 128), (48, 4), offset), normal(rng, 3, 128)
+    result = linear(later_lab, weight, x, mode="faithful")
+    np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-2)
+    assert BLOCKS not in nodes(later_lab, "faithful")
+
+
+# Odd element counts, inline values, one scale for all, blocks of rows, block sizes without a product, zero points that
+# end within a byte.
+UNUSUAL = [((7, 9), (7, 3)), ((2, 3), (2, 1)), ((7, 9), (1, 1)), ((8, 96), (2, 3)), ((5, 96), (5, 3))]
+
+
+@pytest.mark.parametrize(("shape", "scales"), UNUSUAL, ids=str)
+def test_unusual_shapes_are_unpacked(
+    later_lab: Any, rng: np.random.Generator, shape: tuple[int, int], scales: tuple[int, int]
+) -> None:
+    weight, x = Weight(rng, "int4", shape, scales, offset=True), normal(rng, 1, shape[1])
+    result = linear(later_lab, weight, x)
+    np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["conv", "conv_transpose", "matmul"])
+def test_other_products_unpack_4_bit_weights(later_lab: Any, rng: np.random.Generator, kind: str) -> None:
+    mb, tensors = later_lab.mb, torch.nn.functional
+    if kind == "matmul":
+        weight, x = Weight(rng, "int4", (128, 48), (4, 48), offset=True), normal(rng, 5, 128)
+        expected, arguments = x @ weight.dense, {}
+    elif kind == "conv":
+        weight, x = Weight(rng, "int4", (12, 32, 3), (12, 2, 1), offset=True), normal(rng, 1, 32, 20)
+        expected = tensors.conv1d(torch.from_numpy(x), torch.from_numpy(weight.dense)).numpy()
+        arguments = {}
+    else:
+        weight, x = Weight(rng, "int4", (32, 16, 8), (4, 16, 1), offset=False), normal(rng, 1, 32, 5)
+        arguments = {"strides": [4], "pad_type": "custom", "pad": [4, 4]}
+        expected = tensors.conv_transpose1d(
+            torch.from_numpy(x), torch.from_numpy(weight.dense), stride=4, padding=4
+        ).numpy()
+
+    def build(x: Any) -> Any:
+        held = mb.constexpr_blockwise_shift_scale(**weight.arguments)
+        return getattr(mb, kind)(x=x, **{"y" if kind == "matmul" else "weight": held}, **arguments)
+
+    (result,) = later_lab.run(build, {"x": x}, kind)
+    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=2e-2)
+
+
+def test_weights_of_half_bytes_are_read_from_the_package(
+    later_lab: Any, rng: np.random.Generator, private_cache: Any
+) -> None:
+    weight, x = Weight(rng, "int4", (256, 1024), (256, 32), True), normal(rng, 1, 1024)
+    assert relative_error(linear(later_lab, weight, x), x @ weight.dense.T) < NOISE
+    assert sum(f.stat().st_size for f in private_cache.rglob("*.lowered")) < 256 * 1024 / 2 / 8
+
+
+def test_a_weight_that_is_no_integer_is_refused_by_name(later_lab: Any) -> None:
+    def build(x: Any) -> Any:
+        arguments = {"data": np.ones((8, 16), np.float16), "scale": np.ones((8, 1), np.float32)}
+        return later_lab.mb.linear(
+            x=x, weight=later_lab.mb.constexpr_blockwise_shift_scale(**arguments, name="coarse")
+        )
+
+    with pytest.raises(
+        PackageError, match=r"constexpr_blockwise_shift_scale \(coarse\): a weight of type FLOAT16"
+    ):
+        later_lab.run(build, {"x": np.zeros((1, 16), np.float32)}, "constexpr_blockwise_shift_scale")

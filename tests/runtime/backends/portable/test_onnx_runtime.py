@@ -1,0 +1,191 @@
+"""ONNX Runtime as a guest: no telemetry, one arena, no more threads than the process has cores, plain refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import SYSTEM_ERRORS, BundleError, system_reason
+from voxcpm_runtime.backends import machine
+from voxcpm_runtime.backends.portable.onnx_runtime import errors
+from voxcpm_runtime.backends.portable.sessions import refusal_named
+
+RUN = """
+import sys
+import numpy as np
+from pathlib import Path
+from voxcpm_runtime.backends.portable import PortableStepModel
+print(*PortableStepModel(Path(sys.argv[1]))({"x": np.ones(4, np.float32)}).values())
+"""
+LISTEN = """
+import voxcpm_validation.listening.recognition
+import faster_whisper.vad
+import onnxruntime
+"""
+ASK = "import os, voxcpm_runtime.backends.portable; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+
+
+def run(program: str, home: Path, *arguments: object, **variables: str) -> str:
+    """What the program prints, for a user who has never run it, nor set anything."""
+    kept = {k: v for k, v in os.environ.items() if k not in {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**kept, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(home), **variables},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def package(lab: Any) -> Path:
+    path: Path = lab.package(lambda x: lab.mb.add(x=x, y=np.float32(1)), {"x": np.ones(4, np.float32)})
+    return path
+
+
+def telemetry(home: Path) -> list[Path]:
+    return [path for path in home.rglob("*") if "microsoft" in path.name.lower()]
+
+
+def test_running_a_step_model_queues_no_telemetry(package: Path, tmp_path: Path) -> None:
+    """From 1.31 on, ONNX Runtime begins as soon as it is imported."""
+    assert run(RUN, tmp_path, package) == "[2. 2. 2. 2.]\n"
+    assert telemetry(tmp_path) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("faster_whisper") is None, reason="needs the extra listen")
+def test_nor_does_the_recogniser(tmp_path: Path) -> None:
+    run(LISTEN, tmp_path)
+    assert telemetry(tmp_path) == []
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
+def test_the_users_own_setting_stays(tmp_path: Path, given: dict[str, str], kept: str) -> None:
+    assert run(ASK, tmp_path, **given).strip() == kept
+
+
+MODELS, MEGABYTES = 6, 64
+"""Sessions, and the size of the one tensor that each of them needs while it computes."""
+ARENA = f"""
+import gc, os
+from pathlib import Path
+
+import numpy as np
+from onnx import parser
+
+from voxcpm_runtime.backends.portable.lowered import Lowered
+from voxcpm_runtime.backends.portable.sessions import open_on_processor
+
+def megabytes():
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+model = parser.parse_model('''<ir_version: 9, opset_import: ["" : 18]>
+one_large_tensor (int64[1] shape) => (float sum) {{
+    large = ConstantOfShape (shape)
+    sum = ReduceSum <keepdims = 0> (large)
+}}''')
+lowered = Lowered(model.SerializeToString(), (), (), (), 0, {{}}, ())
+sessions = [open_on_processor(Path("a.mlpackage"), lowered, "faithful", 1)[0] for _ in range({MODELS})]
+before = megabytes()
+for session in sessions:
+    session.run(None, {{"shape": np.array([{MEGABYTES} * 250_000], np.int64)}})
+print(megabytes() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_models_that_compute_one_after_the_other_use_the_same_memory(tmp_path: Path) -> None:
+    """In a process of its own: what a model has once had, its arena keeps."""
+    grown = float(run(ARENA, tmp_path))
+    assert MEGABYTES <= grown < MODELS / 2 * MEGABYTES, f"{MODELS} models have come to {grown:.0f} MB"
+
+
+CORES = """
+import os, sys
+from pathlib import Path
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from voxcpm_runtime.backends.portable import PortableStepModel
+model = PortableStepModel(Path(sys.argv[1]))
+for task in os.listdir("/proc/self/task"):
+    print(*os.sched_getaffinity(int(task)), sep=",")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for the cores of each thread")
+def test_no_thread_is_on_a_core_that_is_not_ours(package: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's own choice is a thread bound to each of the machine's cores."""
+    assert set(run(CORES, tmp_path, package).split()) == {str(min(os.sched_getaffinity(0)))}
+
+
+@pytest.mark.parametrize(
+    ("own", "limit", "expected"),
+    [
+        ("0::/", "250000 100000", 2),
+        ("0::/", "50000 100000", 1),
+        ("0::/", "1200000 100000", None),
+        ("0::/", "max 100000", None),
+        ("12:cpu:/\n0::/user.slice/app", "300000 100000", 3),
+        ("12:cpu:/", "200000 100000", None),
+        ("0::/", None, None),
+    ],
+)
+def test_a_limit_on_processor_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, limit: str | None, expected: int | None
+) -> None:
+    """The limit of a control group, as a container has one, on a machine of eight cores."""
+    groups = tmp_path / "cgroup"
+    groups.write_text(own)
+    folder = tmp_path / own.rsplit("0::/", maxsplit=1)[-1] if "0::/" in own else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
+    if limit is not None:
+        (folder / "cpu.max").write_text(limit)
+    monkeypatch.setattr(machine, "_CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_GROUPS", groups)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+
+    assert machine.fair_threads() == expected
+
+
+PTHREAD = (
+    "/onnxruntime_src/onnxruntime/core/platform/posix/env.cc:327 PosixThread::PosixThread(...) pthread_create failed, "
+    "error code: {} error msg: {}\n"
+)
+NO_MEMORY, NO_THREADS = "the memory is not enough", "the system starts no more threads"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (errors.InvalidArgument("Failed to load model with error: std::bad_alloc"), NO_MEMORY),
+        (errors.RuntimeException("BFCArena: Failed to allocate memory for 7 bytes"), NO_MEMORY),
+        (RuntimeError(PTHREAD.format(12, "Cannot allocate memory")), NO_MEMORY),
+        (RuntimeError(PTHREAD.format(11, "Resource temporarily unavailable")), NO_THREADS),
+    ],
+)
+def test_refused_memory_and_threads_are_named(error: Exception, line: str) -> None:
+    with pytest.raises(SYSTEM_ERRORS) as raised, refusal_named(Path("a.mlpackage")):
+        raise error
+    assert system_reason(raised.value) == line
+
+
+@pytest.mark.parametrize(
+    "error", [errors.InvalidGraph("no such operator"), RuntimeError("Error in execution: ScatterND")]
+)
+def test_other_refusals_are_the_packages(error: Exception) -> None:
+    """What fails in a call with bound inputs, ONNX Runtime raises as a plain RuntimeError."""
+    with pytest.raises(BundleError, match=r"a\.mlpackage is damaged"), refusal_named(Path("a.mlpackage")):
+        raise error
+
+
+def test_errors_of_python_pass() -> None:
+    with pytest.raises(RecursionError, match="mine"), refusal_named(Path("a.mlpackage")):
+        raise RecursionError("mine")
