@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from voxcpm_runtime.session.threaded_speech import AudioChunk
     from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
     from voxcpm_runtime.speech.plan import Plan
-    from voxcpm_runtime.speech.progress import Progress
     from voxcpm_runtime.speech.results import (
+        Progress,
         Speech,
         SpokenSegment,
         SuspiciousWarning,
@@ -65,7 +65,6 @@ _HOMES = (
     "voxcpm_runtime.options",
     "voxcpm_runtime.speech.cancellation",
     "voxcpm_runtime.speech.results",
-    "voxcpm_runtime.speech.progress",
     "voxcpm_runtime.speech.saved_segments",
     "voxcpm_runtime.audio.pcm",
     "voxcpm_runtime.audio.reading",

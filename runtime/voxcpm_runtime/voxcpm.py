@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,10 @@ from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, Keywords, named_arguments, several
-from voxcpm_runtime.speech.attempts import attempts
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.narrator import Narrator
 from voxcpm_runtime.speech.plan import Plan, plan
-from voxcpm_runtime.speech.results import Piece, Speech
-from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, speak, stream
+from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
+from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, Gathered, checked_chunking, chunked, stream
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.input_text import checked_text, valid_unicode
@@ -211,7 +208,10 @@ class VoxCPM(UpstreamNames):
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
         instance(plan, Plan, "plan", "a Plan")
         try:
-            return speak(plan, self._narrator(plan))
+            gathered = Gathered(plan)
+            for _ in self._stream(plan, plan.segments, gathered):
+                pass
+            return gathered.speech()
         finally:
             if plan.saved_segments is not None:
                 plan.saved_segments.release()
@@ -277,8 +277,8 @@ class VoxCPM(UpstreamNames):
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        pieces = stream(instance(plan, Plan, "plan", "a Plan"), self._narrator(plan), plan.segments)
-        return chunked(pieces, *chunking)
+        instance(plan, Plan, "plan", "a Plan")
+        return chunked(self._stream(plan, plan.segments), *chunking)
 
     def session(
         self,
@@ -301,10 +301,10 @@ class VoxCPM(UpstreamNames):
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
-            return stream(either, self._narrator(either), either.read(segments))
+            return self._stream(either, either.read(segments))
 
         digest = voice.digest if voice else ""
-        said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.randomness.seed}"
+        said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.seed}"
         return Session(
             narrate,
             self.sample_rate,
@@ -349,11 +349,13 @@ class VoxCPM(UpstreamNames):
             plan(self.bundle, given) if isinstance(given, Arguments) else self.plan(**named_arguments(given))
         )
 
-    def _narrator(self, plan: Plan) -> Narrator:
+    def _stream(
+        self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: Gathered | None = None
+    ) -> Iterator[Piece]:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
         voice = plan.encoded_voice(self.driver)
-        return Narrator(plan, voice, self._prefix, partial(attempts, plan, self.driver))
+        return stream(plan, segments, self.driver, voice, self._prefix, whole)
 
     def _make_prefix(self, voice: Voice) -> Prefix:
         a = self.bundle.architecture

@@ -7,7 +7,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.commands.batch_lines import json_line
 from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
 from voxcpm_runtime.speech.arguments import Arguments, Keywords
-from voxcpm_runtime.speech.kv_room import patch_bound, patch_limit
+from voxcpm_runtime.speech.lengths import patch_bound, patch_limit
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
 

@@ -34,7 +34,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import USUAL
 from voxcpm_runtime.model import chunk_plan, driver, flow_matching
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
-from voxcpm_runtime.speech.kv_room import patch_bound
+from voxcpm_runtime.speech.lengths import patch_bound
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SWIFT = REPOSITORY / "examples" / "swift" / "VoxCPMSpeech.swift"

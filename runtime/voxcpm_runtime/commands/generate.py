@@ -36,8 +36,7 @@ from voxcpm_runtime.commands.status_line import clipped_text, progress_text, spe
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.plan import plan
-from voxcpm_runtime.speech.randomness import randomness
+from voxcpm_runtime.speech.plan import first_seed, plan
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
 
@@ -128,7 +127,7 @@ def _refuse_text_as_bundle(command: str, bundle: str) -> None:
 def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> None:
     shown = not asked.delivery.quiet
     token = CancelToken()
-    seed = randomness(arguments.seed, None).seed or 0
+    seed = first_seed(arguments.seed) or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
     file = replaced_file(target, overwrite=asked.delivery.overwrite)
     # Segments are saved next to a file, not next to a pipe or a device.

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from voxcpm_constants.progress_lines import progress_lines
-from voxcpm_runtime.speech.progress import Progress
-from voxcpm_runtime.speech.results import Speech
+from voxcpm_runtime.speech.results import Progress, Speech
 
 Notes = Callable[[str], None]
 

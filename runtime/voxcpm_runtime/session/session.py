@@ -34,9 +34,9 @@ class Session:
 
     The session speaks on its own thread, which it has while there is a complete sentence to speak: one that waits for
     text holds none. At most `buffer_seconds` of audio wait to be read: then speaking pauses until a chunk is read, and
-    if none is read for a second, no thread is held. At most MAX_CHARACTERS of text wait. A long text is cut into
-    sentences on the session's thread, while it is spoken. One thread may push text while another one reads; any thread
-    may cancel. Leaving the `with` block closes the session and drops audio that was not read.
+    if none is read for a second, the session's thread ends. At most MAX_CHARACTERS of text wait. A long text is cut
+    into sentences on the session's thread, while it is spoken. One thread may push text while another one reads; any
+    thread may cancel. Leaving the `with` block closes the session and drops audio that was not read.
 
     narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
     identifies all that the sound depends on except for the text, for `state_id`. turn: makes the context manager in

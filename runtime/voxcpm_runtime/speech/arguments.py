@@ -13,7 +13,7 @@ from voxcpm_runtime.argument_types import function, instance, shown, switch, tex
 from voxcpm_runtime.model.driver import NoiseSource
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.progress import ProgressCallback
+from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.input_text import checked_text, controlled, described, valid_unicode
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource

@@ -1,6 +1,6 @@
 """The plan of one call: everything is read, checked, tokenised and cut into segments here, without a step model.
 
-arguments ─► options, randomness, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
+arguments ─► options, seed, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
 
 A text of any length is read while it is spoken: the plan itself reads its beginning, so that the first audio of a book
 does not wait for its last page, and what is wrong with a text of ordinary length is found before anything is spoken.
@@ -10,28 +10,33 @@ from __future__ import annotations
 
 import inspect
 import math
+import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import overload
+from typing import Any
 
 import numpy as np
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
 from voxcpm_constants.errors import InputError, system_errors_as
-from voxcpm_runtime.argument_types import instance
+from voxcpm_runtime.argument_types import whole_number, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.model.driver import Driver, NoiseSource
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.expected_length import letters_in
-from voxcpm_runtime.speech.kv_room import longest_segment, min_anchor, min_patches, patch_limit, positions
-from voxcpm_runtime.speech.planned_segment import PlannedSegment
-from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
-from voxcpm_runtime.speech.randomness import Randomness, randomness
+from voxcpm_runtime.speech.lengths import (
+    letters_in,
+    longest_segment,
+    min_anchor,
+    min_patches,
+    patch_limit,
+    positions,
+)
+from voxcpm_runtime.speech.results import PlannedSegment, ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.input_text import checked_control, controlled
 from voxcpm_runtime.text.normalization import (
@@ -48,44 +53,32 @@ from voxcpm_runtime.voices.voice import Voice
 
 MIN_SEGMENT_TOKENS = 8
 """Text tokens that a segment may always have, even if the KV cache seems too short for their speech."""
+SEED_BITS = 32
+"""Length of a fresh seed."""
 _NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
 _CHARACTERS_PER_TOKEN = 16
 """A text with more characters for each token of the longest segment is long, without counting its tokens."""
 
 
-class PlannedSegments(Sequence[PlannedSegment]):
-    """The segments of a plan's text, read from it in turn: an iterator reads each when it is taken, and keeps none.
-
-    A length, or an index beyond the beginning, reads the whole text, once.
-    """
+class _LongText(Sequence[PlannedSegment]):
+    """The segments of a long text: an iterator reads each when it is taken. A length or an index reads all, once."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def __iter__(self) -> Iterator[PlannedSegment]:
-        """The segments in turn. Errors: see `Plan.read`; and Cancelled, if the plan is."""
-        return self._plan.from_the_beginning()
+        return self._plan.read_text()
 
     def __len__(self) -> int:
-        """Number of segments."""
         return len(self._plan.all_segments)
 
     def __bool__(self) -> bool:
-        """Whether there is a text."""
         return bool(self._plan.opening)
 
-    @overload
-    def __getitem__(self, index: int) -> PlannedSegment: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[PlannedSegment, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> PlannedSegment | tuple[PlannedSegment, ...]:
-        """One segment, or some of them."""
+    def __getitem__(self, index: Any) -> Any:
         opening = self._plan.opening
-        if isinstance(index, int) and 0 <= index < len(opening):
-            return opening[index]
-        return self._plan.all_segments[index]
+        known = isinstance(index, int) and 0 <= index < len(opening)
+        return opening[index] if known else self._plan.all_segments[index]
 
 
 def _calling_line() -> tuple[str, int]:
@@ -98,7 +91,7 @@ def _calling_line() -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be spoken, and how; make one with `plan`."""
+    """What is to be spoken, and how; make one with `VoxCPM.plan`."""
 
     bundle: Bundle
     voice: Voice | UnencodedVoice | None
@@ -106,7 +99,10 @@ class Plan:
     description: str
     """The control, without its parentheses; empty for none."""
     options: GenerationOptions
-    randomness: Randomness
+    seed: int | None
+    """The seed of the first attempt at the first segment; None if the caller gives a source of noise."""
+    rng: NoiseSource | None
+    """The caller's source of noise, for all attempts and segments."""
     progress: ProgressCallback | None
     cancel: CancelToken
     keep_partial: bool
@@ -118,79 +114,57 @@ class Plan:
     caller: tuple[str, int] = field(default_factory=_calling_line, compare=False, repr=False)
     """File and line of the call from outside this package, to which warnings point, whichever thread speaks."""
 
-    def warn(self, message: str | Warning, category: type[Warning]) -> None:
+    def warn(self, message: str, category: type[Warning]) -> None:
         """Warn at the line of the caller."""
         warnings.warn_explicit(message, category, *self.caller)
 
     @property
     def segments(self) -> Sequence[PlannedSegment]:
         """The segments of the whole text, read as they are taken; none if the text comes later, as in a session."""
-        if self.text is None or (self.opening and self.read_to_the_end):
-            return self.opening
-        # Not kept: they refer to the plan, which would then be freed late, with the lock of its saved segments.
-        return PlannedSegments(self)
+        # `_LongText` is not stored: it refers to the plan, which would then be freed late, with its lock on a file.
+        return self.opening if self.is_read else _LongText(self)
 
     @property
-    def max_patches(self) -> int | None:
-        """Largest number of patches of the whole speech; None for any, as in a session, whose text has no end."""
-        return None if self.text is None else self.options.max_len
-
-    @property
-    def read_to_the_end(self) -> bool:
+    def is_read(self) -> bool:
         """Whether `opening` is all segments."""
-        return not self.opening or self.opening[-1].followed is False
+        return self.text is None or (bool(self.opening) and self.opening[-1].followed is False)
 
     @property
     def all_segments(self) -> tuple[PlannedSegment, ...]:
         """All segments of the text, which reads it to its end, once. Errors: see `read`; and Cancelled."""
         # Before Python 3.12 a `cached_property` of two plans has one lock: they would be read one after the other.
         if "_all_segments" not in self.__dict__:
-            every = self.opening if self.read_to_the_end else tuple(self.from_the_beginning())
-            self.__dict__["_all_segments"] = every
+            self.__dict__["_all_segments"] = self.opening if self.is_read else tuple(self.read_text())
         return self.__dict__["_all_segments"]
 
-    def split(self, text: str, *, more: bool = False, cancel: CancelToken | None = None) -> Iterator[Segment]:
-        """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
+    @property
+    def max_patches(self) -> int | None:
+        """Maximum number of patches of the whole speech; None for any, as in a session, whose text has no end."""
+        return None if self.text is None else self.options.max_len
 
-        Without a voice, room is left for the first segment, which the others continue. more: whether there are other
-        segments in any case. cancel: ends it, by default the plan's. Raises Cancelled.
+    @property
+    def pause(self) -> Audio:
+        """The silence between two paragraphs, (samples,)."""
+        rate = self.bundle.architecture.output_sample_rate
+        return np.zeros(round(self.options.paragraph_pause * rate), np.float32)
+
+    def seed_of(self, segment: int, attempt: int) -> int | None:
+        """The seed of an attempt at a segment, both counted from 0; None if the caller gives a source of noise.
+
+        A retry adds 1; the seed of a later segment is computed from the first.
         """
-        anchored = self.voice is None
-        if _fits_alone(self, text, anchored=more and anchored):
-            yield Segment(text, ends_paragraph=False)
-            return
-        target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
-        # If nothing can be said, the error about the whole text is the better one.
-        target = max(target, MIN_SEGMENT_TOKENS)
-        count, check = partial(_count, target=target, plan=self), (cancel or self.cancel).check
-        parts = each_segment(text, count, target, check)
-        yield next(parts, Segment(text, ends_paragraph=False))
-        yield from parts
+        if self.seed is None:
+            return None
+        if segment == 0:
+            return self.seed + attempt
+        return int(np.random.SeedSequence([self.seed, segment]).generate_state(1)[0]) + attempt
 
-    def split_sentence(self, sentence: str) -> list[Segment]:
-        """A sentence, with the white space after it, as segments; empty if there is nothing to say."""
-        whole = one_segment(sentence)
-        parts = [part for segment in whole for part in self.split(segment.text, more=True)]
-        return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
-
-    def read(self, segments: Iterable[Segment | None]) -> Iterator[PlannedSegment | None]:
-        """The segments in turn, tokenised and checked. Without a voice, each continues the first ones. None stays None.
-
-        The first segment is the voice of the others. If it is short, such as a heading, the next ones are added to the
-        voice until there is enough of it.
-
-        Raises InputError for a segment that cannot be said or does not fit into the KV cache, and MissingExtraError if
-        the extra `normalize` is missing for a Chinese text.
-        """
-        reader = _Reader(self)
-        kind = "a segment of a text, or None"
-        return (
-            None if segment is None else reader.read(instance(segment, Segment, "a segment", kind))
-            for segment in segments
-        )
+    def noise(self, segment: int, attempt: int) -> NoiseSource:
+        """The source of noise for an attempt at a segment, both counted from 0."""
+        return self.rng if self.rng is not None else np.random.default_rng(self.seed_of(segment, attempt))
 
     def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None, continued: int = 0) -> int:
-        """Largest number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits.
+        """Maximum number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits.
 
         continued: patches of a voice that is still to be spoken.
         """
@@ -205,45 +179,83 @@ class Plan:
         """
         return self.voice.encoded(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
-    @property
-    def pause(self) -> Audio:
-        """The silence between two paragraphs, (samples,)."""
-        rate = self.bundle.architecture.output_sample_rate
-        return np.zeros(round(self.options.paragraph_pause * rate), np.float32)
+    def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
+        """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
 
-    def reporter(self) -> ProgressReporter:
-        """A new progress reporter for this plan's segments; its time starts now."""
-        characters, segments = len(self.text or ""), None
-        if self.read_to_the_end:
-            characters, segments = 0, len(self.opening)
-            for segment in self.opening:
-                characters += len(segment.text)
-        return ProgressReporter(
-            self.progress,
-            characters=characters,
-            segments=segments,
-            patch_seconds=self.bundle.architecture.patch_seconds,
-        )
-
-    def from_the_beginning(self, cancel: CancelToken | None = None) -> Iterator[PlannedSegment]:
-        """All segments of the text in turn. Before each that was not read yet, `cancel` ends it, by default the plan's.
-
-        Errors: see `read`; and Cancelled.
+        Without a voice, room is left for the first segment, which the others continue. more: whether there are other
+        segments in any case. Raises Cancelled.
         """
-        if self.text is None or (self.opening and self.read_to_the_end):
-            yield from self.opening
+        anchored = self.voice is None
+        if _fits_alone(self, text, anchored=more and anchored):
+            yield Segment(text, ends_paragraph=False)
             return
-        reader, known = _Reader(self), iter(self.opening)
-        segments = self.split(self.text, cancel=cancel)
-        segment = next(segments, None)
-        while segment is not None:
-            planned = next(known, None)
-            if planned is None:
-                (cancel or self.cancel).check()
-            # Looked for before this one is spoken: the edge of its speech depends on whether there is another.
-            following = next(segments, None)
-            yield replace(reader.read(segment, planned), followed=following is not None)
-            segment = following
+        target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
+        # If nothing can be said, the error about the whole text is the better one.
+        target = max(target, MIN_SEGMENT_TOKENS)
+        parts = each_segment(text, partial(_count, target=target, plan=self), target, self.cancel.check)
+        yield next(parts, Segment(text, ends_paragraph=False))
+        yield from parts
+
+    def split_sentence(self, sentence: str) -> list[Segment]:
+        """A sentence, with the white space after it, as segments; empty if there is nothing to say."""
+        whole = one_segment(sentence)
+        parts = [part for segment in whole for part in self.split(segment.text, more=True)]
+        return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
+
+    def read(
+        self, segments: Iterable[Segment | None], known: Iterable[PlannedSegment] = ()
+    ) -> Iterator[PlannedSegment | None]:
+        """The segments in turn, tokenised and checked. None stays None. known: the first ones, if already read.
+
+        Without a voice, the first segment is the voice of the others. If it is short, such as a heading, the next ones
+        are added to the voice until there is enough of it.
+
+        Raises InputError for a segment that cannot be said or does not fit into the KV cache, and MissingExtraError if
+        the extra `normalize` is missing for a Chinese text.
+        """
+        transcript, taken, continued = "", 0, 0
+        shortest, growing, before = min_patches(self.options), self.voice is None, iter(known)
+        longest = longest_segment(self.bundle, self.voice, self.options, anchored=True)
+        for segment in segments:
+            if segment is None:
+                yield None
+                continue
+            # The speech before this segment and its own have at most `max_len` patches in all.
+            if self.max_patches is not None:
+                continued = min(continued, self.max_patches - shortest)
+            planned = next(before, None) or self.read_segment(segment, transcript, continued)
+            # `split` has left room for a voice that is as long as the longest segment.
+            growing = growing and (
+                not taken or taken + planned.target_tokens <= max(longest, MIN_SEGMENT_TOKENS)
+            )
+            if growing:
+                planned = replace(planned, anchors=True)
+                transcript += planned.transcript
+                taken += planned.target_tokens
+                continued += shortest
+                growing = taken < min_anchor(self.bundle)
+            yield planned
+
+    def read_text(self) -> Iterator[PlannedSegment]:
+        """All segments of the text in turn. Errors: see `read`; and Cancelled."""
+        more = True
+
+        def segments() -> Iterator[Segment]:
+            nonlocal more
+            self.cancel.check()
+            parts = self.split(self.text or "")
+            segment = next(parts)
+            for following in parts:
+                yield segment
+                self.cancel.check()
+                segment = following
+            more = False
+            yield segment
+
+        for planned in self.read(segments(), self.opening):
+            if planned is not None:
+                # The edge of its speech depends on whether another one follows.
+                yield replace(planned, followed=more)
 
     def read_segment(self, segment: Segment, anchored: str, continued: int) -> PlannedSegment:
         """Tokenise and check a segment.
@@ -251,9 +263,10 @@ class Plan:
         anchored: transcript of the segments that it continues without a voice. continued: their fewest patches.
         """
         tokenizer = self.bundle.tokenizer
+        say = partial(said_text, normalize=self.options.normalize, letters_only=tokenizer.has_letters_only)
         # A segment that continues the first one continues its style, too.
         has_control = bool(self.description) and (self.voice is not None or not anchored)
-        said = self._said(controlled(segment.text, self.description) if has_control else segment.text)
+        said = say(controlled(segment.text, self.description) if has_control else segment.text)
         target = spelled(said, tokenizer)
         transcript = self.voice.transcript if self.voice else anchored
         transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
@@ -261,8 +274,8 @@ class Plan:
             self.warn(f"this voice has no token for {listed(unknown)}, which it will not speak", UserWarning)
         # The prompt's transcript is used as given, with or without a trailing space.
         tokens = tokenizer(transcript + target)
-        # As it is said without the control before it, which is read, too, but not spoken.
-        spoken = spelled(self._said(segment.text), tokenizer) if has_control else target
+        # The control is read, too, but not spoken.
+        spoken = spelled(say(segment.text), tokenizer) if has_control else target
         planned = PlannedSegment(
             text=segment.text,
             transcript=continued_transcript(said, tokenizer),
@@ -273,42 +286,6 @@ class Plan:
             ends_paragraph=segment.ends_paragraph,
         )
         self.limit(planned, self.voice, continued)
-        return planned
-
-    def _said(self, text: str) -> str:
-        return said_text(
-            text, normalize=self.options.normalize, letters_only=self.bundle.tokenizer.has_letters_only
-        )
-
-
-class _Reader:
-    """Reads a plan's segments in turn, with what the first ones mean for the later ones."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._transcript = ""
-        self._taken = 0
-        self._continued = 0
-        self._minimum = min_patches(plan.options)
-        self._growing = plan.voice is None
-        longest = longest_segment(plan.bundle, plan.voice, plan.options, anchored=True)
-        self._room = max(longest, MIN_SEGMENT_TOKENS)
-
-    def read(self, segment: Segment, known: PlannedSegment | None = None) -> PlannedSegment:
-        """The segment, tokenised and checked. known: this, if it was read before. Errors: `Plan.read`."""
-        # The speech before this segment and its own have at most `max_len` patches in all.
-        maximum = self._plan.max_patches
-        continued = self._continued if maximum is None else min(self._continued, maximum - self._minimum)
-        planned = known or self._plan.read_segment(segment, self._transcript, continued)
-        # `split` has left room for a voice that is as long as the longest segment.
-        fits = not self._taken or self._taken + planned.target_tokens <= self._room
-        self._growing = self._growing and fits
-        if self._growing:
-            planned = replace(planned, anchors=True)
-            self._transcript += planned.transcript
-            self._taken += planned.target_tokens
-            self._continued += self._minimum
-            self._growing = self._taken < min_anchor(self._plan.bundle)
         return planned
 
 
@@ -332,16 +309,36 @@ def _count(text: str, target: int, plan: Plan) -> int:
     return max(tokens, math.ceil(target * share))
 
 
+def first_seed(seed: object, rng: NoiseSource | None = None) -> int | None:
+    """The seed of a call: a fresh one if none was given, so that every speech can be reproduced; None with an rng.
+
+    Raises InputError for a seed that is not a whole number of at least 0, an rng that is not a source of noise, and
+    for both together.
+    """
+    if rng is None:
+        return secrets.randbits(SEED_BITS) if seed is None else whole_number(seed, "seed", 0)
+    if seed is not None:
+        raise InputError("give a seed or an rng, not both")
+    if not callable(getattr(rng, "standard_normal", None)):
+        raise wrong_type(rng, "rng", "a source of noise with the method standard_normal")
+    return None
+
+
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """The plan of a call. It reads recordings, but runs no step model.
 
     A text of up to MAX_READ_AT_ONCE characters is read and checked as a whole. Of a longer one only the first segment
-    is, and that there is no letter in it which the voice cannot say; the rest is read when its turn comes.
+    is, and that the voice can say all of its letters; the rest is read when its turn comes.
 
     Raises InputError, one line, for anything that cannot be spoken, MissingExtraError as `Plan.read` does, and
     Cancelled if the call was cancelled before it began.
     """
-    a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
+    a, options, recordings, text = (
+        bundle.architecture,
+        arguments.options,
+        arguments.recordings,
+        arguments.text,
+    )
     cancel = arguments.cancel or CancelToken()
     if not arguments.keep_partial:
         # If many utterances share a token, those that have not begun do not begin.
@@ -354,35 +351,31 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         voice=recordings.read(a, trimmed=options.trim_silence_vad),
         description=description,
         options=options,
-        randomness=randomness(arguments.seed, arguments.rng),
+        seed=first_seed(arguments.seed, arguments.rng),
+        rng=arguments.rng,
         progress=arguments.progress,
         cancel=cancel,
         keep_partial=arguments.keep_partial,
         saved_segments=arguments.saved_segments,
-        text=arguments.text,
+        text=text,
     )
-    text = arguments.text
-    if text is None:
+    # With `keep_partial`, whoever speaks the plan sees that it was cancelled, and has nothing to give back.
+    if text is None or cancel.cancelled:
         return unread
-    if len(text) > MAX_READ_AT_ONCE and not has_words(text):
-        raise InputError(
-            f"the text has {len(text)} characters, and no letter or digit among them; expected something to say"
-        )
-    if len(text) > MAX_READ_AT_ONCE and not options.normalize:
-        check_sayable(text, bundle.tokenizer)
-    opening: tuple[PlannedSegment, ...]
+    if _fits_alone(unread, text):
+        only = unread.read_segment(Segment(text, ends_paragraph=False), "", 0)
+        return replace(unread, opening=(replace(only, anchors=unread.voice is None, followed=False),))
     try:
-        cancel.check()
-        if _fits_alone(unread, text):
-            only = unread.read_segment(Segment(text, ends_paragraph=False), "", 0)
-            opening = (replace(only, anchors=unread.voice is None, followed=False),)
-        elif len(text) <= MAX_READ_AT_ONCE:
-            opening = tuple(unread.from_the_beginning())
-        else:
-            opening = (next(unread.from_the_beginning()),)
+        if len(text) <= MAX_READ_AT_ONCE:
+            return replace(unread, opening=tuple(unread.read_text()))
+        if not has_words(text):
+            raise InputError(
+                f"the text has {len(text)} characters, and no letter or digit among them; expected something to say"
+            )
+        if not options.normalize:
+            check_sayable(text, bundle.tokenizer)
+        return replace(unread, opening=(next(unread.read_text()),))
     except Cancelled:
         if not arguments.keep_partial:
             raise
-        # Who speaks it sees that it was cancelled, and has nothing to give back.
-        opening = ()
-    return replace(unread, opening=opening)
+        return unread

@@ -1,14 +1,40 @@
-"""The results of a call: pieces while it speaks, the whole speech at the end, and a warning about a bad one."""
+"""What a plan, its stream and its speech consist of: segments, pieces, progress, the whole speech, and warnings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.sequence import Latents
-from voxcpm_runtime.speech.expected_length import Reason
-from voxcpm_runtime.speech.planned_segment import PlannedSegment
+
+Reason = Literal["", "long", "short", "cut"]
+"""Why speech is suspicious: too long or too short for its text, or cut off by the KV cache; empty if it is not."""
+
+
+@dataclass(frozen=True)
+class PlannedSegment:
+    """One utterance of the speech, as tokens. A short text is one segment."""
+
+    text: str
+    """The segment as the caller wrote it."""
+    transcript: str
+    """The prompt's transcript for a segment that continues this one: as this one is said, before it is spelled."""
+    tokens: list[int]
+    """Tokens of the prompt's transcript and of the text, tokenised together."""
+    transcript_tokens: list[int]
+    """Tokens of the prompt's transcript alone; the last one may differ from `tokens`, where the text follows."""
+    target_tokens: int
+    """Number of tokens of the text alone."""
+    letters: int
+    """Letters and digits of the text alone, which its expected time follows from."""
+    ends_paragraph: bool
+    """Whether a blank line follows."""
+    anchors: bool = False
+    """Whether its speech becomes a part of the voice that later segments continue, as no voice was given."""
+    followed: bool | None = None
+    """Whether another segment follows; None if that is not known, as in a session."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +63,36 @@ class Piece:
     """Seconds that the segment is expected to take; None without a `speech.json`."""
     planned: PlannedSegment | None = None
     """The segment; None if it is no patch."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a speech. A short text is one segment."""
+
+    patches: int
+    """Patches so far in this attempt at this segment."""
+    audio_seconds: float
+    """Seconds of speech so far, all segments together."""
+    elapsed_seconds: float
+    """Seconds of work, without those of discarded attempts."""
+    attempt: int
+    """Number of this attempt, from 1; earlier ones were bad."""
+    segment: int = 0
+    """Index of the segment that is being spoken, from 0."""
+    segments: int | None = 1
+    """Number of segments; None for a long text, which is read while it is spoken."""
+    remaining_seconds: float | None = None
+    """Estimated seconds of work left, from the segments finished so far; None before there is one."""
+    segment_tokens: int = 0
+    """Number of tokens of the text of the segment that is being spoken."""
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work for a second of speech; below 1 is faster than real time."""
+        return self.elapsed_seconds / self.audio_seconds
+
+
+ProgressCallback = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
@@ -151,10 +207,3 @@ class TooShortWarning(SuspiciousWarning):
 
 class UnspokenWarning(UserWarning):
     """A speech that `max_len` has ended before all segments of its text were spoken."""
-
-    @classmethod
-    def of(cls, index: int, maximum: int | None) -> UnspokenWarning:
-        """The warning for segments that are not spoken, from this index on. maximum: the `max_len` of the call."""
-        return cls(
-            f"max_len ({maximum} patches) is reached before segment {index + 1}: the text from there on is not spoken"
-        )

@@ -7,69 +7,252 @@ Limits, pauses, progress, warnings and cancellation are here alone: sessions, ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.argument_types import whole_number
 from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.model.driver import Driver, Prefix
+from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.speech.cancellation import Cancelled
-from voxcpm_runtime.speech.gathered import Gathered, Heard
-from voxcpm_runtime.speech.narrator import Narrator
+from voxcpm_runtime.speech.lengths import letters_in
 from voxcpm_runtime.speech.plan import Plan
-from voxcpm_runtime.speech.planned_segment import PlannedSegment
-from voxcpm_runtime.speech.results import Piece, Speech, UnspokenWarning
+from voxcpm_runtime.speech.results import (
+    Piece,
+    PlannedSegment,
+    Progress,
+    Speech,
+    SpokenSegment,
+    UnspokenWarning,
+)
+from voxcpm_runtime.speech.utterance import attempts, utterance, voice_of_speech
+from voxcpm_runtime.text.input_text import without_control
+from voxcpm_runtime.text.normalization import spelled_transcript
+from voxcpm_runtime.voices.voice import Voice
 
 DEFAULT_CHUNK_PATCHES = 5
 
 
-def speak(plan: Plan, narrator: Narrator) -> Speech:
-    """The plan's whole speech. Raises Cancelled, unless the plan keeps partial speech."""
-    gathered = Gathered(plan)
-    for _ in stream(plan, narrator, plan.segments, gathered):
-        pass
-    return gathered.speech()
-
-
 def stream(
     plan: Plan,
-    narrator: Narrator,
     segments: Iterable[PlannedSegment | None],
-    heard: Heard | None = None,
+    driver: Driver,
+    voice: Voice | None,
+    prefix: Callable[[Voice], Prefix],
+    whole: Gathered | None = None,
 ) -> Iterator[Piece]:
     """The pieces of the segments while they are spoken, with pauses between paragraphs.
 
-    heard: what is kept of them; with `Gathered` a bad segment is tried again. The next segment is taken when the caller
-    has taken all pieces of the one before. For None in place of a segment, where there is none yet, it gives a piece
-    without samples. When cancelled, it raises Cancelled, or with `keep_partial` ends.
+    voice: the plan's, encoded; without one, the first segments are the voice of the others. prefix: the function that
+    gives what the language models compute for a voice. whole: what gathers the speech; then a bad segment is tried
+    again. The next segment is taken when the caller has taken all pieces of the one before. For None in place of a
+    segment, where there is none yet, it gives a piece without samples. When cancelled, it raises Cancelled, or with
+    `keep_partial` ends.
     """
-    heard = heard or Heard(plan)
-    left = plan.max_patches
-    index, paused = 0, False
+    heard = whole or Gathered(plan, whole=False)
+    # Letters that are spoken in the voice's prompt; None once a suspicious segment is part of it.
+    letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
+    left, index, paused = plan.max_patches, 0, False
     try:
         for segment in segments:
             if segment is None:
                 yield Piece(np.zeros(0, np.float32), index)
                 continue
             if left == 0:
-                plan.warn(UnspokenWarning.of(index, plan.options.max_len), UnspokenWarning)
+                plan.warn(
+                    f"max_len ({plan.options.max_len} patches) is reached before segment {index + 1}: the text from "
+                    "there on is not spoken",
+                    UnspokenWarning,
+                )
                 break
             if paused:
                 yield Piece(plan.pause, index)
-            if not heard.knows(index, segment, left):
-                for piece in narrator.speak(index, segment, retries=heard.retries, left=left):
+            spoken = heard.saved(index, segment, left)
+            if spoken is None:
+                with system_errors_as(InputError):
+                    known = None if voice is None else prefix(voice)
+                    asked = utterance(plan, index, segment, voice, prompt_letters=letters or 0, left=left)
+                for piece in attempts(plan, driver, asked, known, retries=whole is not None):
                     heard.add(piece)
                     yield piece
-                heard.finish(index, segment)
+                spoken = heard.finish(index, segment)
             if segment.anchors:
-                narrator.continue_from(segment, *heard.anchor(index))
-            left = None if left is None else left - heard.patches(index)
+                latents, transcript = spoken.latents, segment.transcript
+                voice = (
+                    voice.extended(transcript, latents)
+                    if voice
+                    else voice_of_speech(plan.bundle, transcript, latents)
+                )
+                letters = None if spoken.reason or letters is None else letters + segment.letters
+            left = None if left is None else left - len(spoken.latents)
             index, paused = index + 1, segment.ends_paragraph
     except Cancelled:
         heard.cancelled = True
     if heard.cancelled and not plan.keep_partial:
         # Raised anew: the traceback of the first error has frames that hold the caches.
         plan.cancel.check()
+
+
+def _spoken_letters(voice: Voice, bundle: Bundle) -> int:
+    """Number of letters that are spoken in a voice's prompt, without the controls that its turns may begin with."""
+    spoken = without_control if bundle.architecture.traits.takes_reference else str
+    transcript = "".join(spoken(turn.text) for turn in voice.header.turns)
+    return letters_in(spelled_transcript(transcript, bundle.tokenizer))
+
+
+class Gathered:
+    """What has been spoken of a plan: the whole speech, or of a stream that is played no more than is needed."""
+
+    def __init__(self, plan: Plan, *, whole: bool = True) -> None:
+        self._plan = plan
+        self._whole = whole
+        self._began = time.perf_counter()
+        # A session has no end, so there is no progress to report.
+        self._progress = _Progress(plan, self._began) if plan.progress and plan.text is not None else None
+        self._is_one_segment = plan.is_read and len(plan.opening) == 1
+        self._store = None if self._is_one_segment or not whole else plan.saved_segments
+        self._segments: list[SpokenSegment] = []
+        self._pieces: list[Piece] = []
+        """The patches of the current attempt at the segment that is being spoken."""
+        self._longest = 0
+        """Patches of the longest attempt at this segment."""
+        self._complete = False
+        """Whether the last segment is spoken."""
+        self.cancelled = False
+        """Whether the stream was cancelled."""
+
+    def saved(self, index: int, planned: PlannedSegment, left: int | None) -> SpokenSegment | None:
+        """The segment as an earlier run saved it, if it is what would be spoken now with at most `left` patches."""
+        spoken = None if self._store is None else self._store.get(index)
+        # Another release may cut the same text elsewhere.
+        if spoken is None or spoken.text != planned.text:
+            return None
+        if left is not None and max(spoken.longest_attempt, len(spoken.latents)) > left:
+            return None
+        self._keep(planned, spoken)
+        return spoken
+
+    def add(self, piece: Piece) -> None:
+        """Take a patch, or drop the attempt so far if the segment begins again."""
+        if piece.latents is None:
+            self._pieces.clear()
+            return
+        # Audio that is played is not kept.
+        self._pieces.append(piece if self._whole else replace(piece, audio=np.zeros(0, np.float32)))
+        self._longest = max(self._longest, piece.patches)
+        if self._progress is not None:
+            self._progress.heard(piece)
+
+    def finish(self, index: int, planned: PlannedSegment) -> SpokenSegment:
+        """The complete segment: joined, and saved."""
+        spoken = self._joined(index, planned)
+        if self._store is not None:
+            self._store.put(index, spoken)
+        self._keep(planned, spoken)
+        return spoken
+
+    @system_errors_as(InputError)
+    def speech(self) -> Speech:
+        """The speech; if it was cancelled, the complete segments and what there is of the next."""
+        plan, spoken = self._plan, list(self._segments)
+        if self._pieces and self._pieces[0].planned is not None:
+            spoken.append(self._joined(len(spoken), self._pieces[0].planned))
+        a = plan.bundle.architecture
+        audio, latents = [np.zeros(0, np.float32)], [np.zeros((0, a.patch_size, a.feat_dim), np.float32)]
+        for index, segment in enumerate(spoken):
+            if index and spoken[index - 1].ends_paragraph:
+                audio.append(plan.pause)
+            audio.append(segment.audio)
+            latents.append(segment.latents)
+        return Speech(
+            audio=np.concatenate(audio),
+            sample_rate=a.output_sample_rate,
+            latents=np.concatenate(latents),
+            seed=spoken[0].seed if self._is_one_segment and spoken else plan.seed,
+            attempts=max((segment.attempts for segment in spoken), default=0),
+            stopped=self._complete and not self.cancelled and all(segment.stopped for segment in spoken),
+            elapsed_seconds=time.perf_counter() - self._began,
+            segments=tuple(spoken),
+            cancelled=self.cancelled,
+        )
+
+    def _keep(self, planned: PlannedSegment, spoken: SpokenSegment) -> None:
+        if self._whole:
+            self._segments.append(spoken)
+        self._complete, self._longest = planned.followed is False, 0
+        self._pieces.clear()
+        if self._progress is not None:
+            self._progress.finished(len(planned.text))
+
+    @system_errors_as(InputError)
+    def _joined(self, index: int, planned: PlannedSegment) -> SpokenSegment:
+        last = self._pieces[-1]
+        latents: list[Latents] = [piece.latents for piece in self._pieces if piece.latents is not None]
+        return SpokenSegment(
+            text=planned.text,
+            audio=np.concatenate([piece.audio for piece in self._pieces]),
+            latents=np.stack(latents),
+            seed=self._plan.seed_of(index, last.attempt - 1),
+            attempts=last.attempts,
+            stopped=last.stops,
+            reason=last.reason,
+            expected_seconds=last.expected_seconds,
+            ends_paragraph=planned.ends_paragraph,
+            longest_attempt=self._longest,
+        )
+
+
+class _Progress:
+    """Reports progress after every patch."""
+
+    def __init__(self, plan: Plan, began: float) -> None:
+        self._plan = plan
+        self._began = began
+        self._segments = len(plan.opening) if plan.is_read else None
+        texts = [segment.text for segment in plan.opening] if plan.is_read else [plan.text or ""]
+        self._characters = sum(map(len, texts))
+        self._patches: dict[int, int] = {}
+        """Patches of the last attempt, by index of the segment."""
+        self._first_began: dict[int, float] = {}
+        self._wasted: dict[int, float] = {}
+        """Seconds of discarded attempts, by index of the segment."""
+        self._finished_characters = 0
+        self._finished_at = 0.0
+
+    def heard(self, piece: Piece) -> None:
+        """Report a patch."""
+        index = piece.segment
+        self._patches[index] = piece.patches
+        self._wasted[index] = piece.began - self._first_began.setdefault(index, piece.began)
+        worked, remaining = self._worked(), None
+        if self._finished_characters:
+            pace = self._finished_at / self._finished_characters
+            remaining = max(0.0, pace * self._characters - worked)
+        progress = Progress(
+            patches=piece.patches,
+            audio_seconds=sum(self._patches.values()) * self._plan.bundle.architecture.patch_seconds,
+            elapsed_seconds=worked,
+            attempt=piece.attempt,
+            segment=index,
+            segments=self._segments,
+            remaining_seconds=remaining,
+            segment_tokens=piece.planned.target_tokens if piece.planned else 0,
+        )
+        if self._plan.progress is not None:
+            self._plan.progress(progress)
+
+    def finished(self, characters: int) -> None:
+        """Note that a segment of so many characters is complete."""
+        self._finished_characters += characters
+        self._finished_at = self._worked()
+
+    def _worked(self) -> float:
+        return time.perf_counter() - self._began - sum(self._wasted.values())
 
 
 def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tuple[int, int]:

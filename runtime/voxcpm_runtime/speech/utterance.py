@@ -1,21 +1,46 @@
-"""One segment in one voice: the sequence that the language models are prefilled with, and how much may follow it."""
+"""One segment in one voice: what the language models are prefilled with, and the attempts at speaking it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import numpy as np
+
+from voxcpm_constants.errors import InputError, system_errors_as
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER
+from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.model.sequence import Sequence, build_lead, build_sequence
+from voxcpm_runtime.model.driver import Driver, Patch, Prefix
+from voxcpm_runtime.model.sequence import Latents, Sequence, build_lead, build_sequence
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.expected_length import ExpectedLength, expected_length, pace, upstream_length
-from voxcpm_runtime.speech.kv_room import min_anchor, patch_bound, reference_positions
+from voxcpm_runtime.speech.cancellation import CancelToken, polling
+from voxcpm_runtime.speech.lengths import (
+    ExpectedLength,
+    expected_length,
+    min_anchor,
+    pace,
+    patch_bound,
+    reference_positions,
+    upstream_length,
+)
 from voxcpm_runtime.speech.plan import Plan
-from voxcpm_runtime.speech.planned_segment import PlannedSegment
+from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
 from voxcpm_runtime.text.normalization import spelled_transcript
-from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
+
+Item = TypeVar("Item")
 
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold
+_CATEGORIES: dict[Reason, type[UserWarning]] = {
+    "long": TooLongWarning,
+    "short": TooShortWarning,
+    "cut": UserWarning,
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +54,7 @@ class Utterance:
     shared: int
     """Number of positions at the start that are the voice's own."""
     limit: int
-    """Largest number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
+    """Maximum number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
     `max_len` leaves less."""
     limited_by_cache: bool
     """Whether the KV cache makes `limit` smaller."""
@@ -65,14 +90,14 @@ def utterance(
     guessed = plan.options.max_len is None or of_many
     maximum = length.maximum if plan.options.retry_badcase and guessed else math.inf
     room = math.inf if left is None else left
+    bound = min(patch_bound(segment.target_tokens, plan.options), maximum)
     return Utterance(
         index=index,
         segment=segment,
         sequence=sequence,
         shared=0 if voice is None else _common(segment) + reference_positions(voice),
         limit=int(min(fitting, maximum, room)),
-        limited_by_cache=fitting <= room
-        and fitting < min(patch_bound(segment.target_tokens, plan.options), maximum),
+        limited_by_cache=fitting <= room and fitting < bound,
         length=length,
     )
 
@@ -94,6 +119,13 @@ def _length(
     return expected_length(profile, segment.letters, a.patch_seconds, pace=spoken, min_len=options.min_len)
 
 
+def _common(segment: PlannedSegment) -> int:
+    """Number of first tokens that are equal for the transcript alone and for transcript and text together."""
+    pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
+    shorter = min(len(segment.tokens), len(segment.transcript_tokens))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)
+
+
 def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
     """The positions of a voice itself, before any text to speak; there may be none."""
     a = bundle.architecture
@@ -102,8 +134,157 @@ def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
     return build_lead(tokens, (a.patch_size, a.feat_dim), reference=voice.reference)
 
 
-def _common(segment: PlannedSegment) -> int:
-    """Number of first tokens that are equal for the transcript alone and for transcript and text together."""
-    pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
-    shorter = min(len(segment.tokens), len(segment.transcript_tokens))
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)
+def voice_of_speech(bundle: Bundle, text: str, latents: Latents) -> Voice:
+    """Speech as a voice to continue. text: what was said; latents: its patches (patches, frames, latent_dim)."""
+    a = bundle.architecture
+    header = VoiceHeader(
+        name="",
+        generation=a.generation,
+        latent_space=latent_space(a),
+        sample_rate=a.input_sample_rate,
+        turns=(Turn(text=text, patches=len(latents)),),
+    )
+    return Voice(header, prompt=np.asarray(latents, np.float32))
+
+
+def attempts(
+    plan: Plan, driver: Driver, utterance: Utterance, prefix: Prefix | None, *, retries: bool
+) -> Generator[Piece, None, None]:
+    """The patches of one attempt after another, until one is good or all attempts are used.
+
+    A piece without latents says that another attempt begins. Of several bad attempts the one is kept that ended by
+    itself and whose length is nearest to the expected one: if it was not the last, it follows once more. prefix: what
+    the language models computed for the utterance's voice. retries: False makes one attempt only, for audio that is
+    heard immediately; then a warning comes as soon as the speech is suspicious.
+
+    Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled, and
+    InputError if the system refuses something, such as memory. Warns of speech that is suspicious in the attempt that
+    is kept: TooLongWarning, TooShortWarning, or UserWarning if the KV cache cut it off.
+    """
+    with system_errors_as(InputError):
+        began = time.perf_counter()
+        ending = CancelToken(plan.cancel)
+        # Core ML's `predict` holds the GIL: nothing else would run beside it.
+        parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
+        driver = polling(driver, ending)
+        prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
+        options = plan.options
+        maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and retries else 1
+        rejected: list[list[Piece]] = []
+        for attempt in range(1, maximum + 1):
+            if attempt > 1:
+                began = time.perf_counter()
+                yield _restart(utterance, attempt, attempt, began)
+            spoken: list[Piece] = []
+            reason: Reason = ""
+            decode = driver.patch_decoder(utterance.sequence)
+            noise = plan.noise(utterance.index, attempt - 1)
+            # A caller's own source of noise is not drawn from for a patch that may not be needed.
+            ahead = plan.rng is None
+            patches = driver.generate_patches(prefilled, options, noise, utterance.limit, ahead=ahead)
+            if parallel:
+                # A patch is decoded while the next one is predicted.
+                patches = one_ahead(patches)
+            finished = False
+            try:
+                for patch in patches:
+                    before, reason = reason, _reason(utterance, patch, judged=options.retry_badcase)
+                    piece = Piece(
+                        audio=_joining(plan, utterance, patch, decode(patch.latents)),
+                        segment=utterance.index,
+                        patches=patch.index + 1,
+                        latents=patch.latents,
+                        attempt=attempt,
+                        attempts=attempt,
+                        began=began,
+                        stops=patch.stops,
+                        reason=reason,
+                        expected_seconds=utterance.length.seconds,
+                        planned=utterance.segment,
+                    )
+                    if retries:
+                        spoken.append(piece)
+                    elif reason and not before:
+                        _warn(plan, utterance, piece, "it cannot be tried again once it is heard")
+                    yield piece
+                finished = True
+            finally:
+                if not finished:
+                    ending.cancel()
+                # Waits for the patch that is being predicted.
+                patches.close()
+            if not reason or not retries:
+                return
+            rejected.append(spoken)
+        # Of equally bad attempts the last, which upstream keeps.
+        best = min(reversed(rejected), key=lambda a: utterance.length.badness(len(a), stopped=a[-1].stops))
+        if best is not rejected[-1]:
+            # As if it had begun so late that it ended now: all other attempts are no work on this speech.
+            after = rejected[best[0].attempt]
+            began = time.perf_counter() - (after[0].began - best[0].began)
+            yield _restart(utterance, best[0].attempt, maximum, began)
+            for piece in best:
+                yield replace(piece, attempts=maximum, began=began)
+        kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not tried again"
+        _warn(plan, utterance, best[-1], kept)
+
+
+def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """The items, each made on another thread while the caller works on the one before.
+
+    The thread is at most one item ahead. An error is raised when its item is asked for. Closing waits for the item that
+    is being made.
+    """
+    end: Any = object()
+    with ThreadPoolExecutor(1, "one_ahead") as pool:
+        pending = pool.submit(next, items, end)
+        try:
+            while (item := pending.result()) is not end:
+                pending = pool.submit(next, items, end)
+                yield item
+        finally:
+            # An error's traceback has this frame: with the error in it, both would keep the KV caches.
+            del pending
+
+
+def _restart(utterance: Utterance, attempt: int, attempts: int, began: float) -> Piece:
+    return Piece(np.zeros(0, np.float32), utterance.index, attempt=attempt, attempts=attempts, began=began)
+
+
+def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio) -> Audio:
+    """A patch's audio (samples,), faded where its segment is joined to another one.
+
+    A patch is known to be the last one when it is made, so streamed and whole speech have the same samples.
+    """
+    rate = plan.bundle.architecture.output_sample_rate
+    if utterance.index > 0 and patch.index == 0:
+        audio = faded_in(audio, rate)
+    # Whether another sentence follows in a session is not known; there, speech that a limit ended is faded.
+    joins = not patch.stops if utterance.segment.followed is None else utterance.segment.followed
+    last = patch.stops or patch.index + 1 == utterance.limit
+    return faded_out(audio, rate) if last and joins else audio
+
+
+def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
+    """What is suspicious about an attempt up to this patch."""
+    patches = patch.index + 1
+    if judged and (reason := utterance.length.reason(patches, stopped=patch.stops)):
+        return reason
+    cut = utterance.limited_by_cache and not patch.stops and patches == utterance.limit
+    return "cut" if cut else ""
+
+
+def _warn(plan: Plan, utterance: Utterance, last: Piece, then: str) -> None:
+    """Warn of a suspicious segment. then: what became of it."""
+    patches, seconds = last.patches, utterance.length.seconds
+    if last.reason == "cut":
+        what = f"was cut off after {patches} patches: the KV cache is full"
+        advice = "shorten the text or the prompt, or convert with a greater --max-length"
+    else:
+        against = f"{patches} patches for {utterance.segment.target_tokens} tokens"
+        if seconds is not None:
+            against = f"{patches * utterance.length.patch_seconds:.1f} s, expected {seconds:.1f} s"
+        what = f"is suspiciously {last.reason} for its text ({against})"
+        advice = "another seed may do better"
+    message = f"segment {utterance.index + 1}: the speech {what}; {then}; {advice}"
+    plan.warn(message, _CATEGORIES[last.reason])

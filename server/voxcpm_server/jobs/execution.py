@@ -169,7 +169,7 @@ class Jobs(Room):
                 voice = self.service.voices.named(asked.voice_name, served.built_in_voices)
                 given = asked.arguments(settings, served, settings.max_job_characters, voice)
                 plan = served.tts.plan(**given, cancel=cancel)
-                return voice, plan.randomness.seed or 0, len(plan.segments)
+                return voice, plan.seed or 0, len(plan.segments)
 
             async with self._planning:
                 return await cancelled_with(cancel, planned)

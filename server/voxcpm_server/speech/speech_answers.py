@@ -49,7 +49,7 @@ async def speak(
     try:
         await unless_gone(request.receive, stream.prepare(given))
         headers = {
-            "X-Seed": str(stream.plan.randomness.seed or 0),
+            "X-Seed": str(stream.plan.seed or 0),
             "X-Sample-Rate": str(encoder.sample_rate),
             "Cache-Control": "no-store",
         }

@@ -14,13 +14,11 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
-from voxcpm_runtime.speech import expected_length as rule
-from voxcpm_runtime.speech import kv_room
-from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace
-from voxcpm_runtime.speech.narrator import voice_of_speech
-from voxcpm_runtime.speech.progress import Progress
-from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
+from voxcpm_runtime.speech import lengths as rule
+from voxcpm_runtime.speech.lengths import expected_length, letters_in, pace
+from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.speech.utterance import voice_of_speech
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -33,7 +31,7 @@ PROFILE = SpeechProfile(longest_seconds=1, longest_tokens=13, seconds_per_letter
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> VoxCPM:
     """A voice with a `speech.json`, in which a prompt of ten tokens tells a pace."""
     monkeypatch.setattr(rule, "_MORE", 0.0)
-    monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0.1)
+    monkeypatch.setattr(rule, "_ANCHOR_SECONDS", 0.1)
     Manifest.read(bundle_folder).model_copy(update={"speech": PROFILE}).write(bundle_folder)
     return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 

@@ -18,7 +18,7 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech import kv_room
+from voxcpm_runtime.speech import lengths
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
@@ -72,7 +72,7 @@ def test_the_target_alone_is_normalised(tts):
 
 def test_a_continued_segment_is_spelled_once(tts, monkeypatch):
     """Read again, max. would be maximum and ed. edition."""
-    monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0)
+    monkeypatch.setattr(lengths, "_ANCHOR_SECONDS", 0)
     tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
     tts.bundle = replace(tts.bundle, tokenizer=tokenizer)
     text = "I met Max.\n\nHe was with Ed.\n\nThey left."
@@ -136,7 +136,7 @@ def test_of_a_book_the_plan_reads_the_first_segment_and_the_rest_when_its_turn_c
 
     planned = tts.plan(BOOK, segment_tokens=16, seed=1, retry_badcase=False)
     assert len(read) == 1
-    assert not planned.read_to_the_end
+    assert not planned.is_read
 
     chunks = tts.stream_plan(planned, chunk_patches=1)
     next(chunks)

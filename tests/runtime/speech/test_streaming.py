@@ -14,7 +14,7 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.one_ahead import one_ahead
+from voxcpm_runtime.speech.utterance import one_ahead
 
 TEXT = "hello there."
 MODES = {
@@ -200,14 +200,3 @@ def test_the_next_item_is_made_while_the_caller_works_and_no_more() -> None:
     assert not made[2].wait(timeout=0.2)
     ahead.close()
     assert not made[2].is_set()
-
-
-def test_a_caller_that_takes_nothing_holds_no_thread_and_goes_on_later() -> None:
-    before = threading.active_count()
-    ahead = one_ahead(iter(range(5)))
-    assert next(ahead) == 0
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert list(ahead) == [1, 2, 3, 4]

@@ -17,8 +17,7 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
-from voxcpm_runtime.speech.planned_segment import PlannedSegment
-from voxcpm_runtime.speech.progress import Progress
+from voxcpm_runtime.speech.results import PlannedSegment, Progress
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -88,7 +87,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
         said = []
         for index, segment in enumerate(planned.segments):
             words = _said(planned, segment)
-            noise = planned.randomness.noise(index, 0)
+            noise = planned.noise(index, 0)
             audio, latents = upstream_generate(model, words, rng=noise, prompt_cache=cache)
             if segment.anchors:
                 cache = model.merge_prompt_cache(

@@ -160,7 +160,7 @@ def test_a_cancelled_generation_makes_no_more_calls(
     voices: tuple[VoxCPM, VoxCPM, Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No thread predicts ahead, so that the count is exact.
-    monkeypatch.setattr("voxcpm_runtime.speech.attempts.releases_gil", lambda _: False)
+    monkeypatch.setattr("voxcpm_runtime.speech.utterance.one_ahead", iter)
     _, together, counted = voices
     token = CancelToken()
     chunks = together.generate_streaming(
