@@ -19,7 +19,7 @@ import pytest
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech import attempts
+from voxcpm_runtime.speech import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def test_on_core_ml_nothing_is_decoded_in_a_second_thread(
 ) -> None:
     """coremltools holds the GIL while it predicts, so that a second thread would gain nothing."""
     asked = []
-    monkeypatch.setattr(attempts, "one_ahead", lambda items: asked.append(1) or items)
+    monkeypatch.setattr(utterance, "one_ahead", lambda items: asked.append(1) or items)
 
     with VoxCPM.from_bundle(tiny_bundle, precision="fp16", backend=backend) as tts:
         tts.generate(TEXT, **GIVEN)
