@@ -163,22 +163,6 @@ def websocket_messages(websocket: Any) -> Iterator[bytes]:
             return
 
 
-def test_a_client_that_goes_away_before_its_first_audio_frees_its_place(balanced: Balanced) -> None:
-    host, _, port = balanced.url.removeprefix("http://").partition(":")
-    body = json.dumps(BODY | {"input": LONG * 4, "stream": False}).encode()
-    head = (
-        f"POST /v1/audio/speech HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    with socket.create_connection((host, int(port))) as client:
-        client.sendall(head.encode() + body)
-        until(lambda: speaking(balanced.speaking) + speaking(balanced.jobs) == 1)
-    until(lambda: speaking(balanced.speaking) + speaking(balanced.jobs) == 0)
-    # It has not come to its end.
-    told = "".join(httpx2.get(f"{url}/metrics").text for _, url in (balanced.speaking, balanced.jobs))
-    assert 'voxcpm_speeches_total{outcome="cancelled"} 1.0' in told
-
-
 def test_what_a_full_server_refuses_another_one_speaks(balanced: Balanced) -> None:
     with contextlib.ExitStack() as stack:
         streams = []

@@ -41,9 +41,7 @@ def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered
         assert httpx2.get(f"{running.url}/metrics").status_code == 200
 
 
-def test_a_bundle_that_cannot_be_loaded_says_when_to_try_again(
-    without_bundle: Serving,
-) -> None:
+def test_a_bundle_that_cannot_be_loaded_says_when_to_try_again(without_bundle: Serving) -> None:
     running = without_bundle()
     answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")

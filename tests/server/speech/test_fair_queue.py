@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.queueing import FairQueue, Turn
 
 
@@ -34,34 +33,6 @@ def test_keys_take_turns() -> None:
         return served
 
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-
-async def rested() -> None:
-    """Let everything happen that is due."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-def test_the_bounds_count_who_waits() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(1, 3, 2)
-        turn = await queue.enter("a")
-        tasks = [asyncio.create_task(queue.enter("a")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as own:
-            queue.check("a")
-        assert own.value.status_code == 429
-        tasks.append(asyncio.create_task(queue.enter("b")))
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as anyones:
-            queue.check("c")
-        assert anyones.value.status_code == 503
-        turn.leave()
-        for task in asyncio.as_completed(tasks, timeout=5):
-            (await task).leave()
-        assert (queue.busy, queue.waiting) == (0, 0)
-
-    asyncio.run(scenario())
 
 
 def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:

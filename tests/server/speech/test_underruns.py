@@ -19,41 +19,32 @@ SLOW = 0.05
 """Seconds more for an Euler step, with which speech is slower than it is heard."""
 
 
-@pytest.fixture
-def ran_out(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    now = [100.0]
-    monkeypatch.setattr("voxcpm_server.speech.speaking.time.perf_counter", lambda: now[0])
-
-    def played(*pieces: tuple[float, ...]) -> bool:
-        """For each piece: seconds to make it, seconds of audio, seconds until the reader has room, and for how long its
-        text has been there by then.
-        """
-        playback = Playback()
-        for work, seconds, waited, *text in pieces:
-            now[0] += work
-            playback.takes(seconds, *(now[0] - age for age in text))
-            now[0] += waited
-            playback.pauses(waited)
-        return playback.ran_out
-
-    return played
-
-
-def test_a_stream_that_falls_behind_is_counted_once(ran_out: Callable[..., bool]) -> None:
-    assert not ran_out((5, 1, 0), (0.9, 1, 0), (1.0, 1, 0))
-    assert ran_out((5, 1, 0), (1.1, 1, 0))
-    # Ahead by a second, then behind.
-    assert not ran_out((0, 1, 0), (0, 1, 0), (1.9, 1, 0))
-    assert ran_out((0, 1, 0), (0, 1, 0), (2.1, 1, 0), (0, 1, 0))
-    # A reader that takes nothing hears nothing.
-    assert not ran_out((0, 1, 0), (0.5, 1, 30), (0.5, 1, 0))
-    assert not ran_out()
-
-
-def test_a_gap_without_text_is_none(ran_out: Callable[..., bool]) -> None:
-    # The player was silent when the text came, or had still something to play.
-    assert not ran_out((5, 1, 0, 5), (3, 1, 0, 1.9))
-    assert ran_out((5, 1, 0, 5), (3, 1, 0, 2.1))
+@pytest.mark.parametrize(
+    ("pieces", "ran_out"),
+    [
+        # Seconds to make a piece, seconds of audio, seconds until the reader has room, and since when it has its text.
+        ([(5, 1, 0), (0.9, 1, 0), (1.0, 1, 0)], False),
+        ([(5, 1, 0), (1.1, 1, 0)], True),
+        ([(0, 1, 0), (0, 1, 0), (2.1, 1, 0), (0, 1, 0)], True),
+        # A reader that takes nothing hears nothing.
+        ([(0, 1, 0), (0.5, 1, 30), (0.5, 1, 0)], False),
+        # The player was silent when the text came, or had still something to play.
+        ([(5, 1, 0, 5), (3, 1, 0, 1.9)], False),
+        ([(5, 1, 0, 5), (3, 1, 0, 2.1)], True),
+    ],
+)
+def test_a_listener_waits_only_for_speech(
+    pieces: list[tuple[float, ...]], ran_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("voxcpm_server.speech.speaking.time.perf_counter", lambda: now)
+    playback = Playback()
+    for work, seconds, waited, *text in pieces:
+        now += work
+        playback.takes(seconds, *(now - age for age in text))
+        now += waited
+        playback.pauses(waited)
+    assert playback.ran_out is ran_out
 
 
 def test_a_late_stream_is_in_the_metrics(serve: Callable[..., Any], euler_steps: Any) -> None:
