@@ -14,9 +14,9 @@ import logging
 import shutil
 import sqlite3
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
@@ -30,11 +30,12 @@ from voxcpm_server.jobs.speaking import VOICE_FILE, RunningJob, check_size, spea
 from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore, whole_file
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import cancelled_with, to_its_end
+from voxcpm_server.speech.served_bundles import on_a_thread
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speech_answers import unless_gone
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 
+Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
 # Between deletions of old jobs.
@@ -172,7 +173,7 @@ class Jobs(Room):
                 return voice, plan.seed or 0, len(plan.segments)
 
             async with self._planning:
-                return await cancelled_with(cancel, planned)
+                return await _cancelled_with(cancel, planned)
 
     def _add(
         self, store: JobStore, owner: str, models: Collection[str], asked: SpeechRequest,
@@ -259,7 +260,7 @@ class Jobs(Room):
                 ended |= {"state": FAILED, "ended": time.time()}
         waits = ended["state"] == QUEUED and "error" in ended
         try:
-            await to_its_end(run_in_threadpool(_store_end, store, id_, ended))
+            await _to_its_end(run_in_threadpool(_store_end, store, id_, ended))
         except sqlite3.Error as error:
             # Its row still says that it runs, so it is retried.
             waits = True
@@ -303,7 +304,7 @@ class Jobs(Room):
 
             work = partial(speak_job, store, running, served, self._settings, yield_to_requests)
             try:
-                return await cancelled_with(running.cancel, work)
+                return await _cancelled_with(running.cancel, work)
             finally:
                 turn.leave()
 
@@ -329,3 +330,25 @@ def _store_end(store: JobStore, id_: str, ended: dict[str, Any]) -> None:
             for folder in store.path(id_).glob(".*.segments"):
                 shutil.rmtree(folder, ignore_errors=True)
     store.change(id_, **ended)
+
+
+async def _cancelled_with(token: CancelToken, function: Callable[[], Result]) -> Result:
+    """The result of `on_a_thread`. Cancellation cancels the token, and waits for the thread."""
+    working = asyncio.ensure_future(on_a_thread(function))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        token.cancel()
+        # The thread may still use the caller's resources.
+        with contextlib.suppress(Exception):
+            await _to_its_end(working)
+        raise
+
+
+async def _to_its_end(work: Awaitable[Result]) -> Result:
+    """The result of work that is not cancelled with its caller."""
+    working = asyncio.ensure_future(work)
+    while not working.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({working})
+    return working.result()

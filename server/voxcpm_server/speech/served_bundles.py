@@ -12,14 +12,14 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import psutil
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from voxcpm_runtime import CancelToken, InputError, Voice, VoxCPM, VoxCPMError
+from voxcpm_runtime import InputError, Voice, VoxCPM, VoxCPMError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY_SECONDS, ApiError, place_of
 from voxcpm_server.settings import OPENAI_MODELS
 
@@ -268,28 +268,6 @@ async def on_a_thread(function: Callable[[], Result]) -> Result:
 
     threading.Thread(target=work, name="bundle", daemon=True).start()
     return await asyncio.wrap_future(done)
-
-
-async def cancelled_with(token: CancelToken, function: Callable[[], Result]) -> Result:
-    """The result of `on_a_thread`. Cancellation cancels the token, and waits for the thread."""
-    working = asyncio.ensure_future(on_a_thread(function))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        token.cancel()
-        # The thread may still use the caller's resources.
-        with contextlib.suppress(Exception):
-            await to_its_end(working)
-        raise
-
-
-async def to_its_end(work: Awaitable[Result]) -> Result:
-    """The result of work that is not cancelled with its caller."""
-    working = asyncio.ensure_future(work)
-    while not working.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({working})
-    return working.result()
 
 
 def read_named(given: list[str] | None) -> dict[str, str]:
