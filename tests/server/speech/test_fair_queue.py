@@ -35,6 +35,41 @@ def test_keys_take_turns() -> None:
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
+def test_the_bounds_count_who_waits() -> None:
+    async def scenario() -> list[int]:
+        queue, refused = FairQueue(1, 3, 2), []
+        turn = await queue.enter("a")
+        for key in ("a", "a", "b"):
+            tasks.append(asyncio.create_task(queue.enter(key)))
+        await asyncio.sleep(0)
+        for key in ("a", "c"):
+            queue._max_waiting = 4 if key == "a" else 3
+            with pytest.raises(ApiError) as caught:
+                queue.check(key)
+            refused.append(caught.value.status_code)
+        turn.leave()
+        for task in asyncio.as_completed(tasks, timeout=5):
+            (await task).leave()
+        return refused
+
+    tasks: list[asyncio.Task[Turn]] = []
+    assert asyncio.run(scenario()) == [429, 503]
+
+
+def test_a_request_that_goes_away_as_it_is_called_passes_its_turn_on() -> None:
+    async def scenario() -> int:
+        queue = FairQueue(1, 10, 10)
+        turn = await queue.enter("a")
+        request = asyncio.create_task(queue.enter("b"))
+        await asyncio.sleep(0)
+        turn.leave()
+        request.cancel()
+        await asyncio.wait({request})
+        return queue.busy
+
+    assert asyncio.run(scenario()) == 0
+
+
 def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
     async def order() -> list[str]:
         queue, served = FairQueue(1, 10, 10), []
