@@ -8,8 +8,8 @@ The package's ML program is lowered to an ONNX graph once (lowering.py, operator
 stay in the package, memory-mapped. A cached start imports neither coremltools nor onnx.
 """
 
-from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Mode
+from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT
 from voxcpm_runtime.backends.portable.package import PackageError
-from voxcpm_runtime.backends.portable.step_model import PortableStepModel, State
+from voxcpm_runtime.backends.portable.step_model import PortableStepModel
 
-__all__ = ["PROBE_OUTPUT", "Mode", "PackageError", "PortableStepModel", "State"]
+__all__ = ["PROBE_OUTPUT", "PackageError", "PortableStepModel"]

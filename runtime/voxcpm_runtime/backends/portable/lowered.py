@@ -91,19 +91,14 @@ def checked_inputs(
         if array.shape != interface.fixed_shape and not interface.allows(array.shape):
             raise ValueError(f"{name} must have shape {interface.describe()}, not {array.shape}")
         array = np.ascontiguousarray(array, dtype)
-        feeds[name] = rounded(array, interface, mode)
+        if mode == "faithful" and interface.dtype == "FLOAT16":
+            with np.errstate(over="ignore"):  # infinite above 65504
+                array = array.astype(np.float16).astype(np.float32)
+        feeds[name] = array
     if len(inputs) != len(feeds):
         unknown = ", ".join(sorted(set(inputs) - set(feeds)))
         raise ValueError(f"{called} has no input {unknown}; its inputs are {', '.join(interfaces)}")
     return feeds
-
-
-def rounded(array: np.ndarray, interface: Interface, mode: Mode) -> np.ndarray:
-    """float32 values as faithful mode has them in an fp16 tensor: rounded, and infinite above 65504."""
-    if mode != "faithful" or interface.dtype != "FLOAT16":
-        return array
-    with np.errstate(over="ignore"):
-        return array.astype(np.float16).astype(np.float32)
 
 
 @dataclass(frozen=True)

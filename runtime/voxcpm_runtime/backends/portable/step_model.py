@@ -19,7 +19,6 @@ from voxcpm_runtime.backends.portable.lowered import (
     Mode,
     checked_inputs,
     graph_dtype,
-    rounded,
 )
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.backends.portable.sessions import open_on_processor, refusal_named
@@ -186,7 +185,7 @@ class State:
         mode: Mode,
     ) -> None:
         self.in_place = in_place
-        self._tensors, self._outputs, self._mode = tensors, outputs, mode
+        self._outputs = outputs
         forms = {n: (t.fixed_shape or (), graph_dtype(t.dtype, mode)) for n, t in tensors.items()}
         self._now = {name: mapped_zeros(*form) for name, form in forms.items()}
         self._next = {name: mapped_zeros(*form) for name, form in forms.items() if name not in in_place}
@@ -199,17 +198,6 @@ class State:
             for name in self._now:
                 self._bind(name, self._bindings[session])
         return self._bindings[session]
-
-    def numpy(self, name: str) -> np.ndarray:
-        """A copy of a state tensor, float32 (its shape is the model's)."""
-        return self._now[name].copy()
-
-    def set(self, name: str, array: np.ndarray) -> None:
-        """Overwrite a state tensor. Raises ValueError for another shape."""
-        buffer = self._now[name]
-        if array.shape != buffer.shape:
-            raise ValueError(f"state {name} has shape {buffer.shape}, not {array.shape}")
-        buffer[...] = rounded(array.astype(buffer.dtype), self._tensors[name], self._mode)
 
     def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """See `StepState`."""

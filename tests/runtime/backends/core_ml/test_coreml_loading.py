@@ -287,25 +287,6 @@ def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
     assert not core_ml.events("compile")
 
 
-def test_a_full_disk_leaves_nothing_half_made(
-    load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move = shutil.move
-
-    def full(source: str, destination: str) -> str:
-        if not destination.startswith(str(cache)):
-            return move(source, destination)
-        Path(destination).mkdir()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shutil, "move", full)
-
-    with pytest.warns(UserWarning, match="No space left on device"):
-        assert load(first_use=None) is not None
-
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
-
-
 def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path, cache: Path) -> None:
     program = (
         "import sys; from voxcpm_runtime.backends.loading import load_step_models; "

@@ -17,7 +17,6 @@ from voxcpm_runtime.backends.gpu.joined_patch import joined_patch
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.voxcpm import VoxCPM
 from waiting import until
 
@@ -156,31 +155,13 @@ def test_streams_do_not_mix(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
     assert all(map(np.array_equal, found, expected))
 
 
-def test_a_cancelled_generation_makes_no_more_calls(
-    voices: tuple[VoxCPM, VoxCPM, Counted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # No thread predicts ahead, so that the count is exact.
-    monkeypatch.setattr("voxcpm_runtime.speech.utterance.one_ahead", iter)
-    _, together, counted = voices
-    token = CancelToken()
-    chunks = together.generate_streaming(
-        "Hello there.", **options(0, min_len=30, max_len=30), first_chunk_patches=3, cancel=token
-    )
-    counted.count = 0
-    next(chunks)
-    made = counted.count
-    token.cancel()
-    with pytest.raises(Cancelled):
-        list(chunks)
-    assert 0 < made == counted.count
-
-
-@pytest.mark.parametrize("other", [{"inference_timesteps": 5}, {"use_cfg_zero_star": False}])
-def test_other_solvers_go_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted], other: dict[str, Any]) -> None:
+def test_another_number_of_steps_goes_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
     alone, together, counted = voices
     counted.count = 0
-    expected = alone.speak("Hello.", **options(1, **other)).latents
-    np.testing.assert_array_equal(together.speak("Hello.", **options(1, **other)).latents, expected)
+    expected = alone.speak("Hello.", **options(1, inference_timesteps=5)).latents
+    np.testing.assert_array_equal(
+        together.speak("Hello.", **options(1, inference_timesteps=5)).latents, expected
+    )
     assert not counted.count
 
 
@@ -292,16 +273,6 @@ def test_rows_that_are_set_are_read_by_the_next_patch(bundle: Bundle) -> None:
         for name, rows in state.rows(0, 10).items():
             assert rows[:, :, 9].any()
             np.testing.assert_array_equal(target.rows(0, 10)[name], rows)
-
-
-def test_int8_patches_are_those_of_the_step_models_one_by_one(tiny_solver_bundle: Path) -> None:
-    bundle = open_bundle(tiny_solver_bundle, "int8")
-    given = (bundle.architecture, bundle.manifest.sizes, bundle.constants)
-    loaded = models(bundle)
-    drivers = [Driver(*given, loaded), Driver(*given, loaded, joined(bundle, loaded))]
-    assert drivers[1].next_patch is not None
-    expected, found = (VoxCPM(bundle, d, "int8").speak("Hello there.", **options(4)).latents for d in drivers)
-    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
 
 
 @pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])

@@ -297,14 +297,6 @@ def test_other_products_unpack_4_bit_weights(later_lab: Any, rng: np.random.Gene
     np.testing.assert_allclose(result, expected, rtol=1e-3, atol=2e-2)
 
 
-def test_weights_of_half_bytes_are_read_from_the_package(
-    later_lab: Any, rng: np.random.Generator, private_cache: Any
-) -> None:
-    weight, x = Weight(rng, "int4", (256, 1024), (256, 32), True), normal(rng, 1, 1024)
-    assert relative_error(linear(later_lab, weight, x), x @ weight.dense.T) < NOISE
-    assert sum(f.stat().st_size for f in private_cache.rglob("*.lowered")) < 256 * 1024 / 2 / 8
-
-
 def test_a_weight_that_is_no_integer_is_refused_by_name(later_lab: Any) -> None:
     def build(x: Any) -> Any:
         arguments = {"data": np.ones((8, 16), np.float16), "scale": np.ones((8, 1), np.float32)}

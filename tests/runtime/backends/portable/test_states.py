@@ -77,34 +77,7 @@ def test_functions_share_a_state_that_each_reads_and_writes(package: Path, mode:
         np.testing.assert_array_equal(result["y"], expected.sum(axis=0))
         expected[rows] = value
         np.testing.assert_array_equal(result["z"], 3 * expected)
-    np.testing.assert_array_equal(state.numpy("cache"), expected)
-
-
-def test_a_cache_that_is_only_written_by_its_scatter_is_one_buffer(ct: Any, tmp_path: Path) -> None:
-    from coremltools.converters.mil import Builder
-    from coremltools.converters.mil.mil import types
-
-    @Builder.program(
-        input_specs=[
-            Builder.TensorSpec((1, 4), dtype=types.fp16),
-            Builder.StateTensorSpec((POSITIONS, 4), dtype=types.fp16),
-        ],
-        opset_version=ct.target.macOS15,
-    )
-    def program(x, cache):  # type: ignore[no-untyped-def]
-        at = np.array([2], np.int32)
-        written = Builder.scatter(
-            data=Builder.read_state(input=cache), indices=at, updates=x, axis=0, mode="update"
-        )
-        return Builder.add(
-            x=Builder.coreml_update_state(state=cache, value=written), y=np.float16(1), name="y"
-        )
-
-    ct.convert(program, minimum_deployment_target=ct.target.macOS15, skip_model_load=True).save(
-        str(tmp_path / "cache.mlpackage")
-    )
-    state = _function(tmp_path / "cache.mlpackage", "main").new_state()
-    assert state.in_place == {"cache"}
+    np.testing.assert_array_equal(state._now["cache"], expected)
 
 
 def test_a_function_that_is_not_there_is_named(package: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_scattered_state_accumulates_in_its_own_buffer(
         expected[:, :, start : start + 2] = inputs["new"]
         outputs = model(inputs, state)
         assert list(outputs) == ["sums"]
-        np.testing.assert_array_equal(state.numpy("cache"), expected)
+        np.testing.assert_array_equal(state._now["cache"], expected)
         np.testing.assert_allclose(outputs["sums"], expected.sum((0, 1, 3)), rtol=1e-5, atol=1e-6)
     assert state.in_place == {"cache"}  # one buffer only
 
@@ -94,7 +94,7 @@ def test_a_cache_that_is_also_read_before_the_scatter_is_not_overwritten_early(
     state = model.new_state()
     model(inputs, state)
     model(cache_inputs(rng, 6), state)
-    before = state.numpy("cache")
+    before = state._now["cache"].copy()
     again = cache_inputs(rng, 4)
     change = model(again, state)["change"]
     expected = np.zeros(LENGTH)
@@ -109,7 +109,7 @@ def test_a_context_carries_from_chunk_to_chunk(context_package: Path) -> None:
     chunks = [model({"x": signal[i : i + 4].reshape(1, 1, 4)}, state)["y"].ravel() for i in (0, 4, 8)]
     padded = np.concatenate([[0, 0], signal])
     np.testing.assert_array_equal(np.concatenate(chunks), np.convolve(padded, [1, 10, 100], "valid"))
-    np.testing.assert_array_equal(state.numpy("context").ravel(), [11, 12])
+    np.testing.assert_array_equal(state._now["context"].ravel(), [11, 12])
 
 
 def test_rows_of_a_cache_are_read_and_overwritten(cache_package: Path, rng: np.random.Generator) -> None:
@@ -133,7 +133,7 @@ def test_threads_with_their_own_states_do_not_meet(cache_package: Path) -> None:
         rng, state = np.random.default_rng(seed), model.new_state()
         for start in [0, 2, 4, 6, 8, 10] * 8:
             model(cache_inputs(rng, start), state)
-        return state.numpy("cache")
+        return state._now["cache"].copy()
 
     alone = [stream(seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
