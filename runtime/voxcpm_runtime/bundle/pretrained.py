@@ -21,8 +21,6 @@ from voxcpm_constants.user_folders import cache_folder, is_hub_id, user_path
 DEFAULT_PRECISION = "int8"
 _GROUP = "voxcpm_coreml.commands"
 _TOOLS = ("coremltools", "torch", "voxcpm-coreml")
-_LONGEST_WAIT = 3600
-"""Seconds to wait for another process to convert the same checkpoint; the largest takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
     The folder of a bundle is returned unchanged. Raises InputError for a name that is neither a folder nor a
     hub id, MissingExtraError if the extra `convert` is not installed, and what the conversion raises.
     """
-    from filelock import FileLock, Timeout  # slow to import, and only needed here
+    from filelock import FileLock  # slow to import, and only needed here
 
     given = user_path(asked.model)
     if (given / MANIFEST_FILE).is_file():
@@ -64,21 +62,16 @@ def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
     if (folder / MANIFEST_FILE).is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder.with_name(f"{folder.name}.lock"), timeout=_LONGEST_WAIT):
-            if not (folder / MANIFEST_FILE).is_file():
-                convert(
-                    checkpoint=asked.model,
-                    output=folder,
-                    precision=[chosen],
-                    lora=None if asked.lora is None else user_path(asked.lora),
-                    cache_dir=None if asked.cache_dir is None else user_path(asked.cache_dir),
-                    local_files_only=asked.local_files_only,
-                )
-    except Timeout:
-        raise InputError(
-            f"{folder}: another process has been converting {asked.model} for {_LONGEST_WAIT} s; end it, or wait"
-        ) from None
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if not (folder / MANIFEST_FILE).is_file():
+            convert(
+                checkpoint=asked.model,
+                output=folder,
+                precision=[chosen],
+                lora=None if asked.lora is None else user_path(asked.lora),
+                cache_dir=None if asked.cache_dir is None else user_path(asked.cache_dir),
+                local_files_only=asked.local_files_only,
+            )
     return folder
 
 

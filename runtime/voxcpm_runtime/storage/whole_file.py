@@ -39,10 +39,7 @@ _REFUSED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK:
 def whole_file(path: Path, *, keep: bool = True, overwrite: bool | None = None) -> Iterator[BinaryIO]:
     """Open a temp file next to the target of `path`, renamed to it at the end; any error, or Ctrl-C, removes it.
 
-    It is locked while it is written. Without a lock it was left by a killed process, and is overwritten.
-
-    keep: False always removes it, to test whether `path` can be written. overwrite: see `replaced_file`. Raises OSError
-    if it cannot be written.
+    keep: False always removes it, to test whether `path` can be written. overwrite: see `replaced_file`.
     """
     target = replaced_file(path, overwrite=overwrite)
     if target is None:
@@ -132,8 +129,8 @@ def make_folder(path: Path) -> None:
 
 
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
-    """A new temp file, open and locked. Its name is always the same, so that it replaces one of a killed process,
-    unless another process is writing to it, or it belongs to another user.
+    """A new temp file, open and locked. It replaces that of a killed process, which is not locked; it has another name
+    if a process is writing one, or one belongs to another user.
     """
     part = hidden_beside(path, "0.part")
     file: BinaryIO | None = None

@@ -2,16 +2,9 @@
 
 With `normalize`, numbers, dates, money and symbols become words, and markup and emoji are removed. As in upstream
 (`utils/text_normalize.py`), a text with a Chinese character is Chinese, and any other is English. English is read by
-`voxcpm_runtime.english`, Chinese by wetext, whose wheel contains its grammars. In Chinese the result equals upstream's,
-except where upstream fails or adds words:
-
-- The only quotation marks that upstream replaces are “ and ”. Here every double one becomes ", every single one and
-  every apostrophe '. Ellipses and dashes stay: the tokenizers know them.
-- wetext 0.1.8 puts a backslash before each " and each backslash, and upstream says them. Here they are removed.
-- Full-width letters become ASCII (published vocabularies have the lower-case ones as bytes only), and so do
-  full-width numbers with a sign inside: １２：３０ is a time.
-- A composed emoji is removed completely, with its joiners and keycaps.
-- `1 < 2 and 3 > 2` is not mistaken for a tag.
+`voxcpm_runtime.english`, Chinese by wetext. In Chinese the result equals upstream's, except where upstream fails or
+adds words: every quotation mark becomes " or ', wetext's backslashes are removed, full-width letters and numbers with a
+sign inside become ASCII, a composed emoji is removed completely, and `1 < 2 and 3 > 2` is not mistaken for a tag.
 
 A vocabulary of letters, as the built-in voice has, needs everything in words: `spelled`. Published vocabularies have
 every character, and their texts stay as they are.

@@ -43,14 +43,12 @@ def each_segment(
 ) -> Iterator[Segment]:
     """The text in segments of at most `target` tokens: whole sentences of one paragraph, of about equal length.
 
-    Only a sentence of more than `target` tokens is cut, or one beside which very little would be left: after a stop
-    within it or a clause; if it is too long itself, also between words, at last between two characters. Marks without a
-    letter or digit join their neighbours if there is room; a paragraph of such marks is left out, and a text of them
-    gives no segment. A single character is a segment however many tokens it has.
-    `count_tokens` gets text as it will be spoken; there are less than two calls for each segment and paragraph.
+    Only a sentence of more than `target` tokens is cut, or one next to which very little would be left: after a stop
+    within it or a clause, else between words, at last between two characters. Marks without a letter or digit join
+    their neighbours if there is room, and a paragraph of such marks is left out.
 
     The text is read paragraph by paragraph, as the segments are taken; a paragraph of very many sentences in parts.
-    `check` is called after each, and ends it by an error: there may be millions of characters before the first segment.
+    `check` is called after each and may raise: there may be millions of characters before the first segment.
     """
     for paragraph, ends, closed in _paragraphs(text, max(_MIN_BLOCK, _BLOCK_CHARACTERS * target)):
         check()

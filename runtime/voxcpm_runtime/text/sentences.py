@@ -118,12 +118,11 @@ def each_sentence(text: str) -> Iterator[Sentence]:
 
 
 class SentenceCutter:
-    """Cuts text that arrives in fragments into sentences. The fragments do not matter: characters are read one by one.
+    """Cuts text that arrives in fragments into sentences, character by character, in linear time and bounded memory.
 
     A sentence ends at a stop, at a blank line, and before a line that is an item of a list. One of more than
-    MAX_SENTENCE_CHARACTERS ends before the next word, and after twice as many within a word. It is returned when the
-    first character of the next sentence arrives; in doubt, such as after "U.S.", when that sentence's first word is
-    complete. Time grows with the length of the text; memory is bounded.
+    MAX_SENTENCE_CHARACTERS ends before the next word, and after twice as many within a word. It is returned with the
+    first character of the next sentence; in doubt, such as after "U.S.", when that sentence's first word is complete.
     """
 
     def __init__(self) -> None:

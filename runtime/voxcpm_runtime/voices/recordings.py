@@ -167,12 +167,16 @@ class Recordings:
     def digests(self) -> dict[str, str | None]:
         """What identifies these recordings: SHA-256 of each file and of the voice, and the transcript.
 
-        Raises InputError for an audio file that cannot be read, and TypeError for audio that is not a file.
+        Raises InputError for an audio file that cannot be read.
         """
+
+        def digest(source: AudioSource | None, what: str) -> str | None:
+            return None if source is None else hashlib.sha256(audio_content(source, what)).hexdigest()
+
         parts = {
-            "prompt": _file_digest(self.prompt, "prompt audio"),
+            "prompt": digest(self.prompt, f"prompt audio {self.prompt!s}"),
             "prompt_text": self.prompt_text,
-            "reference": _file_digest(self.reference, "reference audio"),
+            "reference": digest(self.reference, f"reference audio {self.reference!s}"),
         }
         return parts if self.voice is None else {**parts, "voice": self.voice.digest}
 
@@ -216,14 +220,6 @@ class UnencodedVoice:
 
     def _patches(self, audio: Audio | None) -> int:
         return 0 if audio is None else -(-len(audio) // self.architecture.patch_input_samples)
-
-
-def _file_digest(source: AudioSource | None, what: str) -> str | None:
-    if source is None:
-        return None
-    if not isinstance(source, str | Path):
-        raise TypeError(f"only files have a digest, not {type(source).__name__}")
-    return hashlib.sha256(audio_content(source, f"{what} {source}")).hexdigest()
 
 
 def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:

@@ -27,7 +27,7 @@ print((resident[-1] - resident[0]) // 1_000_000)
 """
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (1, 2, 300, 64), (0, 4), ()])
+@pytest.mark.parametrize("shape", [(1, 2, 300, 64), (0, 4)])
 def test_zeros_can_be_written(shape):
     array = mapped_zeros(shape, np.float16)
     assert array.shape == shape

@@ -74,18 +74,10 @@ def published(shared_data):
 def test_the_published_vocabulary_is_upstreams_on_every_text(published, llama):
     ours, theirs = TextTokenizer.from_folder(published), llama(published)
 
-    for text in TEXTS:
-        assert ours(text) == theirs(text), text
-
-
-def test_so_it_is_on_a_thousand_random_texts(published, llama):
-    ours, theirs = TextTokenizer.from_folder(published), llama(published)
     rng = np.random.default_rng(0)
-    alphabet = "ab Zé,。 你好世界中国人民\n\t▁😀0<s>1\u3000’"
-
-    for _ in range(1000):
-        text = "".join(rng.choice(list(alphabet), rng.integers(1, 24)))
-        assert ours(text) == theirs(text), repr(text)
+    alphabet = list("ab Zé,。 你好世界中国人民\n\t▁😀0<s>1\u3000’")
+    for text in (*TEXTS, *("".join(rng.choice(alphabet, 16)) for _ in range(1000))):
+        assert ours(text) == theirs(text), text
 
 
 @pytest.mark.parametrize(
@@ -164,10 +156,16 @@ def changed(tmp_path):
     "part",
     [
         {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}},
-        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": "(x*)*y"}, "behavior": "Removed", "invert": False}]}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": "(x*)*y"},
+                "behavior": "Removed",
+                "invert": False,
+            }
+        },
     ],
-)  # fmt: skip
+)
 def test_a_regular_expression_of_the_file_is_not_run(changed, part):
     """It may take any time: for the first one, each further letter a doubles it."""
     with pytest.raises(
@@ -181,10 +179,6 @@ def replace(pattern, content):
     return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
 
 
-def prepend(text):
-    return {"type": "Prepend", "prepend": text}
-
-
 def sequence(*steps):
     return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
 
@@ -193,9 +187,7 @@ def sequence(*steps):
     ("part", "message"),
     [
         (sequence(*[replace("l", "l" * 200)] * 3), r"at most 100 times as long, got 8e\+06 times"),
-        ({"normalizer": replace("ab", "l" * 202)}, "got 101 times"),
         (sequence(*[{"type": "NFKD"}, replace("l", "\ufdfa")] * 2), "expected its step NFKD once"),
-        ({"normalizer": replace("", "l")}, "a text of at least one character in its step Replace"),
         (sequence(*[replace("l", "m")] * 65), "at most 64 steps, got 65"),
     ],
 )  # fmt: skip
@@ -204,12 +196,6 @@ def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, 
         TextTokenizer.from_folder(changed(part))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-
-
-def test_what_grows_up_to_the_bound_is_run(changed):
-    tokenizer = TextTokenizer.from_folder(changed(sequence(replace("l", "ab" * 25), {"type": "Lowercase"})))
-
-    assert tokenizer("All") == tokenizer("a" + "ab" * 50)
 
 
 def added(content, **given):
@@ -227,7 +213,6 @@ PANICS = {
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
         "expected no steps of its pre_tokenizer but Sequence, ByteLevel, .* got 'FixedLength'; leave it out",
     ),
-    "empty Prepend": (sequence(prepend(""), {"type": "Lowercase"}), "at least one character in its step Prepend"),
     "tokens that overlap": (added("l", lstrip=True), "added_tokens: lstrip: Input should be False"),
 }  # fmt: skip
 
@@ -241,11 +226,6 @@ def test_where_the_library_would_panic_nothing_is_printed_beside_the_error(chang
         TextTokenizer.from_folder(changed(part))("hello l z")
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
-
-
-def test_a_tokeniser_that_draws_its_tokens_is_refused(changed):
-    with pytest.raises(BundleError, match="expected a BPE without dropout"):
-        TextTokenizer.from_folder(changed({"model": {"dropout": 0.5}}))
 
 
 def test_at_the_command_line_such_a_tokeniser_is_one_line(speaking, folder, changed, capfd):

@@ -14,29 +14,16 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import agreement
 
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
-BUNDLES = [
-    ("tiny_bundle", "fp32"),
-    ("tiny_bundle_15", "fp16"),
-]
 
 
-@pytest.fixture(scope="module")
-def clip() -> tuple[np.ndarray, int]:
-    return np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1, 16000
-
-
-@pytest.fixture
-def path(tiny_bundle: Path, tmp_path: Path, clip: tuple[np.ndarray, int]) -> Path:
-    """The file of a voice made with the int8 bundle."""
-    with VoxCPM.from_bundle(tiny_bundle, precision="int8") as tts:
-        tts.create_voice(clip, "the you and ", name="ada").save(tmp_path / "ada.voice")
-    return tmp_path / "ada.voice"
-
-
-@pytest.mark.parametrize(("bundle", "precision"), BUNDLES)
+@pytest.mark.parametrize(("bundle", "precision"), [("tiny_bundle", "fp32"), ("tiny_bundle_15", "fp16")])
 def test_a_voice_speaks_on_every_bundle_of_its_generation(
-    request: pytest.FixtureRequest, path: Path, clip: tuple[np.ndarray, int], bundle: str, precision: str
+    request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path, bundle: str, precision: str
 ) -> None:
+    clip = (np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1, 16000)
+    path = tmp_path / "ada.voice"
+    with VoxCPM.from_bundle(tiny_bundle, precision="int8") as tts:
+        tts.create_voice(clip, "the you and ", name="ada").save(path)
     with VoxCPM.from_bundle(request.getfixturevalue(bundle), precision=precision) as tts:
         first, again = (tts.speak("and the world", voice=path, **GIVEN).latents for _ in "12")
         own = tts.speak("and the world", clip, "the you and ", **GIVEN).latents
