@@ -38,16 +38,13 @@ _SAYABLE = re.compile(
 )
 _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})('?s|'S)?(?![\w]|'[a-rt-z])")
 _ANY_WORD = re.compile(r"[A-Za-z]{2,}")
-_LONGEST_WORD = 40
-_SURELY_WORD = 6
-"""Letters from which a word in capitals is a word, if it has a vowel."""
 
 
 def is_sayable(word: str) -> bool:
     """Whether a reader could say the letters as a word: "nasa", and neither "fb" nor "html"."""
     if len(word) < 3:
         return word.upper() in _WORDS
-    return len(word) <= _LONGEST_WORD and _SAYABLE.fullmatch(word) is not None
+    return len(word) <= 40 and _SAYABLE.fullmatch(word) is not None
 
 
 def has_vowel(word: str) -> bool:
@@ -75,11 +72,9 @@ def with_capitals_said(sentence: str) -> str:
 
 
 def _is_word(capitals: str) -> bool:
-    return capitals in _WORDS or (
-        len(capitals) > 3
-        and capitals not in _BY_LETTER | _AMBIGUOUS
-        and (is_sayable(capitals) or (len(capitals) >= _SURELY_WORD and has_vowel(capitals)))
-    )
+    if len(capitals) <= 3 or capitals in _BY_LETTER or capitals in _AMBIGUOUS:
+        return capitals in _WORDS
+    return is_sayable(capitals) or (len(capitals) >= 6 and has_vowel(capitals))
 
 
 def _read_capitals(found: re.Match[str], *, heading: bool) -> str:
@@ -148,10 +143,6 @@ _FILES = any_of(TABLES.words("file extensions"))
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,8}}"
 _TAIL = r"(?::\d{1,5})?(?:[/?#][\w./?=&#%~+:@-]{0,500})?"
-_MAX_NUMBER_DIGITS = 2
-"""A number in an address is said as one number up to this length, as page 12; longer ones are said digit by digit."""
-_MAX_CODE_LETTERS = 3
-"""A piece of an address may be an abbreviation up to this length although it has a vowel; longer ones are words."""
 
 
 def addresses(spelled: bool) -> tuple[Substitution, ...]:
@@ -159,7 +150,7 @@ def addresses(spelled: bool) -> tuple[Substitution, ...]:
 
     def piece(text: str) -> str:
         if text.isdigit():
-            return cardinal(text) if len(text) <= _MAX_NUMBER_DIGITS else digit_names(text)
+            return cardinal(text) if len(text) <= 2 else digit_names(text)  # as in page12
         if not text.isalpha() or not text.isascii():
             return _MARKS.get(text, text)
         return _piece_spelled(text) if spelled else text
@@ -187,7 +178,8 @@ def addresses(spelled: bool) -> tuple[Substitution, ...]:
 def _piece_spelled(piece: str) -> str:
     if said := said_acronym(piece.upper()):
         return said
-    is_word = is_sayable(piece) or (len(piece) > _MAX_CODE_LETTERS and has_vowel(piece))
+    # Up to three letters may be an abbreviation although they have a vowel.
+    is_word = is_sayable(piece) or (len(piece) > 3 and has_vowel(piece))
     return piece.lower() if is_word else letter_by_letter(piece)
 
 

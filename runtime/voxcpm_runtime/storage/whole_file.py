@@ -163,12 +163,10 @@ def _take_mode_and_owner(descriptor: int, target: Path) -> None:
         earlier = target.stat()
     except FileNotFoundError:
         return
-    own = os.fstat(descriptor)
     for owner, group in ((-1, earlier.st_gid), (earlier.st_uid, -1)):
-        if owner not in (-1, own.st_uid) or group not in (-1, own.st_gid):
-            with contextlib.suppress(OSError):
-                os.fchown(descriptor, owner, group)
-    if own.st_mode != earlier.st_mode:
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, owner, group)
+    if os.fstat(descriptor).st_mode != earlier.st_mode:
         os.fchmod(descriptor, stat.S_IMODE(earlier.st_mode))
 
 

@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.files import FORMATS, check_output_path, write_audio
+from voxcpm_runtime.audio.files import FORMATS, check_output_path, write_audio, write_audio_file
 from voxcpm_runtime.audio.pcm import faded_in, faded_out, pcm16
 from voxcpm_runtime.audio.reading import read_audio
 
@@ -83,17 +83,15 @@ def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_an_interrupted_write_leaves_what_was_there(tmp_path, monkeypatch, interruption):
+def test_an_interrupted_write_leaves_what_was_there(tmp_path, interruption):
     path = tmp_path / "out.wav"
     path.write_bytes(b"old")
 
-    def write(file, *_, **__):
-        file.write(b"half a")
+    def interrupted():
         raise interruption
 
-    monkeypatch.setattr(soundfile, "write", write)
     with pytest.raises((KeyboardInterrupt, InputError)):
-        write_audio(path, sine(RATE), RATE)
+        write_audio_file(path, b"half a", record=interrupted)
 
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]

@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-
 import pytest
 
 from edited_manifest import edit_manifest
@@ -130,42 +126,3 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
         BundleError, match=r"someone/voice: no such folder, and no such bundle on the hub \(no route\)"
     ):
         locate_bundle("someone/voice")
-
-
-# Root keeps its files, but not its rights to pass over their permissions (CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH).
-_WITHOUT_RIGHTS = """
-import ctypes, os, sys
-if os.geteuid() == 0 and sys.platform == "linux":
-    libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    assert libc.capget(header, sets) == 0
-    sets[0] &= ~0b110
-    assert libc.capset(header, sets) == 0
-from voxcpm_runtime.commands.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may read everything")
-@pytest.mark.parametrize("what", ["tokenizer/tokenizer.json", "a.voice"])
-def test_what_may_not_be_read_is_one_line(bundle_folder, tmp_path, what):
-    voice = tmp_path / "a.voice"
-    voice.write_bytes(b"x")
-    path = voice if what == "a.voice" else bundle_folder / what
-    path.chmod(0o000)
-    try:
-        given = ["generate", bundle_folder, "--text", "hi.", "-o", tmp_path / "x.wav"]
-        given += ["--voice", voice] if what == "a.voice" else []
-        done = subprocess.run(
-            [sys.executable, "-c", _WITHOUT_RIGHTS, *map(str, given)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "VOXCPM_COREML_CACHE": str(tmp_path / "cache")},
-        )
-    finally:
-        path.chmod(0o755)
-
-    assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
-    assert line.startswith("error: ")
-    assert "ermission denied" in line

@@ -61,10 +61,11 @@ def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
 
     os.utime(checkpoint / "config.json", (1, 1))
     VoxCPM.from_pretrained(str(checkpoint))
-    (checkpoint / "lora.ckpt").touch()
-    VoxCPM.from_pretrained(str(checkpoint), lora_weights_path=str(checkpoint / "lora.ckpt"))
+    lora = checkpoint.with_name("lora.ckpt")
+    lora.touch()
+    VoxCPM.from_pretrained(str(checkpoint), lora_weights_path=str(lora))
 
-    assert [given["lora"] for given in converted] == [None, None, checkpoint / "lora.ckpt"]
+    assert [given["lora"] for given in converted] == [None, None, lora]
     assert len({given["output"] for given in converted}) == 3
 
 

@@ -1,18 +1,13 @@
 """Token ids against upstream's own wrapper."""
 
 import json
-import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edited_manifest import edit_manifest
 from voxcpm_constants.errors import BundleError
-from voxcpm_constants.manifest import record_file
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 TEXTS = [
@@ -226,18 +221,3 @@ def test_where_the_library_would_panic_nothing_is_printed_beside_the_error(chang
         TextTokenizer.from_folder(changed(part))("hello l z")
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
-
-
-def test_at_the_command_line_such_a_tokeniser_is_one_line(speaking, folder, changed, capfd):
-    name = "FixedLength"
-    bundle = Path(speaking)
-    shutil.copyfile(changed(PANICS[name][0]) / "tokenizer.json", bundle / "tokenizer" / "tokenizer.json")
-    file = "tokenizer/tokenizer.json"
-    record = record_file(bundle / file).model_dump()
-    edit_manifest(bundle, lambda document: document["files"].update({file: record}))
-
-    assert cli.main(["generate", speaking, "--text", "hello.", "-o", "out.wav"]) == 2
-
-    (line,) = capfd.readouterr().err.splitlines()
-    assert re.search(PANICS[name][1], line)
-    assert not (folder / "out.wav").exists()
