@@ -106,10 +106,13 @@ def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(as_it_stands, lla
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 
-def test_characters_without_a_token_are_told(published):
+def test_characters_without_a_token_are_told():
     letters = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
     assert letters.unknown_characters("Hello 你 there ☃☃.") == "你☃"
     assert (letters.unknown_characters("好 there"), letters.unknown_characters(" there")) == ("好", "")
+
+
+def test_bytes_stand_for_what_a_published_vocabulary_lacks(published):
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 
