@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray freeze torture faults soak load wheel built-in-voice demo lock mac-packages audit clean
+.PHONY: help clients venv lint types test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray freeze torture soak load wheel built-in-voice demo lock mac-packages audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -49,7 +49,7 @@ test: lint types  ## lint, types and tests: about nine minutes on two cores
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
 	@$(BIN)/python -m pytest $(WORKERS) -m "default and not converts"
 
-test-all: test test-core-ai test-listening test-long test-robustness test-page test-clients test-ray test-wheel test-slow torture soak faults  ## every test: hours
+test-all: test test-core-ai test-listening test-long test-robustness test-page test-clients test-ray test-wheel test-slow torture soak  ## every test: hours
 
 test-core-ai: $(STAMP)  ## Core AI
 	@$(BIN)/python -m pytest $(WORKERS) -m core_ai
@@ -81,15 +81,11 @@ freeze: $(STAMP)  ## samples, names, flags, answers, packages, figures and speed
 # Tests, not files, are shared out, and whoever is done first takes from the other: a conversion's faults are many tests.
 torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, made-up requests, a minute of soak; SEED=18, SHARE=0.1
 	@mkdir -p build
-	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -n 2 --dist worksteal --basetemp build/torture -m torture tests/robustness tests/server
-
-faults: $(STAMP)  ## each call to the system of a conversion fails once: an hour or two; SEED=18, SHARE=0.1
-	@mkdir -p build
-	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -n 2 --dist worksteal --basetemp build/faults -m faults tests/robustness
+	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -rP -n 2 --dist worksteal --basetemp build/torture -m torture tests/robustness tests/server
 
 soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
 	@mkdir -p build
-	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest --basetemp build/soak -m soak tests/robustness/test_soak.py
+	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest -rP --basetemp build/soak -m soak tests/robustness/test_soak.py
 
 wheel: $(STAMP)  ## dist/*.whl
 	@rm -f dist/*.whl

@@ -31,7 +31,7 @@ CONVERTING_FOLDERS = (
 
 
 GROUPS = {
-    *("browser", "clients", "core_ai", "faults", "listening", "long", "ray", "robustness", "slow", "soak"),
+    *("browser", "clients", "core_ai", "listening", "long", "ray", "robustness", "slow", "soak"),
     *("torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""

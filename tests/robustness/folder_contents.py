@@ -14,23 +14,19 @@ def files(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and not _is_a_probe(path):
-            found[name] = _digest(path)
-        elif path.is_dir() and not any(path.iterdir()):
-            found[f"{name}/"] = ""
+        if path.is_dir():
+            if not any(path.iterdir()):
+                found[f"{name}/"] = ""
+        elif not _is_a_probe(path):
+            status = path.stat()
+            found[name] = _digest(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            if path.name == "manifest.sha256":
+                found[name] = hashlib.sha256(_checked_digest(path)).hexdigest()
     return found
 
 
-def _digest(path: Path) -> str:
-    if path.name == "manifest.sha256":
-        # What it is depends on the manifest, too.
-        return hashlib.sha256(_comparable(path)).hexdigest()
-    status = path.stat()
-    return _known_digest(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
 @functools.cache
-def _known_digest(path: Path, *_state: int) -> str:
+def _digest(path: Path, *_state: int) -> str:
     """The digest of a file in the state that it has; a case looks at its folder several times."""
     return hashlib.sha256(_comparable(path)).hexdigest()
 
@@ -57,11 +53,14 @@ def _comparable(path: Path) -> bytes:
                     del document["files"][name]
             return json.dumps(document).encode()
     except (ValueError, KeyError):
-        return content
-    if path.name == "manifest.sha256":
-        written = (path.parent / "manifest.json").read_bytes()
-        return b"as it must be" if hashlib.sha256(written).hexdigest().encode() in content else content
+        pass
     return content
+
+
+def _checked_digest(path: Path) -> bytes:
+    """A manifest's digest, for which only counts whether it is that of the manifest."""
+    content, written = path.read_bytes(), (path.parent / "manifest.json").read_bytes()
+    return b"as it must be" if hashlib.sha256(written).hexdigest().encode() in content else content
 
 
 def calls(log: Path, folder: Path) -> list[tuple[str, str]]:

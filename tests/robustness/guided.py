@@ -16,27 +16,22 @@ from pathlib import Path
 import atheris
 
 INSTRUMENTED = ["voxcpm_constants", "voxcpm_runtime", "voxcpm_server", "python_multipart"]
-HANGS = 20
-"""Seconds for one input."""
-LONGEST = 1 << 20
-"""Bytes of an input."""
 
 
-def main() -> None:
-    """Give the reader that many inputs."""
-    name, bundle, count, seed = sys.argv[1:]
+def main(name: str, bundle: Path, count: int, seed: str) -> None:
+    """Give the reader that many inputs, each for 20 seconds at most."""
     warnings.simplefilter("ignore")
     with atheris.instrument_imports(include=INSTRUMENTED):
         from robustness.fuzz import made, outcome
         from robustness.watched import FAILURES
 
-        reader = made(name, Path(bundle))
+        reader = made(name, bundle)
         for content in reader.valid:
             reader.read(content)
     counts: Counter[str] = Counter()
-    corpus = Path(tempfile.mkdtemp(prefix="corpus-", dir=Path(bundle).parent))
+    corpus = tempfile.mkdtemp(prefix="corpus-", dir=bundle.parent)
     for number, content in enumerate(reader.valid):
-        (corpus / str(number)).write_bytes(content)
+        Path(corpus, str(number)).write_bytes(content)
 
     def each(content: bytes) -> None:
         ended = outcome(reader, content)
@@ -44,17 +39,14 @@ def main() -> None:
         if ended.outcome in FAILURES:
             raise AssertionError(f"{ended.outcome}: {ended.detail} {content[:2000].hex()}")
         # libFuzzer ends the process, so the counts are told at the last input.
-        if sum(counts.values()) == int(count):
-            sys.stdout.write(f"{json.dumps(counts)}\n")
-            sys.stdout.flush()
+        if counts.total() == count:
+            print(json.dumps(counts), flush=True)
 
-    flags = (f"-runs={count}", f"-seed={seed}", f"-timeout={HANGS}", "-rss_limit_mb=4096", "-verbosity=0")
-    longest = min(LONGEST, max(4096, *(2 * len(content) for content in reader.valid)))
-    atheris.Setup(
-        [sys.argv[0], *flags, f"-max_len={longest}", f"-artifact_prefix={corpus}/", str(corpus)], each
-    )
+    longest = min(1 << 20, max(4096, *(2 * len(content) for content in reader.valid)))
+    flags = (f"-runs={count}", f"-seed={seed}", "-timeout=20", "-rss_limit_mb=4096", "-verbosity=0")
+    atheris.Setup([sys.argv[0], *flags, f"-max_len={longest}", f"-artifact_prefix={corpus}/", corpus], each)
     atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

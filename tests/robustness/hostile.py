@@ -1,12 +1,14 @@
 """Content that was made to do harm, and what may come of it: an error of one line, and nothing outside touched.
 
 The process that runs it has an audit hook, which sees every file that Python opens, and every program that it starts;
-what C libraries open by themselves it does not see. The content is made in `harm/`.
+what C libraries open by themselves it does not see.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import shutil
 import struct
 import sys
@@ -16,35 +18,281 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from robustness.harm import bundles, checkpoints, inputs
-from robustness.harm.place import LARGE, Act, Place
+from edited_manifest import edit_manifest
+from robustness.damage import copy_of_one_precision
 from robustness.watched import TRACEBACK, Ended, ending
 
+LARGE = 100_000_000
+"""Bytes of what is too large."""
 WEIGHTS = "int8/feat_encoder.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
-READ = "read, as it is harmless"
-_STARTS = (
-    "os.system",
-    "subprocess.Popen",
-    "os.exec",
-    "os.posix_spawn",
-    "os.startfile",
-    "socket.connect",
-)
-_WRITES = (
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.mkdir",
-    "os.link",
-    "os.symlink",
-    "shutil.rmtree",
-    "os.chmod",
-    "os.truncate",
-)
+READ = "read"
+NPY = "constants/lm_to_dit_proj_b.npy"
+_STARTS = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.startfile", "socket.connect"}
+_TOUCHES = {
+    *("open", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "shutil.rmtree"),
+    *("os.chmod", "os.truncate"),
+}
+
+
+class Place:
+    """Where a case happens: `inside` is what may be touched, `outside` has a secret and stays as it is."""
+
+    def __init__(self, bundle: str, checkpoint: str) -> None:
+        root = Path(tempfile.mkdtemp(prefix="hostile-", dir=Path(bundle).parent))
+        self.root, self.inside, self.outside = root, root / "inside", root / "outside"
+        self.inside.mkdir()
+        self.outside.mkdir()
+        self.secret, self.canary = self.outside / "secret.bin", self.outside / "canary"
+        self.secret.write_bytes(b"secret" * 100)
+        if checkpoint:
+            self.checkpoint = Path(shutil.copytree(checkpoint, self.inside / "checkpoint"))
+        else:
+            self.bundle = self.inside / "bundle"
+            copy_of_one_precision(Path(bundle), self.bundle)
+
+    def moved_outside(self, path: Path) -> None:
+        """Move a file or folder outside, with a link to it where it was."""
+        path.rename(self.outside / "moved")
+        path.symlink_to(self.outside / "moved")
+
+    def record(self, name: str) -> None:
+        """Make the manifest's digest of a file its own."""
+        from voxcpm_constants.manifest import Manifest, record_file
+
+        manifest = Manifest.read(self.bundle)
+        files = {**manifest.files, name: record_file(self.bundle / name)}
+        manifest.model_copy(update={"files": files}).write(self.bundle)
+
+
+class Runs:
+    """An object whose pickle runs a command when it is read."""
+
+    def __init__(self, canary: Path) -> None:
+        self._canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self._canary}",)
+
+
+Change = Callable[[Place], object]
+"""Makes the content; what it returns, if it can be called, reads it."""
+
+
+def opens(place: Place) -> None:
+    from voxcpm_runtime import VoxCPM
+
+    with VoxCPM.from_bundle(place.bundle, precision="int8", threads=1) as tts:
+        tts.speak("Yes.", seed=1, retry_badcase=False, inference_timesteps=2, max_len=2)
+
+
+def converts(place: Place) -> None:
+    from voxcpm_conversion.checkpoint import Checkpoint
+
+    opened = Checkpoint.open(place.checkpoint)
+    for name in opened.shapes():
+        opened.tensor(name)
+
+
+def listed_as(name: str) -> Change:
+    """A manifest that lists a file elsewhere."""
+
+    def change(place: Place) -> None:
+        listed = {name.format(secret=place.secret): {"bytes": 600, "sha256": "0" * 64}}
+        edit_manifest(place.bundle, lambda document: document["files"].update(listed))
+
+    return change
+
+
+def linked(name: str) -> Change:
+    """A file of the bundle, or a folder, that is a link to its like elsewhere; digests match."""
+    return lambda place: place.moved_outside(place.bundle / name)
+
+
+def unlisted(name: str, *, link: bool) -> Change:
+    """A file that the manifest leaves out, altered in one byte, or a link to such a file elsewhere."""
+
+    def change(place: Place) -> None:
+        edit_manifest(place.bundle, lambda document: document["files"].pop(name))
+        path = place.bundle / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        if link:
+            place.moved_outside(path)
+
+    return change
+
+
+def blob_elsewhere(file_name: str) -> Change:
+    """A program whose weights are in a file elsewhere."""
+
+    def change(place: Place) -> None:
+        from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
+
+        package = place.bundle / "int8/feat_encoder.mlpackage"
+        program = read_specification(package)
+        (block,) = program.mlProgram.functions["main"].block_specializations.values()
+        values = (value for each in block.operations for value in each.attributes.values())
+        value = next(value for value in values if value.WhichOneof("value") == "blobFileValue")
+        value.blobFileValue.fileName = file_name.format(secret=place.secret)
+        (package / MODEL_FILE).write_bytes(program.SerializeToString())
+        place.record((package / MODEL_FILE).relative_to(place.bundle).as_posix())
+
+    return change
+
+
+def objects_in_npy(place: Place) -> None:
+    import numpy as np
+
+    np.save(place.bundle / NPY, np.array([Runs(place.canary)], object), allow_pickle=True)
+    place.record(NPY)
+
+
+def large(name: str, start: bytes, end: bytes = b"", fill: bytes = b"\0") -> Change:
+    """A file of the bundle of 100 MB."""
+
+    def change(place: Place) -> None:
+        (place.bundle / name).write_bytes(start + fill * (LARGE - len(start) - len(end)) + end)
+        if name != "manifest.json":
+            place.record(name)
+
+    return change
+
+
+def tokenizer_regex(place: Place) -> None:
+    path = place.bundle / "tokenizer/tokenizer.json"
+    split = {"type": "Split", "pattern": {"Regex": r"(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": split}))
+    place.record("tokenizer/tokenizer.json")
+
+
+def voice_header(place: Place) -> object:
+    from voxcpm_runtime import Voice
+
+    path = place.inside / "a.voice"
+    path.write_bytes(struct.pack("<Q", LARGE) + b'{"__metadata__":{"voice":"' + b"x" * LARGE + b'"}}')
+    return lambda: Voice.load(path)
+
+
+def wav(chunk: bytes, size: int, file_size: int) -> Change:
+    """A recording whose chunk claims that size."""
+
+    def change(place: Place) -> object:
+        from voxcpm_runtime.audio.reading import read_audio
+
+        path = place.inside / "a.wav"
+        form = (b"RIFF", 2**32 - 1, b"WAVE", b"fmt ", 16, 1, 1, 16000, 32000, 2, 16)
+        with path.open("wb") as file:
+            file.write(struct.pack("<4sI4s4sIHHIIHH", *form) + struct.pack("<4sI", chunk, size))
+            file.truncate(file_size)
+        return lambda: read_audio(path, 16000)
+
+    return change
+
+
+def text(piece: str) -> Change:
+    """A text that makes a regular expression try everything, at every length that is read at once."""
+
+    def change(_: Place) -> object:
+        from voxcpm_runtime.english.reading import read_aloud
+        from voxcpm_runtime.text.normalization import one_line
+        from voxcpm_runtime.text.sentences import each_sentence
+
+        def act() -> None:
+            for given in (piece * (4000 // len(piece)), "a " + piece * (4000 // len(piece)) + "\u20ac!"):
+                for sentence in each_sentence(given * 5):
+                    read_aloud(one_line(sentence.text))
+
+        return act
+
+    return change
+
+
+def pickled_weights(name: str, form: str) -> Change:
+    """A checkpoint whose weights run a command."""
+
+    def change(place: Place) -> None:
+        import torch
+
+        for path in place.checkpoint.glob(f"{'audiovae' if name.startswith('audiovae') else 'model'}.*"):
+            path.unlink()
+        content = {"state_dict": {"a": torch.zeros(2), "b": Runs(place.canary)}}
+        if form == "plain":
+            (place.checkpoint / name).write_bytes(pickle.dumps(content))
+        else:
+            torch.save(content, place.checkpoint / name, _use_new_zipfile_serialization=form == "zip")
+
+    return change
+
+
+def lora_pickle(place: Place) -> object:
+    import torch
+
+    from voxcpm_conversion.checkpoint import Checkpoint
+
+    folder = place.inside / "lora"
+    folder.mkdir()
+    torch.save({"state_dict": {"a": Runs(place.canary)}}, folder / "lora_weights.ckpt")
+    config = {"base_model": "x", "lora_config": {"r": 2, "alpha": 2}}
+    (folder / "lora_config.json").write_text(json.dumps(config))
+    return lambda: Checkpoint.open(place.checkpoint, lora=folder)
+
+
+def shard_elsewhere(place: Place) -> None:
+    (place.checkpoint / "model.safetensors").rename(place.outside / "model.safetensors")
+    index = {"weight_map": {"a": "../../outside/model.safetensors"}}
+    (place.checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def safetensors_header(place: Place) -> None:
+    with (place.checkpoint / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", LARGE) + b'{"a":' + b" " * 1000)
+        file.truncate(LARGE + 8)
+
+
+BUNDLES: dict[str, Change] = {
+    "manifest: absolute path": listed_as("{secret}"),
+    "manifest: path above": listed_as("constants/../../../outside/secret.bin"),
+    "link: weights": linked(WEIGHTS),
+    "link: folder of a precision": linked("int8"),
+    "link: tokenizer": linked("tokenizer"),
+    "unlisted: weights": unlisted(WEIGHTS, link=False),
+    "unlisted: link to weights": unlisted(WEIGHTS, link=True),
+    "blob: path above": blob_elsewhere("@model_path/../../../../../outside/secret.bin"),
+    "blob: absolute path": blob_elsewhere("{secret}"),
+    "npy: objects": objects_in_npy,
+    "npy: header of version 2": large(
+        NPY, b"\x93NUMPY\x02\x00" + struct.pack("<I", LARGE - 12) + b"{'descr': '<f4'"
+    ),
+    "npy: header of version 1": large(NPY, b"\x93NUMPY\x01\x00\xff\xff{'descr': '<f4'"),
+    "JSON: manifest of 100 MB": large("manifest.json", b'{"a": "', b'"}', b"x"),
+    "JSON: tokenizer of 100 MB": large("tokenizer/tokenizer.json", b'{"a": "', b'"}', b"x"),
+    "tokenizer: regular expression": tokenizer_regex,
+    "voice: header of 100 MB": voice_header,
+    "WAV: chunk of 4 GB": wav(b"LIST", 2**32 - 1, 1000),
+    "WAV: samples of 4 GB": wav(b"data", 2**32 - 40, 2**32),
+}
+TEXTS: dict[str, Change] = {
+    f"text of {piece!r}": text(piece)
+    for piece in (
+        "1", "1,", "1.", "a.", "A.", "a@", "http://", "www.", "(", "'", "-", "1/", "1:", "$", "$1,", "A", "a'", "M", " .",  # noqa: E501
+        "\u200b", "\u0301", "!?", "1-", "+1 ", "a.b.", "I", "\u201c", "#a", "0", "1e", "%", "a_", "&amp;", "./", "Dr. ",
+    )
+}  # fmt: skip
+CHECKPOINTS: dict[str, Change] = {
+    **{
+        f"pickle: {name}, {form}": pickled_weights(name, form)
+        for name in ("pytorch_model.bin", "audiovae.pth")
+        for form in ("zip", "old", "plain")
+    },
+    "pickle: LoRA": lora_pickle,
+    "shards: path above": shard_elsewhere,
+    "safetensors: header of 100 MB": safetensors_header,
+}
 
 
 def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
-    """What runs a case by its name."""
+    """What runs a case by its name: one of CHECKPOINTS with a checkpoint, otherwise one of BUNDLES or TEXTS."""
     seen: list[str] = []
     watching = SimpleNamespace(outside=None)
 
@@ -53,7 +301,7 @@ def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
             return
         if event in _STARTS:
             seen.append(f"{event} {arguments[:1]}")
-        elif event in ("open", *_WRITES):
+        elif event in _TOUCHES:
             for path in arguments[:2]:
                 if isinstance(path, str | bytes | os.PathLike):
                     real = os.path.realpath(os.fsdecode(path))
@@ -63,76 +311,26 @@ def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
     sys.addaudithook(hook)
 
     def run(case: str) -> Ended:
-        root = Path(tempfile.mkdtemp(prefix="hostile-", dir=Path(bundle).parent))
-        place = Place(Path(bundle), Path(checkpoint), root)
+        place = Place(bundle, checkpoint)
         os.environ["VOXCPM_COREML_CACHE"] = str(place.inside / "cache")
-        place.secret.write_bytes(b"secret" * 100)
         try:
-            act = CASES[case](place)
+            read = ({**CHECKPOINTS} if checkpoint else {**BUNDLES, **TEXTS})[case](place)
+            if not callable(read):
+                read = lambda: (converts if checkpoint else opens)(place)  # noqa: E731
             before = _listing(place.outside)
             seen.clear()
             watching.outside = place.outside
             try:
-                ended = ending(lambda: Ended(str(act() or READ)))
+                ended = ending(lambda: Ended((read(), READ)[1]))
             finally:
                 watching.outside = None
             touched = [*seen, *({*_listing(place.outside)} ^ {*before})]
             return Ended(TRACEBACK, f"touched: {touched}") if touched else ended
         finally:
-            shutil.rmtree(root, ignore_errors=True)
+            shutil.rmtree(place.root, ignore_errors=True)
 
     return run
 
 
 def _listing(folder: Path) -> list[str]:
     return [f"{path} {path.stat().st_size}" for path in sorted(folder.rglob("*"))]
-
-
-CASES: dict[str, Callable[[Place], Act]] = {
-    "manifest: absolute path": bundles.listed_as("{secret}"),
-    "manifest: path above": bundles.listed_as("constants/../../../outside/secret.bin"),
-    "manifest: path with backslashes": bundles.listed_as("..\\..\\outside\\secret.bin"),
-    "link: weights": bundles.linked(WEIGHTS),
-    "link: folder of a precision": bundles.linked("int8"),
-    "link: constant": bundles.linked("constants/embed_tokens.npy"),
-    "link: tokenizer": bundles.linked("tokenizer"),
-    "unlisted: weights": bundles.unlisted(WEIGHTS, link=False),
-    "unlisted: link to weights": bundles.unlisted(WEIGHTS, link=True),
-    "blob: path above": bundles.blob_elsewhere("@model_path/../../../../../outside/secret.bin"),
-    "blob: absolute path": bundles.blob_elsewhere("{secret}"),
-    "npy: objects": bundles.objects_in_npy,
-    "npy: header of version 2": bundles.npy_header(b"\x02\x00", struct.pack("<I", LARGE - 12)),
-    "npy: header of version 1": bundles.npy_header(b"\x01\x00", b"\xff\xff"),
-    "JSON: manifest of 100 MB": bundles.large_json("manifest.json"),
-    "JSON: tokenizer of 100 MB": bundles.large_json("tokenizer/tokenizer.json"),
-    "tokenizer: regular expression": bundles.tokenizer_regex,
-    "voice: header of 100 MB": inputs.voice_header,
-    "WAV: chunk of 100 MB": inputs.wav(b"LIST", LARGE, LARGE + 44),
-    "WAV: chunk of 4 GB": inputs.wav(b"LIST", 2**32 - 1, 1000),
-    "WAV: samples of 4 GB": inputs.wav(b"data", 2**32 - 40, 2**32),
-    **{f"voice named {name}": inputs.voice_named(name) for name in ("../outside/a", "{outside}/a", "..", "a/../../outside/a", "a\0b")},  # noqa: E501
-    **{
-        f"output named {name}": inputs.output_named(name)
-        for name in ("../outside/a.wav", "{outside}/a.wav", "a/../../outside/a.wav", "a\0.wav", "~/a.wav")
-    },
-    **{
-        f"text of {piece!r}": inputs.text(piece)
-        for piece in (
-            "1", "1,", "1.", "a.", "A.", "a@", "http://", "www.", "(", "'", "-", "1/", "1:", "$", "$1,", "A", "a'", "M", " .",  # noqa: E501
-            "\u200b", "\u0301", "!?", "1-", "+1 ", "a.b.", "I", "\u201c", "#a", "0", "1e", "%", "a_", "&amp;", "./", "Dr. ",  # noqa: E501
-        )
-    },
-}  # fmt: skip
-
-CHECKPOINT_CASES: dict[str, Callable[[Place], Act]] = {
-    **{
-        f"pickle: {name}, {form}": checkpoints.pickled_weights(name, form)
-        for name in ("pytorch_model.bin", "audiovae.pth")
-        for form in ("zip", "old", "plain")
-    },
-    "pickle: LoRA": checkpoints.lora_pickle,
-    "zip: members elsewhere": checkpoints.zip_members,
-    "shards: path above": checkpoints.shard_elsewhere,
-    "safetensors: header of 100 MB": checkpoints.safetensors_header,
-}
-CASES.update(CHECKPOINT_CASES)

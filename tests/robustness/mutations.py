@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 DAMAGES = ("flip", "truncation", "swap")
@@ -42,7 +43,7 @@ def _swapped(content: bytes, chance: random.Random) -> bytes | None:
 
 
 def mutated_bytes(content: bytes, chance: random.Random) -> bytes:
-    """One to four changes: flips, cuts, insertions, repeated blocks, and integers at their limits."""
+    """One to four changes: flips, cuts, insertions, swapped blocks, and integers at their limits."""
     for _ in range(chance.randint(1, 4)):
         at = chance.randint(0, len(content))
         match chance.randrange(6):
@@ -62,49 +63,52 @@ def mutated_bytes(content: bytes, chance: random.Random) -> bytes:
     return content
 
 
-def mutated_document(document: Any, chance: random.Random) -> Any:
-    """A JSON document with one to three of its values replaced, removed, repeated, renamed or exchanged."""
-    document = json.loads(json.dumps(document))
+def mutated_json(content: bytes, chance: random.Random) -> bytes:
+    """A JSON document with one to three of its values changed, or sometimes with other bytes."""
+    if chance.random() < 0.2:
+        return mutated_bytes(content, chance)
+    document = json.loads(content)
     for _ in range(chance.randint(1, 3)):
-        holders = list(_holders(document))
-        if not holders:
-            return _odd(chance)
-        # The deeper half has most of the values; every level gets its share.
-        holder = chance.choice(holders)
-        key = chance.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
-        match chance.randrange(6):
-            case 0 | 1:
-                holder[key] = _odd(chance)
-            case 2:
-                del holder[key]
-            case 3:
-                holder[key] = [holder[key]] * chance.choice((1, 2, 40))
-            case 4:
-                other = chance.choice(holders)
-                source = chance.choice(list(other) if isinstance(other, dict) else range(len(other)))
-                # A copy: a document that holds itself has no end.
-                holder[key] = json.loads(json.dumps(other[source]))
-            case _:
-                value = holder[key]
-                if isinstance(value, bool) or value is None:
-                    holder[key] = not value
-                elif isinstance(value, int | float):
-                    holder[key] = chance.choice((value + 1, -value, value * 1000, value / 3, str(value)))
-                elif isinstance(value, str):
-                    holder[key] = mutated_text(value, chance)
-                elif isinstance(holder, dict):
-                    holder[f"{key}x"] = holder.pop(key)
-                else:
-                    holder.append(value)
-    return document
+        if not (holders := list(_holders(document))):
+            document = copy.deepcopy(chance.choice(ODD_VALUES))
+            continue
+        _change(chance.choice(holders), holders, chance)
+    # A lone surrogate stays what it is.
+    return json.dumps(document).encode()
 
 
-def _odd(chance: random.Random) -> Any:
-    """An odd value of this document's own: the next change may be to it."""
-    return copy.deepcopy(chance.choice(ODD_VALUES))
+def _change(holder: Any, holders: list[Any], chance: random.Random) -> None:
+    """Replace, remove, repeat, rename or exchange one value of a list or dict."""
+    key = _key(holder, chance)
+    value = holder[key]
+    match chance.randrange(6):
+        case 0 | 1:
+            holder[key] = copy.deepcopy(chance.choice(ODD_VALUES))
+        case 2:
+            del holder[key]
+        case 3:
+            holder[key] = [value] * chance.choice((1, 2, 40))
+        case 4:
+            other = chance.choice(holders)
+            # A copy: a document that holds itself has no end.
+            holder[key] = copy.deepcopy(other[_key(other, chance)])
+        case _ if isinstance(value, bool) or value is None:
+            holder[key] = not value
+        case _ if isinstance(value, int | float):
+            holder[key] = chance.choice((value + 1, -value, value * 1000, value / 3, str(value)))
+        case _ if isinstance(value, str):
+            holder[key] = mutated_text(value, chance)
+        case _ if isinstance(holder, dict):
+            holder[f"{key}x"] = holder.pop(key)
+        case _:
+            holder.append(value)
 
 
-def _holders(document: Any) -> Any:
+def _key(holder: Any, chance: random.Random) -> Any:
+    return chance.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+
+
+def _holders(document: Any) -> Iterator[Any]:
     if isinstance(document, dict | list) and document:
         yield document
         for value in document.values() if isinstance(document, dict) else document:
@@ -128,16 +132,8 @@ def mutated_text(text: str, chance: random.Random) -> str:
             case 2:
                 text = text[:at] + text[at + chance.randint(1, 10) :]
             case 3:
-                text = (
-                    text[:at]
-                    + chr(chance.choice((chance.randrange(0x110000), chance.randrange(0x300))))
-                    + text[at:]
-                )
+                character = chr(chance.choice((chance.randrange(0x110000), chance.randrange(0x300))))
+                text = text[:at] + character + text[at:]
             case _:
                 text = text[at:] + text[:at]
     return text
-
-
-def document_bytes(document: Any) -> bytes:
-    """The JSON of a document, in which a lone surrogate stays what it is."""
-    return json.dumps(document).encode()

@@ -1,14 +1,18 @@
-"""Sixteen threads on one loaded voice: sessions, batches, streams and cancellations, until the time is over."""
+"""Sixteen threads on one loaded voice: sessions, batches, streams and cancellations, until the time is over.
+
+Run as a program, it prints what a run came to as JSON: BUNDLE SECONDS SAMPLES SEED.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,42 +30,24 @@ OPTIONS = {"inference_timesteps": 2, "retry_badcase": False}
 TEXTS = ("Yes.", "No, sir.", "One two.", "Come in. Go out.", "Good morning. It is late.", "Who is there?")
 
 
-@dataclass
-class Sample:
-    """What the process has at one time."""
-
-    second: float
-    megabytes: float
-    descriptors: int
-    threads: int
-
-
-@dataclass
 class Soak:
-    """What a run came to."""
+    """A run on one voice. A result that differs from the same text spoken alone is wrong."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    rest: threading.Barrier = field(default_factory=lambda: threading.Barrier(THREADS + 1))
-    """Where all threads meet while a sample is taken, so that it does not depend on what they are doing."""
-    resting: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, tts: VoxCPM) -> None:
+        self.tts = tts
+        self.outcomes: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.samples: list[dict[str, float]] = []
+        self._alone = {text: pcm16(tts.generate(text, seed=3, **OPTIONS)) for text in TEXTS}
+        self._lock = threading.Lock()
+        # Where all threads meet while a sample is taken, so that it does not depend on what they are doing.
+        self._rest = threading.Barrier(THREADS + 1)
+        self._resting, self._ends = threading.Event(), threading.Event()
 
-    def count(self, outcome: str, problem: str = "") -> None:
-        with self.lock:
-            self.outcomes[outcome] += 1
-            if problem:
-                self.wrong.append(problem)
-
-
-def soaked(bundle: Path, seconds: float, seed: int, samples: int) -> Soak:
-    """Run for that long, with that many samples. Raises threading.BrokenBarrierError if a thread hangs."""
-    soak, ends = Soak(), threading.Event()
-    with VoxCPM.from_bundle(bundle, precision="int8", threads=1) as tts:
-        alone = {(text, 3): pcm16(tts.generate(text, seed=3, **OPTIONS)) for text in TEXTS}
+    def run(self, seconds: float, samples: int, seed: int) -> None:
+        """Run for that long, with that many samples. Raises threading.BrokenBarrierError if a thread hangs."""
         threads = [
-            threading.Thread(target=_work, args=(tts, alone, soak, ends, random.Random(f"{seed} {number}")))
+            threading.Thread(target=self._work, args=(random.Random(f"{seed} {number}"),))
             for number in range(THREADS)
         ]
         began = time.monotonic()
@@ -69,39 +55,35 @@ def soaked(bundle: Path, seconds: float, seed: int, samples: int) -> Soak:
             thread.start()
         for number in range(samples):
             time.sleep(max(0.0, began + seconds * (number + 1) / samples - time.monotonic()))
-            soak.resting.set()
-            soak.rest.wait(HANGING)
-            soak.samples.append(_sample(time.monotonic() - began))
+            self._resting.set()
+            self._rest.wait(HANGING)
+            self.samples.append(_sample(time.monotonic() - began))
             if number + 1 == samples:
-                ends.set()
-            soak.resting.clear()
-            soak.rest.wait(HANGING)
+                self._ends.set()
+            self._resting.clear()
+            self._rest.wait(HANGING)
         for thread in threads:
             thread.join(HANGING)
         if any(thread.is_alive() for thread in threads):
-            soak.count("hung", "a thread has not ended at the end")
-    return soak
+            self.wrong.append("a thread has not ended at the end")
 
-
-def _work(
-    tts: VoxCPM, alone: dict[Any, Any], soak: Soak, ends: threading.Event, chance: random.Random
-) -> None:
-    while not ends.is_set():
-        if soak.resting.is_set():
-            soak.rest.wait(HANGING)
-            soak.rest.wait(HANGING)
-            continue
-        way = chance.choice((_whole, _streamed, _in_session, _in_batch, _cancelled, _left_session))
-        text = chance.choice(TEXTS)
-        try:
-            got = way(tts, text, chance)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
-            soak.count("failed", f"{way.__name__}: {error!r}")
-            continue
-        if got is None or all(np.array_equal(audio, alone[said, 3]) for said, audio in got):
-            soak.count(way.__name__.strip("_").replace("_", " "))
-        else:
-            soak.count("differs", f"{way.__name__}: {text!r} differs from its single run")
+    def _work(self, chance: random.Random) -> None:
+        while not self._ends.is_set():
+            if self._resting.is_set():
+                self._rest.wait(HANGING)
+                self._rest.wait(HANGING)
+                continue
+            way, text = chance.choice(WAYS), chance.choice(TEXTS)
+            name = way.__name__.strip("_").replace("_", " ")
+            try:
+                got = way(self.tts, text, chance)
+                differ = [said for said, audio in got or () if not np.array_equal(audio, self._alone[said])]
+                problem = f"{differ} differ from what they are alone" if differ else ""
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+                problem = repr(error)
+            with self._lock:
+                self.outcomes["wrong" if problem else name] += 1
+                self.wrong += [f"{name}: {problem}"] if problem else []
 
 
 def _whole(tts: VoxCPM, text: str, _: random.Random) -> Any:
@@ -112,7 +94,7 @@ def _streamed(tts: VoxCPM, text: str, _: random.Random) -> Any:
     return [(text, pcm16(np.concatenate(list(tts.generate_streaming(text, seed=3, **OPTIONS)))))]
 
 
-def _in_session(tts: VoxCPM, text: str, chance: random.Random) -> Any:
+def _in_session(tts: VoxCPM, _: str, chance: random.Random) -> Any:
     """A session speaks sentence by sentence, so only a text of one is what it is alone."""
     text = chance.choice([one for one in TEXTS if one.count(".") + one.count("?") == 1])
     with tts.session(seed=3, **OPTIONS) as session:
@@ -152,49 +134,33 @@ def _left_session(tts: VoxCPM, text: str, chance: random.Random) -> None:
             session.cancel()
 
 
-def _sample(second: float) -> Sample:
+WAYS = (_whole, _streamed, _in_session, _in_batch, _cancelled, _left_session)
+
+
+def _sample(second: float) -> dict[str, float]:
+    """What the process has now."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return Sample(
-        second=round(second, 1),
-        megabytes=round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1),
-        descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - no paths are wanted
-        threads=_threads(),
-    )
-
-
-def _threads() -> int:
-    """The process's threads, Python's and others.
-
-    Python's `join` returns when a thread has no more to do with Python. The system lists it until it has run to
-    its end, which takes milliseconds where others want the same cores.
-    """
     until = time.monotonic() + ENDING
-    while True:
-        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
-        if threads <= threading.active_count() or time.monotonic() > until:
-            return threads
+    # Python's `join` returns when a thread has no more to do with Python. The system lists it until it has run to its
+    # end, which takes milliseconds where others want the same cores.
+    while _count("task") > threading.active_count() and time.monotonic() < until:
         time.sleep(0.01)
+    return {
+        "second": round(second, 1),
+        "megabytes": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1),
+        "descriptors": _count("fd"),
+        "threads": _count("task"),
+    }
 
 
-def main() -> None:
-    """Print a run as JSON: BUNDLE SECONDS SAMPLES SEED."""
-    import json
-    import sys
-    from dataclasses import asdict
-
-    bundle, seconds, samples, seed = sys.argv[1:]
-    soak = soaked(Path(bundle), float(seconds), int(seed), int(samples))
-    sys.stdout.write(
-        json.dumps(
-            {
-                "outcomes": soak.outcomes,
-                "wrong": soak.wrong[:20],
-                "samples": [asdict(sample) for sample in soak.samples],
-            }
-        )
-    )
+def _count(what: str) -> int:
+    return len(os.listdir(f"/proc/self/{what}"))  # noqa: PTH208 - no paths are wanted
 
 
 if __name__ == "__main__":
-    main()
+    bundle, seconds, samples, seed = sys.argv[1:]
+    with VoxCPM.from_bundle(bundle, precision="int8", threads=1) as opened:
+        soak = Soak(opened)
+        soak.run(float(seconds), int(samples), int(seed))
+    print(json.dumps({"outcomes": soak.outcomes, "wrong": soak.wrong[:20], "samples": soak.samples}))

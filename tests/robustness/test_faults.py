@@ -2,161 +2,214 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
 import random
 import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
+import httpx2
 import pytest
 
-from robustness.cases import EACH_CALL, EACH_ROLE, EVERY_CALL, PARTS, PARTS_OF_EACH_CALL
-from robustness.children import Ended
-from robustness.folder_contents import files
-from robustness.scenarios import Judge, Scenario, lines_of
+from robustness.commands import CommandEnded
+from robustness.folder_contents import calls, files
+from robustness.scenarios import BEGUN, Whole, lines_of, summary
+from robustness.servers import NotBegun, ended, served, submitted
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
-
-
+EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
+"""Commands of which every call to the system fails once."""
+PARTS = {BEGUN: 4, "convert": 2, "convert --overwrite": 2}
+"""Commands with many calls, of which one of each kind fails in each role of a folder → the tests that share these, so
+that two workers can. The second and third leave out the roles of the first, but for those of folders that are there
+before.
+"""
 # What no two conversions have in common, and which step model or precision a file is of.
 _NAMES = re.compile(
     r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)|job_\w{24}"
 )
-
-
-def role(path: str) -> str:
-    """What the folder of a file is for: the folders of all packages are one. What lies at the top is itself one."""
-    return _NAMES.sub("*", path.rpartition("/")[0] or path)
-
-
 Role = tuple[str, str]
-"""The kind of a call, and the role of the folder of its file."""
+"""The kind of a call, and what the folder of its file is for."""
 
 
 def by_role(calls: list[tuple[str, str]]) -> dict[Role, list[int]]:
-    """The numbers of the calls of each role."""
+    """The numbers of the calls of each role. The folders of all packages are one; a file at the top is itself one."""
     groups: dict[Role, list[int]] = defaultdict(list)
     for number, (kind, path) in enumerate(calls):
-        groups[kind, role(path)].append(number)
+        groups[kind, _NAMES.sub("*", path.rpartition("/")[0] or path)].append(number)
     return groups
 
 
-def of_others(whole: Callable[[str], Any], name: str, others: Collection[str]) -> set[Role]:
-    """The roles of other commands, without those of folders that are there before this one alone."""
-    there = whole(name).scenario.there if others else {}
-    return {found for other in others for found in by_role(whole(other).calls) if found[1] not in there}
-
-
 def chosen(
-    calls: list[tuple[str, str]], count: int, chance: random.Random, left_out: Collection[Role] = ()
+    calls: list[tuple[str, str]], chance: random.Random, left_out: Collection[Role] = ()
 ) -> list[tuple[int, int]]:
-    """`count` calls by their number, each with an error: first one of each kind in each role, then every other once.
-
-    left_out: roles of which no call is chosen.
-    """
-    groups = {found: numbers for found, numbers in by_role(calls).items() if found not in left_out}
-    first = [chance.choice(numbers) for numbers in groups.values()]
-    others = sorted({number for numbers in groups.values() for number in numbers} - set(first))
+    """The calls by their number, each with an error: first one of each kind in each role, then every other once."""
+    groups = [numbers for role, numbers in by_role(calls).items() if role not in left_out]
+    first = [chance.choice(numbers) for numbers in groups]
+    others = sorted({number for numbers in groups for number in numbers} - set(first))
     chance.shuffle(first)
     chance.shuffle(others)
-    return [(number, chance.choice(ERRORS)) for number in (first + others)[:count]]
+    return [(number, chance.choice(ERRORS)) for number in first + others]
 
 
-def problems(scenario: Scenario, ended: Ended, folder: Path, whole: Any) -> list[str]:
+def problems(ended: CommandEnded, folder: Path, whole: Whole) -> list[str]:
     """What is wrong with how a command ended, and with what it left."""
     if ended.hung:
         return ["hung"]
+    wrong = whole.half_files(folder) + whole.leftovers(folder)
+    if ended.code == 0:
+        return wrong + whole.missing(folder)
+    if ended.code not in whole.scenario.codes:
+        wrong.append(f"exit code {ended.code}")
     # A batch reports a line at once, and again at its end.
     said = {line.removeprefix("failed: ") for line in lines_of(ended)}
-    if ended.code == 0:
-        wrong = scenario.missing(folder, whole.files) + scenario.half_files(folder, whole.files, whole.before)
-        # What could not be removed just then goes with the next run.
-        return wrong + scenario.leftovers(folder, whole.files, whole.before)
-    wrong = []
-    if ended.code not in scenario.codes:
-        wrong.append(f"exit code {ended.code}")
     if len(said) != 1 or not min(said).startswith(("error: ", "line ")):
         wrong.append(f"not one line: {sorted(said)[-4:]}")
-    wrong += scenario.half_files(folder, whole.files, whole.before)
-    return wrong + scenario.leftovers(folder, whole.files, whole.before)
+    return wrong
 
 
-def disturbed(
-    whole: Any,
-    folder: Path,
-    count: int,
-    seed: int,
-    *,
-    left_out: Collection[Role] = (),
-    part: tuple[int, int] = (0, 1),
-) -> tuple[Counter[str], list[str]]:
-    """Outcomes, and what went wrong, of that many runs in each of which one call fails.
-
-    The command runs again from each state that such a run leaves; once, if several leave the same files.
-    left_out: as of `chosen`. part: which of how many parts of these runs are to be run.
-    """
-    scenario: Scenario = whole.scenario
+def disturb(whole: Whole, folder: Path, faults: list[tuple[int, int]]) -> None:
+    """Run a command once for each call that fails; and again from each state that this leaves."""
     gone_on_from = [whole.before]
-    chance = random.Random(f"{seed} {scenario.name}")
     outcomes: Counter[str] = Counter()
-    wrong = []
-    for number, error in chosen(whole.calls, count, chance, left_out)[part[0] :: part[1]]:
-        shutil.rmtree(folder, ignore_errors=True)
-        scenario.prepare(folder, whole.materials)
-        ended = scenario.run(whole.children, folder, whole.materials, call=number, error=error)
-        found = problems(scenario, ended, folder, whole)
+    wrong: list[str] = []
+    for number, error in faults:
+        whole.prepare(folder)
+        ended = whole.run(folder, call=number, error=error)
+        found = problems(ended, folder, whole)
         outcomes["wrong" if found else "went on" if ended.code == 0 else "one line"] += 1
         left = files(folder)
-        if left not in gone_on_from and (ended.code or scenario.differences(folder, whole.files)):
-            again = scenario.run(whole.children, folder, whole.materials)
-            found += [f"then {problem}" for problem in scenario.differences(folder, whole.files)]
-            found += [f"then {problem}" for problem in scenario.failed(again, folder, whole.files)]
+        if left not in gone_on_from and (ended.code or whole.differences(folder)):
+            again = whole.run(folder)
+            then = whole.differences(folder) + whole.failed(again, folder)
+            found += [f"then {problem}" for problem in then]
             gone_on_from += [] if found else [left]
-        kind, path = whole.calls[number]
-        wrong += [f"{kind} {path} ({errno.errorcode[error]}, call {number}): {problem}" for problem in found]
-    return outcomes, wrong
+        wrong += [f"{_named(whole.calls, number, error)}: {problem}" for problem in found]
+    summary(whole.name, outcomes, wrong)
+
+
+def _named(calls: list[tuple[str, str]], number: int, error: int) -> str:
+    kind, path = calls[number]
+    return f"{kind} {path} ({errno.errorcode[error]}, call {number})"
 
 
 @pytest.mark.parametrize(
     ("name", "count"), [("generate", 6), ("generate, empty cache", 5), ("voices add", 10)]
 )
-def test_a_call_that_fails_is_one_line_and_the_old_state(judged: Judge, name: str, count: int) -> None:
-    judged("Faults", disturbed, name, count)
+def test_a_call_that_fails_is_one_line_and_the_old_state(
+    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, name: str, count: int
+) -> None:
+    faults = chosen(whole(name).calls, random.Random(f"{torture_seed} {name}"))
+    disturb(whole(name), tmp_path / "run", faults[:count])
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("name", EVERY_CALL)
 def test_every_call_fails_once(
-    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str
+    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, share: Callable[[int], int], name: str
 ) -> None:
-    judged("Faults", disturbed, name, share(len(whole(name).calls)))
+    faults = chosen(whole(name).calls, random.Random(f"{torture_seed} {name}"))
+    disturb(whole(name), tmp_path / "run", faults[: share(len(faults))])
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for name in EACH_ROLE for part in range(PARTS[name])]
-)
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name in PARTS for part in range(PARTS[name])])
 def test_one_call_of_each_kind_fails_in_each_role_of_a_folder(
-    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str, part: int
+    whole: Callable[[str], Whole],
+    tmp_path: Path,
+    torture_seed: int,
+    share: Callable[[int], int],
+    name: str,
+    part: int,
 ) -> None:
-    left_out = of_others(whole, name, EACH_ROLE[name])
-    roles = by_role(whole(name).calls).keys() - left_out
-    disturb = functools.partial(disturbed, left_out=left_out, part=(part, PARTS[name]))
-    judged("Faults", disturb, name, share(len(roles)))
+    command, left_out = whole(name), set[Role]()
+    if name != BEGUN:
+        roles = by_role(whole(BEGUN).calls)
+        left_out = {role for role in roles if role[1] not in command.scenario.there}
+    faults = chosen(command.calls, random.Random(f"{torture_seed} {name}"), left_out)
+    count = share(len(by_role(command.calls).keys() - left_out))
+    disturb(command, tmp_path / "run", faults[:count][part :: PARTS[name]])
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for name in EACH_CALL for part in range(PARTS_OF_EACH_CALL)]
-)
-def test_every_call_of_a_conversion_fails_once(
-    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str, part: int
+class Server:
+    """A server with one job, again and again in a new folder, and then one that nothing disturbs in the same."""
+
+    def __init__(self, bundle: Path, library: Path, folder: Path) -> None:
+        self._bundle, self._library, self._jobs = bundle, library, folder / "jobs"
+        log = folder / "calls.txt"
+        with served(bundle, self._jobs, library=library, log=log) as (process, url):
+            (id_,) = self._spoken(url)
+            self._speech = _fetched(url, id_)
+            process.terminate()
+            process.wait(60)
+        self.calls = calls(log, self._jobs)
+
+    def disturbed(self, call: int, error: int) -> tuple[str, list[str]]:
+        """The outcome of a run in which that call fails, and what is wrong."""
+        shutil.rmtree(self._jobs)
+        wrong, known = [], list[str]()
+        try:
+            with served(self._bundle, self._jobs, library=self._library, call=call, error=error) as served_:
+                process, url = served_
+                known = self._spoken(url)
+                wrong += self._differences(url, known)
+                process.terminate()
+                _, said = process.communicate(timeout=60)
+            wrong += [f"exit code {process.returncode}"] if process.returncode else []
+            wrong += [f"not in one line: {said}"] if "Traceback" in said else []
+        except NotBegun as refused:
+            code, said = refused.args
+            is_one_line = code == 2 and said.startswith("error: ") and said.count("\n") == 1
+            wrong += [] if is_one_line else [f"exit code {code}: {said}"]
+        with served(self._bundle, self._jobs) as (process, url):
+            known += self._spoken(url)
+            wrong += [f"then {problem}" for problem in self._differences(url, known)]
+            process.terminate()
+            process.wait(60)
+        kept = {"jobs.lock", "jobs.sqlite", *(f"{id_}/speech.wav" for id_ in known)}
+        wrong += [f"left behind: {path}" for path in sorted(files(self._jobs).keys() - kept)]
+        return "one line" if said else "went on", wrong
+
+    def _spoken(self, url: str) -> list[str]:
+        """The id of a new job that has ended; none if the server's disk refused it."""
+        id_ = submitted(url, "Come in.\n\nGo out.")
+        if id_:
+            ended(url, id_)
+        return [id_] if id_ else []
+
+    def _differences(self, url: str, known: list[str]) -> list[str]:
+        """What is wrong with the jobs of a server: those that are known are done, with the samples of any run."""
+        listed = httpx2.get(f"{url}/v1/audio/jobs", timeout=60).json()["data"]
+        wrong = [f"{job['id']} is {job['state']}: {job['error']}" for job in listed if job["state"] != "done"]
+        if {job["id"] for job in listed} != set(known):
+            wrong.append(f"{len(listed)} jobs, not {len(known)}")
+        return wrong + [f"{id_} has other samples" for id_ in known if _fetched(url, id_) != self._speech]
+
+
+def _fetched(url: str, id_: str) -> bytes:
+    """The speech of a job; nothing if it cannot be had. The disk may refuse once, before the answer or within it."""
+    for _ in range(2):
+        with contextlib.suppress(httpx2.RemoteProtocolError):
+            answer = httpx2.get(f"{url}/v1/audio/jobs/{id_}/audio", timeout=60)
+            if answer.status_code != 507:
+                return answer.content if answer.status_code == 200 else b""
+    return b""
+
+
+@pytest.mark.torture
+def test_one_call_of_each_kind_fails_in_each_role_of_a_servers_files(
+    speaking_bundle: Path, system_calls: Path, tmp_path: Path, torture_seed: int, share: Callable[[int], int]
 ) -> None:
-    left_out = of_others(whole, name, EACH_CALL[name])
-    count = sum(len(calls) for found, calls in by_role(whole(name).calls).items() if found not in left_out)
-    disturb = functools.partial(disturbed, left_out=left_out, part=(part, PARTS_OF_EACH_CALL))
-    judged("Faults", disturb, name, share(count))
+    """It refuses to start, or refuses the job, or speaks it."""
+    server = Server(speaking_bundle, system_calls, tmp_path)
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+    faults = chosen(server.calls, random.Random(f"{torture_seed} jobs"))
+    for call, error in faults[: share(len(by_role(server.calls)))]:
+        outcome, found = server.disturbed(call, error)
+        outcomes["wrong" if found else outcome] += 1
+        wrong += [f"{_named(server.calls, call, error)}: {problem}" for problem in found]
+    summary("server jobs", outcomes, wrong)

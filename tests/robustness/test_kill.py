@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from robustness.cases import JOBS, KILLS
 from robustness.folder_contents import files
-from robustness.scenarios import Judge, Scenario
-from robustness.servers import LONGEST_WAIT, ended, served
-from robustness.totals import Totals
+from robustness.scenarios import Whole, summary
+from robustness.servers import ended, served, submitted, wait_for
 from voxcpm_server.jobs.store import MAX_STARTS
 
+KILLS = {
+    "generate": 50,
+    "generate, empty cache": 20,
+    "batch": 50,
+    "voices add": 30,
+    "convert": 15,
+    "convert --overwrite": 5,
+}
+"""Command → how often `make torture` kills it."""
+JOBS, KILLS_OF_A_JOB = 4, 5
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
 MIN_LEFT = 0.2
 """Part of a run in which a kill falls, however little is to be done: whatever was begun is begun again."""
-KILLS_OF_A_JOB = 5
 
 
-def killed(whole: Any, folder: Path, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Outcomes, and what went wrong, of that many kills; after some of them the command runs to its end."""
-    chance = random.Random(f"{seed} {whole.scenario.name}")
+def killed(whole: Whole, folder: Path, kills: int, seed: int) -> None:
+    """Kill a command so many times; after some of them it runs to its end."""
+    chance = random.Random(f"{seed} {whole.name}")
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     while outcomes["killed"] < kills:
         ways = moments(chance, min(chance.randint(1, LONGEST_CHAIN), kills - outcomes["killed"]), whole)
         wrong += killed_in(ways, whole, folder, outcomes)
-    return outcomes, wrong
+    summary(whole.name, outcomes, wrong)
 
 
-def moments(chance: random.Random, count: int, whole: Any) -> list[dict[str, Any]]:
-    """When a command is killed that many times in turn: what a `Case` is given.
+def moments(chance: random.Random, count: int, whole: Whole) -> list[dict[str, Any]]:
+    """When a command is killed that many times in turn.
 
     By the clock as often as at a call to the system: it also dies between a file and its record. As what is finished
     is not made again, each kill is within the part of the run that those before left: later, most runs would end first.
@@ -55,52 +60,45 @@ def moments(chance: random.Random, count: int, whole: Any) -> list[dict[str, Any
     return ways
 
 
-def killed_in(ways: list[dict[str, Any]], whole: Any, folder: Path, outcomes: Counter[str]) -> list[str]:
+def killed_in(ways: list[dict[str, Any]], whole: Whole, folder: Path, outcomes: Counter[str]) -> list[str]:
     """What went wrong when a command was killed in each of these ways in turn, and then ran to its end."""
-    scenario: Scenario = whole.scenario
     wrong: list[str] = []
-    shutil.rmtree(folder, ignore_errors=True)
-    scenario.prepare(folder, whole.materials)
+    whole.prepare(folder)
     pieces: dict[str, int] = {}
-    what: object = "nothing"
-    for what in ways:
-        ended = scenario.run(whole.children, folder, whole.materials, **what)
-        outcomes["killed" if ended.code == -9 else "ended before"] += 1
-        found = scenario.half_files(folder, whole.files, whole.before)
-        if ended.code != -9:
-            found += scenario.failed(ended, folder, whole.files)
-        found += lost(scenario, folder, pieces)
-        wrong += [f"{what}: {problem}" for problem in found]
-        pieces = scenario.pieces(folder)
-        if ended.code != -9:
-            break
-    ended = scenario.run(whole.children, folder, whole.materials)
-    found = scenario.failed(ended, folder, whole.files) + scenario.differences(folder, whole.files)
-    found += lost(scenario, folder, pieces)
-    outcomes["completed"] += not found
-    return wrong + [f"after {what}: {problem}" for problem in found]
-
-
-def lost(scenario: Scenario, folder: Path, before: dict[str, int]) -> list[str]:
-    """The finished parts that are gone, or were made again."""
-    now = scenario.pieces(folder)
-    gone = [] if scenario.gathers and not now else [f"lost: {name}" for name in before.keys() - now.keys()]
-    return gone + [f"made twice: {name}" for name in before.keys() & now.keys() if before[name] != now[name]]
+    for way in [*ways, None]:
+        ended = whole.run(folder, **(way or {}))
+        if way is None:
+            found = whole.failed(ended, folder) + whole.differences(folder)
+            outcomes["completed"] += not found
+        else:
+            outcomes["killed" if ended.code == -9 else "ended before"] += 1
+            found = whole.half_files(folder) + (whole.failed(ended, folder) if ended.code != -9 else [])
+        now = whole.pieces(folder)
+        if now or not whole.scenario.gathers:
+            found += [f"lost: {name}" for name in pieces.keys() - now.keys()]
+        found += [f"made twice: {name}" for name in pieces.keys() & now.keys() if pieces[name] != now[name]]
+        pieces = now
+        wrong += [f"{ways}, {way or 'to the end'}: {problem}" for problem in found]
+    return wrong
 
 
 @pytest.mark.parametrize(("name", "kills"), [("generate", 3), ("batch", 2), ("voices add", 2)])
-def test_a_killed_command_loses_nothing_and_leaves_nothing(judged: Judge, name: str, kills: int) -> None:
-    judged("Kill", killed, name, kills)
+def test_a_killed_command_loses_nothing_and_leaves_nothing(
+    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, name: str, kills: int
+) -> None:
+    killed(whole(name), tmp_path / "run", kills, torture_seed)
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("name", [name for name in KILLS if name != JOBS])
-def test_two_hundred_kills(judged: Judge, share: Callable[[int], int], name: str) -> None:
-    judged("Kill", killed, name, share(KILLS[name]))
+@pytest.mark.parametrize("name", KILLS)
+def test_two_hundred_kills(
+    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, share: Callable[[int], int], name: str
+) -> None:
+    killed(whole(name), tmp_path / "run", share(KILLS[name]), torture_seed)
 
 
 def test_a_batch_that_is_killed_beside_the_rename_of_a_file_is_gone_on_with(
-    whole: Callable[[str], Any], tmp_path: Path
+    whole: Callable[[str], Whole], tmp_path: Path
 ) -> None:
     """While its record is written, at the rename, and at the first call after it."""
     batch = whole("batch")
@@ -118,7 +116,7 @@ TEXT = "\n\n".join(["One two three four."] * 6)
 
 @pytest.mark.torture
 def test_a_killed_server_loses_no_job(
-    speaking_bundle: Path, tmp_path: Path, totals: Totals, torture_seed: int, share: Callable[[int], int]
+    speaking_bundle: Path, tmp_path: Path, torture_seed: int, share: Callable[[int], int]
 ) -> None:
     """A job that gets on is spoken, however often the server is killed, each segment once, as without a kill.
 
@@ -128,44 +126,36 @@ def test_a_killed_server_loses_no_job(
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     speech: set[str] = set()
-    for number in range(share(KILLS[JOBS] // KILLS_OF_A_JOB)):
+    for number in range(share(JOBS)):
         folder = tmp_path / f"jobs-{number}"
-        with served(speaking_bundle, folder) as (_, url):
-            said = {"model": "tts-1", "input": TEXT, "response_format": "wav", "seed": 7}
-            answer = httpx2.post(f"{url}/v1/audio/jobs", json=said, timeout=60)
-            assert answer.status_code == 202, answer.text
-            id_ = str(answer.json()["id"])
-            time.sleep(chance.uniform(0, 2))
-        pieces, audio = _pieces(folder / id_), _speech(folder / id_)
-        outcomes["killed"] += 1
-        for kill in range(2, KILLS_OF_A_JOB + 1):
+        pieces: dict[str, int] = {}
+        audio: set[str] = set()
+        job: Path | None = None
+        for kill in range(KILLS_OF_A_JOB):
             with served(speaking_bundle, folder) as (_, url):
-                if kill % MAX_STARTS == 0:
-                    _wait_for_progress(folder / id_, pieces, url, id_)
+                job = job or folder / submitted(url, TEXT)
+                if kill % MAX_STARTS == MAX_STARTS - 1:
+                    wait_for(lambda job=job, old=pieces: _pieces(job).keys() > old.keys() or _speech(job))
                 else:
                     time.sleep(chance.uniform(0, 2))
             outcomes["killed"] += 1
-            now, audio_now = _pieces(folder / id_), _speech(folder / id_)
+            now, audio_now = _pieces(job), _speech(job)
             if not audio_now:
                 wrong += [f"job {number} lost {name}" for name in pieces.keys() - now.keys()]
             if audio and audio_now != audio:
                 wrong.append(f"job {number}: the speech is gone, or another, after kill {kill}")
-            wrong += [
-                f"job {number} made {name} twice" for name in pieces.keys() & now if pieces[name] != now[name]
-            ]
+            twice = [name for name in pieces.keys() & now.keys() if pieces[name] != now[name]]
+            wrong += [f"job {number} made {name} twice" for name in twice]
             pieces, audio = now, audio_now
-            speech |= audio
         with served(speaking_bundle, folder) as (_, url):
-            state, said_of_it = ended(url, id_)
+            state, answer = ended(url, job.name)
             outcomes[f"job {state}"] += 1
-            wrong += [] if state == "done" else [f"job {number} {state}: {said_of_it}"]
-        left = sorted(path.name for path in (folder / id_).iterdir())
+            wrong += [] if state == "done" else [f"job {number} {state}: {answer}"]
+        left = sorted(path.name for path in job.iterdir())
         wrong += [] if left == ["speech.wav"] else [f"job {number} left {left}"]
-        speech |= _speech(folder / id_)
-
-    totals.record("Kill", JOBS, outcomes)
-    assert not wrong, "\n".join(wrong)
-    # All jobs say the same with the same seed, also what lay there after a kill.
+        speech |= _speech(job)
+    summary("server jobs", outcomes, wrong)
+    # All jobs say the same with the same seed.
     assert len(speech) == 1
 
 
@@ -177,11 +167,3 @@ def _pieces(job: Path) -> dict[str, int]:
 def _speech(job: Path) -> set[str]:
     """The digest of a job's speech; none before it is there."""
     return {digest for name, digest in files(job).items() if name == "speech.wav"}
-
-
-def _wait_for_progress(job: Path, pieces: dict[str, int], url: str, id_: str) -> None:
-    """Wait until a job has one more segment, or its speech."""
-    until = time.monotonic() + LONGEST_WAIT
-    while _pieces(job).keys() <= pieces.keys() and not _speech(job):
-        assert time.monotonic() < until, httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60).text
-        time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Cases that run one after another in one watched process, which is started again when a case ends it.
+"""A process that runs cases one after another, is watched meanwhile, and is started again when a case ends it.
 
 Run as a program, this module is that process. Each case ends as one word, and perhaps a line that explains it.
 """
@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HANG_SECONDS = 20.0
-"""Processor time, and a third of the time on the clock, after which a case hangs: other processes run beside it."""
+"""Processor time, and a third of the time on the clock, after which a case hangs."""
 MEMORY_ABOVE = 2 << 30
 """Address space that a case may take beyond what the process has when it begins."""
 
@@ -36,110 +37,113 @@ class Ended(NamedTuple):
     detail: str = ""
 
 
-class Watched:
-    """The process, from this one's side. maker: `module:function`, called in it with `given`."""
+def child_environment(**more: str) -> dict[str, str]:
+    """The environment of a process that imports this package. Libraries have one thread there."""
+    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **threads, **more}
 
-    def __init__(self, maker: str, **given: object) -> None:
-        self._arguments = [maker, json.dumps(given, default=str)]
+
+class Watched:
+    """The process, from this one's side.
+
+    maker: `module:function`, called in it with `given`; returns what runs a case, any JSON document.
+    library: preloaded. hang_seconds, memory: see HANG_SECONDS and MEMORY_ABOVE; 0 for no limit of memory.
+    """
+
+    def __init__(
+        self,
+        maker: str,
+        *,
+        library: Path | None = None,
+        hang_seconds: float = HANG_SECONDS,
+        memory: int = MEMORY_ABOVE,
+        **given: object,
+    ) -> None:
+        self._arguments = [maker, json.dumps(given, default=str), str(memory)]
+        self._hang_seconds = hang_seconds
+        preloaded = {"LD_PRELOAD": str(library)} if library else {}
+        self._environment = child_environment(TOKENIZERS_PARALLELISM="false", **preloaded)
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
 
-    def run(self, case: object) -> Ended:
-        """Run one case: any JSON document."""
-        process = self._process or self._start()
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(case).encode() + b"\n")
-            process.stdin.flush()
-            answer = self._answer(process, hangs=True)
-        except BrokenPipeError:
-            answer = b""
-        if answer is None:
-            process.kill()
-            self._ended()
-            return Ended(HANG)
-        if not answer:
-            code = self._ended()
-            self._errors.seek(0)
-            return Ended(CRASH, f"exit code {code}: {self._errors.read()[-300:].decode(errors='replace')}")
-        return Ended(*json.loads(answer))
+    def __enter__(self) -> Watched:
+        return self
 
-    def close(self) -> None:
-        """End the process."""
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(30)
             self._process.kill()
-            self._ended()
+            self._reap()
         self._errors.close()
 
+    def run(self, case: object) -> Ended:
+        """Run one case."""
+        process = self._process or self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(case, default=str).encode() + b"\n")
+            process.stdin.flush()
+            answer = self._answer(process, self._hang_seconds)
+        except BrokenPipeError:
+            answer = b""
+        if answer is None:
+            process.kill()
+            self._reap()
+            return Ended(HANG)
+        if not answer:
+            code = self._reap()
+            return Ended(CRASH, f"exit code {code}: {self._said()[-300:]}")
+        return Ended(*json.loads(answer))
+
+    def check(self, cases: Iterable[object]) -> None:
+        """Run cases, print their outcomes, and fail with the first ones that went wrong."""
+        outcomes, wrong = Counter[str](), []
+        for case in cases:
+            ended = self.run(case)
+            outcomes[ended.outcome] += 1
+            if ended.outcome in FAILURES:
+                wrong.append(f"{ended.outcome}: {case}: {ended.detail}")
+        print(dict(outcomes))
+        assert not wrong, f"{len(wrong)} cases failed:\n" + "\n".join(wrong[:40])
+
     def _start(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(
-            [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._errors.seek(0)
         self._errors.truncate()
-        process = self._process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", "robustness.watched", *self._arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env={**os.environ, **threads, "PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=self._environment,
         )  # fmt: skip
-        ready = self._answer(process, hangs=False)
-        if not ready:
-            self._errors.seek(0)
-            raise RuntimeError(self._errors.read()[-3000:].decode(errors="replace"))
-        return process
+        if not self._answer(self._process, None):
+            raise RuntimeError(self._said()[-3000:])
+        return self._process
 
-    def _answer(self, process: subprocess.Popen[bytes], *, hangs: bool) -> bytes | None:
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    @staticmethod
+    def _answer(process: subprocess.Popen[bytes], hang_seconds: float | None) -> bytes | None:
         assert process.stdout is not None
         began, before = time.monotonic(), _processor_seconds(process.pid)
         while not select.select([process.stdout], [], [], 0.5)[0]:
             used = _processor_seconds(process.pid) - before
-            if hangs and (used > HANG_SECONDS or time.monotonic() - began > 3 * HANG_SECONDS):
+            if hang_seconds and (used > hang_seconds or time.monotonic() - began > 3 * hang_seconds):
                 return None
         return process.stdout.readline()
 
-    def _ended(self) -> int:
+    def _reap(self) -> int:
         assert self._process is not None
         process, self._process = self._process, None
         code = process.wait()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        process.stdout.close()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
         return code
-
-
-@contextlib.contextmanager
-def watched(maker: str, **given: object) -> Iterator[Watched]:
-    """A watched process, ended at the end."""
-    process = Watched(maker, **given)
-    try:
-        yield process
-    finally:
-        process.close()
-
-
-class Counted:
-    """What the cases of a row came to."""
-
-    def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self.wrong: list[str] = []
-
-    def add(self, case: object, ended: Ended) -> None:
-        """Count a case, and remember one that failed."""
-        self.outcomes[ended.outcome] += 1
-        if ended.outcome in FAILURES:
-            self.wrong.append(f"{ended.outcome}: {case}: {ended.detail}")
-
-    def check(self) -> None:
-        """Fails if a case failed, and shows the first ones."""
-        assert not self.wrong, f"{len(self.wrong)} cases failed:\n" + "\n".join(self.wrong[:40])
 
 
 def _processor_seconds(pid: int) -> float:
@@ -158,43 +162,36 @@ def ending(run: Callable[[], Ended]) -> Ended:
         return run()
     except VoxCPMError as error:
         return Ended(LINES if len(str(error).splitlines()) != 1 else REFUSED, str(error)[:300])
-    except MemoryError as error:
-        return Ended(MEMORY, _place(error))
-    except RecursionError as error:
-        return Ended(TRACEBACK, _place(error))
-    except OSError as error:
-        return Ended(SYSTEM, str(error)[:300])
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        if "bad_alloc" in str(error) or "Failed to allocate" in str(error):
-            return Ended(MEMORY, _place(error))
-        return Ended(TRACEBACK, _place(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the case ended
+        if isinstance(error, OSError):
+            return Ended(SYSTEM, str(error)[:300])
+        is_memory = isinstance(error, MemoryError) or any(
+            words in str(error) for words in ("bad_alloc", "Failed to allocate")
+        )
+        places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+        return Ended(
+            MEMORY if is_memory else TRACEBACK,
+            f"{type(error).__name__}: {str(error)[:160]!r} at {' '.join(places[-5:])}",
+        )
 
 
-def _place(error: BaseException) -> str:
-    """The error, and the innermost places of this project that it came through."""
-    import traceback
-
-    frames = [
-        f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
-    ]
-    return f"{type(error).__name__}: {str(error)[:160]!r} at {' '.join(frames[-5:])}"
-
-
-def _serve(maker: str, given: str) -> None:
+def _serve(maker: str, given: str, memory: str) -> None:
     import resource
     import warnings
 
     warnings.simplefilter("ignore")
+    # What a case prints is no answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     module, _, name = maker.partition(":")
     run: Callable[[Any], Ended] = getattr(importlib.import_module(module), name)(**json.loads(given))
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_ABOVE
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if int(memory):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + int(memory)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         case = json.loads(line)

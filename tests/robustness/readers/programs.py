@@ -15,20 +15,6 @@ _OPERATIONS = (40, 70, 100)
 """How many operations of a program are read or lowered at a time: all of them take tens of milliseconds."""
 
 
-def program(bundle: Path, folder: Path) -> Reader:
-    """The program's protobuf message, read into the objects that a program is here."""
-    from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_package, read_specification
-
-    package = _copied(bundle, folder, "feat_encoder")
-    valid = _beginning(read_specification(package), _OPERATIONS[-1]).SerializeToString()
-
-    def read(content: bytes) -> None:
-        (package / MODEL_FILE).write_bytes(content)
-        read_package(package)
-
-    return Reader((valid,), read, _changed_program)
-
-
 def lowering_of_a_transformer(bundle: Path, folder: Path) -> Reader:
     return _lowering(bundle, folder, "locdit_step")
 
@@ -49,15 +35,8 @@ def _lowering(bundle: Path, folder: Path, name: str) -> Reader:
         (package / MODEL_FILE).write_bytes(content)
         lower(package, signed_products=True)
 
-    def structured() -> Any:
-        from hypothesis import strategies as st
-
-        from robustness.formats import changed_programs
-
-        return st.sampled_from(valid).flatmap(changed_programs)
-
     valid = tuple(_beginning(specification, count).SerializeToString() for count in _OPERATIONS)
-    return Reader(valid, read, _changed_program, structured)
+    return Reader(valid, read, _changed_program)
 
 
 def _beginning(specification: Any, count: int) -> Any:
@@ -131,38 +110,30 @@ def _changed_program(content: bytes, chance: random.Random) -> bytes:
 
 def _mutate_message(message: Any, chance: random.Random) -> None:
     """Change one field, somewhere below a protobuf message."""
-    while True:
-        fields = message.ListFields()
-        if not fields:
-            return
+    while fields := message.ListFields():
         field, value = chance.choice(fields)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            key = chance.choice(sorted(value))
-            if chance.random() < 0.1 or not hasattr(value[key], "ListFields"):
-                del value[key]
-                return
-            message = value[key]
-        elif not isinstance(value, int | float | str | bytes | bool) and hasattr(value, "ListFields"):
-            if chance.random() < 0.05:
-                message.ClearField(field.name)
-                return
-            message = value
-        elif not isinstance(value, int | float | str | bytes | bool):
-            index = chance.randrange(len(value))
-            if chance.random() < 0.15:
-                del value[index]
-                return
-            if hasattr(value[index], "ListFields"):
-                message = value[index]
-                continue
-            value[index] = _odd_scalar(value[index], chance)
-            return
-        else:
+        if isinstance(value, int | float | str | bytes | bool):
             try:
                 setattr(message, field.name, _odd_scalar(value, chance))
             except (ValueError, TypeError):
                 message.ClearField(field.name)
             return
+        if hasattr(value, "ListFields"):
+            inner = value
+        else:
+            # A map or a list of messages or scalars.
+            is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+            key = chance.choice(sorted(value)) if is_map else chance.randrange(len(value))
+            inner = value[key]
+            if chance.random() < 0.1 or not hasattr(inner, "ListFields"):
+                if is_map or chance.random() < 0.15:
+                    del value[key]
+                elif hasattr(inner, "ListFields"):
+                    inner.Clear()
+                else:
+                    value[key] = _odd_scalar(inner, chance)
+                return
+        message = inner
 
 
 def _odd_scalar(value: Any, chance: random.Random) -> Any:

@@ -7,11 +7,10 @@ import io
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from robustness.mutations import document_bytes, mutated_bytes, mutated_document, mutated_text
+from robustness.mutations import mutated_bytes, mutated_json, mutated_text
 from robustness.reader import Reader
 
 TEXTS = (
@@ -20,11 +19,7 @@ TEXTS = (
     "你好,世界。今天是2024年。(Yes) <b>bold</b> [1] {x} *a* _b_ `c` #tag @me 😀 it's the dogs' U.S. 50% +1 (555) 123",
 )
 
-_LINES = (
-    {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "inference_timesteps": 4},
-    {"text": "No.", "prompt": "me.wav", "prompt_text": "So.", "max_len": 5, "retry_badcase": False},
-    {"text": "One", "voice": "ada", "control": "slow", "normalize": True},
-)
+_LINE = {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "inference_timesteps": 4}
 
 
 def batch_lines(bundle: Path, folder: Path) -> Reader:
@@ -46,23 +41,7 @@ def batch_lines(bundle: Path, folder: Path) -> Reader:
                     assert len(str(line).splitlines()) == 1, line
         return f"{min(refused, 3)} lines refused" if refused else None
 
-    def changed(content: bytes, chance: random.Random) -> bytes:
-        if chance.random() < 0.4:
-            return mutated_bytes(content, chance)
-        return b"\n".join(
-            document_bytes(mutated_document(json.loads(line), chance)) for line in content.splitlines()
-        )
-
-    def structured() -> Any:
-        from hypothesis import strategies as st
-
-        from robustness.strategies import changed_document
-
-        return st.lists(st.sampled_from(_LINES).flatmap(changed_document), min_size=1, max_size=3).map(
-            b"\n".join
-        )
-
-    return Reader((b"\n".join(map(document_bytes, _LINES[:1])),), read, changed, structured)
+    return Reader((json.dumps(_LINE).encode(),), read, mutated_json)
 
 
 def recordings() -> tuple[bytes, ...]:
@@ -92,12 +71,7 @@ def recording(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
         start = chance.choice((64, 256, len(content)))
         return mutated_bytes(content[:start], chance) + content[start:]
 
-    def structured() -> Any:
-        from robustness.formats import wave_files
-
-        return wave_files()
-
-    return Reader(recordings(), read, changed, structured)
+    return Reader(recordings(), read, changed)
 
 
 def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
@@ -130,9 +104,4 @@ def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     def changed(content: bytes, chance: random.Random) -> bytes:
         return mutated_text(content.decode(), chance).encode("utf-8", "surrogatepass")
 
-    def structured() -> Any:
-        from robustness.strategies import texts
-
-        return texts()
-
-    return Reader(tuple(text.encode() for text in TEXTS[:2]), read, changed, structured)
+    return Reader(tuple(text.encode() for text in TEXTS[:2]), read, changed)

@@ -1,0 +1,118 @@
+"""Commands that may be killed, or whose calls to the system may fail, each in a child that is forked from the watched
+process: hundreds of commands cost hundreds of commands, not hundreds of starts of Python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from robustness.watched import Ended
+
+LIMIT = 300.0
+"""Seconds after which a command counts as hanging."""
+# Commands import some of these only when they need them: here they are imported once, not by each child.
+MODULES = (
+    "voxcpm_runtime.commands.batch",
+    "voxcpm_runtime.commands.generate",
+    "voxcpm_runtime.commands.voices",
+    "voxcpm_runtime.backends.portable.step_model",
+    "coremltools",
+    "voxcpm_conversion.cli",
+    "voxcpm_conversion.convert",
+    "voxcpm_conversion.core_ml.packages",
+)
+
+
+@dataclass(frozen=True)
+class CommandEnded:
+    """How a command ended."""
+
+    code: int
+    """Exit code; the negative number of the signal that killed it."""
+    err: str
+    hung: bool
+
+
+def arm(folder: str, log: str, call: int, error: int) -> None:
+    """Have the preloaded library count calls on files below a folder, and disturb one. See `system_calls.c`.
+
+    log: a file for a line of each call, or none. call: its number, from 0, or -1. error: its errno; 0 kills.
+    """
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) if log else -1
+    library = ctypes.CDLL(None)
+    library.robustness_watch(os.fsencode(folder))
+    library.robustness_arm(descriptor, ctypes.c_long(call), error)
+
+
+def scene() -> Callable[[dict[str, Any]], Ended]:
+    """What runs a command: {"arguments", "folder", "environment"} and perhaps "kill_after" (seconds), or "call",
+    "error" and "log", as of `arm`.
+    """
+    for name in MODULES:
+        importlib.import_module(name)
+    return lambda case: Ended("ended", json.dumps(_run(case)))
+
+
+def _run(case: dict[str, Any]) -> dict[str, Any]:
+    # Not TemporaryDirectory: a child that ends would remove it, too.
+    outputs = Path(tempfile.mkdtemp())
+    child = os.fork()
+    if not child:
+        _become(case, outputs)
+    ended = os.pidfd_open(child)
+    after = case.get("kill_after")
+    hung = False
+    if not select.select([ended], [], [], LIMIT if after is None else after)[0]:
+        hung = after is None
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os.close(ended)
+    err = outputs / "err"
+    # A child that is killed at once has not made it.
+    said = err.read_text(errors="replace") if err.exists() else ""
+    shutil.rmtree(outputs)
+    return {"code": os.waitstatus_to_exitcode(status), "err": said, "hung": hung}
+
+
+def _become(case: dict[str, Any], outputs: Path) -> None:
+    """The child: run the command and end. It never returns."""
+    code = 70
+    try:
+        os.setsid()
+        for number, name in enumerate((os.devnull, outputs / "out", outputs / "err")):
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY, 0o600)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.environ.update(case["environment"])
+        os.environ.pop("LD_PRELOAD", None)
+        # The parent has asked for its own already.
+        tempfile.tempdir = None
+        os.chdir(case["folder"])
+        if "call" in case or "log" in case:
+            arm(case["folder"], case.get("log", ""), case.get("call", -1), case.get("error", 0))
+        from voxcpm_runtime.commands.cli import main
+
+        code = main(case["arguments"])
+    except BaseException:  # noqa: BLE001 - what a process shows when it ends by itself
+        traceback.print_exc()
+    finally:
+        try:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
