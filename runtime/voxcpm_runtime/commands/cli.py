@@ -52,7 +52,6 @@ _EXTRAS = {
     "torch": "convert",
     "transformers": "validate",
     "einops": "validate",
-    "matplotlib": "validate",
     "onnx": "validate",
     "onnxruntime": "validate",
     "voxcpm": "validate",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import platform
 import re
@@ -31,11 +30,6 @@ _INSTRUCTION_SETS = (
     "asimd", "asimddp", "i8mm", "sve", "svei8mm", "sme",
 )  # fmt: skip
 
-_WEIGHT = re.compile(r"\bresource_\d+")
-"""The name of a weight in a Core AI program."""
-_WEIGHTS = "\n{-#\n"
-"""What begins the list of weights in a Core AI program's text."""
-
 
 class GoldenKey(BaseModel):
     """Backend, machine, software and model files. Hashes are compared only between equal keys."""
@@ -52,10 +46,6 @@ class GoldenKey(BaseModel):
     precision: Precision
     content: str
     """The result of `content_digest`."""
-
-    def likeness(self, other: GoldenKey) -> int:
-        """The number of equal fields."""
-        return sum(getattr(self, name) == getattr(other, name) for name in GoldenKey.model_fields)
 
     @property
     def title(self) -> str:
@@ -89,19 +79,16 @@ def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
 def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
     """SHA-256 over the parts of a bundle's files that are the same in every conversion with the same tools.
 
-    Whole files differ between conversions: packages contain random identifiers (Manifest.json); programs contain a
-    date, and maps in any order. Core AI's programs name their weights at random; next to them are a date
-    (metadata.json) and the program's own digest (main.hash).
+    Packages contain random identifiers (Manifest.json); Core ML programs a date, and maps in any order. Core AI's
+    programs name their weights at random: their digest is of this conversion alone.
     """
     digests = {}
     for name, record in files.items():
-        path = PurePosixPath(name)
-        if path.suffix == ".mlmodel":
-            digests[name] = _program_digest(folder / name)
-        elif path.match("*.aimodel/*"):
-            if path.suffix == ".mlirb":
-                digests[name] = _core_ai_digest(folder / path.parent)
-        elif not path.match("*.mlpackage/Manifest.json") and ".mlmodelc/" not in name:
+        if name.endswith(".mlmodel"):
+            model = read_specification((folder / name).parents[2])
+            model.description.ClearField("metadata")
+            digests[name] = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+        elif not PurePosixPath(name).match("*.mlpackage/Manifest.json") and ".mlmodelc/" not in name:
             digests[name] = record.sha256
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
@@ -116,31 +103,6 @@ def processor() -> str:
         flags = None
     found = set(flags[1].split()) if flags else set()
     return "+".join(name for name in _INSTRUCTION_SETS if name in found) or chip()
-
-
-def _program_digest(path: Path) -> str:
-    model = read_specification(path.parents[2])
-    model.description.ClearField("metadata")
-    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-
-
-def _core_ai_digest(path: Path) -> str:
-    """SHA-256 of a Core AI program's text, in which weights are numbered by first use."""
-    asset = importlib.import_module("coreai.authoring").AIModelAsset.load(path)
-    # There is no public way from an asset to its text.
-    text = asset.program._module.as_string()  # noqa: SLF001
-    functions, _, weights = text.partition(_WEIGHTS)
-    numbers = {name: f"weight {n}" for n, name in enumerate(dict.fromkeys(_WEIGHT.findall(functions)))}
-
-    def numbered(line: str) -> str:
-        return _WEIGHT.sub(lambda found: numbers.get(found[0], found[0]), line)
-
-    # The weights are listed in the order of their names, and all but the last have a comma.
-    listed = sorted(numbered(line).strip(" ,") for line in weights.splitlines())
-    digest = hashlib.sha256(numbered(functions).encode())
-    for line in listed:
-        digest.update(line.encode())
-    return digest.hexdigest()
 
 
 def _minor(release: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.opening import locate_bundle
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.storage.whole_file import report_folder, whole_file
+from voxcpm_runtime.storage.whole_file import make_folder, report_folder, whole_file
 
 if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
@@ -68,7 +68,7 @@ def listen(
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="Folder to write listening.json, with all transcripts, and plots into."),
+        typer.Option(help="Folder to write listening.json, with all transcripts, into."),
     ] = None,
     saved: Annotated[
         list[Path] | None,
@@ -78,81 +78,44 @@ def listen(
     """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""
     if report is not None:
         inputs = (bundle, checkpoint, recogniser, *(saved or ()))
-        report_folder(report, ("listening.json", "narration.svg", "prose.svg"), inputs)
+        report_folder(report, ("listening.json",), inputs)
     # The recogniser and PyTorch: `--help` works without the extra.
-    from voxcpm_validation.listening.parts import PARTS, Report
-    from voxcpm_validation.listening.plots import write_plots
+    from voxcpm_validation.listening.hearing import Listener
+    from voxcpm_validation.listening.parts import Extent, Report, listen
+    from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
     from voxcpm_validation.listening.tables import tables
 
-    asked = {
-        "sentences": short_sentences,
-        "prose": prose,
-        "short_texts": short_texts,
-        "narration": narration,
-    }
-    parts = [part for part in PARTS if asked[part]] or ([] if saved else ["sentences"])
-    console = Console(stderr=True)
-    measured = sum((_read(path) for path in saved or []), Report())
+    chosen = {
+        "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,
+    }  # fmt: skip
+    parts = [part for part, asked in chosen.items() if asked] or ([] if saved else ["sentences"])
+    result = sum((_read(path) for path in saved or []), Report())
     if parts:
-        measured += _measured(
-            bundle,
-            checkpoint,
-            precision,
-            parts,
-            extents=[(sentences, words, minutes), (sentences, upstream_words or words, minutes)],
-            seed=seed,
-            recogniser=recogniser,
-        )
+        folder = locate_bundle(bundle)
+        available = Manifest.read(folder).precisions
+        precisions = [p for p in precision or available if p != "none"]
+        if unknown := [p for p in precisions if p not in available]:
+            raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
+        listener, natural = Listener.of(recogniser), natural_seconds(folder)
+        with status_line("") as note:
+            given: dict[str, Any] = {"listener": listener, "natural": natural, "seed": seed, "report": note}
+            if checkpoint is not None:
+                speak, short = upstream_speaker(checkpoint, folder), [p for p in parts if p != "narration"]
+                extent = Extent(sentences, upstream_words or words)
+                result += listen("upstream fp32", speak, short, extent=extent, **given)
+            for p in precisions:
+                extent = Extent(sentences, words, minutes)
+                result += listen(f"bundle {p}", bundle_speaker(folder, p), parts, extent=extent, **given)
     output = Console()
     if not output.is_terminal:
         output.width = max(output.width, _WIDTH)
-    for table in tables(measured):
+    for table in tables(result):
         output.print(table)
     if report is not None:
+        make_folder(report)
         with whole_file(report / "listening.json") as file:
-            file.write(measured.model_dump_json(indent=1).encode() + b"\n")
-        for path in (report / "listening.json", *write_plots(measured, report)):
-            console.print(f"written: {path}")
-
-
-def _measured(
-    bundle: str | None,
-    checkpoint: str | None,
-    precision: list[str] | None,
-    parts: list[str],
-    *,
-    extents: list[tuple[int | None, int | None, float]],
-    seed: int,
-    recogniser: Path | None,
-) -> Report:
-    from voxcpm_validation.listening.hearing import Listener
-    from voxcpm_validation.listening.material import material
-    from voxcpm_validation.listening.parts import Extent, Report, listen
-    from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
-
-    folder = locate_bundle(bundle)
-    available = Manifest.read(folder).precisions
-    asked = [p for p in precision or available if p != "none"]
-    if unknown := [p for p in asked if p not in available]:
-        raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
-    of_bundle, of_upstream = (Extent(*extent) for extent in extents)
-    listener = Listener.of(material(), recogniser)
-    natural = natural_seconds(folder)
-    result = Report()
-    with status_line("") as note:
-        if checkpoint is not None:
-            short = [part for part in parts if part != "narration"]
-            speak = upstream_speaker(checkpoint, folder)
-            result += listen(
-                "upstream fp32", speak, short, listener=listener, extent=of_upstream, natural=natural, seed=seed,
-                report=note,
-            )  # fmt: skip
-        for p in asked:
-            result += listen(
-                f"bundle {p}", bundle_speaker(folder, p), parts, listener=listener, extent=of_bundle, natural=natural,
-                seed=seed, report=note,
-            )  # fmt: skip
-    return result
+            file.write(result.model_dump_json(indent=1).encode() + b"\n")
+        Console(stderr=True).print(f"written: {report / 'listening.json'}")
 
 
 def _read(path: Path) -> Report:

@@ -1,17 +1,17 @@
-"""A reading in segments, and each segment as a recogniser and a speaker encoder hear it."""
+"""A text as a voice reads it, and each of its segments as a recogniser and a speaker encoder hear it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_validation.listening.material import Material, PromptVoice, prompt_clip
+from voxcpm_validation.listening.material import PromptVoice, prompt_clip, prompt_voices
 from voxcpm_validation.listening.recognition import Recogniser
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 
@@ -47,16 +47,9 @@ class Reading(NamedTuple):
     """Hz"""
 
 
-class Speak(Protocol):
-    """A system under test."""
-
-    def __call__(
-        self, text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None
-    ) -> Reading:
-        """Read a text as a continuation of the voice's prompt, or zero-shot for None.
-
-        seconds: stop after the first segment that ends later than this.
-        """
+Speak = Callable[[str, "PromptVoice | None", int, "float | None"], Reading]
+"""A system under test: (text, voice, seed, seconds) → a reading that continues the voice's prompt, or is zero-shot for
+None. It stops after the first segment that ends later than `seconds`, if given."""
 
 
 class TranscribedSegment(BaseModel):
@@ -90,45 +83,6 @@ class TranscribedSegment(BaseModel):
         return len(self.said.split())
 
 
-@dataclass(frozen=True)
-class Listener:
-    """A recogniser, a speaker encoder, and the embeddings of the test's voices."""
-
-    recogniser: Recogniser
-    encoder: SpeakerEncoder
-    voices: Sequence[PromptVoice]
-    gallery: Mapping[str, Floats]
-
-    @classmethod
-    def of(cls, test: Material, recogniser: Path | None = None) -> Listener:
-        """A listener for the voices of a test. recogniser: see `Recogniser`.
-
-        Raises ModuleNotFoundError without the recogniser's packages, MissingExtraError without the encoder's.
-        """
-        encoder = SpeakerEncoder()
-        gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in test.voices}
-        return cls(Recogniser(recogniser), encoder, test.voices, gallery)
-
-    def hear(self, reading: Reading) -> list[TranscribedSegment]:
-        """Every segment of a reading, transcribed and measured."""
-        rate = reading.sample_rate
-        return [
-            TranscribedSegment(
-                written=segment.written,
-                said=segment.said,
-                heard=self.recogniser.transcribe(segment.audio, rate),
-                seconds=len(segment.audio) / rate,
-                pause=segment.pause,
-                attempts=segment.attempts,
-                suspicious=segment.suspicious,
-                ends_abruptly=_ends_abruptly(segment.audio, rate),
-                level=speech_level(segment.audio, rate),
-                embedding=tuple(map(float, self.encoder.embed(segment.audio, rate))),
-            )
-            for segment in reading.segments
-        ]
-
-
 class Case(NamedTuple):
     """Texts that are read in one voice; text i has the test's seed + i."""
 
@@ -141,7 +95,7 @@ class Case(NamedTuple):
     """Where the reading of each text stops; None for its end."""
 
 
-class CaseTranscripts(NamedTuple):
+class HeardCase(NamedTuple):
     """The segments heard of each text of a case."""
 
     system: str
@@ -152,6 +106,41 @@ class CaseTranscripts(NamedTuple):
     def segments(self) -> list[TranscribedSegment]:
         """The segments of all texts."""
         return [segment for text in self.texts.values() for segment in text]
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A recogniser, a speaker encoder, and the voices of the test with their embeddings."""
+
+    recogniser: Recogniser
+    encoder: SpeakerEncoder
+    voices: Sequence[PromptVoice]
+    gallery: Mapping[str, Floats]
+
+    @classmethod
+    def of(cls, recogniser: Path | None = None) -> Listener:
+        """A listener for the voices of the test. recogniser: see `Recogniser`.
+
+        Raises ModuleNotFoundError without the recogniser's packages, MissingExtraError without the encoder's.
+        """
+        encoder, voices = SpeakerEncoder(), prompt_voices()
+        gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in voices}
+        return cls(Recogniser(recogniser), encoder, voices, gallery)
+
+    def hear(self, reading: Reading) -> list[TranscribedSegment]:
+        """Every segment of a reading, transcribed and measured."""
+        rate = reading.sample_rate
+        return [
+            TranscribedSegment(
+                **{name: value for name, value in segment._asdict().items() if name != "audio"},
+                heard=self.recogniser.transcribe(segment.audio, rate),
+                seconds=len(segment.audio) / rate,
+                ends_abruptly=_ends_abruptly(segment.audio, rate),
+                level=speech_level(segment.audio, rate),
+                embedding=tuple(map(float, self.encoder.embed(segment.audio, rate))),
+            )
+            for segment in reading.segments
+        ]
 
 
 def speech_level(audio: Floats, sample_rate: int) -> float:

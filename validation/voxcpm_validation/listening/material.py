@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import as_file, files
-from typing import NamedTuple
 
 import soundfile
 from pydantic import BaseModel, ConfigDict
@@ -15,8 +12,6 @@ from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.text.sentences import sentences
 
 _MATERIAL = files("voxcpm_validation") / "listening_test"
-PROSE_KINDS = ("licence", "story", "article")
-"""Names of the texts of prose."""
 
 
 class PromptVoice(BaseModel):
@@ -29,42 +24,29 @@ class PromptVoice(BaseModel):
     """File name of the prompt."""
     transcript: str
     natural_seconds: tuple[float, ...] = ()
-    """Duration of each sentence as the speaker says it; empty if the speaker was not asked."""
+    """Duration of each sentence as the speaker says it; empty if unknown."""
     continued: bool
-    """Whether the prompt is continued; otherwise the voice is only compared with the clones of others."""
+    """Whether the prompt is continued; otherwise clones are only compared with it."""
     unheard: bool = False
     """Whether the built-in voice was trained without this speaker."""
 
 
-class Clip(NamedTuple):
-    """Audio (samples,), and its sample rate in Hz."""
-
-    audio: Floats
-    sample_rate: int
-
-
-@dataclass(frozen=True)
-class Material:
-    """The sentences and voices of a test."""
-
-    sentences: Sequence[str]
-    voices: Sequence[PromptVoice]
-
-
-def material(count: int | None = None) -> Material:
-    """The first `count` sentences, or all, and the voices of the test."""
+def prompt_voices() -> list[PromptVoice]:
+    """The voices of the test."""
     voices = json.loads((_MATERIAL / "voices.json").read_text(encoding="utf-8"))
-    return Material(_lines("sentences.txt")[:count], [PromptVoice(**voice) for voice in voices])
+    return [PromptVoice(**voice) for voice in voices]
 
 
-def prose(words: int | None = None) -> dict[str, str]:
-    """The text of each kind of prose: all, or its first sentences until they have `words` words."""
-    return {kind: first_words(_text(kind), words) for kind in PROSE_KINDS}
+def prompt_clip(voice: PromptVoice) -> tuple[Floats, int]:
+    """The prompt's audio (samples,) and its sample rate in Hz."""
+    with as_file(_MATERIAL / voice.audio) as path:
+        audio, rate = soundfile.read(path, dtype="float32")
+    return audio, rate
 
 
-def narration() -> str:
-    """A story of more than half an hour."""
-    return _text("narration")
+def short_sentences(count: int | None = None) -> list[str]:
+    """The first `count` sentences, or all."""
+    return _lines("sentences.txt")[:count]
 
 
 def short_texts() -> list[str]:
@@ -72,8 +54,17 @@ def short_texts() -> list[str]:
     return _lines("prose/short_words.txt")
 
 
-def first_words(text: str, words: int | None) -> str:
-    """The text's first sentences until they have `words` words; the whole text for None."""
+def prose(words: int | None = None) -> dict[str, str]:
+    """The text of each kind of prose: all, or its first sentences until they have `words` words."""
+    return {kind: _beginning(_text(kind), words) for kind in ("licence", "story", "article")}
+
+
+def narration(words: int | None = None) -> str:
+    """A story of more than half an hour, or its beginning likewise."""
+    return _beginning(_text("narration"), words)
+
+
+def _beginning(text: str, words: int | None) -> str:
     kept, count = "", 0
     for sentence in sentences(text):
         if words is not None and count >= words:
@@ -82,15 +73,8 @@ def first_words(text: str, words: int | None) -> str:
     return kept.strip()
 
 
-def prompt_clip(voice: PromptVoice) -> Clip:
-    """The prompt's audio."""
-    with as_file(_MATERIAL / voice.audio) as path:
-        audio, rate = soundfile.read(path, dtype="float32")
-    return Clip(audio, rate)
-
-
 def _text(name: str) -> str:
-    # A line of the file is a paragraph; the runtime's paragraphs have a blank line between them.
+    # A line of the file is a paragraph; the runtime separates paragraphs by blank lines.
     return "\n\n".join(_lines(f"prose/{name}.txt"))
 
 

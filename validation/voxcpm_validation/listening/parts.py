@@ -10,20 +10,13 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_validation.listening.hearing import Case, CaseTranscripts, Listener, Speak, TranscribedSegment
-from voxcpm_validation.listening.material import (
-    Material,
-    first_words,
-    material,
-    narration,
-    prose,
-    short_texts,
-)
+from voxcpm_validation.listening.hearing import Case, HeardCase, Listener, Speak, TranscribedSegment
+from voxcpm_validation.listening.material import PromptVoice, narration, prose, short_sentences, short_texts
 from voxcpm_validation.listening.scores import (
     NarrationScores,
     NaturalSeconds,
     ProseScores,
-    Scores,
+    SentenceScores,
     ShortTextScores,
     narration_scores,
     prose_scores,
@@ -40,7 +33,7 @@ class Report(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sentences: tuple[Scores, ...] = ()
+    sentences: tuple[SentenceScores, ...] = ()
     prose: tuple[ProseScores, ...] = ()
     short_texts: tuple[ShortTextScores, ...] = ()
     narration: tuple[NarrationScores, ...] = ()
@@ -65,8 +58,37 @@ class Extent:
 class Part(NamedTuple):
     """One part of the test."""
 
-    cases: Callable[[Material, Extent], list[Case]]
-    score: Callable[[CaseTranscripts, Listener, NaturalSeconds | None], Iterable[BaseModel]]
+    texts: Callable[[Extent], Mapping[str, str]]
+    voices: int | None
+    """Number of prompts that are continued; None for all of the test."""
+    score: Callable[[HeardCase, Listener, NaturalSeconds | None], Iterable[BaseModel]]
+
+
+PARTS: dict[str, Part] = {
+    "sentences": Part(
+        lambda e: {f"sentence {i}": s for i, s in enumerate(short_sentences(e.sentences), 1)},
+        None,
+        sentence_scores,
+    ),
+    "prose": Part(lambda e: prose(e.words), 1, prose_scores),
+    "short_texts": Part(lambda _: {text: text for text in short_texts()}, 1, short_text_scores),
+    "narration": Part(
+        lambda e: {"narration": narration(round(e.minutes * _WORDS_A_MINUTE))}, 0, narration_scores
+    ),
+}
+"""The parts of the test, by the names of the fields of `Report`."""
+
+
+def cases(part: str, extent: Extent, voices: Sequence[PromptVoice]) -> list[Case]:
+    """What is read in a part of the test: its texts zero-shot, and as continuations."""
+    texts = PARTS[part].texts(extent)
+    continued = [voice for voice in voices if voice.continued][: PARTS[part].voices]
+    seconds = 60 * extent.minutes if part == "narration" else None
+    names = [f"continuation, {voice.name}{' (unheard)' if voice.unheard else ''}" for voice in continued]
+    return [
+        Case(name, voice, texts, seconds)
+        for name, voice in (("zero-shot", None), *zip(names, continued, strict=True))
+    ]
 
 
 def listen(
@@ -85,59 +107,20 @@ def listen(
     natural: the natural duration of letters in this voice; by default the median over the segments of a case.
     report is called with what is being read. The texts are transcribed while the next ones are spoken.
     """
-    test = Material(material(extent.sentences).sentences, listener.voices)
     read: list[tuple[str, Case, dict[str, Future[list[TranscribedSegment]]]]] = []
     start = time.monotonic()
     with ThreadPoolExecutor(max_workers=1) as listening:
-        for part in parts:
-            for case in PARTS[part].cases(test, extent):
-                futures = {}
-                for i, (name, text) in enumerate(case.texts.items()):
-                    place = f"{name} ({i + 1} of {len(case.texts)})"
-                    report(f"{system}, {case.name}: {place}, {time.monotonic() - start:.0f} s")
-                    reading = speak(text, case.voice, seed + i, case.seconds)
-                    futures[name] = listening.submit(listener.hear, reading)
-                read.append((part, case, futures))
+        for part, case in ((p, case) for p in parts for case in cases(p, extent, listener.voices)):
+            futures = {}
+            for i, (name, text) in enumerate(case.texts.items()):
+                place = f"{name} ({i + 1} of {len(case.texts)})"
+                report(f"{system}, {case.name}: {place}, {time.monotonic() - start:.0f} s")
+                reading = speak(text, case.voice, seed + i, case.seconds)
+                futures[name] = listening.submit(listener.hear, reading)
+            read.append((part, case, futures))
         report(f"{system}: listening to the rest")
     scores: dict[str, tuple[BaseModel, ...]] = dict.fromkeys(parts, ())
     for part, case, futures in read:
-        heard = CaseTranscripts(system, case, {name: future.result() for name, future in futures.items()})
+        heard = HeardCase(system, case, {name: future.result() for name, future in futures.items()})
         scores[part] += tuple(PARTS[part].score(heard, listener, natural))
     return Report.model_validate(scores)
-
-
-def _zero_shot_and_voices(test: Material, texts: Mapping[str, str], count: int | None = None) -> list[Case]:
-    continued = [voice for voice in test.voices if voice.continued][:count]
-    return [
-        Case("zero-shot", None, texts),
-        *(
-            Case(f"continuation, {voice.name}{' (unheard)' if voice.unheard else ''}", voice, texts)
-            for voice in continued
-        ),
-    ]
-
-
-def _sentence_cases(test: Material, _: Extent) -> list[Case]:
-    return _zero_shot_and_voices(test, {f"sentence {i + 1}": s for i, s in enumerate(test.sentences)})
-
-
-def _prose_cases(test: Material, extent: Extent) -> list[Case]:
-    return _zero_shot_and_voices(test, prose(extent.words), 1)
-
-
-def _short_text_cases(test: Material, _: Extent) -> list[Case]:
-    return _zero_shot_and_voices(test, {text: text for text in short_texts()}, 1)
-
-
-def _narration_cases(_: Material, extent: Extent) -> list[Case]:
-    text = first_words(narration(), round(extent.minutes * _WORDS_A_MINUTE))
-    return [Case("zero-shot", None, {"narration": text}, 60 * extent.minutes)]
-
-
-PARTS: dict[str, Part] = {
-    "sentences": Part(_sentence_cases, sentence_scores),
-    "prose": Part(_prose_cases, prose_scores),
-    "short_texts": Part(_short_text_cases, short_text_scores),
-    "narration": Part(_narration_cases, narration_scores),
-}
-"""The parts of the test, by the names of the fields of `Report`."""

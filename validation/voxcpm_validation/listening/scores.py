@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_validation.listening.hearing import CaseTranscripts, Listener, TranscribedSegment
+from voxcpm_validation.listening.hearing import HeardCase, Listener, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
 from voxcpm_validation.listening.recognition import is_repeated, lost_words, normalized, word_errors
 
@@ -33,6 +33,11 @@ NaturalSeconds = Callable[[int], float]
 """The natural duration, in seconds, of a given number of letters."""
 
 
+def _column(heading: str, form: str = "{}", **field: Any) -> Any:
+    """A field that `tables` shows under this heading."""
+    return Field(title=heading, json_schema_extra={"form": form}, **field)
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,52 +46,54 @@ class CaseScores(_Record):
     """What the scores of all parts have."""
 
     system: str
-    case: str
-    tried_again: int
-    """Number of segments that took more than one attempt."""
+    case: str = _column("case")
 
 
-class Scores(CaseScores):
+class SentenceScores(CaseScores):
     """Scores over all short sentences, zero-shot or as a continuation of one prompt."""
 
     sentences: int
-    word_error_rate: float
-    length_ratio: float | None = None
+    word_error_rate: float = _column("WER", "{:.1%}")
+    length_ratio: float | None = _column("length", "{:.2f}", default=None)
     """Total length divided by the natural one; for zero-shot speech, by the mean of the continued voices'.
 
     None if the speaker's own lengths are unknown, as are the three figures that follow.
     """
-    within_natural: float | None = None
+    within_natural: float | None = _column("within 15 %", "{:.0%}", default=None)
     """Share of sentences whose length is within 15 % of natural."""
-    longest_ratio: float | None = None
+    longest_ratio: float | None = _column("longest", "{:.2f}", default=None)
     """Largest length of a sentence divided by its natural one."""
     runaways: int | None = None
     """Number of sentences more than twice as long as natural."""
-    cut_ends: int
-    similarity: float | None = None
+    cut_ends: int = _column("cut ends")
+    tried_again: int = _column("again")
+    similarity: float | None = _column("likeness", "{:.2f}", default=None)
     """Mean cosine similarity to the prompt's voice."""
-    other_similarity: float | None = None
+    other_similarity: float | None = _column("others'", "{:.2f}", default=None)
     """Mean cosine similarity to the most similar of the other voices."""
-    right_voice: float | None = None
+    right_voice: float | None = _column("right voice", "{:.0%}", default=None)
     """Share of sentences that are more similar to the prompt than to any other voice."""
     heard: tuple[TranscribedSegment, ...]
 
 
-def sentence_scores(
-    heard: CaseTranscripts, listener: Listener, _: NaturalSeconds | None = None
-) -> Iterator[Scores]:
+def sentence_scores(heard: HeardCase, listener: Listener, _: object = None) -> Iterator[SentenceScores]:
     """The scores of a case of short sentences."""
     segments, voice = heard.segments, heard.case.voice
-    natural = _natural_seconds(voice, listener.voices, len(segments))
-    seconds = np.array([segment.seconds for segment in segments])
-    ratios = seconds / natural
-    lengths: dict[str, Any] = {
-        "length_ratio": float(seconds.sum() / natural.sum()),
-        "within_natural": float(np.mean(np.abs(ratios - 1) <= _NATURAL)),
-        "longest_ratio": float(ratios.max()),
-        "runaways": int(np.sum(ratios > _RUNAWAY)),
-    }
-    yield Scores(
+    asked = [voice] if voice else [v for v in listener.voices if v.continued and v.natural_seconds]
+    figures: dict[str, Any] = {}
+    if all(v.natural_seconds for v in asked):
+        natural = np.mean([v.natural_seconds[: len(segments)] for v in asked], axis=0)
+        seconds = np.array([segment.seconds for segment in segments])
+        ratios = seconds / natural
+        figures = {
+            "length_ratio": float(seconds.sum() / natural.sum()),
+            "within_natural": float(np.mean(np.abs(ratios - 1) <= _NATURAL)),
+            "longest_ratio": float(ratios.max()),
+            "runaways": int(np.sum(ratios > _RUNAWAY)),
+        }
+    if voice:
+        figures |= _likeness(voice, segments, listener)
+    yield SentenceScores(
         system=heard.system,
         case=heard.case.name,
         sentences=len(segments),
@@ -94,21 +101,13 @@ def sentence_scores(
         cut_ends=sum(segment.ends_abruptly for segment in segments),
         tried_again=_tried_again(segments),
         heard=tuple(segments),
-        **({} if np.isnan(natural).any() else lengths),
-        **({} if voice is None else _likeness(voice, segments, listener)),
+        **figures,
     )
-
-
-def _natural_seconds(voice: PromptVoice | None, voices: Sequence[PromptVoice], count: int) -> Floats:
-    asked = [voice] if voice is not None else [v for v in voices if v.continued and v.natural_seconds]
-    if not all(v.natural_seconds for v in asked):
-        return np.full(count, np.nan, np.float32)
-    return np.mean([v.natural_seconds[:count] for v in asked], axis=0, dtype=np.float32)
 
 
 def _likeness(
     voice: PromptVoice, segments: Sequence[TranscribedSegment], listener: Listener
-) -> dict[str, Any]:
+) -> dict[str, float]:
     clones = np.array([segment.embedding for segment in segments])
     own = clones @ listener.gallery[voice.name]
     others = np.max([clones @ e for name, e in listener.gallery.items() if name != voice.name], axis=0)
@@ -128,52 +127,44 @@ class ProseSegment(_Record):
     lost: int
     """Largest number of words in a row that are missing."""
     repeated: bool
-    """Whether three words in a row are heard more often than they were asked for."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether speech is missing."""
-        return self.length_ratio < SHORT or self.lost >= LOST_WORDS
 
 
 class ProseScores(CaseScores):
     """Scores over one kind of prose, or over all."""
 
-    kind: str
-    words: int
-    """Number of words, as they are said."""
-    word_error_rate: float
+    kind: str = _column("text")
+    words: int = _column("words")
+    word_error_rate: float = _column("WER", "{:.1%}")
     """Errors relative to the words that the voice was given, in which numbers are words."""
-    written_word_error_rate: float
+    written_word_error_rate: float = _column("written", "{:.1%}")
     """Errors relative to the text as it is written."""
-    length_ratio: float
-    """Length divided by the natural one."""
-    longest_ratio: float
-    """The same for the segment where it is largest."""
-    long: int
+    length_ratio: float = _column("length", "{:.2f}")
+    longest_ratio: float = _column("longest", "{:.2f}")
+    long: int = _column("> 1.4")
     """Number of segments longer than 1.4 times natural, after all attempts."""
-    long_untried: int
+    long_untried: int = _column("untried")
     """Those of them that were not tried again."""
-    cut: int
+    cut: int = _column("cut")
     """Number of segments shorter than 0.6 times natural, or with three words in a row missing."""
-    repeated: int
+    repeated: int = _column("repeated")
     """Number of segments with three words in a row that are heard more often than asked."""
-    suspicious: int
+    tried_again: int = _column("again")
+    suspicious: int = _column("reported")
     """Number of segments whose last attempt the runtime itself reports as bad."""
-    words_per_minute: float
-    similarity: float | None = None
+    words_per_minute: float = _column("w/min", "{:.0f}")
+    similarity: float | None = _column("likeness", "{:.2f}", default=None)
     """Mean cosine similarity to the prompt's voice."""
     segments: tuple[ProseSegment, ...]
 
 
 def prose_scores(
-    heard: CaseTranscripts, listener: Listener, natural: NaturalSeconds | None = None
+    heard: HeardCase, listener: Listener, natural: NaturalSeconds | None = None
 ) -> Iterator[ProseScores]:
     """The scores of each text of a case of prose, then of all its texts.
 
     natural: by default the median time of a letter in the case.
     """
-    natural = natural or median_pace(heard.segments)
+    natural = natural or _median_pace(heard.segments)
     voice = heard.case.voice
     for kind, segments in (*heard.texts.items(), ("all", heard.segments)):
         examined = [
@@ -197,18 +188,17 @@ def prose_scores(
             longest_ratio=max(segment.length_ratio for segment in examined),
             long=len(long),
             long_untried=sum(segment.heard.attempts == 1 for segment in long),
-            cut=sum(segment.is_cut for segment in examined),
+            cut=sum(s.length_ratio < SHORT or s.lost >= LOST_WORDS for s in examined),
             repeated=sum(segment.repeated for segment in examined),
             tried_again=_tried_again(segments),
             suspicious=sum(s.suspicious for s in segments),
             words_per_minute=_words_per_minute(segments),
-            similarity=None if voice is None else _similarity(segments, listener.gallery[voice.name]),
+            similarity=_similarity(segments, listener.gallery[voice.name]) if voice else None,
             segments=tuple(examined),
         )
 
 
-def median_pace(segments: Sequence[TranscribedSegment]) -> NaturalSeconds:
-    """The natural duration by the median time of a letter in these segments."""
+def _median_pace(segments: Sequence[TranscribedSegment]) -> NaturalSeconds:
     pace = float(np.median([segment.seconds / max(segment.letters, 1) for segment in segments]))
     return lambda letters: pace * max(letters, 1)
 
@@ -216,17 +206,16 @@ def median_pace(segments: Sequence[TranscribedSegment]) -> NaturalSeconds:
 class ShortTextScores(CaseScores):
     """Scores over texts of one or two words."""
 
-    texts: int
-    understood: int
+    texts: int = _column("texts")
+    understood: int = _column("understood")
     """Number of texts whose transcript sounds the same."""
     misunderstood: tuple[tuple[str, str], ...]
     """The other texts, each with its transcript."""
-    longest_seconds: float
+    tried_again: int = _column("again")
+    longest_seconds: float = _column("longest, s", "{:.2f}")
 
 
-def short_text_scores(
-    heard: CaseTranscripts, _: Listener, __: NaturalSeconds | None = None
-) -> Iterator[ShortTextScores]:
+def short_text_scores(heard: HeardCase, *_: object) -> Iterator[ShortTextScores]:
     """The scores of a case of short texts, each of which is one segment."""
     segments = heard.segments
     wrong = [(s.written, s.heard) for s in segments if not is_understood(s.written, s.heard)]
@@ -253,40 +242,38 @@ def _sound(text: str) -> str:
 class Minute(_Record):
     """One minute of a narration: the segments whose middle lies in it."""
 
-    minute: int
-    """From 1."""
-    word_error_rate: float
-    words_per_minute: float
+    minute: int = _column("minute")
+    word_error_rate: float = _column("WER", "{:.1%}")
+    words_per_minute: float = _column("w/min", "{:.0f}")
     """Words said in a minute of the narration, pauses included."""
-    level: float
+    level: float = _column("level", "{:.1f} dB")
     """Level of the speech without its pauses, in dB relative to full scale."""
-    similarity: float
+    similarity: float = _column("likeness", "{:.2f}")
     """Cosine similarity of the voice to that of the first minute."""
 
 
 class NarrationScores(CaseScores):
-    """Scores over a long narration."""
+    """Scores over a long narration.
 
-    words: int
-    word_error_rate: float
-    pace_drift: float
-    """Change of the words per minute from end to end of a line through the minutes, relative to their mean."""
-    pace_spread: float
-    """Largest departure of a minute's words per minute from their mean, relative to it."""
-    level_drift: float
-    """Change of the level from end to end of a line through the minutes, in dB."""
-    level_spread: float
-    """Largest departure of a minute's level from the mean, in dB."""
-    min_similarity: float
+    A drift is the change from end to end of a line through the minutes, a spread the largest departure of a minute from
+    their mean. Those of the pace are relative to the mean words per minute, those of the level are in dB.
+    """
+
+    words: int = _column("words")
+    word_error_rate: float = _column("WER", "{:.1%}")
+    pace_drift: float = _column("pace drift", "{:.1%}")
+    pace_spread: float = _column("pace spread", "{:.1%}")
+    level_drift: float = _column("level drift", "{:.1f} dB")
+    level_spread: float = _column("level spread", "{:.1f} dB")
+    min_similarity: float = _column("least likeness", "{:.2f}")
     """Smallest similarity of a minute's voice to that of the first."""
-    suspicious: int
+    tried_again: int = _column("again")
+    suspicious: int = _column("reported")
     minutes: tuple[Minute, ...]
     segments: tuple[TranscribedSegment, ...]
 
 
-def narration_scores(
-    heard: CaseTranscripts, _: Listener, __: NaturalSeconds | None = None
-) -> Iterator[NarrationScores]:
+def narration_scores(heard: HeardCase, *_: object) -> Iterator[NarrationScores]:
     """The scores of a narration. A last minute of less than 30 s is not a row of its own."""
     segments = heard.segments
     by_minute = _by_minute(segments)
@@ -296,10 +283,7 @@ def narration_scores(
             minute=number + 1,
             word_error_rate=_error_rate(own),
             words_per_minute=_words_per_minute(own),
-            level=float(
-                10
-                * np.log10(np.average([10 ** (s.level / 10) for s in own], weights=[s.seconds for s in own]))
-            ),
+            level=_level(own),
             similarity=float(_voice(own) @ first),
         )
         for number, own in by_minute.items()
@@ -340,15 +324,18 @@ def _voice(segments: Sequence[TranscribedSegment]) -> np.ndarray:
     return np.asarray(mean / np.linalg.norm(mean))
 
 
+def _level(segments: Sequence[TranscribedSegment]) -> float:
+    powers = [10 ** (s.level / 10) for s in segments]
+    return float(10 * np.log10(np.average(powers, weights=[s.seconds for s in segments])))
+
+
 def _drift(values: np.ndarray) -> float:
-    """Change from end to end of a line through the values (minutes,)."""
     if len(values) < 2:
         return 0.0
     return float(np.polyfit(np.arange(len(values)), values, 1)[0] * (len(values) - 1))
 
 
 def _similarity(segments: Sequence[TranscribedSegment], embedding: Floats) -> float:
-    """Mean cosine similarity to an embedding (256,)."""
     return float(np.mean(np.array([segment.embedding for segment in segments]) @ embedding))
 
 

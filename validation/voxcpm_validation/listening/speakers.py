@@ -34,34 +34,31 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
     # One thread: these step models are too small for more, and the recogniser runs at the same time.
     tts = VoxCPM.from_bundle(bundle, precision, threads=1 if choose_backend("auto") == "portable" else None)
 
-    def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None) -> Reading:
+    def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None) -> Reading:
         enough = CancelToken()
 
         def watch(progress: Progress) -> None:
             if seconds is not None and progress.audio_seconds >= seconds:
                 enough.cancel()
 
-        prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
-        planned = tts.plan(text, *prompt, seed=seed, progress=watch, cancel=enough, keep_partial=True)
+        planned = tts.plan(text, *_prompt(voice), seed=seed, progress=watch, cancel=enough, keep_partial=True)
         with warnings.catch_warnings():
             # What they say is in the result.
             warnings.simplefilter("ignore", UserWarning)
             speech = tts.speak_plan(planned)
         whole = speech.segments[:-1] if speech.cancelled and len(speech.segments) > 1 else speech.segments
-        return Reading(
-            [
-                SpokenSegment(
-                    written=spoken.text,
-                    said=_said(planned, segment),
-                    audio=spoken.audio,
-                    pause=_PAUSE if spoken.ends_paragraph else 0.0,
-                    attempts=spoken.attempts,
-                    suspicious=bool(spoken.reason),
-                )
-                for segment, spoken in zip(planned.segments, whole, strict=False)
-            ],
-            speech.sample_rate,
-        )
+        segments = [
+            SpokenSegment(
+                spoken.text,
+                _said(planned, segment),
+                spoken.audio,
+                _PAUSE if spoken.ends_paragraph else 0.0,
+                spoken.attempts,
+                suspicious=bool(spoken.reason),
+            )
+            for segment, spoken in zip(planned.segments, whole, strict=False)
+        ]
+        return Reading(segments, speech.sample_rate)
 
     return speak
 
@@ -75,29 +72,27 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
     model = load_upstream(checkpoint)
     opened = open_bundle(bundle)
 
-    def speak(
-        text: str,
-        voice: PromptVoice | None,
-        seed: int,
-        seconds: float | None = None,  # noqa: ARG001 - upstream reads no narration
-    ) -> Reading:
-        prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
-        planned = plan(opened, Arguments.of(text, Recordings(*prompt), {"seed": seed}))
+    def speak(text: str, voice: PromptVoice | None, seed: int, _: float | None) -> Reading:
+        planned = plan(opened, Arguments.of(text, Recordings(*_prompt(voice)), {"seed": seed}))
         cache = None if voice is None else _voice_cache(model, voice, planned)
-        said = []
+        spoken = []
         for index, segment in enumerate(planned.segments):
             words = _said(planned, segment)
             noise = planned.noise(index, 0)
             audio, latents = upstream_generate(model, words, rng=noise, prompt_cache=cache)
             if segment.anchors:
-                cache = model.merge_prompt_cache(
-                    cache, _as_prompt(planned, segment.transcript), torch.from_numpy(latents)
-                )
+                transcript = _as_prompt(planned, segment.transcript)
+                cache = model.merge_prompt_cache(cache, transcript, torch.from_numpy(latents))
             pause = _PAUSE if segment.ends_paragraph else 0.0
-            said.append(SpokenSegment(segment.text, words, audio, pause))
-        return Reading(said, int(model.sample_rate))
+            spoken.append(SpokenSegment(segment.text, words, audio, pause))
+        return Reading(spoken, int(model.sample_rate))
 
     return speak
+
+
+def _prompt(voice: PromptVoice | None) -> tuple[Any, str | None]:
+    """The recording and transcript that a voice's prompt is for the runtime."""
+    return (None, None) if voice is None else (prompt_clip(voice), voice.transcript)
 
 
 def _voice_cache(model: Any, voice: PromptVoice, planned: Plan) -> Any:
