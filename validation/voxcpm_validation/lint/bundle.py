@@ -12,8 +12,7 @@ from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 
-from .core_ai import CoreAIFunction, read_program
-from .core_ai_rules import CORE_AI_RULES
+from .core_ai import CORE_AI_RULES, CoreAIFunction, read_program
 from .function import Function, read_function
 from .report import Finding, LintReport, PrecisionReport
 from .rules import RULES, Rule
@@ -74,18 +73,10 @@ def read_functions(
 
     package: the declaration of a step model with one package, or of a part of one (`Manifest.parts`).
     """
-    form = manifest.form(package)
+    path = folder / package_path(precision, package.name)
     return [
-        read_function(
-            folder / package_path(precision, package.name),
-            name,
-            declared,
-            state=form.state,
-            target=manifest.target,
-            precision=precision,
-            is_first=name == next(iter(form.functions)),
-        )
-        for name, declared in form.functions.items()
+        read_function(path, name, declared, precision=precision, is_first=not index)
+        for index, (name, declared) in enumerate(manifest.form(package).functions.items())
     ]
 
 

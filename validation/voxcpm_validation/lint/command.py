@@ -16,8 +16,6 @@ from voxcpm_runtime.commands.status_line import status_line
 if TYPE_CHECKING:
     from .report import LintReport
 
-_CODE_OF_FINDINGS = 1
-
 
 def lint(
     bundle: Annotated[
@@ -39,8 +37,8 @@ def lint(
         typer.echo(json.dumps(report.document(), indent=1))
     else:
         _show(report)
-    if not report.is_clean:
-        raise typer.Exit(_CODE_OF_FINDINGS)
+    if report.faults:
+        raise typer.Exit(1)
 
 
 def _show(report: LintReport) -> None:

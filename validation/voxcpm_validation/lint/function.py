@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_constants.targets import StateForm, Target
-from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import (
-    FEATURE_DTYPES,
     Argument,
     Blob,
     Constant,
@@ -53,12 +50,7 @@ class Function:
     name: str
     program: Program
     parameters: Mapping[str, TensorType]
-    described_outputs: Mapping[str, str]
-    """Element type (MIL name) of each output of the description."""
-    specification_version: int
     declared: StepModel
-    state: StateForm
-    target: Target
     precision: Precision
     is_first: bool
 
@@ -103,6 +95,10 @@ class Function:
             if operation.kind != "const" and not operation.kind.startswith("constexpr"):
                 yield from ((name, operation.kind, type_) for name, type_ in operation.outputs)
 
+    def is_computed(self, argument: Argument) -> bool:
+        """Whether an argument of an operation depends on an input or a state."""
+        return isinstance(argument, str) and argument in self.computed
+
     def type(self, argument: Argument) -> TensorType:
         """The declared type of an argument of an operation."""
         return self.types[argument] if isinstance(argument, str) else argument.type
@@ -127,35 +123,12 @@ class Function:
 
 
 def read_function(
-    package: Path,
-    name: str,
-    declared: StepModel,
-    *,
-    state: StateForm,
-    target: Target,
-    precision: Precision,
-    is_first: bool = True,
+    package: Path, name: str, declared: StepModel, *, precision: Precision, is_first: bool = True
 ) -> Function:
     """Read one function of a package. Raises PackageError for a package that is incomplete or damaged."""
-    specification = read_specification(package)
-    program = read_package(package, name)
-    functions = {function.name: function for function in specification.description.functions}
-    description = functions.get(name, specification.description)
-    return Function(
-        name=name,
-        program=program,
-        parameters={v.name: tensor_type(v.type) for v in specification.mlProgram.functions[name].inputs},
-        described_outputs={
-            output.name: FEATURE_DTYPES.get(output.type.multiArrayType.dataType, "of another type")
-            for output in description.output
-        },
-        specification_version=specification.specificationVersion,
-        declared=declared,
-        state=state,
-        target=target,
-        precision=precision,
-        is_first=is_first,
-    )
+    inputs = read_specification(package).mlProgram.functions[name].inputs
+    parameters = {value.name: tensor_type(value.type) for value in inputs}
+    return Function(name, read_package(package, name), parameters, declared, precision, is_first)
 
 
 def violation(operation: Operation, found: str, expected: str) -> Violation:
@@ -183,11 +156,6 @@ def agrees(declared: Shape, actual: Shape) -> bool:
     return len(declared) == len(actual) and all(
         a is None or b is None or a == b for a, b in zip(declared, actual, strict=True)
     )
-
-
-def spelled(interface: Interface) -> str:
-    """An input of the description in words: `FLOAT16 (1, 16, 64) or (1, 1, 64)`."""
-    return f"{interface.dtype} {interface.describe()}"
 
 
 def _names(operation: Operation) -> Iterator[str]:

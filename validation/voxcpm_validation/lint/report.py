@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -36,12 +36,6 @@ class Finding(_Record):
     accepted: str | None = None
     """Why it is accepted in this package; None for a fault."""
 
-    @property
-    def place(self) -> str:
-        """The step model, and the function if the package has several."""
-        package = PurePosixPath(self.package).stem
-        return package if self.function == MAIN else f"{package} {self.function}"
-
 
 class PrecisionReport(_Record):
     """What was checked in one precision, and what was found."""
@@ -65,19 +59,19 @@ class LintReport(_Record):
     precisions: dict[Precision, PrecisionReport]
 
     @property
-    def is_clean(self) -> bool:
-        """Whether every finding is accepted."""
-        return not any(report.faults for report in self.precisions.values())
+    def faults(self) -> list[Finding]:
+        """The findings in any precision that are not accepted."""
+        return [finding for report in self.precisions.values() for finding in report.faults]
 
     def lines(self) -> Iterator[str]:
-        """A line for each precision, and one for each reason to accept findings of it."""
+        """A line for each precision, with the reasons to accept findings."""
         for precision, report in self.precisions.items():
-            checked = f"{report.packages} packages, {report.operations} operations"
-            faults = len(report.faults)
-            verdict = f"{faults} finding{'s' * (faults > 1)}" if faults else "clean"
+            count = len(report.faults)
+            verdict = f"{count} finding{'s' * (count > 1)}" if count else "clean"
             accepted = Counter((f.rule, f.accepted) for f in report.findings if f.accepted)
             notes = [f"{count} {rule} accepted ({reason})" for (rule, reason), count in accepted.items()]
-            yield "; ".join([f"{precision}: {checked}: {verdict}", *notes])
+            checked = f"{precision}: {report.packages} packages, {report.operations} operations: {verdict}"
+            yield "; ".join([checked, *notes])
 
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the table under HEADER: all findings of a rule in a package share one, which shows the first.
@@ -86,8 +80,13 @@ class LintReport(_Record):
         """
         rows: dict[tuple[str, str, str, int], tuple[Finding, list[str]]] = {}
         for precision, report in self.precisions.items():
-            for first, *others in _groups(report.faults):
-                key = (first.rule, first.place, first.kind, len(others))
+            groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+            for finding in report.faults:
+                groups[finding.package, finding.rule].append(finding)
+            for first, *others in groups.values():
+                package = PurePosixPath(first.package).stem
+                place = package if first.function == MAIN else f"{package} {first.function}"
+                key = (first.rule, place, first.kind, len(others))
                 rows.setdefault(key, (first, []))[1].append(precision)
         return [
             (
@@ -102,16 +101,8 @@ class LintReport(_Record):
 
     def reasons(self) -> list[tuple[str, str, str]]:
         """(rule, why, sources) of each rule that the table names."""
-        faults = [finding for report in self.precisions.values() for finding in report.faults]
-        return sorted({(f.rule, f.why, ", ".join(f.sources)) for f in faults})
+        return sorted({(f.rule, f.why, ", ".join(f.sources)) for f in self.faults})
 
     def document(self) -> dict[str, Any]:
         """All findings for JSON, and whether the bundle is clean."""
-        return {"clean": self.is_clean, **self.model_dump(mode="json")}
-
-
-def _groups(findings: Sequence[Finding]) -> Iterable[list[Finding]]:
-    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for finding in findings:
-        groups[finding.package, finding.rule].append(finding)
-    return groups.values()
+        return {"clean": not self.faults, **self.model_dump(mode="json")}

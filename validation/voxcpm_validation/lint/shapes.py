@@ -1,13 +1,14 @@
-"""Checks of shapes: sizes that depend on values, ranks, long axes, declared types."""
+"""Checks of shapes and sizes: those that depend on values, ranks, long axes, declared types, states, weight files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from voxcpm_constants.bounds import LARGEST_RANK, LONGEST_AXIS
-from voxcpm_runtime.backends.portable.package import Argument, Operation
+from voxcpm_constants.bounds import LARGEST_RANK, LARGEST_WEIGHT_FILE, LONGEST_AXIS, STATE_MULTIPLE
+from voxcpm_constants.tensor_files import WEIGHT_FILE
+from voxcpm_runtime.backends.portable.package import Operation
 
-from .function import PROGRAM, Function, Violation, agrees, shown, violation
+from .function import INPUT, PROGRAM, Function, Violation, agrees, shown, violation
 
 # Operations, and the inputs whose values decide the size of the result.
 SIZES: dict[str, tuple[str, ...]] = {
@@ -34,28 +35,15 @@ COUNTED = ("non_zero", "non_maximum_suppression")
 
 
 def value_shaped(function: Function) -> Iterator[Violation]:
-    """Tensors whose size is computed while the model runs."""
+    """No tensor's size is computed while the model runs."""
     for operation in function.program.operations:
-        kind = operation.kind
-        if kind in COUNTED:
+        if operation.kind in COUNTED:
             yield violation(operation, "a result as long as its input's values make it", "a known length")
-        for size in _sizes(function, operation):
-            argument = next(a for a in operation.inputs[size] if _is_computed(function, a))
-            way = " → ".join((*_way(function, argument), kind))
-            yield violation(operation, f"{size} is computed: {way}", f"a constant {size}")
-
-
-def _sizes(function: Function, operation: Operation) -> Iterator[str]:
-    """Names of the inputs that decide the result's size and are computed."""
-    for size in SIZES.get(operation.kind, ()):
-        if any(_is_computed(function, argument) for argument in operation.inputs.get(size, ())):
-            if operation.kind == "slice_by_index" and not _is_sized_by_bounds(function, operation):
-                continue
-            yield size
-
-
-def _is_computed(function: Function, argument: Argument) -> bool:
-    return isinstance(argument, str) and argument in function.computed
+        if operation.kind == "slice_by_index" and not _is_sized_by_bounds(function, operation):
+            continue
+        for size in SIZES.get(operation.kind, ()):
+            if any(function.is_computed(argument) for argument in operation.inputs.get(size, ())):
+                yield violation(operation, f"{size} is computed", f"a constant {size}")
 
 
 def _is_sized_by_bounds(function: Function, operation: Operation) -> bool:
@@ -67,22 +55,8 @@ def _is_sized_by_bounds(function: Function, operation: Operation) -> bool:
     return any(not (s or (b and e)) for b, e, s in zip(begin, end, squeezed, strict=True))
 
 
-def _way(function: Function, argument: Argument) -> list[str]:
-    """Kinds of the operations that compute a value, the earliest first, along their first computed inputs."""
-    kinds: list[str] = []
-    current: Argument | None = argument
-    while isinstance(current, str) and current in function.producers:
-        operation = function.producers[current]
-        kinds.append(operation.kind)
-        arguments = (a for values in operation.inputs.values() for a in values)
-        current = None if operation.kind == "shape" else next(
-            (a for a in arguments if _is_computed(function, a)), None
-        )  # fmt: skip
-    return kinds[::-1]
-
-
 def ranks(function: Function) -> Iterator[Violation]:
-    """Tensors with too many axes."""
+    """Tensors have at most LARGEST_RANK axes."""
     for name, kind, type_ in function.values():
         if len(type_.shape) > LARGEST_RANK:
             found = f"rank {len(type_.shape)}: {shown(type_.shape)}"
@@ -90,32 +64,48 @@ def ranks(function: Function) -> Iterator[Violation]:
 
 
 def long_axes(function: Function) -> Iterator[Violation]:
-    """Tensors with too many elements along an axis, at the length at which it is longest."""
+    """No axis of an activation has more than LONGEST_AXIS elements at any enumerated length."""
     for name, kind, _ in function.values():
         shapes = [(function.shape(name, length), length) for length in function.lengths]
-        longest, shape, length = max(
-            ((max((axis or 0 for axis in shape), default=0), shape, length) for shape, length in shapes),
-            key=lambda found: found[0],
-        )
-        if longest > LONGEST_AXIS:
+        shape, length = max(shapes, key=lambda one: max((axis or 0 for axis in one[0]), default=0))
+        if any((axis or 0) > LONGEST_AXIS for axis in shape):
             found = f"{shown(shape)}{function.at(length)}"
             yield Violation(name, kind, found, f"at most {LONGEST_AXIS} elements along an axis")
 
 
 def declared_shapes(function: Function) -> Iterator[Violation]:
-    """Values whose declared shape is not the inferred one, and operations that have no shape at some length."""
+    """Every declared shape is the one that ONNX infers at each enumerated length."""
     for length in function.lengths:
-        for name, message in length.failures:
-            kind = function.producers[name].kind if name in function.producers else PROGRAM
-            yield Violation(name, kind, f"{message}{function.at(length)}", "shapes that fit")
+        if length.failure:
+            found = f"{length.failure}{function.at(length)}"
+            yield Violation(function.name, PROGRAM, found, "shapes that fit")
     for name, kind, type_ in function.values():
-        wrong = (
-            (length.shapes[name], length)
-            for length in function.lengths
-            if name in length.shapes and not agrees(type_.shape, length.shapes[name])
-        )
-        if first := next(wrong, None):
-            shape, length = first
-            yield Violation(
-                name, kind, f"declared {shown(type_.shape)}", f"{shown(shape)}{function.at(length)}"
-            )
+        for length in function.lengths:
+            if not agrees(type_.shape, length.shapes.get(name, type_.shape)):
+                inferred = f"{shown(length.shapes[name])}{function.at(length)}"
+                yield Violation(name, kind, f"declared {shown(type_.shape)}", inferred)
+                break
+
+
+def dynamic_inputs(function: Function) -> Iterator[Violation]:
+    """Inputs have fixed or enumerated shapes."""
+    for given in function.program.inputs:
+        if any(low != high for shape in given.shapes for low, high in shape):
+            yield Violation(given.name, INPUT, given.describe(), "fixed or enumerated shapes")
+
+
+def state_sizes(function: Function) -> Iterator[Violation]:
+    """The last two axes of a state are multiples of STATE_MULTIPLE."""
+    for state in function.program.states:
+        shape = state.fixed_shape or ()
+        if any(axis % STATE_MULTIPLE for axis in shape[-2:]):
+            expected = f"multiples of {STATE_MULTIPLE} as the last two axes"
+            yield Violation(state.name, "state", shown(tuple(shape)), expected)
+
+
+def weight_files(function: Function) -> Iterator[Violation]:
+    """The weights of a package have at most LARGEST_WEIGHT_FILE bytes."""
+    weights = function.program.weights
+    if function.is_first and weights is not None and weights.nbytes > LARGEST_WEIGHT_FILE:
+        limit = f"at most {LARGEST_WEIGHT_FILE / 1e9:g} GB"
+        yield Violation(WEIGHT_FILE.name, "file", f"{weights.nbytes / 1e9:.2f} GB", limit)

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from voxcpm_constants.bounds import MASKED_BATCH
-from voxcpm_runtime.backends.portable.package import Blob, Constant, Operation
+from voxcpm_runtime.backends.portable.package import Blob, Operation
 
 from .function import Function, Violation, constants_of, shown, violation
-
-# What may have fp32 inputs or results in a package that computes in fp16: conversions at its border.
-FLOAT32_ALLOWED = frozenset({"cast"})
 
 _FLOATS = ("FLOAT16", "FLOAT32")
 _TRANSPOSED = "conv_transpose"
@@ -20,38 +17,35 @@ _SLICES = ("slice_by_index", "slice_by_size")
 
 
 def float32_arithmetic(function: Function) -> Iterator[Violation]:
-    """Operations on fp32 tensors in a package whose arithmetic is fp16."""
+    """Packages other than fp32 compute in fp16; casts at the border are allowed."""
     if function.declared.precision_in(function.precision) == "fp32":
         return
     for operation in function.program.operations:
-        if operation.kind in FLOAT32_ALLOWED or operation.kind == "const":
+        if operation.kind in ("cast", "const"):
             continue
-        read = (a for arguments in operation.inputs.values() for a in arguments if isinstance(a, str))
-        dtypes = {function.type(name).dtype for name in read if name in function.computed}
+        read = (a for arguments in operation.inputs.values() for a in arguments)
+        dtypes = {function.type(a).dtype for a in read if function.is_computed(a)}
         if "FLOAT32" in dtypes | {type_.dtype for _, type_ in operation.outputs}:
             yield violation(operation, "fp32", "fp16")
 
 
 def infinite_constants(function: Function) -> Iterator[Violation]:
-    """Constants with an element that is infinite or not a number."""
+    """All constants are finite."""
     for operation in function.program.operations:
-        wrong = (_infinite(function, constant) for constant in constants_of(operation))
-        if value := next((value for value in wrong if value is not None), None):
-            yield violation(operation, value, "finite numbers")
-
-
-def _infinite(function: Function, constant: Constant) -> str | None:
-    """The first element that is not finite, in words; None if there is none."""
-    if constant.type.dtype not in _FLOATS:
-        return None
-    data = constant.data
-    elements = np.ravel(function.program.read(data) if isinstance(data, Blob) else np.asarray(data))
-    finite = np.isfinite(elements)
-    return None if finite.all() else str(elements[np.argmin(finite)])
+        for constant in constants_of(operation):
+            if constant.type.dtype in _FLOATS:
+                data = constant.data
+                elements = np.ravel(
+                    function.program.read(data) if isinstance(data, Blob) else np.asarray(data)
+                )
+                finite = np.isfinite(elements)
+                if not finite.all():
+                    yield violation(operation, str(elements[np.argmin(finite)]), "finite numbers")
+                    break
 
 
 def selections(function: Function) -> Iterator[Violation]:
-    """Selections, and indices that are widened again: coremltools' default passes put both before every lookup."""
+    """No `select`; indices of 16 bits stay so. coremltools' default passes put both before every lookup."""
     for operation in function.program.operations:
         if operation.kind == "select":
             yield violation(operation, "a selection", "a product with a mask, or indices from 0")
@@ -62,7 +56,7 @@ def selections(function: Function) -> Iterator[Violation]:
 
 
 def masked_batches(function: Function) -> Iterator[Violation]:
-    """Attention (product, mask, softmax, product) whose leading axes are too long."""
+    """Attention with a mask (product, mask, softmax, product) has leading axes of less than MASKED_BATCH."""
     factors = {a for op in function.program.operations if op.kind == "matmul" for a in op.inputs["x"]}
     for operation in function.program.operations:
         if operation.kind != "softmax" or operation.outputs[0][0] not in factors:
@@ -85,7 +79,7 @@ def _is_product(function: Function, addition: Operation) -> bool:
 
 
 def blockwise_scales(function: Function) -> Iterator[Violation]:
-    """Compressed weights in the form of macOS 15 whose scales are fp16."""
+    """No `constexpr_blockwise_shift_scale` has fp16 scales: compressed weights in the form of macOS 15."""
     for operation in function.program.operations:
         if operation.kind == "constexpr_blockwise_shift_scale":
             (data,), (scale,) = operation.inputs["data"], operation.inputs["scale"]
@@ -96,7 +90,7 @@ def blockwise_scales(function: Function) -> Iterator[Violation]:
 
 
 def scatters_into_states(function: Function) -> Iterator[Violation]:
-    """Scatters in a function that has Core ML states."""
+    """States are written with `slice_update`."""
     if function.program.states:
         for operation in function.program.operations:
             if operation.kind.startswith("scatter"):
@@ -104,7 +98,7 @@ def scatters_into_states(function: Function) -> Iterator[Violation]:
 
 
 def cropped_convolutions(function: Function) -> Iterator[Violation]:
-    """Slices of what a transposed convolution has computed."""
+    """Transposed convolutions are cropped by their padding, not by a slice."""
     for operation in function.program.operations:
         if operation.kind in _SLICES:
             (x,) = operation.inputs["x"]
@@ -113,7 +107,7 @@ def cropped_convolutions(function: Function) -> Iterator[Violation]:
 
 
 def padded_convolutions(function: Function) -> Iterator[Violation]:
-    """Transposed convolutions with unequal padding, or an `output_shape` that stride, kernel and padding do not give.
+    """Transposed convolutions are padded equally, and an `output_shape` is what stride, kernel and padding give.
 
     coremltools fills in an `output_shape` wherever lengths are fixed; that one is what they give.
     """
