@@ -1,4 +1,4 @@
-"""VoxCPM2's and 0.5B's structure on Apple's Core AI runtime: step models and whole utterances against upstream."""
+"""VoxCPM2's and 0.5B's structure and the built-in voice on Apple's Core AI runtime, against upstream."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import soundfile
 
-from core_ai_agreement import TEXT, Reference, check_fp32, check_utterances, recorded
+from core_ai_agreement import FP32, TEXT, Reference, check_fp32, check_utterances, recorded
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.upstream import load_upstream
+from voxcpm_validation.validate import validate_bundle
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
@@ -97,3 +100,33 @@ def test_utterances_of_half_a_billion_parameters_properties_with_a_lora(
     # A file has 16 bits.
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
     assert np.abs(found).max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def built_in_voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built-in") / "bundle"
+    opened = Checkpoint.open(str(DEFAULT_CHECKPOINT))
+    convert(opened, folder, precisions=("fp16", "fp32"), sizes=StepSizes(), target="macOS27")
+    return folder
+
+
+def test_half_arithmetic_and_bytes_reach_the_floors_of_linuxs_runtime(built_in_voice: Path) -> None:
+    """Every step model at every length, with the text and seed that `validate` takes."""
+    report = validate_bundle(built_in_voice, str(DEFAULT_CHECKPOINT), precisions=["fp16"])
+    assert report.failures() == []
+
+
+def test_the_built_in_voice_in_fp32_equals_upstream(built_in_voice: Path) -> None:
+    report = validate_bundle(built_in_voice, str(DEFAULT_CHECKPOINT), precisions=["fp32"], patches=12)
+    assert report.failures() == []
+    assert all(step.lowest >= FP32 for step in report.steps)
+    assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
+
+
+def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(
+    built_in_voice: Path, speaking_bundle: Path
+) -> None:
+    model = load_upstream(DEFAULT_CHECKPOINT, max_length=StepSizes().kv_length)
+    opened = (VoxCPM.from_bundle(folder, "fp32") for folder in (built_in_voice, speaking_bundle))
+    modes = check_utterances(model, *opened, text="the river runs slowly to the sea.")
+    assert modes == ["zero-shot", "continuation"]

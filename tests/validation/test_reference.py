@@ -10,11 +10,9 @@ from voxcpm_validation.reference import cut_calls, cut_plan
 @pytest.mark.parametrize(
     ("units", "single", "expected"),
     [
-        (21, 4, [1, 16, 1, 1, 1, 1]),
         (37, 4, [1, 16, 16, 1, 1, 1, 1]),
         (3, 4, [1, 1, 1]),
         (91, 10, [1, 16, 64, *[1] * 10]),
-        (155, 10, [1, 16, 64, 64, *[1] * 10]),
     ],
 )
 def test_plan(units: int, single: int, expected: list[int]) -> None:
@@ -39,15 +37,3 @@ def test_a_language_models_sequence_is_cut_with_positions() -> None:
     assert [call.inputs["position"].tolist() for call in calls] == [[0], [2], [3]]
     assert [call.outputs["hidden"].shape for call in calls] == [(1, 2, 3), (1, 1, 3), (1, 1, 3)]
     assert calls[1].outputs["hidden"].ravel().tolist() == [6, 7, 8]
-
-
-def test_a_signal_is_cut_along_its_time_also_where_one_length_is_declared() -> None:
-    declared = StepModel(
-        name="audio_vae_decoder", inputs=(_tensor("latents", 1, 3, 2),), outputs=(_tensor("audio", 1, 1, 4),)
-    )
-    latents = np.arange(12.0, dtype=np.float32).reshape(1, 3, 4)
-    audio = np.arange(8.0, dtype=np.float32).reshape(1, 1, 8)
-    first, second = cut_calls(declared, {"latents": latents}, {"audio": audio}, [1, 1])
-    assert first.inputs["latents"].tolist() == [[[0, 1], [4, 5], [8, 9]]]
-    assert second.outputs["audio"].ravel().tolist() == [4, 5, 6, 7]
-    assert "position" not in first.inputs

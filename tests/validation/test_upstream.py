@@ -30,18 +30,9 @@ class Speaker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.model: Any = load_upstream(folder)
-        self.activations: dict[str, list[torch.Tensor]] = {}
-        for name in ("base_lm.norm", "fsq_layer.in_proj", "residual_lm.norm", "feat_encoder"):
-            self.model.get_submodule(name).register_forward_hook(self._record(name))
         self.audio, self.latents = upstream_generate(
             self.model, TEXT, rng=np.random.default_rng(0), max_len=PATCHES
         )
-
-    def _record(self, name: str) -> Any:
-        return lambda module, inputs, output: self.activations.setdefault(name, []).append(output.flatten())
-
-    def rms(self, name: str) -> float:
-        return float(torch.cat(self.activations[name]).pow(2).mean().sqrt())
 
 
 @pytest.fixture(scope="module", params=["tiny", "tiny-2", "tiny-kv"])
@@ -70,26 +61,6 @@ def test_upstream_has_every_weight_of_the_synthetic_checkpoint(speaker: Speaker)
     folded = {name.removesuffix("_g") for name in loaded if name.endswith("weight_g")}
     assert plain | folded == set(checkpoint.shapes())
     assert all(torch.equal(loaded[name], checkpoint.tensor(name)) for name in plain)
-
-
-def test_folded_weights_are_those_that_upstream_convolves_with(speaker: Speaker) -> None:
-    checkpoint = Checkpoint.open(speaker.folder)
-    vae = speaker.model.audio_vae
-    frames = torch.randn(1, vae.latent_dim, 4, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        vae.decode(frames)  # upstream's hook computes the weights before a forward
-    for name, module in vae.named_modules():
-        if hasattr(module, "weight_g") and "logvar" not in name and name.startswith("decoder"):
-            expected = checkpoint.tensor(f"audio_vae.{name}.weight")
-            torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-5, atol=1e-7)
-
-
-def test_activations_are_of_realistic_scale(speaker: Speaker) -> None:
-    assert all(0.7 < speaker.rms(name) < 1.5 for name in ("base_lm.norm", "residual_lm.norm", "feat_encoder"))
-    hidden = torch.cat(speaker.activations["base_lm.norm"])
-    assert hidden.abs().max() > 4  # outlier channels
-    levels = torch.round(torch.tanh(torch.cat(speaker.activations["fsq_layer.in_proj"])) * 9)
-    assert set(levels.int().tolist()) == set(range(-9, 10))
 
 
 def test_noise_comes_from_rng_once_a_patch(speaker: Speaker) -> None:

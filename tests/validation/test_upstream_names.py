@@ -18,7 +18,6 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, UPSTREAM_ORDER, GenerationOptions
-from voxcpm_runtime.upstream_names import UpstreamNames
 from voxcpm_validation.upstream import VERSION, import_upstream
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "python.md"
@@ -141,8 +140,6 @@ def test_what_is_not_offered_says_so_in_one_line(upstream: Any, tiny_bundle: Pat
 def test_attributes_are_there_unless_they_are_not_offered(upstream: Any) -> None:
     for name in attributes(upstream):
         assert hasattr(VoxCPM, name) == (state(name) != "not offered"), name
-    with pytest.raises(AttributeError, match="'UpstreamNames' object has no attribute 'tts'"):
-        getattr(UpstreamNames(), "tts")  # noqa: B009 - type checkers know that it is not there
 
 
 def test_options_by_position_are_those_by_name(tiny_bundle: Path) -> None:
@@ -210,38 +207,7 @@ def test_flags_are_what_the_table_says(
                 assert said == "the same" or ours[name].hidden, name
 
 
-@pytest.mark.parametrize("command", ["design", "clone", "batch"])
-def test_what_is_without_a_flag_is_upstreams_or_in_the_table(
-    parser: argparse.ArgumentParser, command: str
-) -> None:
-    """Whether a flag must be given, and its default."""
-    ours = {
-        name: parameter
-        for parameter in typer.main.get_command(cli.build_app(command)).commands[command].params
-        for name in parameter.opts
-    }
-    compared = 0
-    for names, action in flags(parser)[command].items():
-        if state(names, "upstream-flags") != "not offered":
-            parameter = ours[action.option_strings[0]]
-            own = (parameter.required, parameter.default or None)
-            is_the_same = own == (action.required, action.default or None)
-            assert is_the_same == ("without it" not in table("upstream-flags")[names]), (names, own)
-            compared += 1
-    assert compared > 12
-
-
 def refusal(capsys: Any, *given: str) -> list[str]:
     """The lines of a command that is refused."""
     assert cli.main(list(given)) == 2
     return capsys.readouterr().err.splitlines()
-
-
-def test_flags_without_a_command_are_refused_in_one_line(
-    parser: argparse.ArgumentParser, capsys: Any
-) -> None:
-    assert len(flags(parser)[""]) > 20
-    for names in flags(parser)[""]:
-        for name in names.split(", "):
-            (line,) = refusal(capsys, name, "a")
-            assert line.startswith("error: No such option: -"), line

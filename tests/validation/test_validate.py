@@ -21,7 +21,7 @@ from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
 from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
-from voxcpm_validation.listening.material import material, prompt_clip
+from voxcpm_validation.listening.material import prompt_clip, prompt_voices
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.sensitivity import Sensitivity
@@ -78,17 +78,6 @@ def test_the_solvers_package_is_compared_with_upstreams_solver(
     assert "| locdit_solve | fp32 | plain | patch |" in report.markdown()
 
 
-def test_faithful_arithmetic_is_coarser_than_plain(report: Report) -> None:
-    # Only the first outputs: in the others, one changed level of the scalar quantiser outweighs all rounding.
-    noise = {
-        (s.step_model, s.arithmetic): next(iter(s.outputs.values()))
-        for s in report.steps
-        if s.precision == "fp16"
-    }
-    for name in STEP_MODEL_NAMES:
-        assert noise[name, "faithful"].snr_db < noise[name, "plain"].snr_db, name
-
-
 def test_report_is_written_in_both_forms(report: Report, tmp_path: Path) -> None:
     report.write(tmp_path)
     assert Report.model_validate(json.loads((tmp_path / "validation.json").read_text())) == report
@@ -108,11 +97,11 @@ def test_a_low_figure_is_a_failure(report: Report, precision: str) -> None:
     assert "0.9000000 is below" in failures[0]
 
 
-@pytest.mark.parametrize("correlation", [0.8765432, 1.0])
 def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], correlation: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = Agreement(correlation=correlation, max_abs_error=1.2345e-5, snr_db=-12.3, finite=True)
+    r = 0.8765432
+    one = Agreement(correlation=r, max_abs_error=1.2345e-5, snr_db=-12.3, finite=True)
     step = StepAgreement(
         step_model=names.AUDIO_VAE_ENCODER, precision="fp16", floors_of="fp16", arithmetic="faithful", calls=12345,
         outputs={"stop_logits": one}, lengths={1: one, 12345: one},
@@ -120,32 +109,24 @@ def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
     )  # fmt: skip
     spoken = EndToEnd(
         case="reference and continuation", precision="fp16", patches=12, upstream_patches=123,
-        free_running_latents=one, waveform=one, teacher_forced_worst=correlation, teacher_forced_median=correlation,
+        free_running_latents=one, waveform=one, teacher_forced_worst=r, teacher_forced_median=r,
     )  # fmt: skip
     disturbed = Sensitivity(
-        case=spoken.case, precision="fp16", disturbance=0.00123, free_running=correlation, forced_worst=correlation,
-        forced_median=correlation,
+        case=spoken.case, precision="fp16", disturbance=0.00123, free_running=r, forced_worst=r, forced_median=r,
     )  # fmt: skip
     report = Report(
-        bundle="b", checkpoint="c", tools={}, steps=(step,), end_to_end=(spoken,),
-        sensitivity=(disturbed,),
-    )  # fmt: skip
+        bundle="b", checkpoint="c", tools={}, steps=(step,), end_to_end=(spoken,), sensitivity=(disturbed,)
+    )
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
     monkeypatch.setenv("COLUMNS", "80")
 
-    code = cli.main(["validate", str(tmp_path), "--checkpoint", "c"])
+    assert cli.main(["validate", str(tmp_path), "--checkpoint", "c"]) == 1
 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     # Of the step model, its two lengths, the case, and the disturbed case: none is cut off.
-    figures = " ".join(lines)
-    assert len(re.findall(r"0\.8765432|1\.0000000", figures)) == 1 + 2 + 3 + 3
-    assert len(re.findall(r"0\.876543 |1\.000000 ", figures)) == 1
-    assert (code, lines[-1]) == (
-        (0, "Every figure that can be judged is at or above its floor.")
-        if correlation == 1
-        else (1, "1 figure below the floor or not finite.")
-    )
+    assert len(re.findall(r"0\.8765432", " ".join(lines))) == 1 + 2 + 3 + 3
+    assert lines[-1] == "1 figure below the floor or not finite."
 
 
 def test_a_text_beyond_the_caches_is_refused(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
@@ -258,7 +239,7 @@ def test_both_sides_are_given_the_text_that_a_voice_of_letters_says(speaking_bun
 def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, tmp_path: Path) -> None:
     model = load_upstream(DEFAULT_CHECKPOINT)
     tts = VoxCPM.from_bundle(speaking_bundle, precision="fp32")
-    voice = next(voice for voice in material().voices if voice.continued)
+    voice = next(voice for voice in prompt_voices() if voice.continued)
     prompt = tmp_path / "prompt.wav"
     soundfile.write(prompt, *prompt_clip(voice))
     case = Case("continuation", SENTENCES[0], 3, prompt, f"{voice.transcript} ")

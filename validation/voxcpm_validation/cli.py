@@ -77,13 +77,13 @@ def validate(
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
     if golden:
         # Neither way imports what only the other one needs: PyTorch, or the golden voice.
-        from voxcpm_validation.golden.command import check_golden
+        from voxcpm_validation.golden.examination import check_golden
 
-        others = {
-            "--checkpoint": checkpoint, "--lora": lora, "--report": report, "--text": text, "--prompt": prompt,
-            "--prompt-text": prompt_text, "--patches": patches, "--seed": seed,
-        }  # fmt: skip
-        if given := [name for name, value in others.items() if value is not None]:
+        others = (
+            ("--checkpoint", checkpoint), ("--lora", lora), ("--report", report), ("--text", text),
+            ("--prompt", prompt), ("--prompt-text", prompt_text), ("--patches", patches), ("--seed", seed),
+        )  # fmt: skip
+        if given := [name for name, value in others if value is not None]:
             raise InputError(f"--golden has texts and seeds of its own; leave out {', '.join(given)}")
         check_golden(bundle, precision or (), cast("Backend", backend), record=record, records=records)
         return
@@ -136,24 +136,17 @@ def _show(findings: Report, bundle: Path, report: Path | None) -> None:
             console.print(f"written: {card}")
     except OSError as error:
         console.print(f"not written: {card} ({os_reason(error)})")
-    for line in findings.notes:
-        console.print(line)
-    for line in findings.failures():
-        console.print(f"[red]below its floor:[/red] {line}")
-    for line in findings.unjudged():
-        console.print(f"not judged: {line}")
+    lines = [("", findings.notes), ("[red]below its floor:[/red] ", findings.failures())]
+    for start, found in (*lines, ("not judged: ", findings.unjudged())):
+        for line in found:
+            console.print(f"{start}{line}")
     out.print(f"[bold]{findings.verdict()}[/bold]")
 
 
 def _narrow_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table that fits 80 columns: headers and long names are broken over lines, figures are not."""
     table = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=0,
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0
     )
     shown = [index for index, name in enumerate(header) if name not in _IN_THE_REPORT_ONLY]
     for index in shown:

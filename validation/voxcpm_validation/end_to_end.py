@@ -114,18 +114,12 @@ def cases(
 
 def speak_upstream(model: Any, case: Case) -> Spoken:
     """Speak a case with upstream's model and the noise of the case's seed."""
+    given: dict[str, Any] = {
+        name: getattr(case, name)
+        for name in ("prompt_wav", "prompt_text", "reference_wav", "min_len", "max_len")
+    }
     rng = np.random.default_rng(case.seed)
-    spoken = upstream_generate(
-        model,
-        case.text,
-        rng=rng,
-        prompt_wav=case.prompt_wav,
-        prompt_text=case.prompt_text,
-        reference_wav=case.reference_wav,
-        min_len=case.min_len,
-        max_len=case.max_len,
-    )
-    return Spoken(*spoken)
+    return Spoken(*upstream_generate(model, case.text, rng=rng, **given))
 
 
 def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
@@ -152,10 +146,8 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         fed.limit,
         teacher=list(upstream.latents),
     )
-    matching = [
-        agreement(patch.latents, given).correlation
-        for patch, given in zip(forced, upstream.latents, strict=False)
-    ]
+    pairs = zip((patch.latents for patch in forced), upstream.latents, strict=False)
+    matching = [agreement(*pair).correlation for pair in pairs]
     return EndToEnd(
         case=case.name,
         precision=tts.bundle.precision,

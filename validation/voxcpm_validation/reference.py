@@ -59,8 +59,7 @@ def record_reference(
         audio, latents = upstream_generate(
             model, text, rng=np.random.default_rng(seed), min_len=patches, max_len=patches
         )
-    declarations = declare_step_models(a, sizes)
-    text_positions = len(model.text_tokenizer(text)) + 1
+    tokens = torch.tensor([[*model.text_tokenizer(text), tokenizer_file.AUDIO_START]])
     chunks = {
         names.AUDIO_VAE_ENCODER: encoder_patches(a),
         names.AUDIO_VAE_DECODER: (1,),
@@ -68,23 +67,22 @@ def record_reference(
         names.BASE_LM_STEP: sizes.prefill_chunks,
         names.RESIDUAL_LM_STEP: sizes.prefill_chunks,
     }
-    texts = {name: text_positions if "lm" in name else 0 for name in chunks}
+    # Positions of text come first; then one patch a unit, the last of them in single steps.
+    texts = {name: tokens.size(1) if "lm" in name else 0 for name in chunks}
     single = {name: len(latents) if texts[name] else min(4, len(latents)) for name in chunks}
     units = {name: max(texts[name] + len(latents), sum(chunks[name]) + single[name]) for name in chunks}
     for name in (names.BASE_LM_STEP, names.RESIDUAL_LM_STEP):
         units[name] = min(units[name], sizes.kv_length)
-
-    def patches_for(name: str) -> Floats:
-        return repeated(latents, units[name] - texts[name])
-
+    patches_of = {name: repeated(latents, units[name] - texts[name]) for name in chunks}
     sequences = {
         names.AUDIO_VAE_ENCODER: _vae_encoder(
             model, a, repeated(audio, units[names.AUDIO_VAE_ENCODER] * a.patch_output_samples)
         ),
-        names.AUDIO_VAE_DECODER: _vae_decoder(model, patches_for(names.AUDIO_VAE_DECODER)),
-        names.FEAT_ENCODER: _feat_encoder(model, patches_for(names.FEAT_ENCODER)),
-        **_language_models(model, a, text, patches_for(names.BASE_LM_STEP)),
+        names.AUDIO_VAE_DECODER: _vae_decoder(model, patches_of[names.AUDIO_VAE_DECODER]),
+        names.FEAT_ENCODER: _feat_encoder(model, patches_of[names.FEAT_ENCODER]),
+        **_language_models(model, a, tokens, patches_of[names.BASE_LM_STEP]),
     }
+    declarations = declare_step_models(a, sizes)
     calls = {}
     for name, (inputs, outputs) in sequences.items():
         plan = cut_plan(units[name], chunks[name], single[name])
@@ -162,8 +160,9 @@ def _feat_encoder(model: Any, latents: Floats) -> Sequences:
     return {"patches": latents[None]}, {"embeddings": embedded.numpy()}
 
 
-def _language_models(model: Any, a: Architecture, text: str, latents: Floats) -> dict[str, Sequences]:
-    tokens = torch.tensor([[*model.text_tokenizer(text), tokenizer_file.AUDIO_START]])
+def _language_models(
+    model: Any, a: Architecture, tokens: torch.Tensor, latents: Floats
+) -> dict[str, Sequences]:
     embedded_text = model.base_lm.embed_tokens(tokens) * a.text_embedding_scale
     embedded_audio = model.enc_to_lm_proj(model.feat_encoder(torch.from_numpy(latents[None])))
     embeddings = torch.cat((embedded_text, embedded_audio), dim=1)
@@ -194,13 +193,8 @@ def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
 
     def record(_: object, inputs: tuple[torch.Tensor, ...], velocity: torch.Tensor) -> None:
         x, mu, t, cond, dt = (tensor.numpy().copy() for tensor in inputs)
-        fed = {
-            "x": x,
-            "mu": mu,
-            "t_embedding": time_embedding(t, width),
-            "cond": cond,
-            "dt_embedding": time_embedding(dt, width),
-        }
+        times = {"t_embedding": time_embedding(t, width), "dt_embedding": time_embedding(dt, width)}
+        fed = {"x": x, "mu": mu, "cond": cond, **times}
         calls.append(RecordedCall(fed, {"velocity": velocity.numpy().copy()}))
 
     handle = model.feat_decoder.estimator.register_forward_hook(record)

@@ -51,13 +51,11 @@ TEACHER_FORCED_FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.9999}
 MEDIAN_PATCH_FLOORS: dict[Precision, float] = {"fp32": 0.999998, "fp16": 0.999998}
 # What 8-bit weights cost depends on the checkpoint, and was measured on the built-in voice only (TRIALS.md).
 BUILT_IN_MEDIAN_PATCH_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "int8": 0.9975}
-
 # Linux's half arithmetic on Core AI: 1.5 times as far from 1 as the worst case of the built-in voice. Defects that fit
 # into these floors are found in fp32, and by those of step models.
 CORE_AI_FORCED_FLOORS: dict[Precision, float] = {**TEACHER_FORCED_FLOORS, "fp16": 0.9983}
 CORE_AI_MEDIAN_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "fp16": 0.9997}
 
-_WORST = "teacher-forced, worst patch"
 _MEDIAN = "teacher-forced, median patch"
 
 
@@ -93,10 +91,18 @@ class Report(BaseModel):
 
     def failures(self) -> list[str]:
         """One line for each figure that is below its floor or not finite."""
-        return [
-            *self._step_failures(),
-            *(f"{where} is below {missed.floor:.7g}" for where, missed in self._missed() if missed.judged),
-        ]
+        lines = []
+        floors = CORE_AI_FLOORS if self.on_core_ai else STEP_FLOORS
+        for step in self.steps:
+            what = f"{step.step_model} {step.precision} {step.arithmetic}"
+            if not all(output.finite for output in step.outputs.values()):
+                lines.append(f"{what}: not finite")
+            floor = floors.get(step.floors_of, {}).get(step.step_model, -1.0)
+            found = step.lowest if self.on_core_ai else step.correlation
+            if step.arithmetic != "faithful" and found < floor:
+                lines.append(f"{what}: correlation {found:.7f} is below {floor:.7f}")
+        missed = [(where, missed) for where, missed in self._missed() if missed.judged]
+        return [*lines, *(f"{where} is below {missed.floor:.7g}" for where, missed in missed)]
 
     def unjudged(self) -> list[str]:
         """One line for each low figure that upstream itself does not reach with this text when it is disturbed."""
@@ -113,27 +119,12 @@ class Report(BaseModel):
             return "Every figure that can be judged is at or above its floor."
         return f"{count} figure{'s' * (count > 1)} below the floor or not finite."
 
-    def _step_failures(self) -> Iterable[str]:
-        for step in self.steps:
-            what = f"{step.step_model} {step.precision} {step.arithmetic}"
-            if not all(output.finite for output in step.outputs.values()):
-                yield f"{what}: not finite"
-            on_core_ai = step.arithmetic == "core-ai"
-            floors = CORE_AI_FLOORS if on_core_ai else STEP_FLOORS
-            floor = floors.get(step.floors_of, {}).get(step.step_model)
-            found = step.lowest if on_core_ai else step.correlation
-            if step.arithmetic != "faithful" and floor is not None and found < floor:
-                yield f"{what}: correlation {found:.7f} is below {floor:.7f}"
-
     def _missed(self) -> Iterable[tuple[str, Missed]]:
         disturbed = {(s.case, s.precision): s for s in self.sensitivity}
-        for speech in self.end_to_end:
-            drift = disturbed.get((speech.case, speech.precision))
-            for missed in below_floors(speech, drift, built_in=self.built_in, core_ai=self.on_core_ai):
-                yield (
-                    f"{speech.case} {speech.precision}: {missed.figure}: correlation {missed.value:.7f}",
-                    missed,
-                )
+        for e in self.end_to_end:
+            drift = disturbed.get((e.case, e.precision))
+            for missed in below_floors(e, drift, built_in=self.built_in, core_ai=self.on_core_ai):
+                yield f"{e.case} {e.precision}: {missed.figure}: correlation {missed.value:.7f}", missed
 
     def write(self, folder: Path) -> None:
         """Write `validation.json` and `validation.md` into a folder, which is created if it is absent."""
@@ -150,19 +141,13 @@ class Report(BaseModel):
         for title, header, rows in self.tables():
             lines += [f"## {title}", "", _row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
         lines += [line for note in self.notes for line in (note, "")]
-        failures = self.failures()
-        lines += [
-            "## Verdict",
-            "",
-            self.verdict(),
-            *(["", *(f"- {line}" for line in failures)] if failures else []),
-            *(["", *(f"- {line}" for line in self.unjudged())] if self.unjudged() else []),
-            "",
-        ]
+        lines += ["## Verdict", "", self.verdict(), ""]
+        for found in (self.failures(), self.unjudged()):
+            lines += [*(f"- {line}" for line in found), ""] if found else []
         return "\n".join(lines)
 
     def tables(self) -> Iterable[tuple[str, list[str], list[list[str]]]]:
-        """(title, header, rows) of each table."""
+        """(title, header, rows) of each table that has rows."""
         yield (
             "Step models",
             ["step model", "precision", "arithmetic", "output", "correlation", "max abs error", "SNR dB", "calls"],
@@ -173,31 +158,28 @@ class Report(BaseModel):
                 for name, o in s.outputs.items()
             ],
         )  # fmt: skip
-        by_length = [
-            [s.step_model, s.precision, s.arithmetic, str(length), f"{a.correlation:.7f}", f"{a.max_abs_error:.2e}"]
-            for s in self.steps
-            if len(s.lengths) > 1
-            for length, a in s.lengths.items()
-        ]  # fmt: skip
-        if by_length:
-            yield (
+        more = (
+            (
                 "First outputs by the length of the call",
                 ["step model", "precision", "arithmetic", "length", "correlation", "max abs error"],
-                by_length,
-            )
-        near = [
-            [s.step_model, s.precision, n.operation, f"{n.max_abs:.0f}"]
-            for s in self.steps
-            for n in s.near_fp16_limit
-        ]
-        if near:
-            yield (
+                [
+                    [s.step_model, s.precision, s.arithmetic, str(length), f"{a.correlation:.7f}",
+                     f"{a.max_abs_error:.2e}"]
+                    for s in self.steps
+                    if len(s.lengths) > 1
+                    for length, a in s.lengths.items()
+                ],
+            ),
+            (
                 "Operations near fp16's limit (65504)",
                 ["step model", "precision", "operation", "max abs"],
-                near,
-            )
-        if self.end_to_end:
-            yield (
+                [
+                    [s.step_model, s.precision, near.operation, f"{near.max_abs:.0f}"]
+                    for s in self.steps
+                    for near in s.near_fp16_limit
+                ],
+            ),
+            (
                 "End to end, same noise",
                 ["case", "precision", "patches", "latents r", "waveform r", "waveform SNR dB", "forced, worst r",
                  "median r"],
@@ -207,9 +189,8 @@ class Report(BaseModel):
                      f"{e.teacher_forced_median:.7f}"]
                     for e in self.end_to_end
                 ],
-            )  # fmt: skip
-        if self.sensitivity:
-            yield (
+            ),
+            (
                 "Upstream against itself, with its patches disturbed",
                 ["case", "for", "disturbance", "latents r, lowest", "forced, worst r", "median r"],
                 [
@@ -217,7 +198,9 @@ class Report(BaseModel):
                      f"{s.forced_median:.7f}"]
                     for s in self.sensitivity
                 ],
-            )  # fmt: skip
+            ),
+        )  # fmt: skip
+        yield from (table for table in more if table[2])
 
 
 def below_floors(
@@ -228,24 +211,26 @@ def below_floors(
     The median forced patch is always judged. built_in: the checkpoint is the built-in voice's. core_ai: the speech is
     Core AI's.
     """
+    forced_floors = CORE_AI_FORCED_FLOORS if core_ai else TEACHER_FORCED_FLOORS
     median_floors = BUILT_IN_MEDIAN_PATCH_FLOORS if built_in else MEDIAN_PATCH_FLOORS
-    forced_floors = TEACHER_FORCED_FLOORS
-    if core_ai:
-        median_floors, forced_floors = CORE_AI_MEDIAN_FLOORS, CORE_AI_FORCED_FLOORS
+    median_floors = CORE_AI_MEDIAN_FLOORS if core_ai else median_floors
     free = speech.free_running_latents.correlation
-    figures = (
-        ("free-running latents", free, FREE_RUNNING_FLOORS, drift.free_running if drift else None),
-        (_WORST, speech.teacher_forced_worst, forced_floors, drift.forced_worst if drift else None),
-        (_MEDIAN, speech.teacher_forced_median, median_floors, drift.forced_median if drift else None),
-    )
     below = []
-    for figure, value, floors, disturbed in figures:
+    for figure, value, floors, disturbed in (
+        ("free-running latents", free, FREE_RUNNING_FLOORS, drift.free_running if drift else None),
+        (
+            "teacher-forced, worst patch",
+            speech.teacher_forced_worst,
+            forced_floors,
+            drift.forced_worst if drift else None,
+        ),
+        (_MEDIAN, speech.teacher_forced_median, median_floors, drift.forced_median if drift else None),
+    ):
         floor, judged = floors.get(speech.precision, -1.0), True
         if drift is not None and disturbed is not None:
             # The median has no margin: a loop with a defect of 1 % would fit into it.
-            median = figure == _MEDIAN
-            floor = drift.floor(disturbed, floor, margin=1.0 if median else MARGIN)
-            judged = median or drift.judges(disturbed)
+            floor = drift.floor(disturbed, floor, margin=1.0 if figure == _MEDIAN else MARGIN)
+            judged = figure == _MEDIAN or drift.judges(disturbed)
         if not value >= floor:  # NaN is below every floor
             below.append(Missed(figure, value, floor, judged))
     return below

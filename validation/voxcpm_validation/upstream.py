@@ -57,38 +57,35 @@ def import_upstream() -> types.ModuleType:
         ) from None
 
 
-def _stub(name: str, **attributes: Any) -> types.ModuleType:
-    module = types.ModuleType(name, f"Stands in for {name}, which is not installed.")
-    module.__spec__ = ModuleSpec(name, None)  # without one, importlib.util.find_spec raises
-    module.__dict__.update(attributes)
-    return module
-
-
-def _load_torchaudio(path: str) -> tuple[torch.Tensor, int]:
-    """The stub of torchaudio.load: (channels, samples) in [-1, 1], and the sample rate in Hz."""
-    audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    return torch.from_numpy(np.ascontiguousarray(audio.T)), int(rate)
-
-
-def _resample(audio: torch.Tensor, orig_freq: int, new_freq: int) -> torch.Tensor:
-    """The stub of torchaudio.functional.resample on (channels, samples), with the runtime's filter."""
-    channels = [resample(np.ascontiguousarray(channel), orig_freq, new_freq) for channel in audio.numpy()]
-    return torch.from_numpy(np.stack(channels))
-
-
-def _load_librosa(path: str, *, sr: int, mono: bool) -> tuple[Floats, int]:
-    """The stub of librosa.load with mono=True, the only use in upstream: (samples,) at `sr` Hz."""
-    if not mono:
-        raise NotImplementedError("upstream loads its prompts as mono")
-    return read_audio(path, sr), sr
-
-
 def _stubs() -> dict[str, types.ModuleType]:
-    functional = _stub("torchaudio.functional", resample=_resample)
+    """Modules in place of torchaudio and librosa, with the functions that upstream calls: they read audio and resample
+    it as the runtime does.
+    """
+
+    def load_torchaudio(path: str) -> tuple[torch.Tensor, int]:
+        audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        return torch.from_numpy(np.ascontiguousarray(audio.T)), int(rate)
+
+    def resampled(audio: torch.Tensor, orig_freq: int, new_freq: int) -> torch.Tensor:
+        channels = [resample(np.ascontiguousarray(channel), orig_freq, new_freq) for channel in audio.numpy()]
+        return torch.from_numpy(np.stack(channels))
+
+    def load_librosa(path: str, *, sr: int, mono: bool) -> tuple[Floats, int]:
+        if not mono:
+            raise NotImplementedError("upstream loads its prompts as mono")
+        return read_audio(path, sr), sr
+
+    def stub(name: str, **attributes: Any) -> types.ModuleType:
+        module = types.ModuleType(name, f"Stands in for {name}.")
+        module.__spec__ = ModuleSpec(name, None)  # without one, importlib.util.find_spec raises
+        module.__dict__.update(attributes)
+        return module
+
+    functional = stub("torchaudio.functional", resample=resampled)
     return {
-        "torchaudio": _stub("torchaudio", load=_load_torchaudio, functional=functional),
+        "torchaudio": stub("torchaudio", load=load_torchaudio, functional=functional),
         "torchaudio.functional": functional,
-        "librosa": _stub("librosa", load=_load_librosa),
+        "librosa": stub("librosa", load=load_librosa),
     }
 
 
@@ -125,10 +122,7 @@ def load_upstream(
         model = model_class.from_local(view, optimize=optimize, device=device, lora_config=lora_config)
         if lora is not None:
             model.load_lora_weights(str(lora.weights))
-        if _has_own_normalizer(view):
-            # Upstream's `LlamaTokenizerFast` uses the normalizer with transformers 4. transformers 5 builds Llama's
-            # own pipeline instead: a tokenizer that lower-cases would then lose capital letters.
-            model.text_tokenizer = _tokenizer_of_file(view)
+        model.text_tokenizer = _own_tokenizer(folder) or model.text_tokenizer
     return model
 
 
@@ -141,21 +135,21 @@ def _lora_config(model_class: Any, lora: Lora) -> Any:
     return config_class(enable_lm=True, enable_dit=True, r=lora.config.r)
 
 
-def _has_own_normalizer(folder: str) -> bool:
-    """Whether tokenizer.json normalizes text beyond Llama's word prefix, for example to lower case."""
-    document = json.loads((Path(folder) / "tokenizer.json").read_text(encoding="utf-8"))
-    normalizer = document.get("normalizer") or {}
-    steps = normalizer.get("normalizers", [normalizer])
-    return any(step.get("type") not in (None, "Prepend", "Replace") for step in steps)
+def _own_tokenizer(folder: Path) -> Any:
+    """The tokenizer of tokenizer.json in upstream's wrapper for Chinese characters; None if Llama's serves.
 
-
-def _tokenizer_of_file(folder: str) -> Any:
-    """The tokenizer of tokenizer.json, unchanged, in upstream's wrapper for Chinese characters."""
+    Upstream's `LlamaTokenizerFast` uses the file's normalizer with transformers 4. transformers 5 builds Llama's own
+    pipeline instead: a tokenizer that lower-cases would then lose capital letters.
+    """
     from transformers import PreTrainedTokenizerFast
     from voxcpm.model.utils import mask_multichar_chinese_tokens
 
-    path = str(Path(folder) / "tokenizer.json")
-    return mask_multichar_chinese_tokens(PreTrainedTokenizerFast(tokenizer_file=path))
+    path = folder / "tokenizer.json"
+    normalizer = json.loads(path.read_text(encoding="utf-8")).get("normalizer") or {}
+    steps = {step.get("type") for step in normalizer.get("normalizers", [normalizer])}
+    if steps <= {None, "Prepend", "Replace"}:
+        return None
+    return mask_multichar_chinese_tokens(PreTrainedTokenizerFast(tokenizer_file=str(path)))
 
 
 @contextlib.contextmanager
@@ -210,7 +204,11 @@ def upstream_generate(
             inference_timesteps=inference_timesteps,
             cfg_value=cfg_value,
         )
-    latents = features.to("cpu", torch.float32).numpy()[_context_patches(model, cache) :]
+    # Prompt patches at the start of the features; VoxCPM2 removes them itself.
+    traits, context = traits_of(model), 0
+    if cache is not None and traits.context_counts_as_speech:
+        context = min(traits.decoder_context_patches, int(cache["audio_feat"].size(0)))
+    latents = features.to("cpu", torch.float32).numpy()[context:]
     samples = audio.to("cpu", torch.float32).numpy().reshape(-1)
     return samples, latents.reshape(-1, model.patch_size, model.feat_dim)
 
@@ -236,36 +234,20 @@ def build_prompt_cache(
         raise InputError(
             "a reference voice needs VoxCPM2; VoxCPM 0.5B and 1.5 take a prompt with its transcript"
         )
-    with _our_audio(), _quiet():
+    # Even if torchaudio and librosa are installed: their resampling filters differ from the runtime's.
+    stubs, modules = _stubs(), sys.modules
+    with (
+        mock.patch.object(modules["voxcpm.model.voxcpm"], "torchaudio", stubs["torchaudio"]),
+        mock.patch.object(modules["voxcpm.model.voxcpm2"], "librosa", stubs["librosa"]),
+        _quiet(),
+    ):
         cache: dict[str, Any] = model.build_prompt_cache(**sources)
     return cache
-
-
-def _context_patches(model: Any, cache: dict[str, Any] | None) -> int:
-    """Number of prompt patches at the start of the features that upstream returns; VoxCPM2 removes them itself."""
-    traits = traits_of(model)
-    if cache is None or not traits.context_counts_as_speech:
-        return 0
-    return min(traits.decoder_context_patches, int(cache["audio_feat"].size(0)))
 
 
 def traits_of(model: Any) -> Traits:
     """What the generation of upstream's model is where others are not."""
     return next(t for t in GENERATIONS.values() if t.upstream_class == type(model).__name__)
-
-
-@contextlib.contextmanager
-def _our_audio() -> Iterator[None]:
-    """A context in which upstream reads prompts as the runtime does, even if torchaudio and librosa are installed.
-
-    Their resampling filters differ from the runtime's.
-    """
-    stubs = _stubs()
-    with (
-        mock.patch.object(sys.modules["voxcpm.model.voxcpm"], "torchaudio", stubs["torchaudio"]),
-        mock.patch.object(sys.modules["voxcpm.model.voxcpm2"], "librosa", stubs["librosa"]),
-    ):
-        yield
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
 from voxcpm_validation.report import Report, below_floors
 from voxcpm_validation.sensitivity import DISTURBANCES, Sensitivity, measure_sensitivity
@@ -67,53 +67,40 @@ def validate_bundle(
     text = spelled(text, opened.tokenizer)
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
-    model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
+    kv_length = manifest.sizes.kv_length
+    load = partial(load_upstream, source.folder, max_length=kv_length, lora=source.lora)
+    model = load()
     # The continuation's: without a recording, its prompt is the zero-shot speech.
-    spoken_patches = patches if prompt_wav else 2 * patches
-    needed, kv_length = (
-        len(model.text_tokenizer(transcript + text)) + 1 + spoken_patches,
-        manifest.sizes.kv_length,
-    )
+    needed = len(model.text_tokenizer(transcript + text)) + 1 + (patches if prompt_wav else 2 * patches)
     if needed > kv_length:
         raise InputError(
             f"a continuation of --text by {patches} patches needs {needed} positions, and {bundle} has {kv_length}; "
             "give a shorter --text or fewer --patches"
         )
     lengths = {p: min(patches, FEW_PATCHES) if _is_slow(manifest.target, p) else patches for p in chosen}
-    references = {
-        length: record_reference(
-            model, manifest.architecture, manifest.sizes, text=text, patches=length, seed=seed
-        )
-        for length in set(lengths.values())
-    }
     # The zero-shot case is the prompt of the others, too.
     speak = cache(partial(speak_upstream, model))
+    references: dict[int, Mapping[str, Sequence[RecordedCall]]] = {}
+    expected: dict[int, list[tuple[Case, Spoken]]] = {}
     with ExitStack() as prompts:
-        utterances = {
-            length: prompts.enter_context(
-                cases(
-                    model, text, patches=length, seed=seed,
-                    prompt_wav=prompt_wav, prompt_text=transcript, speak=speak,
-                )
+        for length in set(lengths.values()):
+            references[length] = record_reference(
+                model, manifest.architecture, manifest.sizes, text=text, patches=length, seed=seed
             )
-            for length in references
-        }  # fmt: skip
-        expected = {length: [speak(case) for case in spoken] for length, spoken in utterances.items()}
+            utterances = prompts.enter_context(
+                cases(
+                    model, text, patches=length, seed=seed, prompt_wav=prompt_wav, prompt_text=transcript, speak=speak
+                )
+            )  # fmt: skip
+            expected[length] = [(case, speak(case)) for case in utterances]
         # The bundle's models need the memory that upstream uses: VoxCPM2 would need more than 22 GB for both.
         del model, speak
-        steps = tuple(
-            measured
-            for precision in chosen
-            for measured in _measure_steps(
-                folder, manifest, precision, references[lengths[precision]], report
-            )
-        )
+        steps: list[StepAgreement] = []
         spoken: list[EndToEnd] = []
-        for precision in chosen:
+        for precision, length in lengths.items():
+            steps += _measure_steps(folder, manifest, precision, references[length], report)
             tts = VoxCPM.from_bundle(folder, precision=precision, backend=backend)
-            for case, upstream in zip(
-                utterances[lengths[precision]], expected[lengths[precision]], strict=True
-            ):
+            for case, upstream in expected[length]:
                 report(f"{case.name} {precision}")
                 spoken.append(compare_speech(tts, case, upstream))
             del tts
@@ -122,30 +109,33 @@ def validate_bundle(
             for s in spoken
             if s.precision in DISTURBANCES and below_floors(s, core_ai=on_core_ai)
         }
-        sensitivity: tuple[Sensitivity, ...] = ()
+        sensitivity: list[Sensitivity] = []
         if drifting:
             # Only here: steady checkpoints need not wait for it.
             report("upstream, disturbed")
-            model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
-            sensitivity = tuple(
+            model = load()
+            sensitivity = [
                 measure_sensitivity(model, precision, case, upstream)
-                for precision in DISTURBANCES
-                if precision in lengths
-                for case, upstream in zip(
-                    utterances[lengths[precision]], expected[lengths[precision]], strict=True
-                )
+                for precision, length in lengths.items()
+                for case, upstream in expected[length]
                 if (case.name, precision) in drifting
-            )
+            ]
     engine = ("coreai-core",) if on_core_ai else ("coremltools", "onnxruntime")
+    recorded, notes = manifest.source, []
+    if fewer := ", ".join(precision for precision, length in lengths.items() if length < patches):
+        notes.append(
+            f"{fewer}: utterances of {FEW_PATCHES} patches, not {patches}, and step models with the calls of so many, "
+            "as Core AI off the Mac computes half arithmetic slowly; every length is called"
+        )
     return Report(
         bundle=str(bundle),
-        checkpoint=_described(manifest.source),
-        built_in=manifest.source.sha256 == Manifest.read(DEFAULT_BUNDLE).source.sha256,
+        checkpoint=recorded.checkpoint + (f" with LoRA {recorded.lora.name}" if recorded.lora else ""),
+        built_in=recorded.sha256 == Manifest.read(DEFAULT_BUNDLE).source.sha256,
         tools={name: version(name) for name in ("voxcpm", "torch", *engine, "numpy")},
-        sensitivity=sensitivity,
-        steps=steps,
+        sensitivity=tuple(sensitivity),
+        steps=tuple(steps),
         end_to_end=tuple(spoken),
-        notes=_notes(lengths, patches),
+        notes=tuple(notes),
     )
 
 
@@ -154,37 +144,21 @@ def _is_slow(target: Target, precision: Precision) -> bool:
     return target == CORE_AI and precision != "fp32" and macos() is None
 
 
-def _notes(lengths: Mapping[Precision, int], patches: int) -> tuple[str, ...]:
-    fewer = ", ".join(precision for precision, length in lengths.items() if length < patches)
-    if not fewer:
-        return ()
-    cut = f"{fewer}: utterances of {FEW_PATCHES} patches, not {patches}, and step models with the calls of so many"
-    return (f"{cut}, as Core AI off the Mac computes half arithmetic slowly; every length is called",)
-
-
 def _check_source(bundle: Path, recorded: Source, given: Source, checkpoint: str, lora: Path | None) -> None:
+    merged, offered = recorded.lora, given.lora
     if given.sha256 != recorded.sha256:
         raise InputError(
             f"{checkpoint}: not the checkpoint that {bundle} was converted from ({recorded.checkpoint})"
         )
-    merged, offered = recorded.lora, given.lora
-    if merged is None and offered is not None:
+    if offered is not None and merged is None:
         raise InputError(
             f"--lora {lora}: {bundle} was converted without a LoRA; leave it out, or convert with it"
         )
-    if merged is not None and offered is None:
+    if offered is None and merged is not None:
         raise InputError(f"{bundle} was converted with the LoRA {merged.name}; give it with --lora")
     # The name is not compared, as the LoRA's folder may have been renamed.
-    if (
-        merged is not None
-        and offered is not None
-        and offered != merged.model_copy(update={"name": offered.name})
-    ):
+    if offered and merged and offered != merged.model_copy(update={"name": offered.name}):
         raise InputError(f"--lora {lora}: not the LoRA that {bundle} was converted with ({merged.name})")
-
-
-def _described(source: Source) -> str:
-    return source.checkpoint if source.lora is None else f"{source.checkpoint} with LoRA {source.lora.name}"
 
 
 def _measure_steps(

@@ -91,7 +91,7 @@ def check_golden(
     lines, failures = [], []
     for found in examinations:
         precision = found.record.key.precision
-        same = next((known_ for known_ in known if known_.key == found.record.key), None)
+        same = next((one for one in known if one.key == found.record.key), None)
         for name, speech in found.record.cases.items():
             differences = _from_record(speech, same, name)
             all_failures = (*found.failures[name], *differences)
