@@ -31,7 +31,7 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_runtime.audio import pcm
 from voxcpm_runtime.backends.core_ml.compute_units import USUAL
-from voxcpm_runtime.model import chunk_plan, driver, flow_matching
+from voxcpm_runtime.model import driver, flow_matching, sequence
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
 from voxcpm_runtime.speech.lengths import patch_bound
@@ -97,7 +97,7 @@ def test_the_constants_are_those_of_python() -> None:
         "normFloor": pytest.approx(float(flow_matching._NORM_FLOOR)),
         "angleScale": float(flow_matching._ANGLE_SCALE),
         "lowestFrequency": flow_matching._LOWEST_FREQUENCY,
-        "callCost": chunk_plan._CALL_COST,
+        "callCost": sequence._CALL_COST,
         "patchesBeyondTheRatio": patch_bound(0, GenerationOptions()),
         "peak": pcm._PEAK,
         "oneChinese": (0x4E00, 0x9FFF),

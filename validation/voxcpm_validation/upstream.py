@@ -32,7 +32,7 @@ from voxcpm_constants.generations import GENERATIONS, Traits
 from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.audio.reading import read_audio, resample
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_runtime.model.driver import NoiseSource
+from voxcpm_runtime.model.flow_matching import NoiseSource
 
 VERSION = "2.0.3"
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import StepFunction
-from voxcpm_runtime.model.chunk_plan import plan_chunks
-from voxcpm_runtime.model.sequence import Latents
+from voxcpm_runtime.model.sequence import Latents, plan_chunks
 
 
 def pad_to_patches(audio: Audio, patch_samples: int, side: Literal["left", "right"]) -> Audio:

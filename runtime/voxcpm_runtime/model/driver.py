@@ -6,12 +6,11 @@ embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,25 +30,15 @@ from voxcpm_constants.step_models import (
     StepSizes,
     encoder_patches,
 )
-from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Floats, NextPatch, PendingPatch, StepFunction, StepState
 from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
-from voxcpm_runtime.model.chunk_plan import plan_chunks
-from voxcpm_runtime.model.flow_matching import solve, solve_at_once, solver_inputs
-from voxcpm_runtime.model.patches_ahead import Following, patches_ahead
+from voxcpm_runtime.model.flow_matching import NoiseSource, drawn, solve, solve_at_once, solver_inputs
 from voxcpm_runtime.model.projections import projections
-from voxcpm_runtime.model.sequence import Latents, Sequence
+from voxcpm_runtime.model.sequence import Latents, Sequence, plan_chunks
 from voxcpm_runtime.options import GenerationOptions
 
 _STOP = 1
-
-
-class NoiseSource(Protocol):
-    """The source of all random numbers; numpy's Generator is one."""
-
-    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]:
-        """Numbers from the standard normal distribution, of shape `size`."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +186,7 @@ class Driver:
             return
         hiddens, stop_logits = (prefilled.hidden, prefilled.residual_hidden), prefilled.stop_logits
         predicted = self._predict(*hiddens, prefilled.last_patch, options, rng)
-        following: Following | None = None
+        following: Generator[tuple[Latents, Floats], None, None] | None = None
         if self.next_patch is not None and self._solves_at_once(options):
             given = (self.next_patch, prefilled, predicted, options, rng, count, teacher)
             following = self._by_one_call(*given, ahead=ahead)
@@ -293,19 +282,36 @@ class Driver:
         teacher: Items[Latents] | None,
         *,
         ahead: bool,
-    ) -> Following:
-        """All of `count` patches but the first, each by one call of what stands for the step models."""
+    ) -> Generator[tuple[Latents, Floats], None, None]:
+        """All of `count` patches but the first, each by one call of what stands for the step models.
 
-        def begin(
-            index: int, last: Latents | None = None, before: PendingPatch | None = None
-        ) -> PendingPatch:
+        Each comes with the stop logits of the patch before it. ahead: begin each before the one before it is computed,
+        so that a GPU computes while Python hands a patch on; the last one begun may not be needed.
+        """
+
+        def begin(index: int, last: Latents | None, before: PendingPatch | None) -> PendingPatch:
             inputs = solver_inputs(self._noise(options, rng), **self._solving(options))
             inputs["position"] = np.array([prefilled.position + index], np.int32)
             if last is not None:
                 inputs["patches"] = last[np.newaxis, np.newaxis]
             return next_patch.begin(inputs, prefilled.base_state, prefilled.residual_state, before)
 
-        return patches_ahead(begin, first, count, teacher, ahead=ahead)
+        last, pending, begun = first, None, None
+        try:
+            for index in range(count - 1):
+                if teacher is not None:
+                    last = np.asarray(teacher[index], np.float32)
+                pending = begun or begin(index, last, None)
+                more = ahead and teacher is None and index + 2 < count
+                begun = begin(index + 1, None, pending) if more else None
+                outputs = pending.result()
+                last = np.ascontiguousarray(outputs["patch"][0].T, np.float32)
+                yield last, outputs["stop_logits"][0, 0]
+        finally:
+            if begun is not None:
+                begun.cancel()
+            # An error's traceback has this frame: with a call that holds the error, both would keep the caches.
+            del pending, begun
 
     def _following(
         self,
@@ -347,7 +353,7 @@ class Driver:
 
     def _noise(self, options: GenerationOptions, rng: NoiseSource) -> Floats:
         shape = (1, self.architecture.feat_dim, self.architecture.patch_size)
-        return _drawn(rng, shape)[0] * np.float32(options.temperature)
+        return drawn(rng, shape)[0] * np.float32(options.temperature)
 
     def _solves_at_once(self, options: GenerationOptions) -> bool:
         return options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps
@@ -373,16 +379,6 @@ class Driver:
             outputs = model({"embeddings": chunk, "position": np.array([position + start], np.int32)}, state)
             parts.append({name: output[0, :length] for name, output in outputs.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _drawn(rng: NoiseSource, shape: tuple[int, ...]) -> Floats:
-    """Noise of this shape. Raises InputError for a source that gives anything except finite numbers of that shape."""
-    given = rng.standard_normal(shape)
-    with contextlib.suppress(TypeError, ValueError), np.errstate(over="ignore"):
-        noise = np.asarray(given, np.float32)
-        if noise.shape == shape and np.isfinite(noise).all():
-            return noise
-    raise wrong_type(given, "rng", f"a source whose standard_normal gives finite numbers of shape {shape}")
 
 
 def _padded(rows: Floats, size: int) -> Floats:

@@ -5,14 +5,17 @@ All arithmetic is float32, in upstream's order, so that it differs from upstream
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from voxcpm_constants.step_models import zero_velocity_steps
+from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.step_function import Floats
 
 Estimator = Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
@@ -21,6 +24,23 @@ Estimator = Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
 _NORM_FLOOR = np.float32(1e-8)
 _LOWEST_FREQUENCY = 1 / 10000
 _ANGLE_SCALE = np.float32(1000)
+
+
+class NoiseSource(Protocol):
+    """The source of all random numbers; numpy's Generator is one."""
+
+    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]:
+        """Numbers from the standard normal distribution, of shape `size`."""
+
+
+def drawn(rng: NoiseSource, shape: tuple[int, ...]) -> Floats:
+    """Noise of this shape. Raises InputError for a source that gives anything except finite numbers of that shape."""
+    given = rng.standard_normal(shape)
+    with contextlib.suppress(TypeError, ValueError), np.errstate(over="ignore"):
+        noise = np.asarray(given, np.float32)
+        if noise.shape == shape and np.isfinite(noise).all():
+            return noise
+    raise wrong_type(given, "rng", f"a source whose standard_normal gives finite numbers of shape {shape}")
 
 
 def time_span(steps: int, sway_sampling_coef: float = 1.0) -> Floats:

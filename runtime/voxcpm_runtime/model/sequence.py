@@ -5,17 +5,23 @@ continuation    text 101 prompt                  (text: the prompt's transcript 
 reference       103 reference 104 text 101       (VoxCPM2)
 both            103 reference 104 text 101 prompt
 
-A voice's own positions, its *lead*, come first: the reference and its markers, then the prompt's transcript.
+A voice's own positions, its *lead*, come first: the reference and its markers, then the prompt's transcript. Step
+models take only a few lengths, so a sequence is run in chunks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.tokenizer_file import AUDIO_START, REFERENCE_END, REFERENCE_START
+
+# A call reads all weights once, which costs about as much time as the arithmetic of this many items.
+_CALL_COST = 8
 
 Latents = npt.NDArray[np.float32]
 """Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)."""
@@ -98,3 +104,43 @@ def _joined(parts: list[list[int] | Latents], patch_shape: tuple[int, int]) -> S
     return Sequence(
         np.array(tokens, np.int32), np.array(is_audio, np.bool_), np.concatenate(patches, dtype=np.float32)
     )
+
+
+class Chunk(NamedTuple):
+    """Items start to start + length - 1, run as `size` items, of which the last size - length are padding."""
+
+    start: int
+    length: int
+    size: int
+
+
+def plan_chunks(
+    count: int, sizes: Iterable[int], *, position: int = 0, capacity: int | None = None
+) -> tuple[Chunk, ...]:
+    """The cheapest way to run `count` items in chunks of `sizes`; only the last chunk may be padded.
+
+    position: of the first item in the KV cache. capacity: positions in the cache. Padding is written there, too, so it
+    must fit; it is overwritten before anything attends to it. Raises ValueError if `count` items do not fit.
+    """
+    end = position + count
+    best: list[tuple[int, int]] = [(0, 0)]
+    """(cost, size of the first chunk) for the last `index` items."""
+    for left in range(1, count + 1):
+        choices = [
+            (_CALL_COST + size + best[max(0, left - size)][0], -size)
+            for size in sizes
+            if size <= left or capacity is None or end - left + size <= capacity
+        ]
+        if not choices:
+            raise ValueError(
+                f"{count} items at position {position} do not fit {capacity} positions in chunks of {sizes}"
+            )
+        cost, negative = min(choices)
+        best.append((cost, -negative))
+    chunks = []
+    start = 0
+    while start < count:
+        size = best[count - start][1]
+        chunks.append(Chunk(start, min(size, count - start), size))
+        start += size
+    return tuple(chunks)

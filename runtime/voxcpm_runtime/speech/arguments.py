@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import function, instance, shown, switch, text_argument, wrong_type
-from voxcpm_runtime.model.driver import NoiseSource
+from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import ProgressCallback

@@ -24,7 +24,8 @@ from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.argument_types import whole_number, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.model.driver import Driver, NoiseSource
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken

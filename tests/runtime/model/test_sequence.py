@@ -3,8 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from voxcpm_runtime.model.chunk_plan import Chunk, plan_chunks
-from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.model.sequence import Chunk, build_sequence, plan_chunks
 
 PROMPT = np.arange(3 * 2 * 4, dtype=np.float32).reshape(3, 2, 4) + 1
 REFERENCE = -np.arange(2 * 2 * 4, dtype=np.float32).reshape(2, 2, 4) - 1
