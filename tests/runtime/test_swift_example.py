@@ -10,7 +10,6 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from voxcpm_constants import step_models, tokenizer_file
@@ -30,9 +29,7 @@ from voxcpm_constants.step_models import (
     declare_step_models,
 )
 from voxcpm_runtime.audio import pcm
-from voxcpm_runtime.backends.core_ml.compute_units import USUAL
 from voxcpm_runtime.model import driver, flow_matching, sequence
-from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
 from voxcpm_runtime.speech.lengths import patch_bound
 
@@ -167,63 +164,6 @@ def test_tensors_have_the_declared_names(caller: str, architecture: Architecture
             assert int(axis) < len(by_name[tensor].shape)
         if lengths and model.chunk_count > 1:
             assert [(t, int(i)) for t, i in lengths] == [(model.chunk_axis[0].name, model.chunk_axis[1])]
-
-
-def test_every_step_model_has_the_compute_unit_of_the_runtime_and_the_manual(
-    architecture: Architecture, sizes: StepSizes
-) -> None:
-    units = {name: UNITS[unit] for name, unit in constants()["computeUnits"].items()}
-    manual = (REPOSITORY / "docs" / "bundle.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| `(cpu\w*)` \|", manual, re.MULTILINE)
-
-    assert set(units) == set(declare_step_models(architecture, sizes))
-    # The example has no use for `locdit_solve`, which only some bundles have.
-    assert units == {name: USUAL[name] for name in units}
-    assert dict(rows) == USUAL
-
-
-class Noted:
-    """A step model that writes down that it was called."""
-
-    def __init__(self, name: str, model, calls: list[str]) -> None:
-        self.name, self.model, self.calls = name, model, calls
-
-    def new_state(self):
-        return self.model.new_state()
-
-    def __call__(self, inputs, state=None):
-        if self.calls[-1:] != [self.name]:
-            self.calls.append(self.name)
-        return self.model(inputs, state)
-
-
-def test_the_order_of_calls_is_that_of_python(tts, models) -> None:
-    calls: list[str] = []
-    python = tts.driver.over({name: Noted(name, model, calls) for name, model in models.items()})
-    a = python.architecture
-    patch_shape = (a.patch_size, a.feat_dim)
-    prompt = np.random.default_rng(0).standard_normal((2, *patch_shape)).astype(np.float32)
-    sequence = build_sequence([5, 6], patch_shape, prompt=prompt)
-    prefilled = python.prefill(sequence)
-    prefill = calls.copy()
-    calls.clear()
-    decode = python.patch_decoder(sequence)
-    assert calls == [AUDIO_VAE_DECODER]
-    calls.clear()
-    for patch in python.generate_patches(prefilled, GenerationOptions(), np.random.default_rng(1), 3):
-        decode(patch.latents)
-    whole = calls[: len(calls) // 2]
-
-    ordered = dict(re.findall(r"// order: (prefill|patch)\n(.*?)// order: end", SOURCE, re.DOTALL))
-    noted = {part: re.findall(r"// (\w+)$", lines, re.MULTILINE) for part, lines in ordered.items()}
-    assert noted["prefill"] == prefill
-    assert noted["patch"] == whole[: len(noted["patch"])]
-    assert len(noted["patch"]) == 5
-    # And each note stands at a call of the function that runs this step model.
-    for lines in ordered.values():
-        called = [name for name in re.findall(r"(\w+)\(", lines) if name in CALLERS]
-        notes = re.findall(r"// (\w+)$", lines, re.MULTILINE)
-        assert [CALLERS[name][0] for name in called] == notes
 
 
 def syntax_errors(source: str) -> list[str]:

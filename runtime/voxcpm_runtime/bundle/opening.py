@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ class Bundle:
         checkpoint = shown(self.manifest.source.checkpoint)
         return f"Bundle(checkpoint={checkpoint}, generation={a.generation!r}, precision={self.precision!r})"
 
-    @property
+    @cached_property
     def architecture(self) -> Architecture:
         """The architecture of the converted checkpoint, from the manifest."""
         return self.manifest.architecture

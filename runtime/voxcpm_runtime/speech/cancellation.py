@@ -42,7 +42,10 @@ class CancelToken:
     @property
     def cancelled(self) -> bool:
         """Whether this token or one of its parents was cancelled."""
-        return self._event.is_set() or any(parent.cancelled for parent in self._parents)
+        for parent in self._parents:
+            if parent.cancelled:
+                return True
+        return self._event.is_set()
 
     def check(self) -> None:
         """Raises Cancelled after `cancel`."""

@@ -312,30 +312,6 @@ def test_a_forked_process_ends_whatever_the_threads_did_when_it_was_forked() -> 
     assert ended.stdout == b"3\n"
 
 
-def test_text_that_comes_just_before_the_thread_ends_is_spoken_by_it() -> None:
-    later = ["And more. ", "The end."]
-
-    class Pushing(Speaker):
-        def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
-            def looked_at() -> Iterator[Segment | None]:
-                for segment in segments:
-                    if segment is None and later:
-                        session.push_text(later.pop(0))
-                        session.flush()
-                    yield segment
-
-            yield from super().__call__(looked_at(), cancel=cancel)
-
-    with Session(Pushing(), RATE) as session:
-        session.push_text("Hello. ")
-        session.flush()
-        chunks = [session.next_audio_chunk(5) for _ in range(3 + 4 + 4)]
-        assert None not in chunks
-        assert {chunk.sentence for chunk in chunks} == {0, 1, 2}
-        assert session.next_audio_chunk(5) is None
-        assert session.finished
-
-
 def test_a_turn_is_left_when_a_session_that_nobody_reads_is_cancelled() -> None:
     held: list[bool] = []
 
