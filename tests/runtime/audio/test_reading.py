@@ -92,7 +92,9 @@ def test_as_many_samples_as_the_bound_are_taken_and_one_more_is_not(monkeypatch,
     content = streamed_flac(20) if form == "streamed flac" else encoded(form, sound(20))
 
     monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE)
-    assert len(decode_audio(content, "prompt audio")[0]) == 20 * RATE
+    assert len(decode_audio(content, "prompt audio", max_seconds=20)[0]) == 20 * RATE
+    with pytest.raises(InputError, match=r"prompt audio: longer than 19\.9 s, the maximum"):
+        decode_audio(content, "prompt audio", max_seconds=19.9)
     monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE - 1)
     with pytest.raises(
         InputError, match="prompt audio: more than 319999 samples, the maximum of a recording"

@@ -34,6 +34,10 @@ def test_a_voice_speaks_on_every_bundle_of_its_generation(
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, from_file)
     assert len(list(prefix_files(path))) == 1
+    # Another precision has saved states of its own.
+    with VoxCPM.from_bundle(tiny_bundle, precision="int8") as tts:
+        tts.generate("and", voice=path, **GIVEN)
+    assert len(list(prefix_files(path))) == 2
     # The voice's latents are from an int8 encoder; they differ from the bundle's own by rounding.
     assert agreement(first, own).correlation > 0.95
     assert not np.array_equal(first, other)
