@@ -197,19 +197,27 @@ def test_a_client_of_events_that_goes_away_leaves_the_queue(serve: Callable[...,
     until(lambda: running.service.bundles.default.users == 0)
 
 
-def test_a_reader_that_takes_nothing_is_given_up(serve: Callable[..., Any], euler_steps: Any) -> None:
-    running = serve(concurrency=1, buffer_seconds=1, client_timeout=0.5)
+def test_a_reader_that_takes_nothing_pauses_the_speech_and_is_given_up(
+    serve: Callable[..., Any], euler_steps: Any
+) -> None:
+    running = serve(concurrency=1, buffer_seconds=1, client_timeout=10)
+
+    def paused() -> bool:
+        calls = euler_steps.calls
+        time.sleep(0.5)
+        return bool(calls) and euler_steps.calls == calls and running.service.queue.busy == 1
+
     body = json.dumps({"model": "tts-1", "input": LONG, "response_format": "wav", "sample_rate": 48_000})
     head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(running.address)
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        until(paused)
+        calls = euler_steps.calls
         until(lambda: bool(outcomes(running)))
 
     assert outcomes(running) == {"cancelled": 1}
-    calls = euler_steps.calls
-    time.sleep(0.3)
     assert euler_steps.calls == calls
 
 
