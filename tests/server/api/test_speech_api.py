@@ -146,6 +146,8 @@ def test_plain_samples_are_resampled_to_24_khz(voice_rate: int) -> None:
     assert len(audio) == 24_000
     assert np.abs(audio / 32767 - expected)[1000:-1000].max() < 1e-4
     assert np.array_equal(audio, in_pieces(tone, 999, voice_rate))
+    # A codec without the voice's rate has the next higher one.
+    assert Encoder("opus", voice_rate).sample_rate == {44_100: 48_000}.get(voice_rate, voice_rate)
 
 
 def test_a_request_may_name_its_sample_rate(client: openai.OpenAI, spoken: Any) -> None:
