@@ -62,20 +62,6 @@ def test_other_arguments_sources_and_tools_make_another(
     assert conversions.made == 4
 
 
-def test_a_conversion_that_did_not_end_is_not_used(conversions: Conversions, tmp_path: Path) -> None:
-    def interrupted(folder: Path) -> None:
-        folder.mkdir(parents=True)
-        (folder / "file").write_text("half")
-        raise KeyboardInterrupt
-
-    kept = KeptConversions(tmp_path / "kept", conversions.tree)
-    with pytest.raises(KeyboardInterrupt):
-        kept.copy("bundle", (), interrupted, tmp_path / "never")
-    assert not (tmp_path / "never").exists()
-    assert (conversions.copy() / "file").read_bytes() == bytes(5)
-    assert [path.name for path in (tmp_path / "kept").glob(".*")] == []
-
-
 def test_the_oldest_of_a_name_is_removed(conversions: Conversions) -> None:
     for arguments in ("first", "second", "third"):
         conversions.copy(arguments=arguments, newest=2)

@@ -19,7 +19,7 @@ from voxcpm_constants.step_models import StepSizes
 from voxcpm_constants.vectors import vectors_path
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
-from voxcpm_conversion.core_ml.packages import compile_packages, why_not_compiled
+from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.commands import cli
@@ -126,21 +126,6 @@ def test_packages_are_compiled_where_the_compiler_is(
         "feat_encoder.mlmodelc",
         "locdit_step.mlmodelc",
     }
-
-
-def test_packages_for_a_newer_system_are_not_compiled(
-    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    core_ml.system("14.6.1", "23G93")
-    workspace = _workspace(tiny_bundle, tmp_path)
-
-    compile_packages(workspace, _two(tiny_bundle).model_copy(update={"target": "macOS15"}))
-
-    assert not core_ml.events("compile")
-    assert why_not_compiled("macOS15") == (
-        "macOS15 packages are compiled on macOS 15 or newer, and this is macOS 14.6.1"
-    )
-    assert why_not_compiled("macOS14") is None
 
 
 def test_a_package_that_the_compiler_refuses_has_no_compiled_form(

@@ -15,7 +15,6 @@ from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.earlier_weights import language_model_weights
 from voxcpm_training.language_model_modules import VoxCPM
 from voxcpm_training.latents import load_audio_vae
-from voxcpm_training.text import AUDIO_START, character_ids, encode
 from voxcpm_validation.upstream import load_upstream
 
 
@@ -67,16 +66,6 @@ def test_upstream_computes_what_was_trained(untrained):
     velocity = model.feat_decoder.estimator(patches, mu, t, patches.flip(0))
     theirs = upstream.feat_decoder.estimator(patches.mT, mu, t, patches.flip(0).mT, torch.zeros(3)).mT
     torch.testing.assert_close(theirs, velocity, atol=1e-4, rtol=1e-4)
-
-
-def test_characters_are_the_tokens_of_tokenizer_json():
-    from tokenizers import Tokenizer
-
-    ids = character_ids()
-    text = "it's a cold, clear day."
-    path = Path(export.__file__).with_name("tokenizer.json")
-    assert encode(text, ids).tolist() == Tokenizer.from_file(str(path)).encode(text).ids
-    assert AUDIO_START not in ids.values()
 
 
 def test_a_training_can_start_from_an_exported_checkpoint(untrained):

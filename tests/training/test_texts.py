@@ -17,10 +17,10 @@ import pytest
 from voxcpm_training import data
 from voxcpm_training.architecture import PATCH, SAMPLE_RATE
 from voxcpm_training.batches import Batch, Sampler
-from voxcpm_training.corpus import in_words, kept, spoken, utterances
-from voxcpm_training.speech import Utterances, finished_shards
+from voxcpm_training.corpus import in_words, kept, spoken
+from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids, encode
-from voxcpm_training.voices import SPEAKERS, Spoken, Utterance
+from voxcpm_training.voices import Spoken, Utterance
 
 KNOWN = frozenset(
     ("the", "old", "farmer", "fed", "his", "chickens", "before", "sunrise", "quick", "brown", "dog", "ran", "home")
@@ -59,14 +59,6 @@ def test_a_number_in_words(number: str, expected: str) -> None:
 )
 def test_a_sentence_as_it_is_said(sentence: str, expected: str | None) -> None:
     assert spoken(sentence) == expected
-
-
-def test_an_utterance_never_spans_a_sentence_that_cannot_be_said() -> None:
-    document = ["It rained.", "The zebra ran home.", "The dog ran home.", "Yes."]
-
-    found = list(utterances([document] * 50, np.random.default_rng(0), KNOWN))
-
-    assert set(found) == {"It rained.", "The dog ran home.", "Yes.", "The dog ran home. Yes."}
 
 
 def test_held_out_sentences_are_never_trained_on() -> None:
@@ -205,41 +197,6 @@ def synthesise(folder: Path, number: int, texts: list[str], until: float = np.in
 
 def read(path: Path) -> Utterances:
     return Utterances.of_shards([path])
-
-
-def texts_of(utterances: Utterances) -> list[str]:
-    letters = {index: letter for letter, index in character_ids().items()}
-    said = "".join(letters[index] for index in utterances.text.tolist())
-    ends = np.cumsum(utterances.characters).tolist()
-    return [said[start:end].replace("▁", " ")[1:] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def test_what_cannot_be_used_takes_its_text_and_speaker_with_it(voices: Voices, tmp_path: Path) -> None:
-    seconds = synthesise(tmp_path, 5, ["It rained.", "?", "too long to keep.", "Yes."])
-
-    (asked,) = voices.asked
-    assert [u.phonemes for u in asked] == ["Itrained", "toolongtokeep", "Yes"]
-    found = read(tmp_path / "shard-00005.npz")
-    assert texts_of(found) == ["it rained.", "yes."]
-    assert found.speaker.tolist() == [SPEAKERS.index(asked[i].speaker) for i in (0, 2)]
-    assert seconds == pytest.approx(found.frames.sum() * 960 / 24_000)
-
-
-@pytest.mark.usefixtures("voices")
-def test_a_shard_appears_only_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_short(path: Path, **_columns: np.ndarray) -> None:
-        path.write_bytes(b"PK")
-        raise OSError("No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(np, "savez", cut_short)
-        with pytest.raises(OSError, match="No space"):
-            synthesise(tmp_path, 0, ["It rained."])
-    assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.part.npz"]
-    assert finished_shards(tmp_path) == []
-
-    assert synthesise(tmp_path, 0, ["It rained."]) > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.npz"]
 
 
 def test_a_deadline_ends_the_synthesis_with_whole_shards(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     FEAT_ENCODER,
@@ -21,7 +19,6 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 pytest.importorskip("coreai", exc_type=ImportError)
@@ -197,24 +194,3 @@ def test_a_damaged_compiled_form_is_made_again(
     assert code.read_bytes() != damaged
     for name, values in model(inputs).items():
         np.testing.assert_array_equal(values, expected[name])
-
-
-pytest.importorskip("coreai", exc_type=ImportError)
-
-
-@pytest.mark.usefixtures("own_compiled_27")
-def test_benchmark_times_every_function_on_core_ai(
-    tiny_bundle_27: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--precision", "fp32", "--json", "--patches", "2", "--repeats", "1", "--no-cold"]
-    assert cli.main(["benchmark", str(tiny_bundle_27), *words]) == 0
-
-    report = json.loads(capsys.readouterr().out)
-    calls = {
-        name: len(declared.chunk_lengths)
-        for name, declared in Manifest.read(tiny_bundle_27).step_models.items()
-    }
-    assert len(report["step_milliseconds"]) == sum(calls.values())
-    assert {timed.partition("[")[0] for timed in report["step_milliseconds"]} == calls.keys()
-    assert min(report["step_milliseconds"].values()) > 0
-    assert report["real_time_factor"] > 0

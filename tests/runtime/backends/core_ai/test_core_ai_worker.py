@@ -14,7 +14,6 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER, RESIDUAL_LM_STEP
-from voxcpm_runtime.backends.core_ai import worker as core_ai_worker
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker, _Child
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
@@ -96,26 +95,6 @@ def test_ctrl_c_arrives_with_the_answer_which_no_other_call_gets(bundle: Bundle)
     finally:
         signal.signal(signal.SIGINT, before)
     np.testing.assert_array_equal(decode(second, decode.new_state())["audio"], expected)
-
-
-def test_a_process_that_could_not_be_started_is_started_again(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1], max_outputs=2, prepared_at=2)
-    decode, state = worker.step_models[AUDIO_VAE_DECODER], worker.step_models[AUDIO_VAE_DECODER].new_state()
-    given = {"latents": np.zeros(bundle.manifest.step_models[AUDIO_VAE_DECODER].inputs[0].shape_at(0))}
-    given = {name: array.astype(np.float32) for name, array in given.items()}
-    decode(given, state)
-    with monkeypatch.context() as patched:
-        patched.setattr(core_ai_worker, "_Child", _no_memory)
-        decode(given, state)
-        with pytest.raises(BundleError, match="no memory"):
-            decode(given, state)
-    decode(given, state)
-
-
-def _no_memory(*_: object) -> None:
-    raise BundleError("no memory")
 
 
 def test_a_program_that_cannot_be_loaded_is_an_error_of_the_parent(
