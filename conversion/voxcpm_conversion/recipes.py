@@ -95,11 +95,7 @@ def check_split(gigabytes: float) -> None:
 
 
 def base_lm_parts(a: Architecture, precisions: Sequence[Precision], gigabytes: float) -> int:
-    """The number of packages that hold the base LM in the largest of the precisions, each below `gigabytes`.
-
-    Raises InputError for a size that is not finite or not above zero.
-    """
-    check_split(gigabytes)
+    """The number of packages that hold the base LM in the largest of the precisions, each below `gigabytes`."""
     weights = sum(
         math.prod(shape)
         for name, shape in expected_shapes(a).items()

@@ -81,4 +81,6 @@ def _is_leftover(folder: Path) -> bool:
     """Whether a folder is what an interrupted conversion can leave."""
     if folder.is_symlink() or not folder.is_dir():
         return False
-    return {entry.name for entry in folder.iterdir()} <= _OF_A_CONVERSION
+    names = {entry.name for entry in folder.iterdir()}
+    # Earlier releases had the packages next to the plan.
+    return names <= _OF_A_CONVERSION or PLAN_FILE in names

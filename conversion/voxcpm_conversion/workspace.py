@@ -69,11 +69,11 @@ class Workspace:
         try:
             self._lock = _locked(self._root)
             self._put_back()
-            for leftover in (REPLACED, TEMPORARY):
-                shutil.rmtree(self._root / leftover, ignore_errors=True)
-            if not plan_file.is_file() or plan_file.read_text(encoding="utf-8") != text:
-                shutil.rmtree(self.folder, ignore_errors=True)
-                plan_file.write_text(text, encoding="utf-8")
+            same = plan_file.is_file() and plan_file.read_text(encoding="utf-8") == text
+            for entry in self._root.iterdir():
+                if entry.name not in ((PLAN_FILE, PARTS_FILE, BUNDLE) if same else (PLAN_FILE,)):
+                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            plan_file.write_text(text, encoding="utf-8")
             self.folder.mkdir(exist_ok=True)
             self._temporary.mkdir()
             self._parts = _intact_parts(self._root / PARTS_FILE, self.folder)

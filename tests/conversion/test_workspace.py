@@ -339,6 +339,11 @@ def test_a_users_folder_of_a_name_that_conversion_uses_is_kept(here):
     with Workspace(here / "a", {}) as left:
         left.add("fp16/a", Path.touch)
     assert bundle_folder(Path("a"), [], overwrite=False) == here / "a"
+    (here / ".e.partial/fp16").mkdir(parents=True)
+    (here / ".e.partial/plan.json").write_text("{}")  # as an earlier release left it
+    assert bundle_folder(Path("e"), [], overwrite=False) == here / "e"
+    with Workspace(here / "e", {}):
+        assert not (here / ".e.partial/fp16").exists()
     (here / ".b.partial").mkdir()
     (here / ".b.partial/diary.txt").touch()
     (here / ".c.partial").symlink_to(here)
