@@ -1,7 +1,8 @@
-"""uvicorn, with draining at shutdown."""
+"""uvicorn, with a timeout for silent connections and with draining at shutdown."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
@@ -11,9 +12,41 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.service import Service
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if the head of a request does not arrive in time, for which uvicorn has no limit."""
+
+    head_timeout: float
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head(after=None)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle  # the next request may already be there
+        super().on_response_complete()
+        self._await_head(after=answered)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _await_head(self, *, after: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(self.head_timeout, self._close_unless_asked, after)
+
+    def _close_unless_asked(self, after: object) -> None:
+        # A websocket has another protocol.
+        if self.cycle is after and self.transport.get_protocol() is self:
+            self.transport.close()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -41,7 +74,7 @@ class Server(uvicorn.Server):
             log_level="info" if settings.access_log else "warning",
             access_log=settings.access_log,
             timeout_graceful_shutdown=settings.drain_seconds,
-            http="h11",
+            http=type("_Connection", (_Connection,), {"head_timeout": settings.client_timeout}),
             server_header=False,
             # Checked by the header. Audio does not compress, and a compressed message can hide its size.
             ws_max_size=settings.max_message_bytes,

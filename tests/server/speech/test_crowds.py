@@ -20,6 +20,24 @@ Serving = Callable[..., ServerOnLoopback]
 SAID = {"model": "tts-1", "input": "Hello."}
 
 
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(10)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(65_536):
+            pass
+    return True
+
+
+def test_silent_connections_are_closed(without_bundle: Serving) -> None:
+    running = without_bundle(client_timeout=1)
+    asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as guests:
+        for sent in (b"", asked[:20], asked, asked + asked[:20]):
+            connection = guests.enter_context(socket.create_connection(running.address))
+            connection.sendall(sent)
+            assert is_closed(connection), sent
+
+
 def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered(
     without_bundle: Serving,
 ) -> None:
