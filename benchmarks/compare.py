@@ -4,20 +4,21 @@
 
 A contender is a checkout of this project, or upstream's PyTorch code on the bundle's checkpoint:
 
-    TREE                                  a folder; `.` is the one that you are in
+    TREE                                  a folder; `.` is the current one
     TREE:precision=fp16,threads=1         with keywords of `VoxCPM.from_bundle`
+    TREE:device=cuda,graphs=off           without CUDA graphs
     TREE:bundle=FOLDER                    with a bundle of its own: an old tree cannot read a newer one's manifest
-    upstream:float32, upstream:bfloat16   needs --checkpoint
+    upstream:float32, upstream:bfloat16   needs --checkpoint; runs on --device
 
     python benchmarks/compare.py voxcpm-1.5 ../before .
-    python benchmarks/compare.py voxcpm-1.5 .:precision=int8 .:precision=fp16
     python benchmarks/compare.py voxcpm-1.5 upstream:float32 upstream:bfloat16 . --checkpoint VoxCPM1.5
+    python benchmarks/compare.py voxcpm-1.5 .:device=cuda .:device=cuda,graphs=off --parity
 
 Each contender is a process with its own tree's environment (`TREE/.venv`, if there is one) and an empty cache folder of
 its own, which is filled before anything is measured. It stays open and waits while another works. In each round every
-contender measures a figure once, in the order A B, then B A, and so on, so that whatever else the machine does slows
-all of them. A figure is the median over the rounds; a ratio is the median of the ratios within a round, with their
-quartiles: a difference whose quartiles include 1 was not seen.
+contender measures a figure once, in the order A B, then B A, and so on, so that other load on the machine slows all of
+them. A figure is the median over the rounds; a ratio is the median of the ratios within a round, with their quartiles:
+if these include 1, there is no measurable difference.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class Worker:
             "checkpoint": arguments.checkpoint,
             "dtype": contender.dtype,
             "options": {"threads": arguments.threads, **contender.options},
-            "threads": arguments.threads,
-            "patches": arguments.patches,
+            **{
+                name: getattr(arguments, name) for name in ("threads", "patches", "steps", "device", "parity")
+            },
         }
         given["options"].pop("bundle", None)
         python = contender.tree / ".venv" / "bin" / "python"
@@ -93,7 +95,7 @@ class Worker:
 
     def figures(self, measurement: str) -> dict[str, float]:
         """The figures of one measurement, by name; none if this contender lacks it."""
-        if measurement != "memory" and measurement not in self.measurements:
+        if measurement not in ("memory", *self.measurements):
             return {}
         print(measurement, file=self._process.stdin, flush=True)
         return self._answer()
@@ -137,13 +139,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("bundle", help="a folder")
     parser.add_argument("contenders", nargs="+", type=_contender, metavar="contender")
     parser.add_argument("--checkpoint", help="the bundle's checkpoint, for upstream")
+    parser.add_argument("--device", default="cpu", help="PyTorch's device, for upstream")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--patches", type=int, default=32, help="patches of speech; VoxCPM 1.5 needs 32 for the text"
-    )
-    parser.add_argument(
-        "--only", action="append", help="what to measure: step models by name, prefill, speech"
-    )
+    parser.add_argument("--patches", type=int, default=32, help="of speech; VoxCPM 1.5 needs 32 for the text")
+    parser.add_argument("--steps", type=int, default=10, help="Euler steps")
+    parser.add_argument("--only", action="append", help="measure only this: a step model, prefill, speech")
+    parser.add_argument("--parity", action="store_true", help="also compare latents with float32 on the CPU")
     parser.add_argument("--start", action="store_true", help="also new processes, with full and empty caches")
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--json", action="store_true")
@@ -165,7 +166,7 @@ def _contender(name: str) -> Contender:
     tree = Path(place).resolve()
     if not (tree / "runtime" / "voxcpm_runtime").is_dir():
         raise argparse.ArgumentTypeError(
-            f"{name} is no checkout of this project, nor {' or '.join(UPSTREAM)}"
+            f"{name}: expected a checkout of this project, or {' or '.join(UPSTREAM)}"
         )
     pairs = (pair.partition("=") for pair in rest.split(",") if pair)
     options = {option: int(value) if value.isdecimal() else value for option, _, value in pairs}
@@ -188,16 +189,17 @@ def _measured(arguments: argparse.Namespace) -> Figures:
         folders = [f"{caches}/{i}" for i in range(len(contenders))]
         for contender, folder in zip(contenders, folders, strict=True):
             if contender.dtype is None:
-                # Lowering, in a first start, would raise its peak memory.
+                # The first start lowers the step models, which would raise the peak memory.
                 Worker(contender, arguments, folder).close()
         workers = [Worker(c, arguments, folder) for c, folder in zip(contenders, folders, strict=True)]
-        names = dict.fromkeys(name for worker in workers for name in worker.measurements)
-        asked = _asked(list(names), arguments.only)
+        names = list(dict.fromkeys(name for worker in workers for name in worker.measurements))
+        asked = _asked([name for name in names if name != "parity"], arguments.only)
         for turn in range(arguments.rounds):
             for name in asked:
                 in_turn(lambda i: workers[i].figures(name), turn)  # noqa: B023 - called immediately
             print(f"round {turn + 1} of {arguments.rounds}", file=sys.stderr)
-        in_turn(lambda i: workers[i].figures("memory"), 0)
+        for name in ("memory", "parity"):
+            in_turn(lambda i: workers[i].figures(name), 0)  # noqa: B023 - called immediately
         for worker in workers:
             worker.close()
     if arguments.start:
@@ -208,7 +210,7 @@ def _measured(arguments: argparse.Namespace) -> Figures:
 
 
 def _asked(names: list[str], only: list[str] | None) -> list[str]:
-    """The measurements that `--only` names, or all; a step model without its length means all its lengths."""
+    """The measurements that `--only` names, or all; a step model stands for all its lengths."""
     short = [name.partition("[")[0] for name in names]
     if unknown := [name for name in only or [] if name not in short]:
         _refuse(f"--only {unknown[0]}: expected one of {', '.join(dict.fromkeys(short))}")

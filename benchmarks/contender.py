@@ -2,7 +2,7 @@
 
 Its first line of JSON is the list of its measurements, or the reason why it cannot open what it is given. Then it reads
 the name of a measurement from each line of its standard input, and answers with a line of JSON: figures by name. It
-runs in the contender's own tree, which may be old: it finds names that have moved, and imports nothing else.
+runs in the contender's own tree, which may be old, so it finds names that have moved.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,17 +20,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 Measurements = dict[str, Callable[[], dict[str, float]]]
 
 TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 PREFILL_TOKENS = 128
-# Seconds and calls that one measurement takes at most: the contenders' turns must be close to each other in time.
+PARITY_PATCHES = 12
+# Maximum seconds and calls of one measurement: the contenders' turns must be close to each other in time.
 TURN_SECONDS = 0.3
 TURN_CALLS = 20
 
 
 def main() -> None:
-    """Answer until standard input ends. The first line tells which measurements there are, or why there are none."""
+    """Answer until standard input ends."""
     given = json.loads(sys.argv[1])
     # Whatever else is printed must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -41,18 +45,18 @@ def main() -> None:
         print(json.dumps(str(error)), file=answers, flush=True)
         raise SystemExit(2) from None
     print(json.dumps(list(measurements)), file=answers, flush=True)
-    measurements["memory"] = lambda: {"peak memory, GB": _peak_bytes() / 1e9}
+    measurements["memory"] = _memory
     for line in sys.stdin:
         print(json.dumps(measurements[line.strip()]()), file=answers, flush=True)
 
 
 def _bundle(given: dict[str, Any]) -> Measurements:
-    import numpy as np
-
-    voxcpm: Any = importlib.import_module("voxcpm_runtime.voxcpm")
-    tts = voxcpm.VoxCPM.from_bundle(given["bundle"], **given["options"])
-    sizes, a = tts.bundle.manifest.sizes, tts.bundle.architecture
-    models = tts.driver.models
+    options, patches = given["options"], given["patches"]
+    if options.pop("graphs", "on") == "off":
+        _module("voxcpm_runtime.backends.gpu.device", "voxcpm_runtime.backends.devices").Device.captures = False
+    open_bundle = _module("voxcpm_runtime.voxcpm").VoxCPM.from_bundle
+    tts = open_bundle(given["bundle"], **options)
+    sizes, a, models = tts.bundle.manifest.sizes, tts.bundle.architecture, tts.driver.models
     measurements: Measurements = {}
 
     def add_step(name: str, declared: Any, chunk: int, length: int) -> None:
@@ -73,30 +77,53 @@ def _bundle(given: dict[str, Any]) -> Measurements:
             add_step(name, declared, chunk, length)
 
     tokens = min(PREFILL_TOKENS, sizes.kv_length)
-    text = _module("voxcpm_runtime.model.sequence", "voxcpm_runtime.sequence").build_sequence(
-        [1] * (tokens - 1), (a.patch_size, a.feat_dim)
-    )
+    text = _sequence([1] * (tokens - 1), a)
     measurements["prefill"] = lambda: {
         "prefill, ms/token": 1e3 / tokens * _seconds(lambda: tts.driver.prefill(text))
     }
 
     def speech() -> dict[str, float]:
         began = time.perf_counter()
-        # One utterance, as upstream speaks it.
-        exactly = {"min_len": given["patches"], "max_len": given["patches"], "segment_tokens": 200}
-        chunks = tts.generate_streaming(TEXT, seed=0, first_chunk_patches=1, **exactly)
+        chunks = tts.generate_streaming(TEXT, seed=0, first_chunk_patches=1, **_utterance(patches, given))
         next(chunks)
         first = time.perf_counter() - began
         for _ in chunks:
             pass
-        return {"first audio, ms": 1e3 * first, **_speed(time.perf_counter() - began, given["patches"], a)}
+        return {"first audio, ms": 1e3 * first, **_speed(time.perf_counter() - began, patches, a)}
 
     measurements["speech"] = speech
+    if given["parity"]:
+        options = {**options, "device": "cpu"}
+        measurements["parity"] = lambda: _parity(tts, open_bundle(given["bundle"], **options), given)
     return measurements
 
 
+def _parity(tts: Any, host: Any, given: dict[str, Any]) -> dict[str, float]:
+    """Correlation of latents with the same bundle in float32 on the processor: a free run, and teacher forcing."""
+    utterance = {**_utterance(PARITY_PATCHES, given), "seed": 7, "retry_badcase": False}
+    ours, theirs = (either.speak(TEXT, **utterance).latents for either in (tts, host))
+    options = _module("voxcpm_runtime.options").GenerationOptions(inference_timesteps=given["steps"])
+
+    def forced(either: Any) -> list[Any]:
+        """The patches that follow each of the host's."""
+        tokens = [1 + index % 100 for index in range(20)]
+        prefilled = either.driver.prefill(_sequence(tokens, tts.bundle.architecture))
+        rng, teacher = np.random.default_rng(7), list(theirs)
+        patches = either.driver.generate_patches(prefilled, options, rng, len(teacher), teacher=teacher)
+        return [patch.latents for patch in patches]
+
+    def correlation(x: Any, y: Any) -> float:
+        return float(np.corrcoef(np.ravel(x), np.ravel(y))[0, 1])
+
+    by_patch = [correlation(x, y) for x, y in zip(forced(tts), forced(host), strict=True)]
+    return {
+        "free correlation": correlation(ours, theirs),
+        "forced correlation": statistics.median(by_patch),
+        "worst forced correlation": min(by_patch),
+    }
+
+
 def _upstream(given: dict[str, Any]) -> Measurements:
-    import numpy as np
     import torch
 
     from voxcpm_constants.manifest import Manifest
@@ -106,24 +133,34 @@ def _upstream(given: dict[str, Any]) -> Measurements:
     a, positions = manifest.architecture, manifest.sizes.kv_length
     torch.set_num_threads(given["threads"])
     # The bundle's cache length: upstream attends to the whole cache in every step, as the step models do.
-    model = load_upstream(given["checkpoint"], dtype=given["dtype"], max_length=positions)
-    dtype, tokens = next(model.base_lm.parameters()).dtype, min(PREFILL_TOKENS, positions)
+    # On a GPU it is compiled, as its package does.
+    device = given["device"]
+    model = load_upstream(
+        given["checkpoint"],
+        dtype=given["dtype"],
+        max_length=positions,
+        device=device,
+        optimize=device != "cpu",
+    )
+    like = {"dtype": next(model.base_lm.parameters()).dtype, "device": device}
+    tokens = min(PREFILL_TOKENS, positions)
 
     @torch.inference_mode()
     def at_once() -> None:
-        embeddings = torch.zeros(1, tokens, a.lm_config.hidden_size, dtype=dtype)
+        embeddings = torch.zeros(1, tokens, a.lm_config.hidden_size, **like)
         for lm in (model.base_lm, model.residual_lm):
             lm(inputs_embeds=embeddings, is_causal=True)
 
     @torch.inference_mode()
     def step() -> None:
-        hidden = torch.zeros(1, a.lm_config.hidden_size, dtype=dtype)
+        hidden = torch.zeros(1, a.lm_config.hidden_size, **like)
         for lm in (model.base_lm, model.residual_lm):
-            lm.forward_step(hidden, torch.tensor([positions - 1]))
+            lm.forward_step(hidden, torch.tensor([positions - 1], device=device))
 
     def speech() -> dict[str, float]:
         patches, began = given["patches"], time.perf_counter()
-        upstream_generate(model, TEXT, rng=np.random.default_rng(0), min_len=patches, max_len=patches)
+        lengths = {"min_len": patches, "max_len": patches, "inference_timesteps": given["steps"]}
+        upstream_generate(model, TEXT, rng=np.random.default_rng(0), **lengths)
         return _speed(time.perf_counter() - began, patches, a)
 
     return {
@@ -169,9 +206,28 @@ def _is_there(name: str) -> bool:
         return False
 
 
-def _peak_bytes() -> int:
+def _sequence(tokens: list[int], a: Any) -> Any:
+    build = _module("voxcpm_runtime.model.sequence", "voxcpm_runtime.sequence").build_sequence
+    return build(tokens, (a.patch_size, a.feat_dim))
+
+
+def _utterance(patches: int, given: dict[str, Any]) -> dict[str, Any]:
+    """Options for one utterance of exactly so many patches, as upstream speaks it."""
+    lengths = {"min_len": patches, "max_len": patches, "segment_tokens": 200}
+    return {**lengths, "inference_timesteps": given["steps"]}
+
+
+def _memory() -> dict[str, float]:
+    """Peak memory of this process, and memory in use on the first GPU, by any process, if there is one."""
     # macOS counts bytes, Linux kibibytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    figures = {"peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - a fixed command
+    except (OSError, subprocess.SubprocessError):
+        return figures
+    return {**figures, "GPU memory, GB": float(found.stdout.split()[0]) * 2**20 / 1e9}
 
 
 if __name__ == "__main__":

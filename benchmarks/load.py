@@ -7,20 +7,19 @@ Without a bundle it is the built-in voice. The server is a process of its own (`
 for one speech after another until the time is over: first for `--warm-up` seconds, in which the server takes the memory
 that this load needs, then for `--seconds` seconds, which are judged. Each request is drawn with the seed:
 
-    reader        takes the speech as it comes
-    slow reader   takes it at half the pace at which it would be heard
+    reader        reads the stream as fast as it arrives
+    slow reader   reads at half the pace of playback
     whole         waits for the whole answer ("stream": false)
-    leaver        goes away in the middle of the speech
-    wrong         sends what must be refused
+    leaver        disconnects in the middle of the speech
+    wrong         sends a request that must be refused
 
-A client that is refused with 503 waits as long as the answer says, at most two seconds, and goes on. What counts:
+A client that gets a 503 waits as long as `Retry-After` says, at most two seconds. The exit code is 1 unless
 
-- no error but 503, and what is refused is refused with the right status;
-- every answer that was read to its end has the samples of the same call alone, computed before in this process;
-- the server's resident memory after the warm-up.
+- every error is a 503 or the refusal of a wrong request with the right status;
+- every answer that was read has the samples of the same call alone, computed before in this process;
+- the server's resident memory does not grow after the warm-up.
 
-It prints figures, first audio and underruns after the warm-up among them, and ends with 1 if one of these does not
-hold.
+Times to first audio and underruns after the warm-up are printed with the other figures.
 """
 
 from __future__ import annotations
@@ -39,10 +38,12 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx2
 
 from voxcpm_runtime import VoxCPM, pcm16
 
@@ -61,9 +62,9 @@ WRONG: tuple[tuple[int, dict[str, Any] | bytes], ...] = (
     (404, {"model": "tts-1", "input": "Hello.", "voice": "nobody"}),
 )
 KINDS = {"reader": 0.55, "slow reader": 0.15, "whole": 0.1, "leaver": 0.1, "wrong": 0.1}
-LONGEST_WAIT = 2.0
-# Of what the server holds after the warm-up, how much more at the end is no leak.
+MAX_WAIT = 2.0
 MEMORY_ALLOWANCE = 0.03
+"""Growth of resident memory after the warm-up that is not a leak, as a share."""
 Expected = dict[tuple[str, int, bool], bytes]
 """16-bit samples by text, seed, and whether the answer is whole."""
 
@@ -73,7 +74,7 @@ class Outcome:
     """What all clients saw. Errors and wrong samples count from the first request on, all figures after the warm-up."""
 
     judged_from: float
-    """When the warm-up is over, by `time.perf_counter`."""
+    """End of the warm-up, by `time.perf_counter`."""
     statuses: Counter[int] = field(default_factory=Counter)
     """Answers by status; 0 is a connection that ended without one."""
     finished: Counter[str] = field(default_factory=Counter)
@@ -82,15 +83,10 @@ class Outcome:
     first_audio: list[float] = field(default_factory=list)
     """Seconds from a request to its first audio, of streams."""
     underruns: int = 0
-    """Readers that had heard everything before the next audio came."""
+    """Readers that had played everything before the next audio arrived."""
     audio_seconds: float = 0.0
     memory: list[tuple[float, int]] = field(default_factory=list)
     """Seconds since the end of the warm-up, and the server's resident bytes."""
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether the warm-up is over."""
-        return time.perf_counter() >= self.judged_from
 
 
 class Server:
@@ -98,27 +94,25 @@ class Server:
 
     def __init__(self, bundle: str | None, options: Sequence[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
         program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-        given = [*([bundle] if bundle else []), "--port", str(self.port), "--quiet", *options]
+        given = [*([bundle] if bundle else []), "--port", str(port), "--quiet", *options]
         self.process = subprocess.Popen([sys.executable, "-c", program, "serve", *given])  # noqa: S603 - our own
 
     def wait_until_ready(self, seconds: float = 300) -> None:
-        """Wait until it takes requests. Raises SystemExit if it does not."""
+        """Wait until it accepts requests. Raises SystemExit if it does not."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                if int(self.get("/ready").split()[1]) == 200:
+            with contextlib.suppress(httpx2.TransportError):
+                if httpx2.get(f"{self.url}/ready", timeout=10).status_code == 200:
                     return
             time.sleep(0.1)
-        raise SystemExit("the server did not begin")
+        raise SystemExit("the server did not start")
 
-    def get(self, path: str) -> str:
-        """The answer to a GET, headers and all."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-            connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-            with connection.makefile("rb") as file:
-                return file.read().decode()
+    def metrics(self) -> str:
+        """Its metrics, as text."""
+        return httpx2.get(f"{self.url}/metrics", timeout=60).text
 
     def resident_bytes(self) -> int:
         """Resident memory; 0 where there is no /proc."""
@@ -134,7 +128,7 @@ class Server:
 
 
 def expected_samples(bundle: str | None) -> tuple[Expected, int]:
-    """What each request says alone on this bundle, and the sample rate."""
+    """The samples of each request alone on this bundle, and the sample rate."""
     with VoxCPM.from_bundle(bundle) as tts, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = {
@@ -147,56 +141,60 @@ def expected_samples(bundle: str | None) -> tuple[Expected, int]:
 
 
 class Client:
-    """One client, which asks again and again."""
+    """One client, which sends one request after another."""
 
     def __init__(
-        self, number: int, seed: int, port: int, expected: Expected, rate: int, outcome: Outcome
+        self,
+        number: int,
+        seed: int,
+        http: httpx2.AsyncClient,
+        expected: Expected,
+        rate: int,
+        outcome: Outcome,
     ) -> None:
         self._random = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
-        self._port = port
-        self._expected = expected
-        self._rate = rate
-        self._outcome = outcome
+        self._http, self._expected, self._rate, self._outcome = http, expected, rate, outcome
 
     async def work(self, until: float) -> None:
-        """Ask until then (`time.perf_counter`); what has begun is read to its end."""
+        """Send requests until then (`time.perf_counter`); the last one is read to its end."""
         while time.perf_counter() < until:
             kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
             try:
-                wait = await (self._ask_wrongly() if kind == "wrong" else self._ask(kind))
-            except (OSError, EOFError, ValueError) as error:
+                wait = await (self._send_wrong() if kind == "wrong" else self._send(kind))
+            except httpx2.TransportError as error:
                 self._outcome.statuses[0] += 1
                 self._outcome.wrong.append(f"{kind}: {type(error).__name__}: {error}")
                 wait = 0.5
             await asyncio.sleep(min(wait, max(0.0, until - time.perf_counter())))
 
-    async def _ask_wrongly(self) -> float:
+    async def _send_wrong(self) -> float:
         expected, body = self._random.choice(WRONG)
-        async with self._answer(body if isinstance(body, bytes) else json.dumps(body).encode()) as answer:
-            await answer.read()
-        if answer.status == expected:
-            self._outcome.finished["wrong"] += self._outcome.is_judged
-        elif answer.status != 503:
-            self._outcome.wrong.append(f"expected {expected} for {body!r:.80}, got {answer.status}")
-        return answer.retry_after
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        answer = await self._http.post("/v1/audio/speech", content=content, headers=headers)
+        self._outcome.statuses[answer.status_code] += 1
+        if answer.status_code == expected:
+            self._outcome.finished["wrong"] += time.perf_counter() >= self._outcome.judged_from
+        elif answer.status_code != 503:
+            self._outcome.wrong.append(f"expected {expected} for {body!r:.80}, got {answer.status_code}")
+        return _retry_after(answer)
 
-    async def _ask(self, kind: str) -> float:
+    async def _send(self, kind: str) -> float:
         text, seed, whole = self._random.choice(TEXTS), self._random.randrange(SEEDS), kind == "whole"
         given = {"model": "tts-1", "input": text, "seed": seed, "stream": not whole}
         given |= {"response_format": "pcm", "sample_rate": self._rate}
         leaves_after = self._random.randrange(1, 40_000) if kind == "leaver" else None
-        began, judged = time.perf_counter(), self._outcome.is_judged
-        async with self._answer(json.dumps(given).encode()) as answer:
-            if answer.status != 200:
-                await answer.read()
-                if answer.status != 503:
-                    self._outcome.wrong.append(f"expected 200 or 503 for {given}, got {answer.status}")
-                return answer.retry_after
+        began = time.perf_counter()
+        judged = began >= self._outcome.judged_from
+        async with self._http.stream("POST", "/v1/audio/speech", json=given) as answer:
+            self._outcome.statuses[answer.status_code] += 1
+            if answer.status_code != 200:
+                if answer.status_code != 503:
+                    self._outcome.wrong.append(f"expected 200 or 503 for {given}, got {answer.status_code}")
+                return _retry_after(answer)
             body = await self._body(answer, kind, leaves_after, began, judged=judged)
         wanted = self._expected[text, seed, whole]
-        if leaves_after is not None:
-            wanted = wanted[: len(body)]
-        if body == wanted:
+        if body == (wanted if leaves_after is None else wanted[: len(body)]):
             self._outcome.finished[kind] += judged
             self._outcome.audio_seconds += judged * len(body) / 2 / self._rate
         else:
@@ -204,79 +202,33 @@ class Client:
         return 0.0
 
     async def _body(
-        self, answer: Answer, kind: str, leaves_after: int | None, began: float, *, judged: bool
+        self, answer: httpx2.Response, kind: str, leaves_after: int | None, began: float, *, judged: bool
     ) -> bytes:
-        parts: list[bytes] = []
-        size, heard_until, ran_out = 0, 0.0, False
-        async for part in answer.parts():
+        body, played_until, ran_out = b"", 0.0, False
+        async for part in answer.aiter_raw():
             now = time.perf_counter()
-            if judged and not parts and kind != "whole":
+            if judged and not body and kind != "whole":
                 self._outcome.first_audio.append(now - began)
-            ran_out = ran_out or (bool(parts) and now > heard_until)
-            heard_until = max(heard_until, now) + len(part) / 2 / self._rate
-            parts.append(part)
-            size += len(part)
-            if leaves_after is not None and size > leaves_after:
+            ran_out = ran_out or (bool(body) and now > played_until)
+            played_until = max(played_until, now) + len(part) / 2 / self._rate
+            body += part
+            if leaves_after is not None and len(body) > leaves_after:
                 break
             if kind == "slow reader":
                 await asyncio.sleep(len(part) / self._rate)
         self._outcome.underruns += judged and ran_out and kind == "reader"
-        return b"".join(parts)
-
-    @contextlib.asynccontextmanager
-    async def _answer(self, body: bytes) -> AsyncIterator[Answer]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-            writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
-            answer = await Answer.begun(reader)
-            self._outcome.statuses[answer.status] += 1
-            yield answer
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        return body
 
 
-@dataclass
-class Answer:
-    """An answer whose headers have come."""
-
-    reader: asyncio.StreamReader
-    status: int
-    headers: dict[str, str]
-
-    @classmethod
-    async def begun(cls, reader: asyncio.StreamReader) -> Answer:
-        """Read the headers. Raises EOFError if the connection ends before they do."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
-        pairs = (line.split(":", 1) for line in head[1:] if line)
-        return cls(reader, int(head[0].split()[1]), {name.lower(): value.strip() for name, value in pairs})
-
-    @property
-    def retry_after(self) -> float:
-        """Seconds to wait before the next request."""
-        return min(float(self.headers.get("retry-after", 0)), LONGEST_WAIT)
-
-    async def read(self) -> bytes:
-        """The whole body."""
-        return b"".join([part async for part in self.parts()])
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises EOFError if the connection ends before it does."""
-        if "content-length" in self.headers:
-            yield await self.reader.readexactly(int(self.headers["content-length"]))
-            return
-        while size := int(await self.reader.readline(), 16):
-            part = await self.reader.readexactly(size + 2)
-            yield part[:-2]
-        await self.reader.readline()
+def _retry_after(answer: httpx2.Response) -> float:
+    """Seconds to wait before the next request."""
+    return min(float(answer.headers.get("retry-after", 0)), MAX_WAIT)
 
 
 async def load(
     server: Server, clients: int, warm_up: float, seconds: float, seed: int, bundle: str | None
 ) -> tuple[Outcome, str]:
-    """Let the clients ask for so long: what they saw, and the server's metrics at the end of the warm-up."""
+    """Run the clients: what they saw, and the server's metrics at the end of the warm-up."""
     expected, rate = await asyncio.to_thread(expected_samples, bundle)
     outcome = Outcome(time.perf_counter() + warm_up)
     exposition = ""
@@ -286,16 +238,19 @@ async def load(
             outcome.memory.append((time.perf_counter() - outcome.judged_from, server.resident_bytes()))
             await asyncio.sleep(0.5)
 
-    async def look_after_the_warm_up() -> None:
+    async def read_metrics() -> None:
         nonlocal exposition
         await asyncio.sleep(warm_up)
-        exposition = await asyncio.to_thread(server.get, "/metrics")
+        exposition = await asyncio.to_thread(server.metrics)
 
-    watching = asyncio.ensure_future(watch())
-    asking = [Client(number, seed, server.port, expected, rate, outcome) for number in range(clients)]
-    until = outcome.judged_from + seconds
-    await asyncio.gather(look_after_the_warm_up(), *(client.work(until) for client in asking))
-    watching.cancel()
+    # Each request has its own connection, as from clients of many programs.
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx2.AsyncClient(base_url=server.url, timeout=600, limits=limits) as http:
+        watching = asyncio.ensure_future(watch())
+        working = [Client(number, seed, http, expected, rate, outcome) for number in range(clients)]
+        until = outcome.judged_from + seconds
+        await asyncio.gather(read_metrics(), *(client.work(until) for client in working))
+        watching.cancel()
     return outcome, exposition
 
 
@@ -312,18 +267,20 @@ def figures(outcome: Outcome, seconds: float, before: str, after: str) -> dict[s
     """The figures of a run, by name. before, after: the server's metrics around the judged time."""
     judged = [size for at, size in outcome.memory if 0 <= at <= seconds]
     waits = sorted(outcome.first_audio)
-    underruns = "voxcpm_underruns_total"
+    percentiles = {f"p{p}": round(waits[int(p / 100 * len(waits))], 3) if waits else None for p in (50, 95)}
+
+    def underruns(exposition: str) -> int:
+        found = re.search(r"^voxcpm_underruns_total (\S+)$", exposition, re.MULTILINE)
+        return int(float(found[1])) if found else 0
+
     return {
         "answers by status, warm-up included": dict(sorted(outcome.statuses.items())),
         "finished, equal to the single run": dict(outcome.finished),
         "audio, s": round(outcome.audio_seconds, 1),
-        "first audio of streams, s": {
-            "p50": round(_quantile(waits, 0.5), 3),
-            "p95": round(_quantile(waits, 0.95), 3),
-        },
+        "first audio of streams, s": percentiles,
         "readers": outcome.finished["reader"],
         "underruns seen by readers": outcome.underruns,
-        "underruns counted by the server": int(_metric(after, underruns) - _metric(before, underruns)),
+        "underruns counted by the server": underruns(after) - underruns(before),
         "resident MB after the warm-up, least and most": [
             round(min(judged, default=0) / 1e6, 1), round(max(judged, default=0) / 1e6, 1),
         ],
@@ -333,15 +290,6 @@ def figures(outcome: Outcome, seconds: float, before: str, after: str) -> dict[s
         "growth of resident memory": round(memory_growth(outcome, seconds), 4),
         "wrong, warm-up included": len(outcome.wrong),
     }  # fmt: skip
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
-
-
-def _metric(exposition: str, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", exposition, re.MULTILINE)
-    return float(found[1]) if found else float("nan")
 
 
 def failures(outcome: Outcome, seconds: float) -> Iterator[str]:
@@ -361,22 +309,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?")
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument(
-        "--warm-up", type=float, default=30, help="seconds of the same load before, not judged"
-    )
+    parser.add_argument("--warm-up", type=float, default=30, help="seconds of the same load, not judged")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--serve", nargs=argparse.REMAINDER, default=[], help="options of `serve`; the last one"
-    )
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="last: options of `serve`")
     given = parser.parse_args()
     server = Server(given.bundle, given.serve)
     try:
         server.wait_until_ready()
         run = load(server, given.clients, given.warm_up, given.seconds, given.seed, given.bundle)
         outcome, before = asyncio.run(run)
-        found = figures(outcome, given.seconds, before, server.get("/metrics"))
+        found = figures(outcome, given.seconds, before, server.metrics())
     finally:
         code = server.end()
     print(json.dumps(found, indent=1))

@@ -86,9 +86,9 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
 # A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does
 # on other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
 OF_COMMANDS = {
-    "command": {"engine", "parameters", "shared_arguments", "status_line"},
-    "serve": {"engine", "shared_arguments", "status_line"},
-    "batch": {"batch_execution", "engine", "shared_arguments", "status_line"},
+    "command": {"parameters", "shared_arguments", "status_line"},
+    "serve": {"shared_arguments", "status_line"},
+    "batch": {"batch_execution", "shared_arguments", "status_line"},
 }
 
 

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as
 from voxcpm_constants.file_locks import lock_folder
+from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.manifest import record_file
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
 from voxcpm_runtime.backends.choice import CPU_DEVICE
 from voxcpm_runtime.commands.batch_execution import (
     Executor,
-    LocalExecutor,
     SpokenFile,
     Task,
     executor_factory,
+    local_executor,
 )
-from voxcpm_runtime.commands.batch_lines import BatchLine, Defaults, Failure, Lines
-from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, SpokenLine
-from voxcpm_runtime.commands.engine import opened
+from voxcpm_runtime.commands.batch_lines import BatchLine, Defaults, Failure, read_lines
 from voxcpm_runtime.commands.generate import interruptible
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import (
@@ -36,6 +37,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     Quiet,
     VoiceArguments,
     input_file,
+    opened,
 )
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.options import GenerationOptions
@@ -44,6 +46,8 @@ from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 
 SOME_FAILED = 1
 """Exit code if a line could not be spoken."""
+RECORD_FILE = "spoken.jsonl"
+"""From which line of a batch each file in the folder was made, so that a later run can resume."""
 
 
 @takes_groups()
@@ -65,10 +69,11 @@ def batch(
         str, typer.Option("--output", "--output-dir", "-o", "-od", help="Folder for the audio files.")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Speak lines again whose file exists, even a read-only one.")
+        bool, typer.Option("--overwrite", help="Speak all lines again, and replace even read-only files.")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of lines without their own. Default: random for each line.")
+        int | None,
+        typer.Option(help="Seed of lines without one. Default: random for each line.", min=0),
     ] = None,
     ray: Annotated[
         str | None,
@@ -93,15 +98,15 @@ def batch(
     bundle = opened(name, local_engine, checkpoint=checkpoint)
     defaults = Defaults(bundle.architecture, recordings, voice.control, seed, options)
     defaults.check()
+    lines = read_lines(source, defaults)
+    path = user_path(folder)
+    _check_outputs(lines, path, source)
+    make_folder(path)
     token = CancelToken()
-    with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(contextlib.closing(Lines(source, defaults)))
-        count = count_lines(lines, user_path(folder), source)
-        path = _output_folder(folder, source)
-        stack.enter_context(_locked(path))
+    with _locked(path):
         run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet)
         executor = (
-            LocalExecutor(bundle, engine)
+            local_executor(bundle, engine)
             if make_executor is None
             else make_executor(ray or "", name, bundle, engine)
         )
@@ -109,8 +114,9 @@ def batch(
             try:
                 run.speak(lines, executor, token)
             finally:
-                run.report(count)
-    token.check()
+                run.report(len(lines))
+    if token.cancelled:
+        raise Cancelled("interrupted")
     if run.failures:
         raise typer.Exit(SOME_FAILED)
 
@@ -124,28 +130,99 @@ def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None,
     return (given[0] if len(given) == 2 else None), given[-1]
 
 
+def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str) -> None:
+    """Raises InputError if two lines have the same file, also through links and if the names differ only in case or
+    Unicode form, and if a line's file or the record is the input or one of the line's own recordings.
+    """
+    if user_path(source).resolve() == (folder / RECORD_FILE).resolve():
+        raise InputError(f"{source}: a batch writes its own record under this name; rename the input")
+    seen: dict[str, int] = {}
+    for line in lines:
+        if isinstance(line, BatchLine):
+            path = folder / line.output
+            refuse_inputs(path, [input_file(source), *line.arguments.recordings.files()])
+            name = unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
+            earlier = seen.setdefault(name, line.line)
+            if earlier != line.line:
+                raise InputError(
+                    f"lines {earlier} and {line.line} have the same output, {line.output}; give each its own"
+                )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the folder against a second batch, which would speak every line again."""
+    try:
+        lock = lock_folder(folder.resolve())
+    except BlockingIOError:
+        raise InputError(
+            f"{folder}: another batch is writing into this folder; wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Record:
+    """The record of a folder: a line of JSON for each spoken file, of which the last one is about the current file.
+
+    A line is written just before its file appears. If the process is killed in between, the file is missing or an
+    earlier one with a different SHA-256. Raises OSError if the record cannot be read and written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / RECORD_FILE
+        # Opened for writing now, so that nothing is spoken that cannot be recorded.
+        with self._path.open("ab+") as file:
+            file.seek(0)
+            lines = file.read().splitlines()
+        self._entries: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            # A killed run may have left an incomplete line, whose file counts as not on record.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                entry = parsed_json(line)
+                self._entries[entry["output"]] = entry
+
+    def entry(self, output: str) -> dict[str, Any] | None:
+        """The line about a file; None for a file that is not on record."""
+        return self._entries.get(output)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Append a line."""
+        with self._path.open("ab+") as file:
+            # After a line that a killed run or a full disk has cut off.
+            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+            separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
+            file.write(separator + json.dumps(entry).encode() + b"\n")
+        self._entries[entry["output"]] = entry
+
+
 class _Run:
     """One run over a batch. A line that fails is reported and the others continue; finished files are recorded."""
 
     def __init__(self, folder: Path, bundle: str, *, overwrite: bool, quiet: bool) -> None:
-        """Open the folder's record. bundle: the digest of the bundle. Raises InputError if it is not writable."""
+        """Open the folder's record. bundle: the digest of the bundle."""
         self.failures: list[Failure] = []
         self._folder, self._bundle, self._overwrite, self._quiet = folder, bundle, overwrite, quiet
         self._record = Record(folder)
         self._spoken = self._skipped = 0
 
-    def speak(self, lines: Iterable[BatchLine | Failure], executor: Executor, cancel: CancelToken) -> None:
+    def speak(self, lines: Sequence[BatchLine | Failure], executor: Executor, cancel: CancelToken) -> None:
         """Speak the lines whose file is missing or out of date. Only this process writes files."""
         with status_line("prefill …", shown=not self._quiet) as note:
             for task, result in executor(self._tasks(lines), cancel, note, _warn):
-                if isinstance(result, Cancelled):
+                if isinstance(result, VoxCPMError):
+                    if not isinstance(result, Cancelled):
+                        self._fail(Failure(task.line.line, str(result)))
                     continue
-                message = ""
+                spoken = self._spoken
                 with self._failure_of(task.line):
-                    message = self._write(task, result)
+                    self._write(task, result)
+                    self._spoken += 1
                 # Outside the block above: a line whose message cannot be printed has not failed.
-                if message and not self._quiet:
-                    typer.echo(message)
+                if self._spoken > spoken and not self._quiet:
+                    typer.echo(f"{self._folder / task.line.output}: {result.summary}")
 
     def report(self, lines: int) -> None:
         """Print how many of `lines` lines were spoken, skipped, failed and left, and repeat the failures."""
@@ -159,57 +236,40 @@ class _Run:
         for failure in sorted(self.failures):
             typer.echo(f"failed: {failure}", err=True)
 
-    def _tasks(self, lines: Iterable[BatchLine | Failure]) -> Iterator[Task]:
+    def _tasks(self, lines: Sequence[BatchLine | Failure]) -> Iterator[Task]:
         for line in lines:
             if isinstance(line, Failure):
                 self._fail(line)
-            elif (task := self._task(line)) is not None:
-                yield task
+                continue
+            with self._failure_of(line):
+                path, digest = self._folder / line.output, line.arguments.digest(self._bundle)
+                if path.exists() and not self._overwrite:
+                    recorded = self._record.entry(line.output)
+                    if recorded is None:
+                        raise InputError(
+                            f"{path} exists but is not in {RECORD_FILE}; move it away, or give --overwrite"
+                        )
+                    sha256 = recorded.get("sha256")  # None in a record of an earlier release
+                    if recorded.get("digest") == digest and sha256 in (None, record_file(path).sha256):
+                        self._skipped += 1
+                        continue
+                make_folder(path.parent)
+                check_output_path(path, overwrite=self._overwrite)
+                yield Task(line, digest)
 
-    def _task(self, line: BatchLine) -> Task | None:
-        """The line as a task; None if its file is finished, or cannot be written."""
-        with self._failure_of(line):
-            task = Task(line, line.arguments.digest(self._bundle))
-            if not self._overwrite and self._is_finished(task):
-                self._skipped += 1
-                return None
-            path = self._folder / line.output
-            make_folder(path.parent)
-            check_output_path(path, overwrite=self._overwrite)
-            return task
-        return None
-
-    def _is_finished(self, task: Task) -> bool:
-        """Whether the line's file exists and was made from this line. Raises InputError if its origin is unknown."""
+    def _write(self, task: Task, spoken: SpokenFile) -> None:
+        entry = {
+            "line": task.line.line,
+            "output": task.line.output,
+            "digest": task.digest,
+            **spoken.facts,
+            "bytes": len(spoken.content),
+            "sha256": hashlib.sha256(spoken.content).hexdigest(),
+        }
         path = self._folder / task.line.output
-        if not path.exists():
-            return False
-        recorded = self._record.entry(task.line.output)
-        if recorded is None:
-            raise InputError(f"{path} exists but is not in {RECORD_FILE}; move it away, or give --overwrite")
-        return recorded.digest == task.digest and recorded.describes(path)
-
-    def _write(self, task: Task, result: SpokenFile | VoxCPMError) -> str:
-        """Write a line's file and its record; returns the message about it."""
-        if isinstance(result, VoxCPMError):
-            raise result
-        path = self._folder / task.line.output
-        entry = SpokenLine(
-            line=task.line.line,
-            output=task.line.output,
-            digest=task.digest,
-            seed=result.seed,
-            seconds=round(result.audio_seconds, 3),
-            samples=result.samples,
-            bytes=len(result.content),
-            sha256=hashlib.sha256(result.content).hexdigest(),
-            suspicious=result.suspicious,
-        )
         write_audio_file(
-            path, result.content, overwrite=self._overwrite, record=lambda: self._record.add(entry)
+            path, spoken.content, overwrite=self._overwrite, record=lambda: self._record.add(entry)
         )
-        self._spoken += 1
-        return f"{path}: {result.summary}"
 
     @contextlib.contextmanager
     def _failure_of(self, line: BatchLine) -> Iterator[None]:
@@ -223,54 +283,6 @@ class _Run:
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
         typer.echo(str(failure), err=True)
-
-
-def count_lines(lines: Iterable[BatchLine | Failure], folder: Path, source: str) -> int:
-    """The number of lines. folder: where the output goes. source: the input.
-
-    Raises InputError if two lines have the same file, also through links and if the names differ only in case or
-    Unicode form, and if a line's file is the input or one of its own recordings.
-    """
-    count = 0
-    # Digests of the names, which may be long and many.
-    seen: dict[bytes, int] = {}
-    for line in lines:
-        count += 1
-        if isinstance(line, BatchLine):
-            path = folder / line.output
-            refuse_inputs(path, [input_file(source), *line.arguments.recordings.files()])
-            name = unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
-            digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            earlier = seen.setdefault(digest, line.line)
-            if earlier != line.line:
-                raise InputError(
-                    f"lines {earlier} and {line.line} have the same output, {line.output}; give each its own"
-                )
-    return count
-
-
-def _output_folder(folder: str, source: str) -> Path:
-    """The folder, created if needed. Raises InputError if that fails, and if the input is the folder's record."""
-    path = user_path(folder)
-    make_folder(path)
-    if user_path(source).resolve() == (path / RECORD_FILE).resolve():
-        raise InputError(f"{source}: a batch writes its own record under this name; rename the input")
-    return path
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second batch, which would speak every line again. Raises InputError if it is locked."""
-    try:
-        lock = lock_folder(folder.resolve())
-    except BlockingIOError:
-        raise InputError(
-            f"{folder}: another batch is writing into this folder; wait for it, or choose another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _warn(line: int, text: str) -> None:

@@ -6,21 +6,22 @@ An executor is an entry point, found by its name, as commands are (`commands/cli
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
-from typing import Protocol, cast
+from typing import Any, cast
 
-from voxcpm_constants.errors import MissingExtraError, VoxCPMError
+from voxcpm_constants.errors import InputError, MissingExtraError, VoxCPMError, system_errors_as
 from voxcpm_runtime.audio.files import audio_file
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine
-from voxcpm_runtime.commands.engine import loaded
-from voxcpm_runtime.commands.shared_arguments import Engine
+from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes, progress_text, speech_summary
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.results import Speech
+from voxcpm_runtime.speech.plan import plan
+from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.voxcpm import VoxCPM
 
 EXECUTOR_GROUP = "voxcpm_coreml.batch_executors"
@@ -48,50 +49,24 @@ class Task:
 
 @dataclass(frozen=True)
 class SpokenFile:
-    """The speech of a line as the content of its file, and the facts for its record."""
+    """The speech of a line as the content of its file."""
 
     content: bytes
-    seed: int
-    audio_seconds: float
-    samples: int
-    suspicious: dict[int, str]
-    """The segments, by number from 1, that are suspicious in every attempt, and why."""
+    facts: dict[str, Any]
+    """For the record: seed, seconds, samples, and the suspicious segments, by number from 1, with the reason."""
     summary: str
     """What the command prints about it."""
 
-    @classmethod
-    def of(cls, output: str, speech: Speech) -> SpokenFile:
-        """The file of a speech. output: its name, whose suffix selects the format.
 
-        Raises InputError for samples that are NaN or infinite.
-        """
-        content, clipped = audio_file(output, speech.audio, speech.sample_rate)
-        return cls(
-            content=content,
-            seed=cast("int", speech.seed),
-            audio_seconds=speech.audio_seconds,
-            samples=len(speech.audio),
-            suspicious={segment.number: segment.reason for segment in speech.suspicious},
-            summary=speech_summary(speech, clipped),
-        )
+Executor = Callable[
+    [Iterator[Task], CancelToken, Notes, Callable[[int, str], None]],
+    Iterator[tuple[Task, SpokenFile | VoxCPMError]],
+]
+"""executor(tasks, cancel, note, warn) yields each line with its file or its error, in the order in which they finish.
 
-
-Results = Iterator[tuple[Task, SpokenFile | VoxCPMError]]
-
-
-class Executor(Protocol):
-    """Speaks lines: here, or elsewhere."""
-
-    def __call__(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
-    ) -> Results:
-        """Yield each line with its file or its error, in the order in which they finish.
-
-        tasks: taken as they can be spoken; taking one may take time. cancel: stops all work; lines may then be left out
-        or be Cancelled. note: shows progress. warn: shows a warning about a line, by its number.
-        """
-
-
+tasks: taken as they can be spoken; taking one may take time. cancel: stops all work; lines may then be left out or be
+Cancelled. note: shows progress. warn: shows a warning about a line, by its number.
+"""
 ExecutorFactory = Callable[[str, str | None, Bundle, Engine], Executor]
 
 
@@ -104,62 +79,52 @@ def executor_factory(option: str) -> ExecutorFactory:
     )
 
 
-class LocalExecutor:
-    """Speaks one line after another. Loads the step models when there is a line."""
+def local_executor(bundle: Bundle, engine: Engine) -> Executor:
+    """An executor on this machine, which loads the step models when there is a line to speak."""
 
-    def __init__(self, bundle: Bundle, engine: Engine) -> None:
-        self._bundle = bundle
-        self._engine = engine
-
-    def __call__(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
-    ) -> Results:
-        """Yield each line with its file or its error: see `Executor`."""
-        if not (ready := list(tasks)):
+    def execute(
+        tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
+    ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
+        ready = list(tasks)
+        if not ready:
             return
-
-        def arguments(index: int, task: Task) -> Arguments:
+        tts = loaded(bundle, engine, note)
+        for index, task in enumerate(ready, start=1):
+            if cancel.cancelled:
+                return
             place = f"{index} of {len(ready)}, {task.line.output}"
-            return replace(
-                task.line.arguments,
-                cancel=cancel,
-                progress=lambda progress: note(f"{place}: {progress_text(progress)}"),
-            )
+            progress = partial(_note_progress, note, place)
+            arguments = replace(task.line.arguments, cancel=cancel, progress=progress)
+            yield task, spoken_file(tts, arguments, task.line.output, partial(warn, task.line.line))
 
-        results = spoken_files(
-            loaded(self._bundle, self._engine, note),
-            [arguments(index, task) for index, task in enumerate(ready, start=1)],
-            [task.line.output for task in ready],
-            lambda index, text: warn(ready[index].line.line, text),
-        )
-        for index, result in results:
-            yield ready[index], result
+    return execute
 
 
-def spoken_files(
-    tts: VoxCPM, asked: Sequence[Arguments], outputs: Sequence[str], warn: Callable[[int, str], None]
-) -> Iterator[tuple[int, SpokenFile | VoxCPMError]]:
-    """The index of each utterance with its file as soon as it is spoken, or with its error.
+def _note_progress(note: Notes, place: str, progress: Progress) -> None:
+    note(f"{place}: {progress_text(progress)}")
 
-    outputs: names of the files. warn: called with the index of an utterance and a warning about it.
-    """
-    speaking = 0
+
+def spoken_file(
+    tts: VoxCPM, arguments: Arguments, output: str, warn: Callable[[str], None]
+) -> SpokenFile | VoxCPMError:
+    """The file of an utterance, or its error. output: the file's name, whose suffix selects the format."""
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
-            warn(speaking, str(message))
+            warn(str(message))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show  # type: ignore[assignment]
-        for index, speech in tts.speak_each(asked):
-            result: SpokenFile | VoxCPMError
-            if isinstance(speech, VoxCPMError):
-                result = speech
-            else:
-                try:
-                    result = SpokenFile.of(outputs[index], speech)
-                except VoxCPMError as error:
-                    result = error
-            speaking = index + 1
-            yield index, result
+    try:
+        with warnings.catch_warnings(), system_errors_as(InputError):
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = show  # type: ignore[assignment]
+            speech = tts.speak_plan(plan(tts.bundle, arguments))
+            content, clipped = audio_file(output, speech.audio, speech.sample_rate)
+    except VoxCPMError as error:
+        return error
+    facts = {
+        "seed": speech.seed,
+        "seconds": round(speech.audio_seconds, 3),
+        "samples": len(speech.audio),
+        "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
+    }
+    return SpokenFile(content, facts, speech_summary(speech, clipped))

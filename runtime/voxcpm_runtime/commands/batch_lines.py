@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from typing import Any, NamedTuple
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounded_files import read_bounded
@@ -17,7 +13,7 @@ from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.argument_types import whole_number
+from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.commands.shared_arguments import (
     STANDARD_INPUT,
@@ -35,25 +31,9 @@ _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
 _VOICE = tuple(field.name for field in fields(VoiceArguments) if field.name != "prompt_file")
 _RECORDINGS = ("prompt", "prompt_text", "reference")
-
-
-class _OwnKeys(BaseModel):
-    """The keys of a JSONL line that have no option with the same meaning."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    text: str
-    output: str | None = None
-    """Audio file to write, relative to the output folder; by default output_<line number>.wav."""
-    seed: Annotated[int, Field(ge=0)] | None = None
-
-
-_Line = create_model(
-    "_Line",
-    __base__=_OwnKeys,
-    **dict.fromkeys(_VOICE, (str | None, None)),
-    **{declared.name: (declared.type, None) for declared in option_table()},
-)  # type: ignore[call-overload]
+_KEYS = ("text", "output", "seed", *_VOICE, *_OPTIONS)
+_STRINGS = ("text", "output", *_VOICE)
+_FLOATS = tuple(declared.name for declared in option_table() if declared.type is float)
 
 
 @dataclass(frozen=True)
@@ -70,8 +50,6 @@ class Defaults:
         """Raises InputError for values with which no line can be spoken."""
         checked_control(self.control, self.architecture, continues=self.recordings.continues)
         self.recordings.read(self.architecture, trimmed=self.options.trim_silence_vad)
-        if self.seed is not None:
-            whole_number(self.seed, "seed", 0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +64,7 @@ class BatchLine:
 
 
 class Failure(NamedTuple):
-    """A line that was not spoken, and why, in one line."""
+    """A line that was not spoken, and why."""
 
     line: int
     reason: str
@@ -95,64 +73,32 @@ class Failure(NamedTuple):
         return f"line {self.line}: {' '.join(self.reason.split())}"
 
 
-class Lines:
+def read_lines(source: str, defaults: Defaults) -> list[BatchLine | Failure]:
     """The non-blank lines of an input, checked: texts of a .txt file, or JSON objects of a .jsonl file.
 
-    Each iteration reads the file again line by line, so an input of any size takes little memory.
+    source: a path, or "-" for standard input, which is JSONL if its first line starts with a brace. Audio paths of a
+    JSONL file are relative to its folder. Raises InputError for a source that cannot be read, has another suffix, a
+    line that is too long, or no lines.
     """
-
-    def __init__(self, source: str, defaults: Defaults) -> None:
-        """Open the input. source: a path, or "-" for standard input, which is JSONL if its first line starts with a
-        brace. Audio paths of a JSONL file are relative to its folder.
-
-        Raises InputError for a source that cannot be read, has another suffix, or has no lines.
-        """
-        self._source = source
-        self._defaults = defaults
-        self._file = _opened(source)
-        first = next(self._numbered(), None)
-        if first is None:
-            self.close()
-            named = "standard input" if source == STANDARD_INPUT else source
-            raise InputError(f"{named}: it is empty; expected an utterance on each line")
-        if source == STANDARD_INPUT:
-            self._folder = Path() if first[1].lstrip().startswith(b"{") else None
-        else:
-            is_jsonl = Path(source).suffix.lower() == _JSONL
-            self._folder = user_path(source).parent if is_jsonl else None
-
-    def __iter__(self) -> Iterator[BatchLine | Failure]:
-        """The lines. Only one iteration may be in progress at a time."""
-        return (_read(number, line, self._defaults, self._folder) for number, line in self._numbered())
-
-    def close(self) -> None:
-        """Close the input."""
-        self._file.close()
-
-    def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """The number, from 1, and content of each non-blank line."""
-        number = 0
-        try:
-            self._file.seek(0)
-            while block := self._file.readline(MAX_TEXT_BYTES + 1):
-                if len(block) > MAX_TEXT_BYTES:
-                    raise InputError(
-                        f"{self._source}: expected lines of at most {MAX_TEXT_BYTES} bytes, got a longer one"
-                    )
-                # Lines may also end with carriage returns. Split as bytes, because str.splitlines also splits at
-                # characters that JSON strings may contain.
-                for line in (block if number else block.removeprefix(_BYTE_ORDER_MARK)).splitlines():
-                    number += 1
-                    if line.strip():
-                        yield number, line
-        except OSError as error:
-            raise InputError(f"{self._source}: cannot be read ({os_reason(error)})") from None
-
-
-def _opened(source: str) -> BinaryIO:
-    """The input as a file that can seek; standard input and pipes are read into memory."""
+    content = _content(source).removeprefix(_BYTE_ORDER_MARK)
+    # Split as bytes, because str.splitlines also splits at characters that JSON strings may contain.
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
+    name = "standard input" if source == STANDARD_INPUT else source
+    if not lines:
+        raise InputError(f"{name}: it is empty; expected an utterance on each line")
+    if any(len(line) > MAX_TEXT_BYTES for _, line in lines):
+        raise InputError(f"{name}: expected lines of at most {MAX_TEXT_BYTES} bytes, got a longer one")
     if source == STANDARD_INPUT:
-        return io.BytesIO(standard_input())
+        folder = Path() if lines[0][1].lstrip().startswith(b"{") else None
+    else:
+        path = user_path(source)
+        folder = path.parent if path.suffix.lower() == _JSONL else None
+    return [_line(number, line, defaults, folder) for number, line in lines]
+
+
+def _content(source: str) -> bytes:
+    if source == STANDARD_INPUT:
+        return standard_input()
     path = user_path(source)
     if path.suffix.lower() not in (_TEXT, _JSONL):
         raise InputError(
@@ -160,12 +106,12 @@ def _opened(source: str) -> BinaryIO:
             f"(a JSON object on each line), or - for standard input"
         )
     try:
-        return path.open("rb") if path.is_file() else io.BytesIO(read_bounded(path, MAX_TEXT_BYTES))
+        return path.read_bytes() if path.is_file() else read_bounded(path, MAX_TEXT_BYTES)
     except OSError as error:
         raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
 
 
-def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> BatchLine | Failure:
+def _line(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> BatchLine | Failure:
     """One line, checked. folder: the base of audio paths in a JSONL line; None for a line of text."""
     try:
         with system_errors_as(InputError):
@@ -180,32 +126,32 @@ def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> 
 
 
 def json_line(text: str) -> dict[str, Any]:
-    """The keys and values of a JSONL line. Raises InputError for unknown keys and wrong types."""
+    """The keys and values of a JSONL line. Raises InputError for unknown keys and values that should be strings."""
     try:
         document = parsed_json(text)
     except ValueError as error:
         raise InputError(f"expected a JSON object, but it cannot be read ({error})") from None
     if not isinstance(document, dict):
         raise InputError(f"expected a JSON object with at least a text, got {text[:40]!r}")
-    try:
-        return _Line.model_validate(document).model_dump(exclude_unset=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"][:1])
-        reasons = {
-            "extra_forbidden": f"unknown key {key!r}; expected some of {', '.join(_Line.model_fields)}",
-            "missing": f"the key {key!r} is missing; expected a JSON object with at least a text",
-        }
-        reason = reasons.get(first["type"]) or f"{key}: {first['msg'].lower()}, got {document[key]!r}"
-        raise InputError(reason) from None
+    if unknown := [key for key in document if key not in _KEYS]:
+        raise InputError(f"unknown key {unknown[0]!r}; expected some of {', '.join(_KEYS)}")
+    if "text" not in document:
+        raise InputError("the key 'text' is missing; expected a JSON object with at least a text")
+    for key, value in document.items():
+        if key in _STRINGS and not (isinstance(value, str) or (value is None and key != "text")):
+            raise InputError(f"{key}: expected a string, got {shown(value)}")
+        # The digest of a line does not depend on how a number is written.
+        if key in _FLOATS and type(value) is int:
+            document[key] = float(value)
+    return document
 
 
 def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: Path) -> BatchLine:
-    options = asdict(defaults.options) | {name: given[name] for name in _OPTIONS if name in given}
     named = {
         "control": given.get("control", defaults.control),
         "seed": given.get("seed", defaults.seed),
-        **options,
+        **asdict(defaults.options),
+        **{name: given[name] for name in _OPTIONS if name in given},
     }
     arguments = Arguments.of(given["text"], _recordings(given, defaults.recordings, folder), named)
     arguments.recordings.check_generation(defaults.architecture)
@@ -220,21 +166,17 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
 
 def _recordings(given: dict[str, Any], defaults: Recordings, folder: Path) -> Recordings:
     """The line's voice. A prompt and its transcript are replaced together; a voice replaces all recordings."""
+    own: dict[str, Any] = {name: given[name] for name in _RECORDINGS if name in given}
+    for name in ("prompt", "reference"):
+        if own.get(name) is not None:
+            own[name] = str(folder / user_path(own[name]))
     if "voice" in given:
-        own: dict[str, Any] = {name: _path(given, name, folder) for name in _RECORDINGS}
         return Recordings(**own).in_voice(given["voice"])
-    if not given.keys() & set(_RECORDINGS):
+    if not own:
         return defaults
-    chosen: dict[str, Any] = {"reference": defaults.reference}
-    if not given.keys() & {"prompt", "prompt_text"}:
-        chosen |= {"prompt": defaults.prompt, "prompt_text": defaults.prompt_text}
-    chosen |= {name: _path(given, name, folder) for name in _RECORDINGS if name in given}
-    return Recordings(**chosen)
-
-
-def _path(given: dict[str, Any], name: str, folder: Path) -> str | None:
-    value: str | None = given.get(name)
-    return value if value is None or name == "prompt_text" else str(folder / user_path(value))
+    if own.keys() & {"prompt", "prompt_text"}:
+        return Recordings(**{"reference": defaults.reference, **own})
+    return Recordings(defaults.prompt, defaults.prompt_text, **own)
 
 
 def _output_name(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,42 +10,32 @@ import typer
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import cache_folder
 
-# Folder in the user's cache -> names that this project writes there; other files are not its own. Lock files stay:
-# if another process holds one, a third process would create and lock a new file of that name.
+# Folder in the user's cache -> names that this project writes there, also hidden temp files; other files are not its
+# own. Lock files stay: if another process holds one, a third process would create and lock a new file of that name.
 _ENTRIES = {
-    "compiled": tuple(f"{dot}*{form}" for form in (".mlmodelc", ".aimodelx", ".ort") for dot in ("", ".")),
-    "lowered": ("*.lowered", ".*.lowered.*.part"),
-    "verified": ("*.json", ".*.json.*.part"),
-    "measured": ("*.json", ".*.json.*.part"),
+    "compiled": ("*.mlmodelc", "*.aimodelx", "*.ort"),
+    "lowered": ("*.lowered", "*.lowered.*.part"),
+    "verified": ("*.json", "*.json.*.part"),
+    "measured": ("*.json", "*.json.*.part"),
 }
-_VOICE_ENTRIES = {
-    "bundles": tuple(f"{dot}{kind}-*" for kind in ("default", "pretrained") for dot in ("", "."))
-}
-_LOCK = ".lock"
+_BUNDLES = {"bundles": ("default-*", "pretrained-*", ".default-*", ".pretrained-*")}
 
 
 def clear_cache(
     *,
-    everything: Annotated[
-        bool,
-        typer.Option(
-            "--all",
-            help="Also remove the bundles of checkpoints, which are converted again when used.",
-        ),
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also converted checkpoints.")] = False,
 ) -> None:
-    """Remove compiled and lowered step models, records of verified files, and the choices of doctor. Voices stay."""
+    """Remove cached step models, records of verified files, and doctor's choices. Voices are kept."""
     failures = []
-    for kind, patterns in (_ENTRIES | (_VOICE_ENTRIES if everything else {})).items():
-        folder = cache_folder(kind)
-        entries = sorted(
-            {entry for pattern in patterns for entry in folder.glob(pattern) if entry.suffix != _LOCK}
-        )
-        freed = 0
-        for entry in entries:
-            size = _bytes(entry)
+    for kind, patterns in (_ENTRIES | (_BUNDLES if everything else {})).items():
+        folder, freed = cache_folder(kind), 0
+        found = {entry for pattern in patterns for entry in folder.glob(pattern) if entry.suffix != ".lock"}
+        for entry in sorted(found):
+            is_folder = entry.is_dir() and not entry.is_symlink()
+            files = entry.rglob("*") if is_folder else [entry]
+            size = sum(file.lstat().st_size for file in files if not file.is_dir())
             try:
-                _remove(entry)
+                shutil.rmtree(entry) if is_folder else entry.unlink()
             except OSError as error:
                 failures.append(f"{entry} ({os_reason(error)})")
             else:
@@ -57,15 +46,3 @@ def clear_cache(
         raise InputError(
             f"cannot remove {failures[0]}{others}; change the permissions, or remove it yourself"
         )
-
-
-def _remove(entry: Path) -> None:
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()
-
-
-def _bytes(entry: Path) -> int:
-    files = entry.rglob("*") if entry.is_dir() and not entry.is_symlink() else (entry,)
-    return sum(file.lstat().st_size for file in files if not file.is_dir())

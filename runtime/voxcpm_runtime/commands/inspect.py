@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from voxcpm_constants.manifest import FileRecord, Manifest, check_files
-from voxcpm_constants.step_models import StepModel
+from voxcpm_constants.manifest import Manifest, check_files
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
@@ -23,8 +21,6 @@ _SYSTEMS = {
     "macOS15": "macOS 15, iOS 18",
     "macOS27": "macOS 27, iOS 27 (Core AI)",
 }
-_SHOWN_FIRST = ("checkpoint", "licence")
-_PER_TENSOR = {"inputs": "in", "outputs": "out"}
 _DIGEST_SHOWN = 16
 _LEGEND = "Sizes in MB. An axis a|b takes either length; compute is float16, in fp32 packages float32."
 
@@ -37,17 +33,41 @@ def inspect(
     """Show a bundle: source, modes, precisions, and inputs, outputs and sizes of its step models."""
     folder = locate_bundle(bundle)
     manifest = Manifest.read(folder)
-    check_files(folder, _files_here(bundle, folder, manifest), digests=verify)
-    facts = describe_manifest(manifest)
+    files = manifest.files
+    if bundle is not None and folder != user_path(bundle):
+        # From the hub, only one precision was downloaded.
+        files = manifest.files_of(choose_precision(folder, manifest, None))
+    check_files(folder, files, digests=verify)
+    facts = _facts(manifest)
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
-    else:
-        _show(facts)
+        return
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for name, fact in _lines(facts):
+        lines.add_row(name, fact)
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(lines, "", _table(facts), _LEGEND, sep="\n")
 
 
-def describe_manifest(manifest: Manifest) -> dict[str, Any]:
-    """The facts that `inspect` shows, ready for JSON; sizes of files in bytes, rates in Hz."""
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """What `inspect` shows, ready for JSON; sizes of files in bytes, rates in Hz."""
     a = manifest.architecture
+
+    def size(folder: object) -> int:
+        return sum(record.bytes for path, record in manifest.files.items() if path.startswith(f"{folder}/"))
+
+    step_models: dict[str, Any] = {}
+    for name, model in manifest.step_models.items():
+        kinds = {"inputs": model.inputs, "outputs": model.outputs, "state": model.state}
+        step_models[name] = {
+            **{kind: {t.name: [*t.shape, t.dtype] for t in tensors} for kind, tensors in kinds.items() if tensors},
+            "functions": list(manifest.form(model).functions),
+            # Without the compiled form (.mlmodelc).
+            "bytes": {
+                precision: sum(size(manifest.package_path(precision, p.name)) for p in manifest.parts(name))
+                for precision in manifest.precisions
+            },
+        }  # fmt: skip
     return {
         "architecture": a.generation,
         "modes": a.traits.modes,
@@ -59,63 +79,20 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
         "output_sample_rate": a.output_sample_rate,
         "patch_seconds": a.patch_seconds,
         "sizes": manifest.sizes.model_dump(),
-        "precisions": {precision: _bytes_below(manifest, precision) for precision in manifest.precisions},
+        "precisions": {precision: size(precision) for precision in manifest.precisions},
         "audio_vae_fp32": manifest.audio_vae_fp32,
-        "constants": _bytes_below(manifest, "constants"),
+        "constants": size("constants"),
         "tools": manifest.tools,
-        "step_models": {
-            name: {
-                **_tensors(model),
-                "functions": list(manifest.form(model).functions),
-                "bytes": _bytes_by_precision(manifest, name),
-            }
-            for name, model in manifest.step_models.items()
-        },
+        "step_models": step_models,
     }
-
-
-def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[str, FileRecord]:
-    """All files of the bundle; of a bundle from the hub, those of the downloaded precision."""
-    downloaded = bundle is not None and folder != user_path(bundle)
-    return manifest.files_of(choose_precision(folder, manifest, None)) if downloaded else manifest.files
-
-
-def _bytes_by_precision(manifest: Manifest, step_model: str) -> dict[str, int]:
-    """Bytes of the package in each precision, without its compiled form (.mlmodelc)."""
-    return {
-        precision: sum(
-            _bytes_below(manifest, str(manifest.package_path(precision, part.name)))
-            for part in manifest.parts(step_model)
-        )
-        for precision in manifest.precisions
-    }
-
-
-def _bytes_below(manifest: Manifest, folder: str) -> int:
-    return sum(record.bytes for path, record in manifest.files.items() if path.startswith(f"{folder}/"))
-
-
-def _tensors(model: StepModel) -> dict[str, dict[str, Any]]:
-    kinds = {"inputs": model.inputs, "outputs": model.outputs, "state": model.state}
-    return {
-        kind: {t.name: [*t.shape, t.dtype] for t in tensors} for kind, tensors in kinds.items() if tensors
-    }
-
-
-def _show(facts: dict[str, Any]) -> None:
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    for name, fact in _lines(facts):
-        lines.add_row(name, fact)
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(lines, "", _table(facts), _LEGEND, sep="\n")
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     source, sizes = facts["source"], facts["sizes"]
     yield facts["architecture"], f"from {source['checkpoint']} ({source['licence'] or 'no licence named'})"
-    for name, value in source.items():
-        if name not in _SHOWN_FIRST and value:
-            yield name, _spelled({name: value}).partition(" ")[2]
+    for name in ("revision", "sha256", "lora"):
+        if source[name]:
+            yield name, _spelled({name: source[name]}).partition(" ")[2]
     yield "modes", _spelled(facts["modes"])
     yield "target", _SYSTEMS.get(facts["target"], facts["target"])
     yield "audio", f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out"
@@ -125,10 +102,13 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         pace = f"{speech['seconds_beside']:g} s and {speech['seconds_per_letter'] * 1000:g} ms a letter"
         yield "utterances", f"{longest}; expected: {pace}"
     yield "positions", f"{sizes['kv_length']}, in chunks of {_spelled(sizes['prefill_chunks'])}"
-    yield "precisions", _spelled({name: _megabytes(size, "MB") for name, size in facts["precisions"].items()})
+    yield (
+        "precisions",
+        _spelled({name: f"{_megabytes(size)} MB" for name, size in facts["precisions"].items()}),
+    )
     if facts["audio_vae_fp32"]:
         yield "AudioVAE", "computes in float32 in every precision"
-    yield "constants", _megabytes(facts["constants"], "MB")
+    yield "constants", f"{_megabytes(facts['constants'])} MB"
     yield "tools", _spelled(facts["tools"])
 
 
@@ -152,27 +132,22 @@ def _table(facts: dict[str, Any]) -> Table:
     for precision in facts["precisions"]:
         table.add_column(precision, justify="right", no_wrap=True)
     for name, model in facts["step_models"].items():
-        table.add_row(name, "", "", *(_megabytes(size) for size in model["bytes"].values()), style="bold")
-        for row in _tensor_rows(model):
-            table.add_row(*row)
+        table.add_row(name, "", "", *map(_megabytes, model["bytes"].values()), style="bold")
+        for kind, word in (("inputs", "in"), ("outputs", "out")):
+            for tensor, (*shape, dtype) in model[kind].items():
+                table.add_row(f"  {word:<5} {tensor}", _shape(shape), dtype)
+        if state := list(model.get("state", {}).values()):
+            shapes = dict.fromkeys(_shape(shape) for *shape, _ in (state[0], state[-1]))
+            table.add_row(f"  state {len(state)} tensors", " … ".join(shapes), state[0][-1])
+        if len(model["functions"]) > 1:
+            for function in model["functions"]:
+                table.add_row(f"  func  {function}", "", "")
     return table
-
-
-def _tensor_rows(model: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for kind, word in _PER_TENSOR.items():
-        for name, (*shape, dtype) in model[kind].items():
-            yield f"  {word:<5} {name}", _shape(shape), dtype
-    if state := model.get("state"):
-        shapes = list(dict.fromkeys(_shape(shape) for *shape, _ in state.values()))
-        *_, dtype = next(iter(state.values()))
-        yield f"  state {len(state)} tensors", " … ".join(dict.fromkeys((shapes[0], shapes[-1]))), dtype
-    if len(functions := model["functions"]) > 1:
-        yield from ((f"  func  {name}", "", "") for name in functions)
 
 
 def _shape(shape: list[int | list[int] | tuple[int, ...]]) -> str:
     return "×".join(str(axis) if isinstance(axis, int) else "|".join(map(str, axis)) for axis in shape)
 
 
-def _megabytes(size: int, unit: str = "") -> str:
-    return f"{size / 1e6:.1f} {unit}".strip()
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f}"

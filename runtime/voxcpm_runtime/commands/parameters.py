@@ -49,39 +49,29 @@ def takes_groups(*, hidden: Collection[str] = ()) -> Callable[[Command], Command
 
 
 def _built(group: Any, given: dict[str, Any]) -> Any:
-    """A group of the parameters that are its fields, which it takes out of `given`."""
+    """A group, built from the parameters that are its fields, which are removed from `given`."""
     hints = get_type_hints(group)
-    return group(
-        **{
-            field.name: _built(hints[field.name], given)
-            if dataclasses.is_dataclass(hints[field.name])
-            else given.pop(field.name)
-            for field in dataclasses.fields(group)
-        }
-    )
+    nested = {name for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    fields = [field.name for field in dataclasses.fields(group)]
+    return group(**{n: _built(hints[n], given) if n in nested else given.pop(n) for n in fields})
 
 
 def _flattened(
     parameter: inspect.Parameter, panel: str | None, hidden: Collection[str]
 ) -> Iterator[inspect.Parameter]:
-    name, group = parameter.name, parameter.annotation
-    if not dataclasses.is_dataclass(group):
-        yield parameter.replace(annotation=_annotation(name, group, panel, name in hidden))
+    name, annotation = parameter.name, parameter.annotation
+    if dataclasses.is_dataclass(annotation):
+        hints = get_type_hints(annotation, include_extras=True)
+        panel = _PANELS.get(getattr(annotation, "__name__", ""))
+        for field in dataclasses.fields(annotation):
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            nested = inspect.Parameter(field.name, keyword, default=default, annotation=hints[field.name])
+            yield from _flattened(nested, panel, hidden)
         return
-    hints = get_type_hints(group, include_extras=True)
-    for field in dataclasses.fields(group):
-        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        one = inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-        )
-        yield from _flattened(one, _PANELS.get(getattr(group, "__name__", "")), hidden)
-
-
-def _annotation(name: str, hint: Any, panel: str | None, hidden: bool) -> Any:
-    """The field's annotation with typer's declaration of it."""
-    type_, declared = (*get_args(hint), None, None)[:2]
-    if not isinstance(declared, Option):
-        return hint
-    flags = declared.flags or (f"--{name.replace('_', '-')}",)
-    option = typer.Option(*flags, help=declared.full_help, rich_help_panel=panel, hidden=hidden)
-    return Annotated[type_, option]
+    type_, declared = (*get_args(annotation), None, None)[:2]
+    if isinstance(declared, Option):
+        flags = declared.flags or (f"--{name.replace('_', '-')}",)
+        option = typer.Option(*flags, help=declared.full_help, rich_help_panel=panel, hidden=name in hidden)
+        parameter = parameter.replace(annotation=Annotated[type_, option])
+    yield parameter

@@ -1,21 +1,19 @@
 """`publish`: upload a bundle to the hub, from which `open_bundle("organisation/name")` opens it again.
 
-Only the files in the manifest, checked against their digests, the manifest and the model card are uploaded: no stray or
-hidden files, and no links. All files appear in one commit, so nobody downloads half of a bundle.
+Only the files in the manifest, checked against their digests, the manifest and the model card are uploaded, in one
+commit, so nobody downloads half of a bundle.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
-from voxcpm_constants.manifest import MANIFEST_DIGEST_FILE, MANIFEST_FILE, MODEL_CARD_FILE, Manifest
+from voxcpm_constants.manifest import MANIFEST_DIGEST_FILE, MANIFEST_FILE, MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime.bundle.opening import open_bundle
@@ -34,18 +32,10 @@ _REFUSALS = {
 def publish(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of a bundle.")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Hub id to upload to.")],
-    private: Annotated[
-        bool, typer.Option("--private", help="Make a new repository private; an existing one is not changed.")
-    ] = False,
-    branch: Annotated[
-        str | None, typer.Option(help="Branch to upload to, created if necessary. Default: main.")
-    ] = None,
-    message: Annotated[
-        str | None, typer.Option(help="Commit message. Default: the checkpoint and the precisions.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the bundle and list the files without uploading.")
-    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    branch: Annotated[str | None, typer.Option(help="Created if necessary. Default: main.")] = None,
+    message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the files.")] = False,
 ) -> None:
     """Check every file of a bundle and upload it to the Hugging Face hub, where `ORG/NAME` opens it again."""
     if not is_hub_id(repository):
@@ -53,10 +43,19 @@ def publish(
     if not user_path(bundle).is_dir():
         raise InputError(f"{bundle}: expected the folder of a bundle")
     opened = open_bundle(bundle, verify=True)
-    files = publishable_files(opened.folder, opened.manifest)
+    folder, manifest = opened.folder, opened.manifest
+    own = [
+        name for name in (MANIFEST_FILE, MANIFEST_DIGEST_FILE, MODEL_CARD_FILE) if (folder / name).exists()
+    ]
+    files = {name: (folder / name).stat().st_size for name in sorted([*manifest.files, *own])}
     if MODEL_CARD_FILE not in files:
         typer.echo(
             f"warning: {bundle} has no {MODEL_CARD_FILE}, so its page on the hub will be empty", err=True
+        )
+    elif (folder / MODEL_CARD_FILE).is_symlink():
+        # It has no digest, so it could be any file of this machine.
+        raise BundleError(
+            f"{folder / MODEL_CARD_FILE}: links are not published; copy the bundle with `cp -RL` and publish the copy"
         )
     if dry_run:
         for name, size in files.items():
@@ -65,59 +64,9 @@ def publish(
     if dry_run:
         typer.echo(f"dry run: nothing was uploaded to {repository}", err=True)
         return
-    default_message = (
-        f"{opened.manifest.source.checkpoint} for Core ML: {', '.join(opened.manifest.precisions)}"
-    )
-    typer.echo(_uploaded(opened.folder, files, repository, private, branch, message or default_message))
-    if branch is None:
-        typer.echo(f"open it with: voxcpm-coreml inspect {repository}", err=True)
-
-
-def publishable_files(folder: Path, manifest: Manifest) -> dict[str, int]:
-    """Sizes in bytes of the files to upload, by POSIX path relative to the bundle, sorted.
-
-    Raises BundleError for a listed path that leads out of the bundle, is hidden, or is a link.
-    """
-    names = [*manifest.files, MANIFEST_FILE]
-    names += [name for name in (MANIFEST_DIGEST_FILE, MODEL_CARD_FILE) if os.path.lexists(folder / name)]
-    return {name: _checked(folder, name).stat().st_size for name in sorted(names)}
-
-
-def _checked(folder: Path, name: str) -> Path:
-    """The path of a regular file in the bundle. The manifest may come from anyone, so its paths are not trusted."""
-    path = PurePosixPath(name)
-    plain = not path.is_absolute() and "\\" not in name and path.as_posix() == name
-    if not plain or any(part.startswith(".") for part in path.parts):
-        raise BundleError(
-            f"{folder / MANIFEST_FILE}: {name!r} is not a path of a bundle's file; convert again"
-        )
-    for part in (path, *path.parents[:-1]):
-        if (folder / part).is_symlink():
-            raise BundleError(
-                f"{folder / part}: links are not published; copy the bundle with `cp -RL` and publish the copy"
-            )
-    if not (folder / path).is_file():
-        raise BundleError(f"{folder / path}: expected a file")
-    return folder / path
-
-
-def _uploaded(
-    folder: Path, files: Mapping[str, int], repository: str, private: bool, branch: str | None, message: str
-) -> str:
-    """Upload the files and return the URL of the commit.
-
-    The repository and the branch are created if necessary. Files of an earlier bundle that this one lacks are deleted.
-    Files that the hub already has are not sent again, so the same call resumes an interrupted upload. Raises InputError
-    for a missing token, a refusal by the hub, and a network error.
-    """
-    # Slow to import, and only this command needs it.
-    from huggingface_hub import get_token
-
-    if get_token() is None:
-        raise InputError("publishing needs a token of the hub: log in with `hf auth login`, or set HF_TOKEN")
+    message = message or f"{manifest.source.checkpoint} for Core ML: {', '.join(manifest.precisions)}"
     try:
-        with _without_xet():
-            return _committed(folder, files, repository, private, branch, message)
+        typer.echo(_uploaded(folder, files, repository, private, branch, message))
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - the hub's HTTP library, and its errors, differ by release
@@ -125,26 +74,26 @@ def _uploaded(
         known = _REFUSALS.get(status) if isinstance(status, int) else None
         reason = f"{status}: {known}" if known else first_line(error)
         raise InputError(f"{repository}: not published ({reason})") from None
+    if branch is None:
+        typer.echo(f"open it with: voxcpm-coreml inspect {repository}", err=True)
 
 
-@contextmanager
-def _without_xet() -> Iterator[None]:
-    """Upload over Git LFS, even if `hf-xet` is installed: its errors have no HTTP status for `_REFUSALS`."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_DISABLE_XET
-    constants.HF_HUB_DISABLE_XET = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_DISABLE_XET = before
-
-
-def _committed(
-    folder: Path, files: Mapping[str, int], repository: str, private: bool, branch: str | None, message: str
+def _uploaded(
+    folder: Path, files: Collection[str], repository: str, private: bool, branch: str | None, message: str
 ) -> str:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    """Upload the files and return the URL of the commit.
 
+    The repository and the branch are created if necessary. Files of an earlier bundle that this one lacks are deleted.
+    Files that the hub already has are not sent again, so the same call resumes an interrupted upload. Raises InputError
+    without a token, and for files that the hub did not take; otherwise what the hub's client raises.
+    """
+    # Slow to import, and only this command needs it.
+    from huggingface_hub import HfApi, constants, get_token
+
+    if get_token() is None:
+        raise InputError("publishing needs a token of the hub: log in with `hf auth login`, or set HF_TOKEN")
+    # Upload over Git LFS, even if `hf-xet` is installed: its errors have no HTTP status for `_REFUSALS`.
+    constants.HF_HUB_DISABLE_XET = True
     api = HfApi()
     # None: public, unless the organisation's own default is private.
     api.create_repo(repository, private=private or None, exist_ok=True)
@@ -153,20 +102,16 @@ def _committed(
     # A compiled model of an earlier bundle would be loaded instead of the new package next to it, and the digest of its
     # manifest would reject the new manifest.
     folders = {PurePosixPath(name).parts[0] for name in files if "/" in name}
-    replaced = {MANIFEST_DIGEST_FILE, *PRECISIONS, *folders}
-    present = api.list_repo_files(repository, revision=branch)
-    stale = [name for name in present if PurePosixPath(name).parts[0] in replaced and name not in files]
-    commit = api.create_commit(
-        repository,
-        [
-            *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in files),
-            *(CommitOperationDelete(path_in_repo=name) for name in stale),
-        ],
+    commit = api.upload_folder(
+        repo_id=repository,
+        folder_path=folder,
+        allow_patterns=list(files),
+        delete_patterns=[MANIFEST_DIGEST_FILE, *(f"{name}/*" for name in sorted({*PRECISIONS, *folders}))],
         commit_message=message,
         revision=branch,
     )
     # The hub silently leaves out files that a .gitignore in the repository names.
-    if missing := sorted(files.keys() - set(api.list_repo_files(repository, revision=branch))):
+    if missing := sorted(set(files) - set(api.list_repo_files(repository, revision=branch))):
         raise InputError(
             f"{repository}: the hub did not take {missing[0]} ({len(missing)} of {len(files)} files are missing); "
             "remove the repository's .gitignore and run the same command again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -13,25 +13,27 @@ from voxcpm_constants.bounded_files import bounded, read_bounded
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.backends.choice import CPU_DEVICE
+from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
-from voxcpm_runtime.bundle.pretrained import Pretrained
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
+from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
 from voxcpm_runtime.text.input_text import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
+from voxcpm_runtime.voxcpm import VoxCPM
 
-_engine = functools.partial(typer.Option, rich_help_panel="Bundle and machine")
-
+STANDARD_INPUT = "-"
 BundleArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="BUNDLE",
-        help="Folder of a bundle, or its hub id (org/name). Default: the built-in voice.",
-    ),
+    typer.Argument(metavar="BUNDLE", help="Folder or hub id (org/name). Default: the built-in voice."),
 ]
-STANDARD_INPUT = "-"
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
+_PRECISION = "int8, int4, fp16 or fp32. Default: the first of these that the bundle has."
+PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION)]
+_engine = functools.partial(typer.Option, rich_help_panel="Bundle and machine")
+_no_effect = functools.partial(typer.Option, hidden=True, help="Accepted without effect.")
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,10 @@ class Words:
     """The text to speak, given directly or in a file."""
 
     text: Annotated[str | None, typer.Option("--text", "-t", help="Text to speak.")] = None
-    text_file: Annotated[str | None, typer.Option(help="UTF-8 file with the text; - is standard input.")] = (
-        None
-    )
+    text_file: Annotated[str | None, typer.Option(help="UTF-8 file with the text; - is stdin.")] = None
 
     def read(self) -> str:
-        """The text with its paragraphs. Raises InputError unless one is given, and for a file that is not UTF-8."""
+        """The text with its paragraphs. Raises InputError unless exactly one is given."""
         if (self.text is None) == (self.text_file is None):
             raise InputError("expected one of --text and --text-file")
         if self.text_file is None:
@@ -63,15 +63,11 @@ class Delivery:
             help="Audio file; its suffix selects the format. - streams raw 16-bit PCM to standard output.",
         ),
     ] = "out.wav"  # fmt: skip
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output even if it is read-only.")
-    ] = False
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same speech. Default: random.")
-    ] = None
-    keep_partial: Annotated[
-        bool, typer.Option("--keep-partial", help="After Ctrl-C, write the speech so far.")
-    ] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace even a read-only file.")] = False
+    seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: random.")] = None
+    keep_partial: Annotated[bool, typer.Option("--keep-partial", help="Save the speech before Ctrl-C.")] = (
+        False
+    )
     quiet: Quiet = False
 
 
@@ -100,7 +96,7 @@ class RecordingArguments:
     ] = None
 
     def transcript(self) -> str | None:
-        """The prompt's transcript. Raises InputError for two transcripts and for a file that is not UTF-8."""
+        """The prompt's transcript. Raises InputError if it is given twice."""
         if self.prompt_text is not None and self.prompt_file is not None:
             raise InputError("expected one of --prompt-text and --prompt-file, got both")
         return self.prompt_text if self.prompt_file is None else _utf8_file(self.prompt_file)
@@ -127,13 +123,8 @@ class VoiceArguments(RecordingArguments):
     ] = None
 
     def recordings(self) -> Recordings:
-        """The recordings, or the voice instead.
-
-        Raises InputError for a prompt without a transcript or the reverse, for recordings together with a voice, and
-        for a voice that does not exist.
-        """
-        given = Recordings(self.prompt, self.transcript(), self.reference)
-        return given.in_voice(self.voice)
+        """The recordings or the voice, which is loaded. Raises InputError for contradictions and an unknown voice."""
+        return Recordings(self.prompt, self.transcript(), self.reference).in_voice(self.voice)
 
     def files(self) -> list[str | None]:
         """The files of the voice; None for one that is not given."""
@@ -145,9 +136,7 @@ class VoiceArguments(RecordingArguments):
 class Engine:
     """The step models to load and where to run them: keyword arguments of `VoxCPM.from_bundle`."""
 
-    precision: Annotated[
-        str | None, _engine(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has.")
-    ] = None
+    precision: Annotated[str | None, _engine(help=_PRECISION)] = None
     backend: Annotated[
         str, _engine(help="coreml, coreai, portable, or auto: the best one that is available.")
     ] = "auto"
@@ -160,47 +149,28 @@ class Engine:
     ] = None
     threads: Annotated[int | None, _engine(help="Threads per operation (portable).")] = None
     device: Annotated[
-        str,
-        _engine(metavar="DEVICE", help="auto, cpu, cuda[:N] or tensorrt[:N] (portable)."),
+        str, _engine(metavar="DEVICE", help="auto, cpu, cuda[:N] or tensorrt[:N] (portable).")
     ] = CPU_DEVICE
-    verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle before it is used.")] = (
-        False
-    )
+    verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
 
     def units(self) -> ComputeUnits:
         """The compute units. Raises InputError for contradictions."""
         return read_compute_units(self.compute_units or ())
 
 
-_unchanged = functools.partial(typer.Option, hidden=True, help="Accepted without effect.")
-
-
 @dataclass(frozen=True)
 class CheckpointArguments:
     """A checkpoint instead of a bundle, with upstream's flags."""
 
-    model_path: Annotated[
-        str | None, _engine(help="Folder of a checkpoint instead of BUNDLE; converted when it is first used.")
-    ] = None
-    hf_model_id: Annotated[
-        str | None, _engine(help="Hub id of a checkpoint instead of BUNDLE; converted when it is first used.")
-    ] = None
-    lora_path: Annotated[
-        str | None, _engine(help="Folder or weight file of a LoRA to merge into the checkpoint.")
-    ] = None
+    model_path: Annotated[str | None, _engine(help="Folder of a checkpoint, converted on first use.")] = None
+    hf_model_id: Annotated[str | None, _engine(help="Hub id of a checkpoint, converted on first use.")] = None
+    lora_path: Annotated[str | None, _engine(help="LoRA to merge: its folder or weight file.")] = None
     cache_dir: Annotated[str | None, _engine(help="With --hf-model-id: folder for downloads.")] = None
-    local_files_only: Annotated[
-        bool,
-        _engine(
-            "--local-files-only", help="With --hf-model-id: use earlier downloads only, without the network."
-        ),
-    ] = False
-    denoise: Annotated[
-        bool, typer.Option("--denoise", hidden=True, help="Not offered: clean the recording beforehand.")
-    ] = False
-    no_denoiser: Annotated[bool, _unchanged("--no-denoiser")] = False
-    no_optimize: Annotated[bool, _unchanged("--no-optimize")] = False
-    zipenhancer_path: Annotated[str | None, _unchanged()] = None
+    local_files_only: Annotated[bool, _engine("--local-files-only", help="Do not download.")] = False
+    denoise: Annotated[bool, typer.Option("--denoise", hidden=True, help="Not offered.")] = False
+    no_denoiser: Annotated[bool, _no_effect("--no-denoiser")] = False
+    no_optimize: Annotated[bool, _no_effect("--no-optimize")] = False
+    zipenhancer_path: Annotated[str | None, _no_effect()] = None
 
     def chosen(self, bundle: str | None) -> Pretrained | None:
         """The checkpoint; None without one. Raises InputError for contradictory flags."""
@@ -211,20 +181,41 @@ class CheckpointArguments:
             raise InputError(f"expected one of {' and '.join(given)}, got both")
         model = self.model_path or self.hf_model_id
         if model is None:
-            dependent = {
-                "--lora-path": self.lora_path,
-                "--cache-dir": self.cache_dir,
-                "--local-files-only": self.local_files_only or None,
-            }
-            for name, value in dependent.items():
-                if value is not None:
-                    raise InputError(f"{name} needs --model-path or --hf-model-id")
+            for name in ("lora_path", "cache_dir", "local_files_only"):
+                if getattr(self, name):
+                    flag = f"--{name.replace('_', '-')}"
+                    raise InputError(f"{flag} needs --model-path or --hf-model-id")
             return None
         if self.model_path is not None and not user_path(self.model_path).is_dir():
             raise InputError(
                 f"--model-path {self.model_path}: no such folder; for a hub id use --hf-model-id"
             )
         return Pretrained(model, self.cache_dir, self.local_files_only, self.lora_path)
+
+
+def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArguments | None = None) -> Bundle:
+    """The open bundle, without its step models; a checkpoint is converted when it is first used.
+
+    Raises BundleError, DeviceError, InputError, and what a conversion raises.
+    """
+    check_engine(engine.backend, engine.threads, engine.units(), device=engine.device)
+    if checkpoint is not None and (pretrained := checkpoint.chosen(bundle)) is not None:
+        bundle = str(pretrained_bundle(pretrained, engine.precision))
+    found = open_bundle(bundle, engine.precision, verify=engine.verify)
+    check_engine(engine.backend, engine.threads, engine.units(), found, device=engine.device)
+    return found
+
+
+def loaded(bundle: Bundle, engine: Engine, note: Notes = lambda _: None) -> VoxCPM:
+    """The bundle with its step models. note: see `on_first_use`. Raises BundleError, DeviceError and InputError."""
+    return VoxCPM.from_bundle(
+        bundle,
+        backend=cast("Backend", engine.backend),
+        threads=engine.threads,
+        compute_units=engine.units(),
+        device=engine.device,
+        on_first_use=note,
+    )
 
 
 def input_file(path: str | None) -> str | None:

@@ -58,5 +58,5 @@ def speech_summary(speech: Speech, clipped: int) -> str:
 
 
 def clipped_text(clipped: int) -> str:
-    """The end of a summary: the number of clipped samples, if there are any."""
+    """The end of a summary, if samples were clipped."""
     return f", {clipped} samples clipped" if clipped else ""

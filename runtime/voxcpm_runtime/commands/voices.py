@@ -8,9 +8,15 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
-from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, RecordingArguments
+from voxcpm_runtime.commands.shared_arguments import (
+    BundleArgument,
+    Engine,
+    Quiet,
+    RecordingArguments,
+    loaded,
+    opened,
+)
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import refuse_inputs
 from voxcpm_runtime.voices.recordings import Recordings
@@ -28,9 +34,7 @@ def add(
     name: _Name,
     bundle: BundleArgument = None,
     given: RecordingArguments,
-    trim_silence: Annotated[
-        bool, typer.Option("--trim-silence", help="Cut silence from both ends of the audio.")
-    ] = False,
+    trim_silence: Annotated[bool, typer.Option("--trim-silence", help="Cut silence at both ends.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing voice.")] = False,
     engine: Engine,
     quiet: Quiet = False,
@@ -62,7 +66,11 @@ def list_voices() -> None:
     store = VoiceStore()
     own = store.names()
     for name in own:
-        typer.echo(f"{name}: {_what(store, name)}")
+        try:
+            described = _described(store.load(name))
+        except InputError as error:
+            described = str(error)
+        typer.echo(f"{name}: {described}")
     for name, voice in built_in_voices().items():
         if name not in own:
             typer.echo(f"{name}: built in; {_described(voice)}")
@@ -81,13 +89,6 @@ def show(name: _Name) -> None:
 def remove(name: _Name) -> None:
     """Delete a voice, and the files that were cached next to it."""
     VoiceStore().remove(name)
-
-
-def _what(store: VoiceStore, name: str) -> str:
-    try:
-        return _described(store.load(name))
-    except InputError as error:
-        return str(error)
 
 
 def _described(voice: Voice) -> str:

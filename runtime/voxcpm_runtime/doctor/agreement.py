@@ -1,9 +1,7 @@
-"""The agreement of a step model's results with the bundle's test vectors, and the time of a call."""
+"""Agreement of a step model's results with the bundle's test vectors."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -11,22 +9,21 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.vectors import CHAIN, Array, Stream, Vectors, filled_caches, left_by, streams
-from voxcpm_runtime.backends.step_function import StepFunction, StepState
+from voxcpm_runtime.backends.step_function import StepFunction
 
 FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.995, "int8": 0.99, "int4": 0.85}
 """The lowest accepted correlation with the float32 test vectors: at least three times as far from 1 as the worst that
 was measured on the portable backend, also with every result rounded to fp16 (TRIALS.md). The worst is the base LM,
 because its quantiser sometimes rounds to another level, and in int4 because of its weights."""
-_TIMED_SECONDS, _TIMED_CALLS, _MIN_CALLS = 1.0, 30, 3
 
 
 class Agreement(BaseModel):
-    """Correlations of a step model's results with its test vectors: each is the minimum over several tensors."""
+    """Correlations of a step model's results with its test vectors, each the minimum over several tensors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     streams: dict[str, float]
-    """Outputs of each stream of `voxcpm_constants.vectors`: `chain`, and every length at either end of the cache."""
+    """Outputs, by stream of `voxcpm_constants.vectors`: `chain`, and every length at either end of the cache."""
     chain: tuple[float, ...]
     """Outputs of each call of `chain` in order: the drift."""
     state: float | None
@@ -62,43 +59,37 @@ def lowest_correlation(found: Mapping[str, Array], expected: Mapping[str, Array]
 
 def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> Agreement:
     """The agreement of a step model with its test vectors."""
-    by_stream: dict[str, float] = {}
-    chain: list[float] = []
+    by_stream: dict[str, tuple[float, ...]] = {}
     states: list[float] = []
     for stream in streams(declared, sizes):
-        state = _state_before(model, stream, sizes, vectors)
+        tensors = stream.declared
+        state = model.new_state() if tensors.state else None
+        if state is not None and stream.filled:
+            left = {t.name: vectors[f"{CHAIN}/state/{t.name}"] for t in tensors.state}
+            state.set_rows(0, filled_caches(left, sizes))
         calls = []
         for call in range(stream.calls):
             outputs = model(_inputs(stream, call, vectors), state)
-            expected = {t.name: vectors[stream.key("out", t.name)][call] for t in declared.outputs}
+            expected = {t.name: vectors[stream.key("out", t.name)][call] for t in tensors.outputs}
             calls.append(lowest_correlation(outputs, expected))
-        by_stream[stream.name] = min(calls)
-        chain = chain or calls
+        by_stream[stream.name] = tuple(calls)
         if state is not None:
-            every_row = state.rows(0, max(t.shape_at(0)[2] for t in stream.declared.state))
-            expected = {t.name: vectors[stream.key("state", t.name)] for t in declared.state}
+            every_row = state.rows(0, max(t.shape_at(0)[2] for t in tensors.state))
+            expected = {t.name: vectors[stream.key("state", t.name)] for t in tensors.state}
             states.append(lowest_correlation(left_by(stream, every_row), expected))
-    return Agreement(streams=by_stream, chain=tuple(chain), state=min(states) if states else None)
+    return Agreement(
+        streams={name: min(calls) for name, calls in by_stream.items()},
+        chain=by_stream[CHAIN],
+        state=min(states, default=None),
+    )
 
 
-def median_seconds(
-    model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors | None
-) -> float:
-    """Median seconds of a call at the shortest length. Without vectors the inputs are zeros."""
-    call = repeated(model, declared, sizes, vectors)
-    call()
-    seconds: list[float] = []
-    while len(seconds) < _MIN_CALLS or (len(seconds) < _TIMED_CALLS and sum(seconds) < _TIMED_SECONDS):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
-def repeated(
+def repeatable_call(
     model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors | None
 ) -> Callable[[], object]:
-    """A function that calls a step model at the shortest length, always with the same inputs and the same state."""
+    """A function that calls a step model at the shortest length, with the same inputs (without vectors: zeros) and
+    the same state each time.
+    """
     chain = streams(declared, sizes)[0]
     given: Mapping[str, Array] = (
         {t.name: np.zeros(t.shape_at(0), t.dtype) for t in chain.declared.inputs}
@@ -111,15 +102,3 @@ def repeated(
 
 def _inputs(stream: Stream, call: int, vectors: Vectors) -> dict[str, Array]:
     return {t.name: vectors[stream.key("in", t.name)][call] for t in stream.declared.inputs}
-
-
-def _state_before(
-    model: StepFunction, stream: Stream, sizes: StepSizes, vectors: Vectors
-) -> StepState | None:
-    if not stream.declared.state:
-        return None
-    state = model.new_state()
-    if stream.filled:
-        left = {t.name: vectors[f"{CHAIN}/state/{t.name}"] for t in stream.declared.state}
-        state.set_rows(0, filled_caches(left, sizes))
-    return state

@@ -4,76 +4,117 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import BundleError, InputError, os_reason
+from voxcpm_constants.macos import macos
+from voxcpm_constants.manifest import check_files
+from voxcpm_constants.targets import CORE_AI
 from voxcpm_constants.user_folders import CACHE_VARIABLE
-from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, save_measured_units
+from voxcpm_runtime.backends.choice import choose_backend
+from voxcpm_runtime.backends.core_ml.compute_units import (
+    COMPUTE_UNITS,
+    COREAI,
+    PORTABLE,
+    save_measured_units,
+)
+from voxcpm_runtime.backends.core_ml.loading import check_system
+from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
+from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.commands.shared_arguments import BundleArgument
+from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.doctor.anonymous import anonymous
-from voxcpm_runtime.doctor.examination import NO_BACKEND, examine, units_here
-from voxcpm_runtime.doctor.report import Machine, Report, this_machine
-from voxcpm_runtime.doctor.trials import Trial
+from voxcpm_runtime.doctor.agreement import FLOORS
+from voxcpm_runtime.doctor.report import Report, this_machine
+from voxcpm_runtime.doctor.trials import Trial, endurance, trials
 
 UNHEALTHY = 1
+UNITS = {
+    "coreml": ("cpu", "cpu_and_gpu", "cpu_and_ne", "all"),
+    "coreai": (COREAI,),
+    "portable": (PORTABLE,),
+}
+"""Backend -> its units in order, the safest first."""
+_COLUMNS = ("step model", "unit", "load s", "call ms", "correlation", "call 12", "outcome")
 
 
 def doctor(
     bundle: BundleArgument = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has."),
-    ] = None,
+    precision: PrecisionOption = None,
     backend: Annotated[
-        str,
-        typer.Option(help="coreml, coreai, portable, or auto: every available backend that runs the bundle."),
+        str, typer.Option(help="coreml, coreai, portable, or auto: all that run here.")
     ] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON without names and paths, for an issue.")
-    ] = False,
-    timeout: Annotated[
-        int, typer.Option(help="Seconds for one step model on one compute unit.", min=1)
-    ] = 120,
+    as_json: Annotated[bool, typer.Option("--json", help="Print anonymous JSON for an issue.")] = False,
+    timeout: Annotated[int, typer.Option(help="Seconds per step model and unit.", min=1)] = 120,
     minutes: Annotated[
-        float,
-        typer.Option(
-            help="Afterwards call all step models on their chosen units for this long (Core ML).",
-            min=0,
-            max=1440,
-        ),
+        float, typer.Option(help="Afterwards call the chosen units for this long (Core ML).", min=0, max=1440)
     ] = 0.0,
 ) -> None:
     """Try every step model on every compute unit: whether it is correct, how fast it is, and which is best."""
     console = Console(highlight=False, markup=False, emoji=False)
-    opened = open_bundle(bundle, precision) if units_here(backend) else None
-    if opened is None or not units_here(backend, opened):
-        _show_machine(console, this_machine(), as_json=as_json)
-        raise InputError(NO_BACKEND)
-    with status_line("the test vectors …", shown=not as_json) as note:
-        report = examine(
-            opened,
-            backend,
-            limit=timeout,
-            minutes=minutes,
-            begun=lambda name, unit: note(f"{name} on {unit} …"),
+    opened = open_bundle(bundle, precision)
+    units, refusal = _units(opened, backend)
+    if not units:
+        if as_json:
+            typer.echo(json.dumps({"machine": this_machine()}, indent=1))
+        else:
+            _show_machine(console)
+        raise InputError(
+            "no backend is installed: expected Core ML (macOS with coremltools) or ONNX Runtime; install it with: "
+            f"{INSTALL_PORTABLE}"
         )
-    saved = _saved(opened, report)
+    if minutes and not set(units) & COMPUTE_UNITS.keys():
+        raise InputError(
+            f"--minutes is for Core ML's compute units, and only {', '.join(units)} is available: leave it out"
+        )
+    manifest = opened.manifest
+    check_files(opened.folder, manifest.vector_files(), digests=True)
+    with status_line("starting …", shown=not as_json) as note:
+
+        def begun(name: str, unit: str) -> None:
+            note(f"{name} on {unit} …")
+
+        names = tuple(manifest.step_models)
+        found = [t for unit in units for t in trials(opened, unit, names, limit=timeout, begun=begun)]
+        lasted = list(endurance(opened, found, minutes, limit=timeout, begun=begun)) if minutes else []
+    report = Report(opened, found, refusal, lasted)
+    saved = _saved(report)
     if as_json:
-        typer.echo(json.dumps(_document(opened, report, saved=saved), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(report.document(saved=saved), indent=1, ensure_ascii=False))
     else:
         _show(console, report)
     if not report.healthy:
         raise typer.Exit(UNHEALTHY)
 
 
-def _saved(bundle: Bundle, report: Report) -> bool:
+def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
+    """The units to try with a backend ("auto": with every available one that runs the bundle), and why Core ML's are
+    not among them, if the bundle needs a newer system.
+
+    Raises InputError for an unknown backend, for one that does not run the bundle, and for Core ML without macOS;
+    BundleError if only Core ML is available and needs a newer system.
+    """
+    choose_backend(backend, bundle)
+    core_ai = bundle.manifest.target == CORE_AI
+    asked = [name for name in backends() if backend in ("auto", name) and (name == "coreai") == core_ai]
+    refusal = ""
+    if "coreml" in asked:
+        try:
+            check_system(bundle.folder, bundle.manifest.target, macos())
+        except BundleError as error:
+            asked.remove("coreml")
+            if not asked:
+                raise
+            refusal = str(error)
+    return tuple(unit for name in asked for unit in UNITS[name]), refusal
+
+
+def _saved(report: Report) -> bool:
     """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved; a folder that
     cannot be written is a warning.
     """
@@ -81,7 +122,7 @@ def _saved(bundle: Bundle, report: Report) -> bool:
     if not units or not any(trial.unit in COMPUTE_UNITS for trial in report.trials):
         return False
     try:
-        save_measured_units(bundle.digest, units)
+        save_measured_units(report.bundle.digest, units)
     except OSError as error:
         typer.echo(
             f"warning: the choice cannot be saved ({os_reason(error)}); "
@@ -92,58 +133,40 @@ def _saved(bundle: Bundle, report: Report) -> bool:
     return True
 
 
-def _document(bundle: Bundle, report: Report, *, saved: bool) -> Any:
-    """The report for `--json`, without names and paths."""
-    document = report.model_dump(mode="json")
-    document["chosen"] = {name: trial.unit for name, trial in report.chosen.items()}
-    document |= {"saved": saved, "advice": report.advice()}
-    return anonymous(document, [bundle.folder])
-
-
 def _show(console: Console, report: Report) -> None:
-    _show_machine(console, report.machine)
-    about = report.bundle
-    judged = f"correct from a correlation of {report.floor:g} on" if about.judged else "without test vectors"
-    console.print(f"bundle    {about.generation}, {about.precision}, {about.target}, {judged}")
+    _show_machine(console)
+    bundle, manifest = report.bundle, report.bundle.manifest
+    floor = f"correct if the correlation is at least {FLOORS[bundle.precision]:g}"
+    judged = floor if manifest.vector_files() else "no test vectors"
+    generation = manifest.architecture.generation
+    console.print(f"bundle    {generation}, {bundle.precision}, {manifest.target}, {judged}")
     console.print("", _table(report), "", sep="\n")
     for sentence in report.advice():
         console.print(sentence)
 
 
-def _show_machine(console: Console, machine: Machine, *, as_json: bool = False) -> None:
-    if as_json:
-        typer.echo(json.dumps(anonymous({"machine": machine.model_dump(mode="json")}, []), indent=1))
-        return
-    libraries = ", ".join(f"{name} {installed or 'absent'}" for name, installed in machine.libraries.items())
-    console.print(f"machine   {machine.chip}, {machine.processors} processors")
-    console.print(f"system    {machine.system} ({machine.build}), {machine.architecture}")
-    console.print(f"software  Python {machine.python}, {libraries}")
-    console.print(f"backends  {', '.join(machine.backends) or 'none'}")
+def _show_machine(console: Console) -> None:
+    here = this_machine()
+    libraries = (f"{name} {installed or 'absent'}" for name, installed in here["libraries"].items())
+    console.print(f"machine   {here['chip']}, {here['processors']} processors")
+    console.print(f"system    {here['system']} ({here['build']}), {here['architecture']}")
+    console.print(f"software  Python {here['python']}, {', '.join(libraries)}")
+    console.print(f"backends  {', '.join(here['backends']) or 'none'}")
 
 
 def _table(report: Report) -> Table:
     """A row for each trial, step model by step model; a star marks the fastest correct one."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, justify in _COLUMNS.items():
-        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for name in report.step_models:
+    for column in _COLUMNS:
+        is_text = column in ("step model", "unit", "outcome")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    for name in report.bundle.manifest.step_models:
         shown = name
         for trial in report.trials:
             if trial.step_model == name:
                 table.add_row(shown, *_cells(trial, best=report.chosen.get(name) == trial))
                 shown = ""
     return table
-
-
-_COLUMNS = {
-    "step model": "left",
-    "unit": "left",
-    "load s": "right",
-    "call ms": "right",
-    "correlation": "right",
-    "call 12": "right",
-    "outcome": "left",
-}
 
 
 def _cells(trial: Trial, *, best: bool) -> Iterator[str]:

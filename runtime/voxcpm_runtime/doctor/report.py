@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.macos import MacOS, macos
-from voxcpm_constants.step_models import AUDIO_VAE_DECODER, AUDIO_VAE_ENCODER, Precision
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER, AUDIO_VAE_ENCODER
 from voxcpm_constants.targets import CORE_AI
+from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, COREAI, CPU, PORTABLE
 from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
@@ -20,149 +28,19 @@ from voxcpm_runtime.doctor.agreement import FLOORS
 from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
 
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "coreai-core", "onnxruntime", "onnx", "numpy")
-_KNOWN_CRASHES: tuple[tuple[Callable[[tuple[int, ...]], bool], str], ...] = (
-    (
-        lambda version: version[0] == 14,
-        (
-            "the CPU path (BNNS) ended the process at every prediction of one fp16 model (14.8.7), and never on 15.7 "
-            "(FluidAudio issue 878)"
-        ),
-    ),
-    (
-        lambda version: version[:2] in ((26, 4), (26, 5)),
-        (
-            "the CPU path (BNNS) ended the process after minutes or hours, on any compute unit; macOS 26.6 is clean, "
-            "iOS from 26.4 on is not (FluidAudio issues 587, 817, 818 and 844)"
-        ),
-    ),
+_CRASHES_AFTER_A_WHILE = (
+    "the CPU path (BNNS) ended the process after minutes or hours, on any compute unit; macOS 26.6 is clean, "
+    "iOS from 26.4 on is not (FluidAudio issues 587, 817, 818 and 844)"
 )
+_KNOWN_CRASHES = {
+    (
+        14,
+    ): "the CPU path (BNNS) ended the process at every prediction of one fp16 model (14.8.7), and never on 15.7 "
+    "(FluidAudio issue 878)",
+    (26, 4): _CRASHES_AFTER_A_WHILE,
+    (26, 5): _CRASHES_AFTER_A_WHILE,
+}
 """Versions of macOS whose Core ML crashed with models like ours, by public reports from real hardware."""
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Machine(_Record):
-    """The machine, and the versions of this project and its libraries."""
-
-    system: str
-    build: str
-    chip: str
-    architecture: str
-    processors: int | None
-    python: str
-    libraries: dict[str, str | None]
-    """Versions; None for a library that is not installed."""
-    backends: tuple[str, ...]
-
-
-class Described(_Record):
-    """The bundle, without its name."""
-
-    generation: str
-    precision: Precision
-    audio_vae_fp32: bool = False
-    target: str
-    kv_length: int
-    digest: str
-    judged: bool
-    """Whether it has test vectors."""
-
-
-class Report(_Record):
-    """Everything that the doctor found."""
-
-    machine: Machine
-    bundle: Described
-    floor: float
-    """The lowest correlation that counts as correct in this precision."""
-    step_models: tuple[str, ...]
-    trials: tuple[Trial, ...]
-    refusal: str = ""
-    """Why nothing was tried on Core ML: the bundle needs a newer system."""
-    known_crash: str = ""
-    """A known crash of this version of macOS; empty for most."""
-    endurance: tuple[Endurance, ...] = ()
-    """The trials of minutes."""
-
-    @property
-    def chosen(self) -> dict[str, Trial]:
-        """The fastest correct trial of each step model, without units that failed in a trial of minutes."""
-        lost = {
-            (t.step_model, t.units[t.step_model])
-            for t in self.endurance
-            if t.outcome != "done" and t.precision == self.bundle.precision
-        }
-        return fastest_correct(t for t in self.trials if (t.step_model, t.unit) not in lost)
-
-    @property
-    def healthy(self) -> bool:
-        """Whether every step model has a correct unit."""
-        return self.chosen.keys() == set(self.step_models)
-
-    def advice(self) -> list[str]:
-        """What to use, what failed, and what to do about it, one sentence each."""
-        return list(_advice(self))
-
-
-def this_machine() -> Machine:
-    """The machine that this process runs on."""
-    return Machine(
-        system=system(),
-        build=build(),
-        chip=chip(),
-        architecture=platform.machine(),
-        processors=os.cpu_count(),
-        python=platform.python_version(),
-        libraries={name: _version(name) for name in _LIBRARIES},
-        backends=backends(),
-    )
-
-
-def report_of(
-    bundle: Bundle, trials: Iterable[Trial], refusal: str = "", endurance: Iterable[Endurance] = ()
-) -> Report:
-    """The report of a bundle's trials on this machine. refusal, endurance: see `Report`."""
-    manifest = bundle.manifest
-    described = Described(
-        generation=manifest.architecture.generation,
-        precision=bundle.precision,
-        audio_vae_fp32=manifest.audio_vae_fp32,
-        target=manifest.target,
-        kv_length=manifest.sizes.kv_length,
-        digest=bundle.digest,
-        judged=bool(manifest.vector_files()),
-    )
-    return Report(
-        machine=this_machine(),
-        bundle=described,
-        floor=FLOORS[bundle.precision],
-        step_models=tuple(manifest.step_models),
-        trials=tuple(trials),
-        refusal=refusal,
-        known_crash=known_crash(macos()),
-        endurance=tuple(endurance),
-    )
-
-
-def known_crash(system: MacOS | None) -> str:
-    """The known crash of this system, with its source, in one sentence; empty for all others."""
-    if system is not None:
-        for affects, reported in _KNOWN_CRASHES:
-            if affects(system.version):
-                return f"{system}: {reported}"
-    return ""
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
-_AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)
 _FAILED = {
     "wrong": "gives wrong numbers",
     "refused": "is refused",
@@ -172,68 +50,183 @@ _FAILED = {
 """Outcome -> what the advice says about it."""
 
 
-def _advice(report: Report) -> Iterator[str]:
-    if report.refusal:
-        yield f"Core ML was not tried: {report.refusal}."
-    if report.known_crash:
-        yield f"Known of {report.known_crash}."
-        if not report.endurance and any(trial.unit in COMPUTE_UNITS for trial in report.trials):
-            yield "Try it for longer with --minutes 30: the GPU replaces a CPU path that ends the process."
-    yield from _endurance_advice(report)
-    yield from _choice_advice(report)
-    for (name, outcome, message), units in _failures(report).items():
-        yield f"{name} {_FAILED[outcome]} on {', '.join(units)}{f': {message}' if message else '.'}"
-    if any(trial.outcome == "hung" for trial in report.trials):
-        yield "A step model that did not answer in time may be slow to compile: give it longer with --timeout."
+@dataclass(frozen=True)
+class Report:
+    """Everything that the doctor found out about a bundle on this machine."""
+
+    bundle: Bundle
+    trials: Sequence[Trial]
+    refusal: str = ""
+    """Why nothing was tried on Core ML: the bundle needs a newer system."""
+    endurance: Sequence[Endurance] = ()
+    """The trials of minutes."""
+
+    @property
+    def chosen(self) -> dict[str, Trial]:
+        """The fastest correct trial of each step model, without units that failed in a trial of minutes."""
+        lost = {(t.step_model, t.units[t.step_model]) for t in self.endurance if t.outcome != "done"}
+        return fastest_correct(t for t in self.trials if (t.step_model, t.unit) not in lost)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every step model has a correct unit."""
+        return self.chosen.keys() == self.bundle.manifest.step_models.keys()
+
+    def advice(self) -> Iterator[str]:
+        """What to use, what failed, and what to do about it, one sentence each."""
+        if self.refusal:
+            yield f"Core ML was not tried: {self.refusal}."
+        if crash := known_crash(macos()):
+            yield f"Known about {crash}."
+            if not self.endurance and any(trial.unit in COMPUTE_UNITS for trial in self.trials):
+                yield "Try it for longer with --minutes 30: the GPU replaces a CPU path that ends the process."
+        yield from self._endurance_advice()
+        yield from self._choice_advice()
+        failures: dict[tuple[str, str, str], list[str]] = {}
+        for trial in self.trials:
+            if trial.outcome in _FAILED:
+                key = trial.step_model, trial.outcome, trial.message
+                failures.setdefault(key, []).append(trial.unit)
+        for (name, outcome, message), units in failures.items():
+            yield f"{name} {_FAILED[outcome]} on {', '.join(units)}{f': {message}' if message else '.'}"
+        if any(trial.outcome == "hung" for trial in self.trials):
+            yield "A step model that did not answer in time may be slow to compile: increase --timeout."
+
+    def _endurance_advice(self) -> Iterator[str]:
+        for trial in self.endurance:
+            minutes = f"{trial.seconds / 60:.1f} minutes"
+            if trial.outcome == "done":
+                units = ", ".join(f"{name} on {unit}" for name, unit in trial.units.items())
+                yield f"The chosen units lasted {minutes}: {units}."
+                continue
+            unit = trial.units[trial.step_model]
+            yield (
+                f"The chosen units did not last: {trial.step_model} {_FAILED[trial.outcome]} on {unit} after "
+                f"{minutes}: {trial.message}"
+            )
+            half = self.bundle.precision != "fp32" and not self.bundle.manifest.audio_vae_fp32
+            if trial.step_model in (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER) and unit == CPU and half:
+                yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32."
+
+    def _choice_advice(self) -> Iterator[str]:
+        units = {name: trial.unit for name, trial in self.chosen.items()}
+        lost = [name for name in self.bundle.manifest.step_models if name not in units]
+        if not lost and set(units.values()) == {PORTABLE}:
+            yield "Every step model is correct on the portable backend."
+        elif not lost and set(units.values()) == {COREAI}:
+            yield "Every step model is correct on Core AI."
+        elif not lost:
+            yield "Every step model is correct on some unit. A star marks what --compute-units auto uses."
+            if portable := [name for name, unit in units.items() if unit == PORTABLE]:
+                yield f"Only the portable backend is correct for {', '.join(portable)}."
+        if not self.bundle.manifest.vector_files():
+            yield (
+                "This bundle has no test vectors, so its results can be timed but not judged. Convert the checkpoint "
+                "again."
+            )
+        elif lost:
+            yield (
+                f"No unit is correct for {', '.join(lost)}. Try another --precision, and please report it: attach the "
+                "output of --json to an issue; it contains no names or paths."
+            )
+            if "portable" not in backends() and self.bundle.manifest.target != CORE_AI:
+                yield f"The portable backend may work: {INSTALL_PORTABLE}"
+
+    def document(self, *, saved: bool) -> Any:
+        """The report for `--json`, without names and paths. saved: whether the choice was saved."""
+        bundle, manifest = self.bundle, self.bundle.manifest
+        document = {
+            "machine": this_machine(),
+            "bundle": {
+                "generation": manifest.architecture.generation,
+                "precision": bundle.precision,
+                "audio_vae_fp32": manifest.audio_vae_fp32,
+                "target": manifest.target,
+                "kv_length": manifest.sizes.kv_length,
+                "digest": bundle.digest,
+                "judged": bool(manifest.vector_files()),
+            },
+            "floor": FLOORS[bundle.precision],
+            "step_models": list(manifest.step_models),
+            "trials": [trial.model_dump(mode="json") for trial in self.trials],
+            "refusal": self.refusal,
+            "known_crash": known_crash(macos()),
+            "endurance": [trial.model_dump(mode="json") for trial in self.endurance],
+            "chosen": {name: trial.unit for name, trial in self.chosen.items()},
+            "saved": saved,
+            "advice": list(self.advice()),
+        }
+        return anonymous(document, [bundle.folder])
 
 
-def _endurance_advice(report: Report) -> Iterator[str]:
-    for trial in report.endurance:
-        vae = "The fp32 AudioVAE" if trial.precision != report.bundle.precision else "The chosen units"
-        minutes = f"{trial.seconds / 60:.1f} minutes"
-        if trial.outcome == "done":
-            yield f"{vae} lasted {minutes}: {_units(trial.units)}."
-        else:
-            where = f"{_FAILED[trial.outcome]} on {trial.units[trial.step_model]}"
-            yield f"{vae} did not last: {trial.step_model} {where} after {minutes}: {trial.message}"
-    if any(t.step_model in _AUDIO_VAE and t.units[t.step_model] == CPU for t in report.endurance):
-        tried = any(trial.precision != report.bundle.precision for trial in report.endurance)
-        if not tried and report.bundle.precision != "fp32" and not report.bundle.audio_vae_fp32:
-            yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32."
+def this_machine() -> dict[str, Any]:
+    """This machine, and the versions of this project and its libraries; None for one that is not installed."""
+    libraries: dict[str, str | None] = dict.fromkeys(_LIBRARIES)
+    for name in _LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            libraries[name] = version(name)
+    return {
+        "system": system(),
+        "build": build(),
+        "chip": chip(),
+        "architecture": platform.machine(),
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "libraries": libraries,
+        "backends": backends(),
+    }
 
 
-def _choice_advice(report: Report) -> Iterator[str]:
-    portable = [name for name, trial in report.chosen.items() if trial.unit == PORTABLE]
-    lost = [name for name in report.step_models if name not in report.chosen]
-    if not lost and len(portable) == len(report.chosen):
-        yield "Every step model is correct on the portable backend."
-    elif not lost and all(trial.unit == COREAI for trial in report.chosen.values()):
-        yield "Every step model is correct on Core AI."
-    elif not lost:
-        yield "Every step model is correct somewhere. A star marks what --compute-units auto uses."
-        if portable:
-            yield f"Only the portable backend is correct for {', '.join(portable)}."
-    if not report.bundle.judged:
-        yield (
-            "This bundle has no test vectors: its numbers cannot be judged, only timed. Convert the checkpoint again."
-        )
-    elif lost:
-        yield (
-            f"No unit is correct for {', '.join(lost)}. Try another --precision, and please report it: attach the "
-            "output of --json to an issue; it contains no names or paths."
-        )
-        if "portable" not in report.machine.backends and report.bundle.target != CORE_AI:
-            yield f"The portable backend may work: {INSTALL_PORTABLE}"
+def known_crash(system: MacOS | None) -> str:
+    """The known crash of this system, with its source, in one sentence; empty for all others."""
+    for affected, reported in _KNOWN_CRASHES.items():
+        if system is not None and system.version[: len(affected)] == affected:
+            return f"{system}: {reported}"
+    return ""
 
 
-def _failures(report: Report) -> dict[tuple[str, str, str], list[str]]:
-    """The units on which a step model failed, by step model, outcome and message."""
-    grouped: dict[tuple[str, str, str], list[str]] = {}
-    for trial in report.trials:
-        if trial.outcome in _FAILED:
-            grouped.setdefault((trial.step_model, trial.outcome, trial.message), []).append(trial.unit)
-    return grouped
+# An absolute path, one in a home folder, or a file: URL. Only its last part is kept, which names a file of the bundle.
+# Spaces belong to it only if they are escaped.
+_PATH = re.compile(r"(?:file:/*)?(?<![\w.…])~?/(?:[^\s/'\"()<>,;:]+/)+([^\s/'\"()<>,;:]*)")
+# Keys with text of Core ML or a child process. All other texts are this project's own words, which may equal the name
+# of a user or a host by chance.
+_FREE_TEXTS = {"message", "advice", "refusal", "no_plan"}
 
 
-def _units(units: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} on {unit}" for name, unit in units.items())
+def anonymous(document: Any, folders: Iterable[Path] = ()) -> Any:
+    """A JSON value with "…" for paths and for names of users and hosts in its free texts, for a public issue.
+
+    folders: paths that may contain spaces.
+    """
+    own = [*folders, *_read(Path.home), *_read(lambda: cache_folder("compiled").parent)]
+    own += [*_read(lambda: Path(tempfile.gettempdir())), Path(sys.prefix)]
+    paths = _any_of({text for path in own for text in (str(path), str(path.resolve()))})
+    node = platform.node()
+    # Names of one or two letters would match everywhere.
+    names = _any_of(
+        {name for name in (*_read(getpass.getuser), node, node.partition(".")[0]) if len(name) > 2}
+    )
+
+    def cleaned(value: Any, *, free: bool = False) -> Any:
+        if isinstance(value, dict):
+            return {key: cleaned(item, free=free or key in _FREE_TEXTS) for key, item in value.items()}
+        if isinstance(value, list):
+            return [cleaned(item, free=free) for item in value]
+        if free and isinstance(value, str):
+            return names.sub("…", _PATH.sub(r"…/\1", paths.sub("…", value)))
+        return value
+
+    return cleaned(document)
+
+
+def _read(ask: Callable[[], Any]) -> list[Any]:
+    """The answer in a list; nothing if the system has no home folder, temp folder or user name."""
+    with contextlib.suppress(KeyError, OSError, RuntimeError, InputError):
+        return [ask()]
+    return []
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of these words, the longest first; without any it matches nothing."""
+    escaped = sorted((re.escape(word) for word in words if len(word) > 1), key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(escaped)})(?!\w)" if escaped else r"(?!)")

@@ -1,42 +1,60 @@
-"""Trials of step models in child processes: one call after the other on each compute unit, or all in turn for minutes.
+"""Trials of step models in child processes, which may crash, hang or be killed: each step model alone on a compute
+unit, or all in turn for minutes.
 
-Core ML was reported to end a process after minutes or an hour, mostly on its CPU path. In a trial of minutes, a step
+Core ML was reported to end a process after minutes or an hour, mostly on its CPU path. In an endurance trial, a step
 model that does so gets its next best unit, and the trial begins again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import IO, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_constants.step_models import AUDIO_VAE_DECODER, AUDIO_VAE_ENCODER, Precision
-from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, CPU, PORTABLE
-from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, PORTABLE
+from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import Agreement
-from voxcpm_runtime.doctor.children import run_child
-from voxcpm_runtime.doctor.worker import Event, Request, Task
+from voxcpm_runtime.doctor.worker import Event
 
 Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
+Ending = Literal["done", "crashed", "hung"]
 Begun = Callable[[str, str], None]
 """begun(step model, unit): called when the trial of a step model begins."""
 
-# Keys of the last event of a step model.
-_FINISHED = {"outcome", "call_seconds", "operations"}
+# Before its first event a child has a minute more, because importing coremltools is slow.
+_PROGRAM = """
+import signal, sys
+signal.alarm(60 + int(sys.argv[3]))
+from voxcpm_runtime.doctor.worker import main
+main()
+"""
+_TAIL_BYTES = 4096
 
 
-class Trial(BaseModel):
-    """What one step model did on one compute unit."""
-
+class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Trial(_Record):
+    """What one step model did on one compute unit."""
 
     step_model: str
     unit: str
     outcome: Outcome
     """unjudged: it runs, but the bundle has no test vectors."""
     stage: str = "done"
-    """Where it ended: "start" (of the child process), "load", "check" (the test vectors), "time", or "done"."""
+    """Where it ended: "start" (of the child process), "load", "check", "time", or "done"."""
     message: str = ""
     """Core ML's reason for a refusal; the signal and the last output of a crash."""
     load_seconds: float | None = None
@@ -49,15 +67,12 @@ class Trial(BaseModel):
     """Why Core ML gave no plan."""
 
 
-class Endurance(BaseModel):
+class Endurance(_Record):
     """One trial of minutes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    precision: Precision
     units: dict[str, str]
     """The compute unit of each step model."""
-    outcome: Literal["done", "crashed", "hung"]
+    outcome: Ending
     seconds: float
     """How long it lasted."""
     step_model: str = ""
@@ -66,28 +81,42 @@ class Endurance(BaseModel):
 
 
 def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, begun: Begun) -> list[Trial]:
-    """One trial of each named step model, in order. limit: seconds for each."""
-    found = []
-    for event in _events(bundle, "trial", unit, names, limit, begun):
-        trial = Trial(**{"outcome": "unjudged", **event, "unit": unit})
-        if trial.stage == "done" and trial.agreement is not None:
-            correct = trial.agreement.correct(bundle.precision)
-            trial = trial.model_copy(update={"outcome": "correct" if correct else "wrong"})
-        found.append(trial)
+    """One trial of each step model on a unit, in order. limit: seconds for each.
+
+    After a crash, another child continues with the next step model.
+    """
+    found: list[Trial] = []
+    while left := names[len(found) :]:
+        events: dict[str, Event] = {}
+
+        def heard(event: Event, events: dict[str, Event] = events) -> None:
+            name = event["step_model"]
+            if name not in events:
+                begun(name, unit)
+            events[name] = events.get(name, {}) | event
+
+        ending, message = _run_child(bundle, dict.fromkeys(left, unit), limit, heard)
+        for name in left:
+            event = events.get(name, {"step_model": name, "stage": "start"})
+            finished = "outcome" in event or event["stage"] == "done"
+            if not finished:
+                event |= {"outcome": "crashed" if ending == "done" else ending, "message": message}
+            found.append(_trial(event, unit, bundle.precision))
+            if not finished:
+                break
     return found
 
 
-def placed(bundle: Bundle, found: Sequence[Trial], *, limit: float) -> list[Trial]:
-    """The trials; the correct ones on Core ML with their operations by device, or why there is no plan."""
-    plans: dict[tuple[str, str], Event] = {}
-    for unit in COMPUTE_UNITS:
-        correct = [t.step_model for t in found if (t.unit, t.outcome) == (unit, "correct")]
-        for event in _events(bundle, "placement", unit, correct, limit):
-            plans[event["step_model"], unit] = {
-                "operations": event.get("operations"),
-                "no_plan": event.get("message", ""),
-            }
-    return [t.model_copy(update=plans.get((t.step_model, t.unit), {})) for t in found]
+def _trial(event: Event, unit: str, precision: Precision) -> Trial:
+    """The trial of a step model. event: all its events merged."""
+    if event["stage"] == "plan":
+        # It has run: Core ML only gave no plan of it.
+        event = {**event, "no_plan": event["message"], "message": "", "outcome": "unjudged", "stage": "done"}
+    trial = Trial(**{"outcome": "unjudged", **event, "unit": unit})
+    if trial.stage == "done" and trial.agreement is not None:
+        correct = trial.agreement.correct(precision)
+        trial = trial.model_copy(update={"outcome": "correct" if correct else "wrong"})
+    return trial
 
 
 def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
@@ -103,99 +132,83 @@ def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
 def endurance(
     bundle: Bundle, found: Sequence[Trial], minutes: float, *, limit: float, begun: Begun
 ) -> Iterator[Endurance]:
-    """Trials with the chosen units until one lasts, and one with an fp32 AudioVAE if it ended on the CPU.
+    """Trials with the best compute units until one lasts.
 
     found: the trials of each step model. limit: seconds without an answer.
     """
     lost: set[tuple[str, str]] = set()
-    half = bundle.precision != "fp32" and not bundle.manifest.audio_vae_fp32
-    other: Precision | None = "fp32" if half and "fp32" in bundle.manifest.precisions else None
-    while units := _chosen_units(found, lost):
-        trial = _lasting(bundle, units, minutes, limit, begun)
-        yield trial
-        if trial.outcome == "done":
+    while True:
+        chosen = fastest_correct(t for t in found if (t.step_model, t.unit) not in lost)
+        units = {name: trial.unit for name, trial in chosen.items() if trial.unit in COMPUTE_UNITS}
+        if not units:
             return
-        failed = trial.step_model, units[trial.step_model]
-        lost.add(failed)
-        if other is not None and failed in {(AUDIO_VAE_DECODER, CPU), (AUDIO_VAE_ENCODER, CPU)}:
-            vae = dict.fromkeys((AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER), CPU)
-            yield _lasting(open_bundle(bundle.folder, other), vae, minutes, limit, begun)
-            other = None
+        last: Event = {"step_model": next(iter(units)), "elapsed": 0.0}
+
+        def heard(event: Event, units: dict[str, str] = units, last: Event = last) -> None:
+            last.update(event)
+            place = f"{units[event['step_model']]}, {last['elapsed'] / 60:.1f} of {minutes:g} minutes"
+            begun(event["step_model"], place)
+
+        outcome, message = _run_child(bundle, units, limit, heard, 60 * minutes)
+        failed = "" if outcome == "done" else last["step_model"]
+        yield Endurance(
+            units=units, outcome=outcome, seconds=last["elapsed"], step_model=failed, message=message
+        )
+        if outcome == "done":
+            return
+        lost.add((failed, units[failed]))
 
 
-def _chosen_units(found: Sequence[Trial], lost: set[tuple[str, str]]) -> dict[str, str]:
-    """The best compute unit of Core ML for each step model. lost: step models and units to avoid."""
-    chosen = fastest_correct(t for t in found if (t.step_model, t.unit) not in lost)
-    return {name: trial.unit for name, trial in chosen.items() if trial.unit in COMPUTE_UNITS}
-
-
-def _lasting(
-    bundle: Bundle, units: Mapping[str, str], minutes: float, limit: float, begun: Begun
-) -> Endurance:
-    last: Event = {"step_model": next(iter(units))}
-
-    def heard(event: Event) -> None:
-        last.update(event)
-        name = event["step_model"]
-        begun(name, f"{units[name]}, {last.get('elapsed', 0) / 60:.1f} of {minutes:g} minutes")
-
-    request = _request(bundle, "endurance", CPU, tuple(units), limit, units=dict(units), seconds=60 * minutes)
-    ending = run_child(request, heard)
-    return Endurance(
-        precision=bundle.precision,
-        units=dict(units),
-        outcome=ending.outcome,
-        seconds=last.get("elapsed", 0.0),
-        step_model="" if ending.outcome == "done" else last["step_model"],
-        message=ending.message,
-    )
-
-
-def _request(
-    bundle: Bundle, task: Task, unit: str, names: Sequence[str], limit: float, **more: Any
-) -> Request:
-    return Request(
-        task=task,
-        bundle=str(bundle.folder),
-        precision=bundle.precision,
-        unit=unit,
-        step_models=tuple(names),
-        limit=limit,
-        judged=bool(bundle.manifest.vector_files()),
-        **more,
-    )
-
-
-def _events(
+def _run_child(
     bundle: Bundle,
-    task: Task,
-    unit: str,
-    names: Sequence[str],
+    units: Mapping[str, str],
     limit: float,
-    begun: Begun = lambda name, unit: None,
-) -> Iterator[Event]:
-    """The merged events of each named step model, in order. After a crash another child continues with the next."""
-    left = tuple(names)
-    while left:
-        found = _of_one_child(_request(bundle, task, unit, left, limit), begun)
-        yield from found
-        left = left[len(found) :]
+    heard: Callable[[Event], None],
+    seconds: float = 0.0,
+) -> tuple[Ending, str]:
+    """Run step models on their units in a child process, and pass on its events. seconds: 0, or how long an endurance
+    trial lasts. Returns how it ended; for a crash with the signal or the exit code, and its last words.
+
+    The system ends the child if a step model takes longer than `limit` seconds; it is killed when this function ends,
+    as Ctrl-C does not reach it.
+    """
+    request = {"bundle": str(bundle.folder), "precision": bundle.precision, "units": dict(units)}
+    timing = (str(math.ceil(limit)), str(seconds))
+    receiving, sending = os.pipe()
+    with os.fdopen(receiving, "rb") as reported, tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-c", _PROGRAM, json.dumps(request), str(sending), *timing],
+            pass_fds=(sending,),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            # A session of its own, so that its children are killed with it.
+            start_new_session=True,
+            # A file in the working directory must not be imported as a module (Python 3.11).
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        os.close(sending)
+        said = None
+        try:
+            for line in reported:
+                said = errors.seek(0, os.SEEK_END)
+                if line.endswith(b"\n"):  # not cut off by a crash
+                    heard(parsed_json(line))
+            code = child.wait()
+        finally:
+            # macOS refuses a signal to a process group with only a zombie.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if code == -signal.SIGALRM:
+            return "hung", "did not start in time" if said is None else f"no answer within {limit:g} s"
+        return ("done", "") if code == 0 else ("crashed", _last_words(code, errors, said or 0))
 
 
-def _of_one_child(request: Request, begun: Begun) -> list[Event]:
-    """The merged events of the step models that one child finished, and of the one that ended it."""
-    found: dict[str, Event] = {}
-
-    def heard(event: Event) -> None:
-        name = event["step_model"]
-        if name not in found:
-            begun(name, request.unit)
-        found[name] = found.get(name, {}) | event
-
-    ending = run_child(request, heard)
-    unfinished = [n for n in request.step_models if not _FINISHED & found.get(n, {}).keys()]
-    if unfinished:
-        before = found.get(unfinished[0], {"step_model": unfinished[0], "stage": "start"})
-        outcome = "crashed" if ending.outcome == "done" else ending.outcome
-        found[unfinished[0]] = before | {"outcome": outcome, "message": ending.message}
-    return [found[name] for name in request.step_models if name in found]
+def _last_words(code: int, errors: IO[bytes], said: int) -> str:
+    """How the child ended, and the last line of its output after the first `said` bytes."""
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    errors.seek(max(said, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    return f"{name}: {last}" if last else name

@@ -20,9 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPMError
-from voxcpm_runtime.commands.batch_execution import SpokenFile, Task, spoken_files
-from voxcpm_runtime.commands.engine import loaded, opened
-from voxcpm_runtime.commands.shared_arguments import Engine
+from voxcpm_runtime.commands.batch_execution import SpokenFile, Task, spoken_file
+from voxcpm_runtime.commands.shared_arguments import Engine, loaded, opened
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_address, check_device, cluster, everywhere, machine_name
 
@@ -59,7 +58,7 @@ class Speaker:
     def speak(self, asked: Any, output: str) -> tuple[SpokenFile | VoxCPMError, Warnings]:
         """The file or error of a line, and its warnings. Raises DeviceError for a GPU that can no longer be used."""
         warned: Warnings = []
-        ((_, result),) = spoken_files(self._tts, [asked], [output], lambda _, text: warned.append(text))
+        result = spoken_file(self._tts, asked, output, warned.append)
         # Another machine can speak the line.
         if isinstance(result, DeviceError):
             raise result

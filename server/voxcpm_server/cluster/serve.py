@@ -26,8 +26,7 @@ from ray.serve.schema import LoggingConfig
 from voxcpm_constants.errors import first_line, os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError, VoxCPMError
-from voxcpm_runtime.commands.engine import loaded, opened
-from voxcpm_runtime.commands.shared_arguments import Engine
+from voxcpm_runtime.commands.shared_arguments import Engine, loaded, opened
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.cluster.cluster import LOCAL, check_address, check_device, cluster, everywhere

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import random
@@ -25,7 +24,7 @@ _LINE = {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "infere
 def batch_lines(bundle: Path, folder: Path) -> Reader:
     """A JSONL file. A line that is refused is reported in one line; the others are read."""
     from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.commands.batch_lines import Defaults, Failure, Lines
+    from voxcpm_runtime.commands.batch_lines import Defaults, Failure, read_lines
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.voices.recordings import Recordings
 
@@ -34,11 +33,10 @@ def batch_lines(bundle: Path, folder: Path) -> Reader:
     def read(content: bytes) -> str | None:
         (folder / "lines.jsonl").write_bytes(content)
         refused = 0
-        with contextlib.closing(Lines(str(folder / "lines.jsonl"), defaults)) as lines:
-            for line in lines:
-                if isinstance(line, Failure):
-                    refused += 1
-                    assert len(str(line).splitlines()) == 1, line
+        for line in read_lines(str(folder / "lines.jsonl"), defaults):
+            if isinstance(line, Failure):
+                refused += 1
+                assert len(str(line).splitlines()) == 1, line
         return f"{min(refused, 3)} lines refused" if refused else None
 
     return Reader((json.dumps(_LINE).encode(),), read, mutated_json)

@@ -169,7 +169,7 @@ def test_a_command_ends_with_one_line_before_anything_is_loaded(
 ) -> None:
     machine("on_linux")
     bundle = bundle_of(target)
-    for module in ("voxcpm_runtime.voxcpm.place_step_models", "voxcpm_runtime.doctor.examination.trials"):
+    for module in ("voxcpm_runtime.voxcpm.place_step_models", "voxcpm_runtime.doctor.command.trials"):
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("loaded"))
 
     code = cli.main([str(bundle.folder) if word == "BUNDLE" else word for word in words])

@@ -1,3 +1,5 @@
+"""`batch`: files by line, voices and options of a line, bad lines, unusable inputs, and executors elsewhere."""
+
 import io
 import json
 import sys
@@ -7,10 +9,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime.commands import cli
+from voxcpm_runtime.commands import batch_execution, cli
+from voxcpm_runtime.commands.batch_execution import SpokenFile
 from voxcpm_runtime.voxcpm import VoxCPM
-
-second_generation = pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 
 
 def record(folder):
@@ -30,15 +31,15 @@ def recording(path, seed=0):
     soundfile.write(path, np.random.default_rng(seed).uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
 
 
-def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speaking):
-    code, out, err = batch(["one.", "", "two.", "  "], "--seed", "3", name="lines.txt")
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speaking, ends):
+    (folder / "lines.txt").write_bytes(f"one.{ends}{ends}two.{ends}  {ends}".encode())
+
+    code, out, err = batch(None, "--seed", "3", name="lines.txt")
 
     assert (code, err) == (0, "")
-    assert sorted(path.name for path in (folder / "out").iterdir()) == [
-        "output_001.wav",
-        "output_003.wav",
-        "spoken.jsonl",
-    ]
+    names = sorted(path.name for path in (folder / "out").iterdir())
+    assert names == ["output_001.wav", "output_003.wav", "spoken.jsonl"]
     np.testing.assert_array_equal(samples("out/output_003.wav"), speech(speaking, "two.", seed=3))
     assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
     assert out.startswith("out/output_001.wav: ")
@@ -52,40 +53,34 @@ def test_a_line_without_a_seed_gets_a_fresh_one_that_is_recorded(batch, folder, 
     audio = samples("out/output_001.wav")
     np.testing.assert_array_equal(audio, speech(speaking, "one.", seed=first["seed"]))
     assert (first["line"], first["output"], first["samples"]) == (1, "output_001.wav", len(audio))
-    assert first["seconds"] == pytest.approx(
-        len(audio) / soundfile.info("out/output_001.wav").samplerate, abs=1e-3
-    )
+    rate = soundfile.info("out/output_001.wav").samplerate
+    assert first["seconds"] == pytest.approx(len(audio) / rate, abs=1e-3)
 
 
-@second_generation
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking):
     """Paths in a line are relative to the JSONL file, paths on the command line to the working directory."""
     recording(folder / "set" / "a.wav", 1)
     recording(folder / "b.wav", 2)
+    prompt = {"text": "one.", "prompt": "a.wav", "prompt_text": "so."}
     lines = [
         {"text": "one."},
         {"text": "one.", "output": "low/own.flac", "seed": 4, "reference": "a.wav", "control": "low"},
-        {
-            "text": "one.",
-            "prompt": "a.wav",
-            "prompt_text": "so.",
-            "reference": None,
-            "min_len": 5,
-            "cfg_value": 1,
-        },
+        {**prompt, "reference": None, "min_len": 5, "cfg_value": 1},
+        prompt,
     ]
+    options = ("--seed", "3", "--reference", "b.wav", "--max-len", "9")
 
-    code, _, err = batch(
-        lines, "--seed", "3", "--reference", "b.wav", "--max-len", "9", name="set/lines.jsonl"
-    )
+    code, _, err = batch(lines, *options, name="set/lines.jsonl")
 
     assert (code, err) == (0, "")
+    given = {"seed": 3, "max_len": 9}
+    own = speech(speaking, "one.", "set/a.wav", "so.", **given, min_len=5, cfg_value=1.0)
     expected = {
-        "output_001.wav": speech(speaking, "one.", None, None, "b.wav", seed=3, max_len=9),
+        "output_001.wav": speech(speaking, "one.", None, None, "b.wav", **given),
         "low/own.flac": speech(speaking, "(low)one.", None, None, "set/a.wav", seed=4, max_len=9),
-        "output_003.wav": speech(
-            speaking, "one.", "set/a.wav", "so.", seed=3, max_len=9, min_len=5, cfg_value=1.0
-        ),
+        "output_003.wav": own,
+        "output_004.wav": speech(speaking, "one.", "set/a.wav", "so.", "b.wav", **given),
     }
     for name, audio in expected.items():
         np.testing.assert_array_equal(samples(f"out/{name}"), audio, err_msg=name)
@@ -96,10 +91,11 @@ BAD_LINES = {
     "[1]": "expected a JSON object with at least a text, got '[1]'",
     '{"output": "x.wav"}': "the key 'text' is missing",
     '{"text": ""}': "the text is empty",
-    '{"text": 3}': "text: input should be a valid string, got 3",
+    '{"text": 3}': "text: expected a string, got 3",
+    '{"text": "a", "prompt": ["b"]}': "prompt: expected a string, got ['b']",
     '{"text": "a", "cfg": 2}': "unknown key 'cfg'; expected some of text, output, seed, prompt",
-    '{"text": "a", "cfg_value": "2"}': "cfg_value: input should be a valid number, got '2'",
-    '{"text": "a", "cfg_value": 20}': "cfg_value must be a number from 0 to 10, got 20",
+    '{"text": "a", "cfg_value": "2"}': "cfg_value must be a number from 0 to 10, got '2'",
+    '{"text": "a", "seed": -1}': "seed must be",
     '{"text": "a", "prompt": "nowhere.wav", "prompt_text": "b"}': "prompt audio nowhere.wav: no such file",
     '{"text": "a", "prompt_text": "b"}': "got the transcript without the audio",
     '{"text": "a", "min_len": 48, "retry_badcase_ratio_threshold": 99.0}': "53 needed, but the KV cache has 48",
@@ -108,21 +104,19 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD_LINES, ids=lambda line: line[:40])
-def test_a_bad_line_is_told_by_its_number_and_the_rest_goes_on(batch, folder, bad):
-    code, out, err = batch(['{"text": "one."}', "", bad, '{"text": "two."}'])
+def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folder):
+    code, out, err = batch(['{"text": "one."}', "", *BAD_LINES, '{"text": "two."}'])
 
     assert code == 1
-    told, again = err.splitlines()
-    assert told.startswith("line 3: ")
-    assert BAD_LINES[bad] in told
-    assert again == f"failed: {told}"
-    assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 1 failed"
-    assert {path.name for path in (folder / "out").iterdir()} == {
-        "output_001.wav",
-        "output_004.wav",
-        "spoken.jsonl",
-    }
+    assert out.splitlines()[-1] == f"2 spoken, 0 skipped (already there), {len(BAD_LINES)} failed"
+    wavs = {path.name for path in (folder / "out").glob("*.wav")}
+    assert wavs == {"output_001.wav", f"output_{len(BAD_LINES) + 3:03d}.wav"}
+    # Each is reported when it is read or spoken, and again at the end, in order.
+    lines, again = err.splitlines()[: len(BAD_LINES)], err.splitlines()[len(BAD_LINES) :]
+    assert again == [f"failed: {line}" for line in sorted(lines, key=lambda line: int(line[5:7].strip(":")))]
+    for number, (line, message) in enumerate(zip(again, BAD_LINES.values(), strict=True), start=3):
+        assert line.startswith(f"failed: line {number}: ")
+        assert message in line
 
 
 def test_a_line_that_is_not_utf_8_is_a_bad_line(batch, folder):
@@ -137,15 +131,13 @@ def test_a_line_that_is_not_utf_8_is_a_bad_line(batch, folder):
 
 
 def test_a_file_that_cannot_be_written_is_a_bad_line(batch, folder):
-    (folder / "out" / "here.wav").mkdir(parents=True)
+    (folder / "out").mkdir()
     (folder / "out" / "file").touch()
-    lines = [{"text": "a", "output": "here.wav"}, {"text": "a", "output": "file/x.wav"}, {"text": "a"}]
 
-    code, out, err = batch(lines, "--overwrite")
+    code, out, err = batch([{"text": "a", "output": "file/x.wav"}, {"text": "a"}])
 
     assert code == 1
-    assert "line 1: out/here.wav: cannot be written (it is a folder)" in err
-    assert "line 2: out/file: the folder cannot be created" in err
+    assert "line 1: out/file: the folder cannot be created" in err
     assert out.splitlines()[-1].startswith("1 spoken")
 
 
@@ -185,15 +177,15 @@ UNUSABLE = [
     (["spoken.jsonl"], "spoken.jsonl: a batch writes its own record under this name"),
     (["lines.txt", "more.txt"], "expected a bundle and one input, got 3"),
     (["lines.txt", "-o", "lines.csv"], "lines.csv: the folder cannot be created"),
-    (["lines.txt", "--cfg-value", "11"], "cfg_value must be"),
+    (["lines.txt", "--seed", "-1"], "--seed"),
     (["lines.txt", "--prompt", "a.wav", "--prompt-text", "b"], "prompt audio a.wav: no such file"),
-    (["lines.txt", "--precision", "fp32"], "it has fp16, int8"),
     ([], "[BUNDLE] INPUT"),
 ]
 
 
+@pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 @pytest.mark.parametrize(("arguments", "message"), UNUSABLE)
-def test_what_no_line_can_be_spoken_with_is_one_line_and_exit_code_two(
+def test_an_unusable_input_or_option_is_one_line_and_exit_code_two(
     bundle_folder, folder, capsys, arguments, message
 ):
     for name in ("lines.txt", "lines.csv", "more.txt"):
@@ -213,15 +205,16 @@ def test_what_no_line_can_be_spoken_with_is_one_line_and_exit_code_two(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_the_record_says_which_segment_is_suspicious_and_why(batch, folder, network):
+def test_a_suspicious_segment_is_a_warning_and_on_record(batch, folder, network):
     network.stop_bias = np.array([1e3, 0], np.float32)
 
-    batch(["a.", "hello there."], "--no-retry", name="lines.txt")
+    _, _, err = batch(["a.", "hello there."], "--no-retry", name="lines.txt")
 
     assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
+    assert err.startswith("line 2: warning: segment 1: the speech was cut off")
 
 
-def test_quiet_tells_only_what_went_wrong(batch):
+def test_quiet_prints_only_what_went_wrong(batch):
     assert batch(['{"text": "one."}'], "--quiet") == (0, "", "")
 
     code, out, err = batch(['{"text": "one."}', "{bad"], "-q")
@@ -229,3 +222,37 @@ def test_quiet_tells_only_what_went_wrong(batch):
     assert (code, out) == (1, "")
     assert err.startswith("line 2: ")
     assert err.count("\n") == 1
+
+
+def test_the_command_writes_and_records_what_another_packages_executor_speaks(
+    batch, folder, monkeypatch, loads
+):
+    given = []
+    facts = {"seed": 5, "seconds": 1.0, "samples": 9, "suspicious": {}}
+
+    def executor(tasks, _cancel, _note, warn):
+        for task in tasks:
+            warn(task.line.line, "a remark")
+            yield task, SpokenFile(b"a file", facts, "1 s of speech")
+
+    entry = SimpleNamespace(load=lambda: lambda *arguments: given.append(arguments) or executor)
+    monkeypatch.setattr(batch_execution, "entry_points", lambda **wanted: [entry])
+    code, out, err = batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")
+
+    assert code == 0
+    assert given[0][0] == "HOST:1"
+    assert not loads
+    assert (folder / "out" / "output_002.wav").read_bytes() == b"a file"
+    assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
+    assert err == "line 1: warning: a remark\nline 2: warning: a remark\n"
+    assert batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")[1].startswith("0 spoken, 2 skipped")
+
+
+def test_without_ray_the_extra_is_named(batch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "voxcpm_server.cluster.batch", raising=False)
+    monkeypatch.delitem(sys.modules, "voxcpm_server.cluster.cluster", raising=False)
+
+    code, _, err = batch(["one."], "--ray", "auto", name="lines.txt")
+
+    assert (code, err) == (2, 'error: batch needs ray; install it with: pip install "voxcpm-coreml[ray]"\n')

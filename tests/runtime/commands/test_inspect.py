@@ -32,9 +32,12 @@ def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture, mon
     assert set(facts["precisions"]) == {"fp16", "int8"}
 
 
-def test_inspect_looks_at_every_file(bundle_folder, capsys):
-    (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").unlink()
-
+def test_inspect_checks_every_file(bundle_folder, capsys):
+    package = bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json"
+    package.write_text("x" * package.stat().st_size)
+    assert cli.main(["inspect", str(bundle_folder)]) == 0
+    assert cli.main(["inspect", str(bundle_folder), "--verify"]) == 2
+    package.unlink()
     assert cli.main(["inspect", str(bundle_folder)]) == 2
     assert "locdit_step" in capsys.readouterr().err
 

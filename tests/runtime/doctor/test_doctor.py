@@ -1,0 +1,341 @@
+"""The command `doctor` on the portable backend, and on Core ML's stand-in with everything that can go wrong."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from coremltools.proto import Model_pb2
+
+from edited_manifest import edit_manifest
+from voxcpm_constants.manifest import record_file
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    STEP_MODEL_NAMES,
+)
+from voxcpm_constants.vectors import vectors_path
+from voxcpm_runtime.backends import machine
+from voxcpm_runtime.backends.core_ml.compute_units import measured_units
+from voxcpm_runtime.backends.portable.package import MODEL_FILE
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.doctor import command
+from voxcpm_runtime.doctor.trials import Trial, endurance, trials
+from voxcpm_runtime.doctor.worker import operations_by_device
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
+
+Doctored = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def bundle(tiny_bundle):
+    return open_bundle(tiny_bundle, "fp16")
+
+
+@pytest.fixture
+def copied(tiny_bundle, tmp_path):
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def doctored(capsys):
+    """doctored(arguments): the command's exit code, standard output and standard error."""
+
+    def run(*arguments):
+        code = cli.main(["doctor", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def tried(bundle, *names, unit="cpu_and_ne", limit=60.0):
+    return trials(bundle, unit, names, limit=limit, begun=lambda name, unit: None)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, doctored):
+    code, out, err = doctored(tiny_bundle, "--precision", precision, "--json")
+
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [t["step_model"] for t in found["trials"]] == list(STEP_MODEL_NAMES)
+    assert {(t["unit"], t["outcome"]) for t in found["trials"]} == {("portable", "correct")}
+    assert found["chosen"] == dict.fromkeys(STEP_MODEL_NAMES, "portable")
+    assert all(t["call_seconds"] > 0 and len(t["agreement"]["chain"]) == 12 for t in found["trials"])
+    lm = next(t for t in found["trials"] if t["step_model"] == RESIDUAL_LM_STEP)["agreement"]
+    assert set(lm["streams"]) == {"chain", "first_16", "first_64", "last_1", "last_16", "last_64"}
+    if precision == "fp32":
+        assert min(*lm["streams"].values(), lm["state"]) > 1 - 1e-6
+
+
+@pytest.mark.usefixtures("core_ml")
+def test_states_and_functions_of_macos_15_are_tried(tiny_bundle_15):
+    (found,) = tried(open_bundle(tiny_bundle_15, "fp16"), RESIDUAL_LM_STEP)
+
+    assert found.outcome == "correct"
+    assert found.agreement.worst > 0.999
+
+
+def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monkeypatch, doctored):
+    monkeypatch.setitem(command.UNITS, "coreml", ("cpu", "cpu_and_ne"))
+    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_AND_NE", at="predict", does="wrong")
+    # Slower than any computation here, so that the other unit is the faster one.
+    for name in set(STEP_MODEL_NAMES) - {AUDIO_VAE_DECODER}:
+        core_ml.fault(package=name, unit="CPU_ONLY", at="predict", does="delay", seconds=0.1)
+
+    code, out, _ = doctored(tiny_bundle, "--precision", "fp16", "--backend", "coreml", "--json")
+
+    found = json.loads(out)
+    expected = {**dict.fromkeys(STEP_MODEL_NAMES, "cpu_and_ne"), AUDIO_VAE_DECODER: "cpu"}
+    assert (code, found["chosen"], found["saved"]) == (0, expected, True)
+    assert measured_units(open_bundle(tiny_bundle, "fp16").digest) == expected
+    assert measured_units(open_bundle(tiny_bundle, "int8").digest) == {}
+    wrong = [t for t in found["trials"] if t["outcome"] == "wrong"]
+    assert [(t["step_model"], t["unit"]) for t in wrong] == [(AUDIO_VAE_DECODER, "cpu_and_ne")]
+    assert any("audio_vae_decoder gives wrong numbers on cpu_and_ne" in line for line in found["advice"])
+    # The stand-in has no plan, as systems before macOS 14.4 have none; every trial has the reason.
+    assert all(t["no_plan"] and t["operations"] is None and not t["message"] for t in found["trials"])
+
+
+def test_a_bundle_for_a_newer_system_is_refused_once(core_ml, tiny_bundle_15, doctored):
+    core_ml.system("14.6.1", "23G93")
+
+    code, out, _ = doctored(tiny_bundle_15, "--precision", "fp16", "--json")
+
+    found = json.loads(out)
+    assert code == 0
+    assert {t["unit"] for t in found["trials"]} == {"portable"}
+    assert sum("needs macOS 15 or newer" in line for line in found["advice"]) == 1
+    assert not core_ml.events("load")
+    code, out, err = doctored(tiny_bundle_15, "--precision", "fp16", "--backend", "coreml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "needs macOS 15 or newer" in err
+
+
+def test_a_refused_step_model_runs_on_the_portable_backend_or_has_no_unit(
+    core_ml, tiny_bundle, monkeypatch, doctored
+):
+    monkeypatch.setitem(command.UNITS, "coreml", ("cpu_and_ne",))
+    core_ml.fault(package=LOCDIT_STEP, message="ANECCompile() FAILED")
+
+    code, out, _ = doctored(tiny_bundle, "--precision", "fp16", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["chosen"][LOCDIT_STEP] == "portable"
+    assert found["chosen"][FEAT_ENCODER] == "cpu_and_ne"
+
+    code, out, _ = doctored(tiny_bundle, "--precision", "fp16", "--backend", "coreml")
+    assert code == 1
+    shown = " ".join(out.split())
+    assert "No unit is correct for locdit_step." in shown
+    assert "locdit_step is refused on cpu_and_ne" in shown
+    assert "ANECCompile() FAILED" in shown
+    # The other step models are in the table with the star of the choice.
+    assert "feat_encoder cpu_and_ne" in shown
+    assert "correct *" in shown
+
+
+@pytest.mark.parametrize(
+    ("does", "word", "at", "stage"),
+    [("abort", "SIGABRT", "load", "load"), ("kill", "SIGKILL", "predict", "check")],
+)
+def test_after_a_crash_another_child_continues(core_ml, bundle, does, word, at, stage):
+    core_ml.fault(package=LOCDIT_STEP, at=at, does=does)
+
+    crashed, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER)
+
+    assert (crashed.outcome, crashed.stage, crashed.message[:7]) == ("crashed", stage, word)
+    assert (crashed.load_seconds is None) == (at == "load")
+    assert correct.outcome == "correct"
+    assert len({event["pid"] for event in core_ml.events("load")}) == 2
+
+
+def test_a_child_that_hangs_is_killed_after_its_time(core_ml, bundle):
+    core_ml.fault(package=LOCDIT_STEP, does="hang")
+
+    # A child has a minute more to start.
+    hung, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=8.0)
+
+    assert (hung.outcome, hung.stage, correct.outcome) == ("hung", "load", "correct")
+    assert hung.message == "no answer within 8 s"
+    (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.long
+def test_a_unit_that_ends_the_process_after_a_while_is_replaced(core_ml, bundle):
+    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_ONLY", at="predict", does="abort", after=20)
+    found = [Trial(step_model=AUDIO_VAE_DECODER, unit=u, outcome="correct") for u in ("cpu", "cpu_and_gpu")]
+    found += [Trial(step_model=AUDIO_VAE_ENCODER, unit="cpu", outcome="correct", call_seconds=1.0)]
+
+    first, second = endurance(bundle, found, 3 / 60, limit=60, begun=lambda name, unit: None)
+
+    assert (first.outcome, first.step_model) == ("crashed", AUDIO_VAE_DECODER)
+    assert first.message.startswith("SIGABRT")
+    assert first.units == {AUDIO_VAE_DECODER: "cpu", AUDIO_VAE_ENCODER: "cpu"}
+    assert (second.outcome, second.units[AUDIO_VAE_DECODER]) == ("done", "cpu_and_gpu")
+    assert second.seconds >= 3
+
+
+def test_ctrl_c_ends_the_children(core_ml, tiny_bundle):
+    core_ml.fault(does="hang")
+    # A shell's background job ignores the signal, and so would its children.
+    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heard}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+    given = [sys.executable, "-c", program, "doctor", str(tiny_bundle), "--precision", "fp16"]
+
+    with subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as doctor:
+        while not core_ml.events("load"):
+            assert doctor.poll() is None
+            time.sleep(0.05)
+        doctor.send_signal(signal.SIGINT)
+        _, err = doctor.communicate(timeout=120)
+
+    assert doctor.returncode == 130
+    assert err.splitlines()[-1] == "error: interrupted"
+    with pytest.raises(ProcessLookupError):
+        os.kill(core_ml.events("load")[0]["pid"], 0)
+
+
+def test_the_json_has_no_names_and_no_paths(core_ml, tiny_bundle, monkeypatch, doctored):
+    monkeypatch.setitem(command.UNITS, "coreml", ("cpu",))
+    monkeypatch.setenv("HOME", "/Users/Ada Lovelace")
+    monkeypatch.setenv("LOGNAME", "countess")
+    monkeypatch.setattr(platform, "node", lambda: "analytical-engine.local")
+    package = tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage"
+    core_ml.fault(
+        package=LOCDIT_STEP,
+        message=f"Unable to load {package}, "
+        "/Users/Ada Lovelace/Library/x.mlmodelc, file:///Users/Ada%20Lovelace/y and "
+        "/private/var/folders/zz/T/model.mil of countess on analytical-engine",
+    )
+    core_ml.fault(package=FEAT_ENCODER, does="abort")
+
+    _, out, _ = doctored(tiny_bundle, "--precision", "fp16", "--backend", "coreml", "--json")
+
+    private = ("Ada", "Lovelace", "countess", "analytical", "/var/", "Users", str(tiny_bundle.parent))
+    for word in (*private, getpass.getuser()):
+        assert word not in out, word
+    assert f"{LOCDIT_STEP}.mlpackage" in out
+    assert "model.mil" in out
+
+
+def test_a_bundle_without_vectors_is_timed_and_not_judged(copied, doctored):
+    def without_vectors(document):
+        files = document["files"]
+        document["files"] = {name: r for name, r in files.items() if not name.startswith("vectors/")}
+
+    edit_manifest(copied, without_vectors)
+    shutil.rmtree(copied / "vectors")
+
+    code, out, _ = doctored(copied, "--precision", "fp16", "--json")
+
+    found = json.loads(out)
+    assert code == 1
+    assert {t["outcome"] for t in found["trials"]} == {"unjudged"}
+    assert all(t["call_seconds"] > 0 for t in found["trials"])
+    assert (found["chosen"], found["saved"]) == ({}, False)
+    assert any("Convert the checkpoint again" in line for line in found["advice"])
+    assert not any("No unit is correct" in line for line in found["advice"])
+
+
+def test_altered_vectors_are_refused_by_name(copied, doctored):
+    path = copied / "vectors" / f"{LOCDIT_STEP}.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+    code, out, err = doctored(copied, "--precision", "fp16")
+
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert f"{path}: content differs" in err
+
+
+def test_wrong_rows_in_a_cache_are_found_although_the_outputs_are_right(copied):
+    from safetensors.numpy import load_file, save_file
+
+    path = copied / vectors_path(RESIDUAL_LM_STEP)
+    arrays = load_file(path)
+    arrays["last_64/state/v_cache_00"][:, :, -1] *= -1
+    save_file(arrays, path)
+    record = record_file(path).model_dump()
+    edit_manifest(
+        copied, lambda document: document["files"].update({str(vectors_path(RESIDUAL_LM_STEP)): record})
+    )
+
+    (wrong,) = tried(open_bundle(copied, "fp32"), RESIDUAL_LM_STEP, unit="portable")
+
+    assert wrong.outcome == "wrong"
+    assert wrong.agreement.state < 0.99
+    assert min(wrong.agreement.streams.values()) > 1 - 1e-6
+
+
+def test_a_machine_without_a_backend_is_described_with_what_to_install(tiny_bundle, monkeypatch, doctored):
+    for backend in ("portable", "coreai"):
+        monkeypatch.setitem(machine._BACKENDS, backend, ("absent_library",))
+
+    code, out, err = doctored(tiny_bundle)
+
+    assert code == 2
+    assert "coremltools 9" in out
+    assert "pip install" in err
+    assert err.count("\n") == 1
+    assert json.loads(doctored(tiny_bundle, "--json")[1])["machine"]["backends"] == []
+
+
+class MLCPUComputeDevice:
+    pass
+
+
+def test_the_plan_counts_the_operations_of_the_default_function(
+    core_ml: StandIn,  # noqa: ARG001 - in place
+    tiny_bundle_15: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Core ML plans the default function of a package only."""
+    from coremltools.models import compute_plan
+
+    def load_from_path(path, _unit):
+        spec = Model_pb2.Model()
+        spec.ParseFromString((Path(path) / MODEL_FILE).read_bytes())
+        blocks = {
+            name: SimpleNamespace(block=SimpleNamespace(operations=[(name, index) for index in range(3)]))
+            for name in spec.mlProgram.functions
+        }
+        planned = SimpleNamespace(preferred_compute_device=MLCPUComputeDevice())
+        default = spec.description.defaultFunctionName
+        return SimpleNamespace(
+            model_structure=SimpleNamespace(program=SimpleNamespace(functions=blocks)),
+            get_compute_device_usage_for_mlprogram_operation=lambda o: planned if o[0] == default else None,
+        )
+
+    monkeypatch.setattr(compute_plan, "MLComputePlan", SimpleNamespace(load_from_path=load_from_path))
+    bundle = open_bundle(tiny_bundle_15, "fp16")
+
+    assert operations_by_device(bundle, RESIDUAL_LM_STEP, "cpu") == {"cpu": 3}

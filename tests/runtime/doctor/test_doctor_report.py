@@ -1,0 +1,139 @@
+"""Correlation, the choice of units, where it is saved, and advice: parts of the doctor that need no bundle."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.macos import MacOS
+from voxcpm_runtime.backends.core_ml import compute_units as saved
+from voxcpm_runtime.doctor.agreement import Agreement, correlation
+from voxcpm_runtime.doctor.report import Report, known_crash
+from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
+
+
+def test_correlation_depends_on_angle_scale_and_offset():
+    r = np.array([1.0, -1.0, 1.0, -1.0])
+
+    assert correlation(r, r) == 1
+    assert correlation(-r, r) == -1
+    assert correlation(np.array([1.0, 1.0, 1.0, 1.0]), r) == 0
+    # 2·2 / (4 + 1)
+    assert correlation(2 * r, r) == pytest.approx(0.8)
+    # 2⟨v, r⟩ / (|v|² + |r|²) with v = r + 1: 2·4 / (8 + 4)
+    assert correlation(r + 1, r) == pytest.approx(2 / 3)
+    assert correlation(0 * r, 0 * r) == 1
+    assert correlation(r * np.nan, r) == 0
+
+
+def test_one_bad_stream_or_state_makes_a_unit_wrong():
+    good = Agreement(streams={"chain": 1.0, "last_1": 1.0}, chain=(1.0,), state=1.0)
+
+    for precision in ("fp32", "fp16", "int8", "int4"):
+        assert good.correct(precision)
+        for changed in ({"streams": {"chain": 1.0, "last_1": 0.5}}, {"state": 0.5}):
+            assert not good.model_copy(update=changed).correct(precision)
+
+
+def trial(name, unit, seconds, outcome="correct"):
+    return Trial(step_model=name, unit=unit, outcome=outcome, call_seconds=seconds)
+
+
+def test_the_fastest_correct_unit_is_chosen_and_the_portable_backend_only_in_need():
+    found = [
+        trial("a", "cpu", 3.0),
+        trial("a", "all", 2.0),
+        trial("a", "cpu_and_ne", 1.0, "wrong"),
+        trial("a", "portable", 0.5),
+        trial("b", "cpu", None, "crashed"),
+        trial("b", "portable", 0.5),
+        trial("c", "cpu", None, "hung"),
+    ]
+
+    assert {name: t.unit for name, t in fastest_correct(found).items()} == {"a": "all", "b": "portable"}
+
+
+def report(*found, **more):
+    manifest = SimpleNamespace(
+        step_models=dict.fromkeys(t.step_model for t in found),
+        audio_vae_fp32=False,
+        target="macOS14",
+        vector_files=lambda: ["a file"],
+    )
+    return Report(SimpleNamespace(precision="fp16", manifest=manifest), found, **more)
+
+
+def test_advice_on_what_to_use():
+    native, portable = trial("a", "cpu", 1.0), trial("b", "portable", 1.0)
+
+    assert list(report(native).advice()) == [
+        "Every step model is correct on some unit. A star marks what --compute-units auto uses."
+    ]
+    assert list(report(portable).advice()) == ["Every step model is correct on the portable backend."]
+    assert list(report(native, portable).advice())[1:] == ["Only the portable backend is correct for b."]
+
+
+def test_advice_on_what_failed(monkeypatch):
+    found = [trial("a", "cpu", None, "hung"), trial("a", "all", None, "hung"), trial("b", "cpu", 1.0)]
+
+    assert not any("pip install" in line for line in report(*found).advice())
+    monkeypatch.setattr("voxcpm_runtime.doctor.report.backends", lambda: ("coreml",))
+    lost, install, hung, slow = report(*found).advice()
+
+    assert lost.startswith("No unit is correct for a. ")
+    assert "--json" in lost
+    assert "pip install" in install
+    assert hung == "a does not answer in time on cpu, all."
+    assert "--timeout" in slow
+
+
+def test_advice_on_what_lasted(monkeypatch):
+    crash = {"outcome": "crashed", "step_model": "audio_vae_decoder", "message": "SIGSEGV"}
+    ended = Endurance(units={"audio_vae_decoder": "cpu"}, seconds=90.0, **crash)
+    lasted = Endurance(units={"audio_vae_decoder": "all"}, seconds=600.0, outcome="done")
+    trials = trial("audio_vae_decoder", "cpu", 1.0), trial("audio_vae_decoder", "all", 2.0)
+
+    found, after = report(*trials), report(*trials, endurance=(ended, lasted))
+
+    assert (found.chosen["audio_vae_decoder"].unit, after.chosen["audio_vae_decoder"].unit) == ("cpu", "all")
+    assert list(after.advice())[:3] == [
+        "The chosen units did not last: audio_vae_decoder ends the process on cpu after 1.5 minutes: SIGSEGV",
+        "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32.",
+        "The chosen units lasted 10.0 minutes: audio_vae_decoder on all.",
+    ]
+    monkeypatch.setattr("voxcpm_runtime.doctor.report.macos", lambda: MacOS((26, 4), ""))
+    known = list(found.advice())
+    assert known[0].startswith("Known about macOS 26.4: the CPU path (BNNS) ended the process")
+    assert "--minutes" in known[1]
+
+
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [((14, 8, 7), "878"), ((26, 3), None), ((26, 5), "587"), ((26, 6), None), (None, None)],
+)
+def test_a_system_with_known_crashes_is_named_with_its_source(version, source):
+    said = known_crash(version and MacOS(version, ""))
+
+    assert bool(said) == (source is not None)
+    assert source is None or source in said
+
+
+def test_a_choice_is_saved_for_this_chip_this_build_and_this_bundle(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    path = saved.save_measured_units("digest", {"a": "cpu"})
+
+    assert path.parent == tmp_path / "measured"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert saved.measured_units("digest") == {"a": "cpu"}
+    assert saved.measured_units("another") == {}
+    for question, answer in (("build", "24F75"), ("chip", "Apple M9")):
+        with monkeypatch.context() as patched:
+            patched.setattr(saved, question, lambda answer=answer: answer)
+            assert saved.measured_units("digest") == {}
+    saved.save_measured_units("digest", {"a": "all"})
+    assert saved.measured_units("digest") == {"a": "all"}
+    for damaged in ("", "[]", '{"units": {"a": 1}}'):
+        path.write_text(damaged)
+        assert saved.measured_units("digest") == {}
