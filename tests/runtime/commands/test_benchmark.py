@@ -1,72 +1,48 @@
-"""`voxcpm-coreml benchmark`: what a patch must read, how fast memory is read, and calls that end in time."""
+"""`voxcpm-coreml benchmark`: its figures, and the processor that they were measured on."""
 
 import json
 
-import numpy as np
 import pytest
 
-from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.backends import machine
-from voxcpm_runtime.commands import benchmark, cli
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
-class Counted:
-    """A step model that counts its calls."""
-
-    def __init__(self, model):
-        self._model = model
-        self.calls = 0
-        self.new_state = model.new_state
-
-    def __call__(self, *given):
-        self.calls += 1
-        return self._model(*given)
-
-
-def test_a_patch_takes_the_calls_that_are_counted_for_it(tiny_bundle):
-    with VoxCPM.from_bundle(tiny_bundle, "fp32") as tts:
-        models = {name: Counted(model) for name, model in tts.driver.models.items()}
-        tts.driver.models.update(models)
-        after = []
-        for patches in (3, 8):
-            tts.generate("hello.", seed=0, min_len=patches, max_len=patches, retry_badcase=False)
-            after.append({name: model.calls for name, model in models.items()})
-    # The second utterance has the calls of the first one, and those of five more patches.
-    of_five = {name: calls - 2 * after[0][name] for name, calls in after[1].items()}
-    called = {name: calls for name, calls in of_five.items() if calls}
-    assert called == {name: 5 * calls for name, calls in benchmark.calls_a_patch().items()}
-
-
-def test_json_has_the_machine_and_the_share_of_the_limit(tiny_bundle, capsys, monkeypatch):
-    monkeypatch.setattr(benchmark, "memory_bandwidth", lambda threads: 2e9 * threads)
+def test_the_figures_agree_with_each_other(tiny_bundle, capsys):
     options = ["--no-cold", "--patches", "4", "--repeats", "2", "--threads", "1"]
     assert cli.main(["benchmark", str(tiny_bundle), "--precision", "int8", "--json", *options]) == 0
-    measured = json.loads(capsys.readouterr().out)
-    assert measured["processor"] == machine.chip()
-    assert tuple(measured["cpu_features"]) == machine.cpu_features()
-    assert (measured["cores"], measured["threads"]) == (machine.cores(), 1)
-    assert measured["memory_bandwidth"] == 2e9
-    weights = benchmark.weight_bytes_a_patch(Manifest.read(tiny_bundle), "int8")
-    assert measured["min_patch_seconds"] == pytest.approx(weights / 2e9)
-    share = measured["min_patch_seconds"] * measured["patches_per_second"]
-    assert measured["roofline_share"] == pytest.approx(share)
+
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["bundle"], figures["precision"]) == (tiny_bundle.name, "int8")
+    assert figures["processor"] == machine.chip()
+    assert tuple(figures["cpu_features"]) == machine.cpu_features()
+    assert (figures["cores"], figures["threads"]) == (machine.cores(), 1)
+    assert figures["startup_cold_seconds"] is None
+    assert figures["startup_warm_seconds"] > 0
+    with VoxCPM.from_bundle(tiny_bundle) as tts:
+        seconds = tts.bundle.architecture.patch_seconds
+    assert figures["patches_per_second"] * figures["real_time_factor"] == pytest.approx(1 / seconds)
+    assert 0 < figures["time_to_first_audio_seconds"] < 4 / figures["patches_per_second"]
+    steps = figures["step_milliseconds"]
+    assert {"base_lm_step[1]", "base_lm_step[64]", "locdit_step[1]", "audio_vae_decoder[1]"} <= steps.keys()
+    assert 1e7 < figures["peak_memory_bytes"] < 1e11
 
 
-def test_reading_memory_takes_the_time_that_it_takes():
-    """A bandwidth beyond any memory would mean that nothing was read."""
-    assert np.isfinite(bandwidth := benchmark.memory_bandwidth(1))
-    assert 1e8 < bandwidth < 1e12
+def test_the_table_has_the_figures(tiny_bundle, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.main(["benchmark", str(tiny_bundle), "--patches", "4", "--repeats", "1", "--cold"]) == 0
+
+    text = capsys.readouterr().out
+    for figure in ("startup cold", "startup warm", "time to first audio", "real-time factor", "peak memory"):
+        assert figure in text
+    assert "not measured" not in text
 
 
 @pytest.mark.parametrize(
     ("listed", "expected"),
     [
-        (
-            "flags\t\t: fpu sse2 avx2 avx512f avx512_vnni amx_int8 amx_tile\n",
-            ("AVX2", "AVX-512", "VNNI", "AMX"),
-        ),
-        ("flags\t\t: fpu avx2 avx_vnni\n", ("AVX2", "VNNI")),
+        ("flags\t\t: fpu avx2 avx512f avx_vnni amx_int8\n", ("AVX2", "AVX-512", "VNNI", "AMX")),
         ("Features\t: fp asimd asimddp i8mm\n", ("NEON", "dot product", "I8MM")),
         ("model name: a processor with avx2\n", ()),
     ],
