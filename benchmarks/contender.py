@@ -53,7 +53,9 @@ def main() -> None:
 def _bundle(given: dict[str, Any]) -> Measurements:
     options, patches = given["options"], given["patches"]
     if options.pop("graphs", "on") == "off":
-        _module("voxcpm_runtime.backends.gpu.device", "voxcpm_runtime.backends.devices").Device.captures = False
+        _module(
+            "voxcpm_runtime.backends.gpu.device", "voxcpm_runtime.backends.devices"
+        ).Device.captures = False
     open_bundle = _module("voxcpm_runtime.voxcpm").VoxCPM.from_bundle
     tts = open_bundle(given["bundle"], **options)
     sizes, a, models = tts.bundle.manifest.sizes, tts.bundle.architecture, tts.driver.models
