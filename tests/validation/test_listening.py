@@ -110,15 +110,15 @@ def test_prose_scores_find_what_is_long_cut_and_repeated() -> None:
         heard(said, said, 4.0),
         heard(said, said, 4.0, suspicious=True),
         heard(said, f"{said} one sentence of our test", 6.4),
-        heard(said, said, 8.0, attempts=2),
-        heard(said, "ten words are in", 2.0),
+        heard(said, said, 8.0),
+        heard(said, "ten words are in", 2.0, attempts=2),
         heard("it was 5 o'clock", "it was five o'clock", 1.2, written="it was 5 o'clock"),
     ]
 
     # 37 letters: 3.7 s.
     scores, everything = prose_scores(heard_case(*segments), None, lambda letters: letters / 10)
 
-    assert (scores.long, scores.long_untried, scores.cut, scores.repeated) == (2, 1, 1, 1)
+    assert (scores.long, scores.long_untried, scores.cut, scores.repeated) == (2, 2, 1, 1)
     assert (scores.tried_again, scores.suspicious) == (1, 1)
     assert scores.word_error_rate == pytest.approx((5 + 6) / 54, abs=0.01)
     assert scores.longest_ratio == pytest.approx(8.0 / 3.7)

@@ -120,7 +120,7 @@ def test_a_floor_is_three_times_as_far_from_one_as_upstream_and_within_its_bound
 
 def test_a_defect_of_continuation_alone_fails_though_its_free_run_cannot_be_judged() -> None:
     good, bad = spoken("zero-shot"), spoken("continuation", free=-0.2, worst=0.1, median=0.2)
-    report = report_of(good, bad, drift=[sensitivity("continuation", free=0.46226, worst=0.3)])
+    report = report_of(good, bad, drift=[sensitivity("continuation", free=0.46226, worst=0.3, median=0.5)])
     (failure,) = report.failures()
     assert "continuation fp16: teacher-forced, median patch" in failure
     assert len(report.unjudged()) == 2
