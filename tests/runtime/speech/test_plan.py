@@ -117,6 +117,18 @@ def test_a_plan_is_spoken_whole_and_in_chunks(tts):
         tts.stream_plan(plan, chunk_patches=0)
 
 
+def test_each_attempt_at_each_segment_has_a_seed_of_its_own(tts):
+    plan = tts.plan("hi.", seed=3)
+    first, retry, second, its_retry = (
+        plan.seed_of(segment, attempt) for segment in (0, 1) for attempt in (0, 1)
+    )
+
+    assert (first, retry) == (3, 4)
+    assert its_retry == second + 1
+    assert second not in (first, retry)
+    assert tts.plan("hi.", seed=3).seed_of(1, 0) == second
+
+
 def test_a_plan_of_another_bundle_is_refused(tts, bundle_folder):
     other = open_bundle(bundle_folder, "fp16")
     plan = VoxCPM(other, tts.driver).plan("a")
