@@ -270,6 +270,16 @@ def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
         tts.plan("a", sound(0), "b", trim_silence_vad=True)
 
 
+def test_what_was_cancelled_before_it_began_is_not_planned_unless_partial_speech_is_kept(tts):
+    token = CancelToken()
+    token.cancel()
+
+    with pytest.raises(Cancelled):
+        tts.plan("hi.", cancel=token)
+    speech = tts.speak("hi.", cancel=token, keep_partial=True)
+    assert (speech.cancelled, speech.stopped, len(speech.audio), speech.segments) == (True, False, 0, ())
+
+
 def test_reading_to_the_end_of_a_book_can_be_cancelled(tts):
     token = CancelToken()
     planned = tts.plan(BOOK, segment_tokens=16, cancel=token)
