@@ -7,20 +7,17 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import ray
-from ray._private.services import find_gcs_addresses
 
 from voxcpm_constants.errors import first_line
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
+from voxcpm_runtime.commands.shared_arguments import Engine, opened
 
-LOCAL, RUNNING_HERE = "local", "auto"
-_CLIENT = "ray://"
+LOCAL, _RUNNING_HERE = "local", "auto"
 _PATIENCE_SECONDS = 5.0
-WORKER_ENVIRONMENT = {"env_vars": {"OPENBLAS_NUM_THREADS": "1"}}
-"""The environment of processes on the cluster, as of the runtime's commands: with more threads, sums would round
-differently."""
 
 
 @contextlib.contextmanager
@@ -28,27 +25,22 @@ def cluster(address: str) -> Iterator[None]:
     """A connection to a Ray cluster while open.
 
     address: `HOST:PORT` of its head, `auto` for the one that runs on this machine, `local` for a new one here, which
-    ends with the connection. Raises InputError for one that cannot be reached.
+    ends with the connection. Raises InputError if it cannot be reached.
     """
-    check_address(address)
-    # Ray would report what is used to its makers.
+    # Ray would report usage to its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _silence()
-    only_local = {"include_dashboard": False} if address == LOCAL else {}
-    if address == RUNNING_HERE and not os.environ.get("RAY_ADDRESS") and not find_gcs_addresses():
-        raise InputError(
-            "no Ray cluster runs on this machine; give HOST:PORT of its head, or local for a new one"
-        )
     try:
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,
-            runtime_env=WORKER_ENVIRONMENT,
-            **only_local,
+            # As in the runtime's commands: with more threads, sums would round differently.
+            runtime_env={"env_vars": {"OPENBLAS_NUM_THREADS": "1"}},
+            **({"include_dashboard": False} if address == LOCAL else {}),
         )
-    # Ray raises what it likes: RuntimeError for another release, a bare Exception for a node that starts too slowly.
+    # Ray raises RuntimeError for another release, and a bare Exception for a node that starts too slowly.
     except Exception as error:  # noqa: BLE001
         raise InputError(f"Ray at {address}: cannot be reached ({first_line(error)})") from None
     try:
@@ -57,17 +49,19 @@ def cluster(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def check_address(address: str) -> None:
-    """Raises InputError for what is no address of a cluster, and for one where nothing answers."""
-    if address in (LOCAL, RUNNING_HERE):
-        return
-    if address.startswith(_CLIENT):
+def check_cluster(address: str, device: str) -> None:
+    """Raises InputError for an address where no cluster answers, and for a device that processes cannot share."""
+    kind, _, index = device.partition(":")
+    if device == "auto":
         raise InputError(
-            f"{address}: Ray's client is not supported; run the command on a machine of the cluster, and give "
-            "auto or HOST:PORT of its head"
+            "--device auto: the machines of a cluster may have different devices; give --device cpu or --device cuda"
         )
+    if index:
+        raise InputError(f"--device {device}: Ray chooses the GPU of each process; give --device {kind}")
+    if address in (LOCAL, _RUNNING_HERE):
+        return
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or "/" in host or not port.isdigit():
         raise InputError(f"expected HOST:PORT of a Ray cluster's head, auto or local, got {address!r}")
     try:
         # Ray itself would try for a minute.
@@ -79,34 +73,25 @@ def check_address(address: str) -> None:
         ) from None
 
 
-def check_device(device: str) -> None:
-    """Raises InputError for one GPU of several, which Ray chooses, and for `auto`, which machines may differ in."""
-    if device == "auto":
-        raise InputError(
-            "--device auto: the machines of a cluster may have different devices; give --device cpu or --device cuda"
-        )
-    kind, _, index = device.partition(":")
-    if index:
-        raise InputError(f"--device {device}: Ray chooses the GPU of each process; give --device {kind}")
-
-
-def everywhere(bundle: str | None) -> str | None:
+def name_everywhere(bundle: str | None) -> str | None:
     """The name of a bundle for other machines: the whole path of a folder, otherwise its hub id."""
     if bundle is None or not user_path(bundle).is_dir():
         return bundle
     return str(user_path(bundle).resolve())
 
 
-def machine_name(node_id: str) -> str:
-    """The address of a machine of the cluster, for messages."""
-    for node in ray.nodes():
-        if node["NodeID"] == node_id:
-            return str(node["NodeManagerAddress"])
-    return node_id
+def same_bundle(name: str | None, engine: Engine, digest: str) -> Any:
+    """The bundle on this machine. Raises InputError if its digest is another than the command's, and as `opened`."""
+    bundle = opened(name, engine)
+    if bundle.digest != digest:
+        raise InputError(
+            f"{bundle.folder} is another bundle than the command's; give all machines the same files"
+        )
+    return bundle
 
 
 def _silence() -> None:
-    """Ray tells about itself, and prints on standard output what a machine that dies last logged, without a switch."""
+    """Ray logs, and prints on standard output what a dying machine last logged; there is no option against it."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     from ray._private import worker
 

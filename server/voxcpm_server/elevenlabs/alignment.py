@@ -6,7 +6,6 @@ from typing import Any
 
 # Typical for English, until the first sentence shows the pace of this voice.
 _USUAL_CHARACTERS_A_SECOND = 15.0
-_MILLISECONDS = 1000
 
 
 class Alignment:
@@ -20,48 +19,44 @@ class Alignment:
 
     def __init__(self, *, restarts: bool = True) -> None:
         self._restarts = restarts
-        self._taken_until = 0.0
         self._pace = _USUAL_CHARACTERS_A_SECOND
         self._sentence = -1
         self._text = ""
         self._placed = 0
         self._seconds = 0.0
-        # Characters and when they begin, in seconds since the last `taken`.
+        # Characters with the seconds at which they begin, since the start or the last `taken`.
         self._begun: list[tuple[str, float]] = []
-        self._since = 0.0
+        self._now = 0.0
 
     def add(self, sentence: int, text: str, seconds: float) -> None:
         """Place the characters of a piece of audio. sentence, text: the sentence's index and text."""
         if sentence != self._sentence:
             self.finish()
-            self._sentence, self._text, self._placed, self._seconds = sentence, text, 0, 0.0
+            self._sentence, self._text = sentence, text
         until = min(len(self._text), round((self._seconds + seconds) * self._pace))
         more = self._text[self._placed : until]
-        for index, character in enumerate(more):
-            self._begun.append((character, self._since + seconds * index / len(more)))
+        self._begun += [(c, self._now + seconds * i / len(more)) for i, c in enumerate(more)]
         self._placed += len(more)
         self._seconds += seconds
-        self._since += seconds
+        self._now += seconds
 
     def finish(self) -> None:
         """Place the rest of the sentence at its end, and learn its pace."""
-        self._begun += [(character, self._since) for character in self._text[self._placed :]]
+        self._begun += [(character, self._now) for character in self._text[self._placed :]]
         if self._seconds and self._text:
             self._pace = len(self._text) / self._seconds
         self._text, self._placed, self._seconds = "", 0, 0.0
 
     def taken(self) -> dict[str, Any] | None:
         """The characters placed since the last call, with times in milliseconds; None if there are none."""
-        if not self._begun:
+        begun, now = self._begun, self._now
+        if not begun:
             return None
-        zero = 0.0 if self._restarts else self._taken_until
-        starts = [round((zero + at) * _MILLISECONDS) for _, at in self._begun]
-        ends = [*starts[1:], round((zero + self._since) * _MILLISECONDS)]
-        characters = [character for character, _ in self._begun]
-        self._taken_until += self._since
-        self._begun, self._since = [], 0.0
+        self._begun, self._now = [], 0.0 if self._restarts else now
+        starts = [round(1000 * at) for _, at in begun]
+        ends = [*starts[1:], round(1000 * now)]
         return {
-            "chars": characters,
+            "chars": [character for character, _ in begun],
             "charStartTimesMs": starts,
             "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
         }

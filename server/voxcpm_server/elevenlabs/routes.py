@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, WebSocket
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 
 from voxcpm_server.elevenlabs.alignment import Alignment
 from voxcpm_server.errors import ApiError, as_api_error
@@ -22,7 +23,7 @@ from voxcpm_server.streams.json_sockets import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import SessionStream, Spoken
 
 router = APIRouter()
-MAX_CONTEXTS = 5
+_MAX_OPEN = 5
 """Open contexts of a connection, as ElevenLabs limits them. Contexts that the client has closed do not count."""
 _MAX_CLOSED = 5
 """Closed contexts that may still be spoken. An interrupted agent closes one, and ignores the rest of it."""
@@ -49,20 +50,6 @@ class _Context:
     """Whether the client has said that no more text follows."""
 
 
-@dataclass(frozen=True)
-class _Wishes:
-    """The options in a connection's URL, for all of its contexts."""
-
-    model: str
-    given: dict[str, Any]
-    """Arguments of `VoxCPM.session`."""
-    codec: str
-    sample_rate: int
-    times_restart: bool
-    """Whether characters' times count from the start of their message, not of their context."""
-    idle_seconds: float
-
-
 @router.websocket("/text-to-speech/{voice}/multi-stream-input")
 async def stream_contexts(websocket: WebSocket, voice: str) -> None:
     """Speak text that comes in fragments, for several contexts."""
@@ -72,29 +59,47 @@ async def stream_contexts(websocket: WebSocket, voice: str) -> None:
         # Names of ElevenLabs' own models mean the default bundle.
         model = websocket.query_params.get("model_id")
         with await service.bundles.lease(model if model in service.bundles.names else None) as served:
-            wishes = await run_in_threadpool(_wishes, websocket, service, served, voice)
-        return _Contexts(websocket, service, wishes)
+            return await run_in_threadpool(_Contexts, websocket, service, served, voice)
 
     await serve_websocket(websocket, begun)
 
 
 class _Contexts(JsonSocket):
-    """The conversation: text, flush and the end of each context, and of the connection."""
+    """The conversation: text, flush and end of each context, and end of the connection.
 
-    def __init__(self, websocket: WebSocket, service: Service, wishes: _Wishes) -> None:
-        super().__init__(websocket, service, wishes.idle_seconds)
-        self._wishes = wishes
+    Raises ApiError for an unknown voice, or an invalid format or number in the URL.
+    """
+
+    def __init__(self, websocket: WebSocket, service: Service, served: Served, voice: str) -> None:
+        query = websocket.query_params
+        asked = query.get("output_format", _DEFAULT_FORMAT)
+        form = _FORMAT.fullmatch(asked)
+        if form is None:
+            raise ApiError(
+                400,
+                f"output_format: expected one such as pcm_24000, mp3_44100_128 or opus_48000_32, got {asked!r}",
+                param="output_format",
+            )
+        self._codec, self._rate = form[1], int(form[2])
+        # An invalid rate is refused now, not with the first context.
+        Encoder(self._codec, served.tts.sample_rate, self._rate)
+        given = {"seed": _number(query, "seed"), "voice": service.voices.named(voice, served.built_in_voices)}
+        self._given = {name: value for name, value in given.items() if value is not None}
+        idle, wanted = service.settings.idle_seconds, _number(query, "inactivity_timeout")
+        super().__init__(websocket, service, idle if wanted is None else min(idle, max(1.0, wanted)))
+        self._model = served.name
+        # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
+        self._times_restart = query.get("sync_alignment") != "true"
         # Contexts that are spoken, by name, in the order in which they were opened or closed.
         self._contexts: dict[str, _Context] = {}
-
-    @property
-    def speaking(self) -> bool:
-        return any(context.stream.speaking for context in self._contexts.values())
 
     async def handle(self, message: dict[str, Any]) -> bool:
         if message.get("close_socket"):
             return False
-        name = _named(message)
+        name = message.get("context_id") or message.get("contextId") or _DEFAULT_CONTEXT
+        if not isinstance(name, str) or len(name) > _MAX_ID:
+            expected = f"context_id: expected a string of at most {_MAX_ID} characters"
+            raise ApiError(400, expected, param="context_id")
         try:
             await self._handle(name, message)
         except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others alone
@@ -122,17 +127,17 @@ class _Contexts(JsonSocket):
             context.stream.flush()
 
     async def _begin(self, name: str, voice_settings: Any) -> _Context:
-        if sum(not context.closed for context in self._contexts.values()) >= MAX_CONTEXTS:
+        if sum(not context.closed for context in self._contexts.values()) >= _MAX_OPEN:
             raise ApiError(
-                400, f"context_id: {MAX_CONTEXTS} contexts are open, the most that may", param="context_id"
+                400, f"context_id: {_MAX_OPEN} contexts are open, the most that may", param="context_id"
             )
-        wishes, speed = self._wishes, _speed(voice_settings)
+        speed = _speed(voice_settings)
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            return wishes.given, Encoder(wishes.codec, served.tts.sample_rate, wishes.sample_rate, speed)
+            return self._given, Encoder(self._codec, served.tts.sample_rate, self._rate, speed)
 
-        stream = await self.begun(wishes.model, wanted)
-        context = self._contexts[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))
+        stream = await self.begun(self._model, wanted)
+        context = self._contexts[name] = _Context(name, stream, Alignment(restarts=self._times_restart))
         self.speak(stream, self._speech(context))
         return context
 
@@ -147,30 +152,29 @@ class _Contexts(JsonSocket):
     async def _speech(self, context: _Context) -> None:
         """Send a context's speech. An error ends only this context, unless the client has gone."""
         alignment, header = context.alignment, context.stream.encoder.header()
+        error = None
         try:
             async for piece in context.stream:
                 data = b""
                 if isinstance(piece, Spoken):
                     data, header = header + piece.data, b""
-                    if piece.sentence >= 0:
-                        alignment.add(piece.sentence, piece.text, piece.seconds)
-                    else:
-                        alignment.finish()
+                if isinstance(piece, Spoken) and piece.sentence >= 0:
+                    alignment.add(piece.sentence, piece.text, piece.seconds)
                 else:
                     alignment.finish()
                 if data or not isinstance(piece, Spoken):
                     await self._send_audio(context, data)
         except Exception as raised:  # noqa: BLE001 - see above
-            # A cancelled context has already been reported as ended.
-            if self._contexts.get(context.id) is context:
-                await self._failed(context.id, as_api_error(raised, "text"))
-        else:
-            if self._contexts.get(context.id) is context:
-                await self._send_audio(context, b"")
-                await self.send({"isFinal": True, "contextId": context.id})
-        finally:
-            if self._contexts.get(context.id) is context:
-                del self._contexts[context.id]
+            error = as_api_error(raised, "text")
+        if self._contexts.get(context.id) is not context:
+            # It was cancelled, and has already been reported as ended.
+            return
+        if error is not None:
+            await self._failed(context.id, error)
+            return
+        await self._send_audio(context, b"")
+        await self.send({"isFinal": True, "contextId": context.id})
+        self._contexts.pop(context.id, None)
 
     async def _send_audio(self, context: _Context, data: bytes) -> None:
         """Send audio with the times of its characters, if there are any."""
@@ -196,50 +200,14 @@ class _Contexts(JsonSocket):
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
         """ElevenLabs' errors are a line; OpenAI's fields are added to it."""
-        details = error.document["error"]
-        return {"error": error.detail, **details}
+        return {"error": error.detail, **error.document["error"]}
 
 
-def _named(message: dict[str, Any]) -> str:
-    name = message.get("context_id") or message.get("contextId") or _DEFAULT_CONTEXT
-    if not isinstance(name, str) or len(name) > _MAX_ID:
-        raise ApiError(
-            400, f"context_id: expected a string of at most {_MAX_ID} characters", param="context_id"
-        )
-    return name
-
-
-def _wishes(websocket: WebSocket, service: Service, served: Served, voice: str) -> _Wishes:
-    """The options in the URL. Raises ApiError for an unknown voice, or an invalid format or number."""
-    query = websocket.query_params
-    asked = query.get("output_format", _DEFAULT_FORMAT)
-    form = _FORMAT.fullmatch(asked)
-    if form is None:
-        raise ApiError(
-            400,
-            f"output_format: expected one such as pcm_24000, mp3_44100_128 or opus_48000_32, got {asked!r}",
-            param="output_format",
-        )
-    given: dict[str, Any] = {}
-    if (seed := query.get("seed")) is not None:
-        given["seed"] = int(_number(seed, "seed"))
-    if (named := service.voices.named(voice, served.built_in_voices)) is not None:
-        given["voice"] = named
-    idle = service.settings.idle_seconds
-    if (wanted := query.get("inactivity_timeout")) is not None:
-        idle = min(idle, max(1.0, _number(wanted, "inactivity_timeout")))
-    codec, rate = form[1], int(form[2])
-    # An invalid rate is refused now, not with the first context.
-    Encoder(codec, served.tts.sample_rate, rate)
-    # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
-    times_restart = query.get("sync_alignment") != "true"
-    return _Wishes(served.name, given, codec, rate, times_restart, idle)
-
-
-def _number(text: str, name: str) -> float:
-    if not text.isdecimal() or len(text) > 10:
+def _number(query: QueryParams, name: str) -> int | None:
+    text = query.get(name)
+    if text is not None and (not text.isdecimal() or len(text) > 10):
         raise ApiError(400, f"{name}: expected a whole number, got {text[:20]!r}", param=name)
-    return float(text)
+    return None if text is None else int(text)
 
 
 def _speed(voice_settings: Any) -> float:

@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import json
 import logging
-import shutil
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -26,8 +25,8 @@ from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, CancelToken, InputError, Voice
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
 from voxcpm_server.jobs.options import JobSettings
-from voxcpm_server.jobs.speaking import VOICE_FILE, RunningJob, check_size, speak_job
-from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore, whole_file
+from voxcpm_server.jobs.speaking import RunningJob, check_size, speak_job
+from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import on_a_thread
@@ -45,8 +44,6 @@ _POLL_SECONDS = 0.05
 # Errors that may pass: the job is retried after a pause that doubles each time.
 _TRANSIENT = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
 FIRST_PAUSE, MAX_PAUSE = 5.0, 600.0
-# Retry-After when there are too many jobs.
-_RETRY_SECONDS = "60"
 
 
 class Jobs(Room):
@@ -56,10 +53,8 @@ class Jobs(Room):
         super().__init__(service)
         self._settings = cast("JobSettings", service.settings)
         self._bundles = service.bundles
-        self._ended = Counter(
-            "voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=service.metrics.registry
-        )
-        self._max_per_key = service.max_per_key(self._settings.max_jobs)
+        registry = service.metrics.registry
+        self._ended = Counter("voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=registry)
         self._opened: JobStore | None = None
         self._why_not = "this server takes no jobs (--max-jobs is 0)"
         self._wake = asyncio.Event()
@@ -122,12 +117,17 @@ class Jobs(Room):
         that has left (499).
         """
         store, owner = self.store, request.state.owner
-        planned = await unless_gone(request.receive, self._planned(asked))
+        fields = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
+        voice, seed, segments = await unless_gone(request.receive, self._planned(asked))
+
+        def add(models: Collection[str]) -> Job:
+            self._check_room(store, owner, models)
+            return store.add(owner, fields, seed, segments, dict(asked.recordings()), voice)
+
         try:
             async with self._adding:
                 await self._delete_old(store)
-                models = await self._bundles.named()
-                job = await run_in_threadpool(self._add, store, owner, models, asked, *planned)
+                job = await run_in_threadpool(add, await self._bundles.named())
         except (OSError, sqlite3.Error, InputError) as error:
             raise storage_error("", error) from None
         self._wake.set()
@@ -175,37 +175,18 @@ class Jobs(Room):
             async with self._planning:
                 return await _cancelled_with(cancel, planned)
 
-    def _add(
-        self, store: JobStore, owner: str, models: Collection[str], asked: SpeechRequest,
-        voice: Voice | None, seed: int, segments: int,
-    ) -> Job:  # fmt: skip
+    def _check_room(self, store: JobStore, owner: str, models: Collection[str]) -> None:
         # Jobs that wait for a model that is no longer served do not count, but their size does.
         total, own = store.counts(owner, models)
-        for count, maximum, status, whose in (
-            (total, self._settings.max_jobs, 503, ""),
-            (own, self._max_per_key, 429, " of this key"),
+        maximum = self._settings.max_jobs
+        for count, most, status, whose in (
+            (total, maximum, 503, ""),
+            (own, self.service.max_per_key(maximum), 429, " of this key"),
         ):
-            if count >= maximum:
-                raise ApiError(
-                    status,
-                    f"{count} jobs{whose} are stored, the most that may be; delete one",
-                    code="too_many_jobs",
-                    headers={"Retry-After": _RETRY_SECONDS},
-                )
+            if count >= most:
+                message = f"{count} jobs{whose} are stored, the most that may be; delete one"
+                raise ApiError(status, message, code="too_many_jobs", headers={"Retry-After": "60"})
         check_size(store, self._settings)
-        folder = store.new_folder()
-        try:
-            for field, content in asked.recordings():
-                with whole_file(folder / field) as file:
-                    file.write(content)
-            if voice is not None:
-                # The voice may be deleted or replaced before the job's turn comes.
-                voice.save(folder / VOICE_FILE)
-            request = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
-            return store.add(folder, owner, request, seed, segments)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
 
     async def _delete_old(self, store: JobStore) -> None:
         before = time.time() - self._settings.jobs_keep_days * _DAY
@@ -260,7 +241,7 @@ class Jobs(Room):
                 ended |= {"state": FAILED, "ended": time.time()}
         waits = ended["state"] == QUEUED and "error" in ended
         try:
-            await _to_its_end(run_in_threadpool(_store_end, store, id_, ended))
+            await _to_its_end(run_in_threadpool(store.end, id_, **ended))
         except sqlite3.Error as error:
             # Its row still says that it runs, so it is retried.
             waits = True
@@ -320,16 +301,6 @@ def storage_error(id_: str, error: Exception) -> ApiError:
     """The error of a full or broken disk. Its paths are logged, but not sent to clients."""
     _log.error("job %s: %s", id_ or "that is new", error)
     return ApiError(507, "the server could not store or read the job; its log says why")
-
-
-def _store_end(store: JobStore, id_: str, ended: dict[str, Any]) -> None:
-    """Store how a job ended. If it is done or failed, its segments are deleted first: the disk may be full."""
-    if ended["state"] != QUEUED:
-        # Segments that cannot be deleted stay until the job is.
-        with contextlib.suppress(OSError):
-            for folder in store.path(id_).glob(".*.segments"):
-                shutil.rmtree(folder, ignore_errors=True)
-    store.change(id_, **ended)
 
 
 async def _cancelled_with(token: CancelToken, function: Callable[[], Result]) -> Result:

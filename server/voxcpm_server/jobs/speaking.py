@@ -9,14 +9,12 @@ from pathlib import Path
 from voxcpm_runtime import CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs.options import JobSettings
-from voxcpm_server.jobs.store import Job, JobStore, whole_file
+from voxcpm_server.jobs.store import VOICE_FILE, Job, JobStore, whole_file
 from voxcpm_server.settings import MEGABYTE
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 
-VOICE_FILE = "voice.voice"
-"""The file of a job's voice in its folder."""
 # Of speech, encoded at a time.
 _PIECE_SECONDS = 10
 

@@ -27,12 +27,13 @@ from typing import Any, BinaryIO
 import filelock
 
 from voxcpm_constants.errors import os_reason
-from voxcpm_runtime import InputError
+from voxcpm_runtime import InputError, Voice
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 MAX_STARTS = 3
 """A job that was started this often without finishing a segment is given up: it may be what crashes the server."""
-_VERSION = 1
+VOICE_FILE = "voice.voice"
+"""The file of a job's voice in its folder."""
 _PART = ".part"
 # The folder may also contain files of its user.
 _JOB_FOLDER = re.compile(r"job_[0-9a-f]{24}")
@@ -125,20 +126,28 @@ class JobStore:
         """The folder of a job's files."""
         return self.folder / id_
 
-    def new_folder(self) -> Path:
-        """A folder for a new job's files, named after the job. The job exists only after `add`."""
+    def add(
+        self, owner: str, request: Mapping[str, Any], seed: int, segments: int, files: Mapping[str, bytes],
+        voice: Voice | None,
+    ) -> Job:  # fmt: skip
+        """Queue a new job. files: its recordings, by name. voice: saved, as it may be changed or deleted meanwhile."""
         folder = self.path(f"job_{secrets.token_hex(12)}")
-        folder.mkdir(mode=0o700)
-        return folder
-
-    def add(self, folder: Path, owner: str, request: Mapping[str, Any], seed: int, segments: int) -> Job:
-        """Queue a new job."""
         job = Job(
             folder.name, owner, QUEUED, time.time(), None, None, json.dumps(request), seed, segments,
             segments_done=0, audio_seconds=0.0, bytes=0, starts=0, error=None,
         )  # fmt: skip
-        values = astuple(job)
-        self._execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(values))})", *values)  # noqa: S608
+        try:
+            folder.mkdir(mode=0o700)
+            for name, content in files.items():
+                with whole_file(folder / name) as file:
+                    file.write(content)
+            if voice is not None:
+                voice.save(folder / VOICE_FILE)
+            values = astuple(job)
+            self._execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(values))})", *values)  # noqa: S608
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return job
 
     def get(self, owner: str, id_: str) -> Job | None:
@@ -186,6 +195,15 @@ class JobStore:
         assignments = ", ".join(f"{name} = ?" for name in values)
         self._execute(f"UPDATE jobs SET {assignments} WHERE id = ?", *values.values(), id_)  # noqa: S608
 
+    def end(self, id_: str, **values: Any) -> None:
+        """Store how a job ended. If it is done or failed, its segments are deleted first: the disk may be full."""
+        if values["state"] in (DONE, FAILED):
+            # Segments that cannot be deleted stay until the job is.
+            with contextlib.suppress(OSError):
+                for folder in self.path(id_).glob(".*.segments"):
+                    shutil.rmtree(folder, ignore_errors=True)
+        self.change(id_, **values)
+
     def forget(self, id_: str) -> None:
         """Delete a job's row. Its files must be removed once nobody writes them."""
         try:
@@ -218,8 +236,6 @@ class JobStore:
         """Check the database, or make a new one."""
         self._execute("PRAGMA journal_mode = WAL")
         self._execute("PRAGMA synchronous = NORMAL")
-        if self._execute("PRAGMA user_version")[0][0] > _VERSION:
-            raise sqlite3.DatabaseError("a newer release wrote it")
         columns = {name for _, name, *_ in self._execute("PRAGMA table_info(jobs)")}
         if columns and columns != _COLUMNS.keys():
             raise sqlite3.DatabaseError("another release wrote it")
@@ -230,7 +246,6 @@ class JobStore:
         self._execute(f"CREATE TABLE IF NOT EXISTS jobs ({declared}, PRIMARY KEY (id))")
         if self._execute("SELECT 1 FROM jobs WHERE NOT json_valid(request) LIMIT 1"):
             raise sqlite3.DatabaseError("a job's request is damaged")
-        self._execute(f"PRAGMA user_version = {_VERSION}")
 
     def _clean_up(self) -> None:
         """Recover from whatever ended the last server."""
@@ -244,8 +259,6 @@ class JobStore:
                 continue
             if folder.name not in ids:
                 shutil.rmtree(folder, ignore_errors=True)
-                continue
-            folder.chmod(0o700)
             for part in folder.rglob(f"*{_PART}"):
                 part.unlink(missing_ok=True)
 

@@ -10,8 +10,7 @@ from voxcpm_server.middleware.authentication import is_loopback
 from voxcpm_server.rooms import Address, Room
 from voxcpm_server.wyoming.options import WyomingSettings
 
-_LOOPBACK = "127.0.0.1"
-# Imported only when it is asked for: the package wyoming may be missing.
+# Imported only with `--wyoming`: the package wyoming may be missing.
 _SERVER = "voxcpm_server.wyoming.server"
 
 
@@ -29,12 +28,12 @@ class Wyoming(Room):
         everyone = settings.insecure_wyoming_without_key or (
             settings.insecure_serve_without_key and not has_keys
         )
-        host = settings.host if everyone or is_loopback(settings.host) else _LOOPBACK
+        host = settings.host if everyone or is_loopback(settings.host) else "127.0.0.1"
         return host, settings.wyoming, "--wyoming"
 
     async def listen(self, listener: socket.socket) -> None:
         """Take connections from this socket, which listens already."""
-        self._server = await import_module(_SERVER).WyomingServer(self.service).start(listener)
+        self._server = await import_module(_SERVER).listen(self.service, listener)
 
     def stop_listening(self) -> None:
         """Take no more connections; open ones end as all conversations do."""

@@ -1,17 +1,23 @@
-"""Wyoming over TCP, the protocol of Home Assistant's voices: describe, synthesize, and synthesize in fragments."""
+"""Wyoming over TCP, the protocol of Home Assistant's voices: describe, synthesize, and synthesize in fragments.
+
+An event is a line of JSON, then data and payload of the lengths that it says. The package wyoming reads events of any
+size; here they are bounded in size and time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
-from wyoming.event import Event
+from wyoming.event import Event, async_write_event
 from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
@@ -24,65 +30,84 @@ from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams.conversations import Conversation
 from voxcpm_server.streams.sessions import SessionStream, Spoken
-from voxcpm_server.wyoming.events import MAX_LINE_BYTES, EventStream
 
-_OWNER = "wyoming "
-_ROUTE = "wyoming"
+_MAX_LINE_BYTES = 65_536
 _WIDTH = 2
 _NAME = "voxcpm-coreml"
 _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
 
 
-def languages_of(manifest: Manifest) -> list[str]:
-    """The languages of a bundle: the one of its checkpoint, or those of its generation."""
-    own = manifest.speech.language if manifest.speech is not None else None
-    return [own] if own else list(manifest.architecture.traits.languages)
+async def listen(service: Service, listener: socket.socket) -> asyncio.Server:
+    """A server that takes connections from a listening socket, with the queue, limits and metrics of a service."""
+    return await asyncio.start_server(partial(_connected, service), sock=listener, limit=_MAX_LINE_BYTES)
 
 
-class WyomingServer:
-    """Speaks Wyoming with whoever connects, with the queue, limits and metrics of a service."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    async def start(self, listener: socket.socket) -> asyncio.Server:
-        """Take connections from this socket, which listens already, until what this returns is closed."""
-        return await asyncio.start_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        settings = self.service.settings
-        events = EventStream(reader, writer, settings.max_message_bytes, settings.client_timeout)
-        status = 500
-        try:
-            status = await _Talk(self.service, _owner(writer), events).serve()
-        except ApiError as error:
-            status = error.status_code
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
-                await asyncio.wait_for(events.send(_error(error)), 1)
-        finally:
-            if status == CLIENT_GONE:
-                events.abort()
-            else:
-                events.close()
-            self.service.metrics.requests.labels(_ROUTE, str(status)).inc()
+async def _connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    status = 500
+    talk = _Talk(service, reader, writer)
+    try:
+        status = await talk.serve()
+    except ApiError as error:
+        status = error.status_code
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(talk.end(error), 1)
+    finally:
+        if status != CLIENT_GONE:
+            # After pending data, if the client reads.
+            writer.close()
+        patience = 0 if status == CLIENT_GONE else service.settings.client_timeout
+        asyncio.get_running_loop().call_later(patience, writer.transport.abort)
+        service.metrics.requests.labels("wyoming", str(status)).inc()
 
 
 class _Talk(Conversation):
-    """One connection."""
+    """One connection. Clients have no keys, so each address counts as one."""
 
-    def __init__(self, service: Service, owner: str, events: EventStream) -> None:
-        super().__init__(service, owner)
-        self._events = events
+    def __init__(self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        super().__init__(service, f"wyoming {peer[0]}" if peer else "wyoming")
+        self._reader = reader
+        self._writer = writer
         # The current speech, and whether it takes text.
         self._stream: SessionStream | None = None
         self._takes_text = False
 
-    @property
-    def speaking(self) -> bool:
-        return self._stream is not None and self._stream.speaking
-
     async def receive(self) -> Event | None:
-        return await self._events.receive()
+        """The next event; None at the end. Raises ApiError if it is malformed, too large or incomplete."""
+        patience = self.service.settings.client_timeout
+        try:
+            first = await self._reader.read(1)
+            return await asyncio.wait_for(self._event(first), patience) if first else None
+        except asyncio.TimeoutError:
+            raise ApiError(408, f"no more of the event came for {patience:g} s") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def _event(self, first: bytes) -> Event:
+        try:
+            line = first + await self._reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError:
+            message = f"expected a line of at most {_MAX_LINE_BYTES} bytes before an event"
+            raise ApiError(413, message) from None
+        head = _object(line)
+        data = head.get("data") or {}
+        if (more := await self._bytes(head, "data_length")) and isinstance(data, dict):
+            data = {**data, **_object(more)}
+        await self._bytes(head, "payload_length")
+        kind = head.get("type")
+        if not isinstance(kind, str) or not isinstance(data, dict):
+            raise ApiError(
+                400, "expected an event of Wyoming: an object with a type, and data that are an object"
+            )
+        return Event(kind, data)
+
+    async def _bytes(self, head: dict[str, Any], name: str) -> bytes:
+        size, maximum = head.get(name) or 0, self.service.settings.max_message_bytes
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ApiError(400, f"{name}: expected a number of bytes")
+        if size > maximum:
+            raise ApiError(413, f"{name}: expected at most {maximum} bytes, got {size}")
+        return await self._reader.readexactly(size)
 
     async def handle(self, message: Event) -> bool:
         kind = message.type
@@ -91,7 +116,6 @@ class _Talk(Conversation):
         elif Ping.is_type(kind):
             await self._send(Pong(Ping.from_event(message).text).event())
         elif SynthesizeStart.is_type(kind):
-            self._require_silence(kind)
             await self._begin(message)
         elif SynthesizeChunk.is_type(kind):
             self._open(kind).push(_text(message))
@@ -99,7 +123,6 @@ class _Talk(Conversation):
             self._open(kind).finish()
             self._takes_text = False
         elif Synthesize.is_type(kind) and not self._takes_text:
-            self._require_silence(kind)
             text = _text(message)
             await self._begin(message)
             stream = self._open(kind)
@@ -110,16 +133,14 @@ class _Talk(Conversation):
         # as those of a microphone, are ignored.
         return True
 
-    def _require_silence(self, kind: str) -> None:
-        if self._stream is not None:
-            raise ApiError(400, f"{kind}: one speech at a time; wait until audio-stop")
-
     def _open(self, kind: str) -> SessionStream:
         if self._stream is None or not self._takes_text:
             raise ApiError(400, f"{kind}: expected synthesize-start before")
         return self._stream
 
     async def _begin(self, message: Event) -> None:
+        if self._stream is not None:
+            raise ApiError(400, f"{message.type}: one speech at a time; wait until audio-stop")
         if message.data.get("text_format") not in (None, "text"):
             raise ApiError(400, "text_format: expected text")
 
@@ -149,35 +170,45 @@ class _Talk(Conversation):
 
     async def end(self, error: ApiError | None) -> None:
         if error is not None:
-            await self._events.send(_error(error))
+            await self._written(Error(error.detail, error.code).event())
 
     async def _send(self, event: Event) -> None:
-        await self.in_time(self._events.send(event))
+        await self.in_time(self._written(event))
+
+    async def _written(self, event: Event) -> None:
+        if self._writer.is_closing():
+            raise ConnectionResetError
+        await async_write_event(event, self._writer)
 
     async def _info(self) -> Event:
         about: dict[str, Any] = {"attribution": _ATTRIBUTION, "installed": True, "version": version(_NAME)}
         with await self.service.bundles.lease() as served:
             names = await run_in_threadpool(self.service.voices.names, served.built_in_voices)
             languages = languages_of(served.tts.bundle.manifest)
-        voices = [TtsVoice(name=n, description=n, languages=languages, **about) for n in names]
         program = TtsProgram(
             name=_NAME,
             description=f"VoxCPM ({self.service.bundles.names[0]})",
-            voices=voices,
+            voices=[TtsVoice(name=n, description=n, languages=languages, **about) for n in names],
             supports_synthesize_streaming=True,
             **about,
         )
         return Info(tts=[program]).event()
 
 
-def _owner(writer: asyncio.StreamWriter) -> str:
-    """The owner of a connection. Clients have no keys, so each address counts as one."""
-    peer = writer.get_extra_info("peername")
-    return f"{_OWNER}{peer[0]}" if peer else _OWNER
+def languages_of(manifest: Manifest) -> list[str]:
+    """The languages of a bundle: the one of its checkpoint, or those of its generation."""
+    own = manifest.speech.language if manifest.speech is not None else None
+    return [own] if own else list(manifest.architecture.traits.languages)
 
 
-def _error(error: ApiError) -> Event:
-    return Error(error.detail, error.code).event()
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ApiError(400, "expected an event of Wyoming: a line with a JSON object")
+    return document
 
 
 def _text(message: Event) -> str:

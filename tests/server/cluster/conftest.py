@@ -68,3 +68,16 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in running:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def listening() -> Callable[[subprocess.Popen[str]], str]:
+    """listening(server): its URL once it listens; on a busy machine, lines of status come before."""
+
+    def url(server: subprocess.Popen[str]) -> str:
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if not line.endswith("…\n"))
+        assert line.startswith("listening on http://127.0.0.1:"), line + server.stderr.read()
+        return line.split()[2]
+
+    return url

@@ -8,12 +8,15 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_runtime import CancelToken, InputError
+from voxcpm_runtime.commands.shared_arguments import Engine
 from waiting import until
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -21,10 +24,13 @@ TEXT = "This is line number {}, and it is spoken by a machine of the cluster."
 
 
 def lines(folder: Path, count: int, *more: str) -> Path:
-    """A JSONL file of seeded lines."""
+    """A JSONL file of seeded lines; the first one continues a recording."""
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, 24_000)
+    soundfile.write(folder / "me.wav", noise, 16_000)
+    documents = [{"text": TEXT.format(i), "seed": i, "output": f"{i}.wav"} for i in range(count)]
+    documents[0] |= {"prompt": str(folder / "me.wav"), "prompt_text": "What I say."}
     path = folder / "lines.jsonl"
-    documents = [json.dumps({"text": TEXT.format(i), "seed": i, "output": f"{i}.wav"}) for i in range(count)]
-    path.write_text("\n".join([*documents, *more]) + "\n")
+    path.write_text("\n".join([*map(json.dumps, documents), *more]) + "\n")
     return path
 
 
@@ -37,33 +43,23 @@ def recorded(folder: Path) -> list[str]:
 
 
 def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors; lines of status are left out."""
     out, err = process.communicate(timeout=150)
-    return process.returncode, out, err
-
-
-@pytest.fixture(scope="module")
-def one_machine(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files that one machine makes of 16 lines."""
-    from voxcpm_runtime.commands.cli import main
-
-    folder = tmp_path_factory.mktemp("one")
-    assert main(["batch", str(bundle), str(lines(folder, 16)), "-o", str(folder / "out"), "-q"]) == 0
-    return spoken(folder / "out")
+    said = "".join(line for line in err.splitlines(keepends=True) if not line.endswith("…\n"))
+    return process.returncode, out, said
 
 
 def test_with_a_node_killed_in_the_middle_nothing_is_lost_and_nothing_is_twice(
-    bundle: Path,
-    cluster: Any,
-    nodes: list[Any],
-    started: Start,
-    tmp_path: Path,
-    one_machine: dict[str, bytes],
+    bundle: Path, cluster: Any, nodes: list[Any], started: Start, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    bad = ['{"text": "", "output": "bad.wav"}']
-    process = started("batch", bundle, lines(tmp_path, 16), "-o", out, "--ray", cluster.address)
-    until(lambda: len(spoken(out)) >= 4)
+    from voxcpm_runtime.commands.cli import main
 
+    given = lines(tmp_path, 16)
+    assert main(["batch", str(bundle), str(given), "-o", str(tmp_path / "one"), "-q", "--threads", "1"]) == 0
+    one_machine, out = spoken(tmp_path / "one"), tmp_path / "out"
+    ray = ("-o", out, "--threads", 1, "--ray", cluster.address)
+    process = started("batch", bundle, given, *ray)
+    until(lambda: len(spoken(out)) >= 4)
     cluster.remove_node(nodes.pop(), allow_graceful=False)
     at_the_kill = len(spoken(out))
     code, printed, errors = done(process)
@@ -75,56 +71,25 @@ def test_with_a_node_killed_in_the_middle_nothing_is_lost_and_nothing_is_twice(
     assert spoken(out) == one_machine
     assert not [path.name for path in out.iterdir() if path.suffix == ".part"]
 
-    # The same command resumes: what is there is not made again, what is missing is, and a bad line is reported.
+    # The same command resumes: what is there is not made again, what is missing is, and bad lines are reported.
     (out / "3.wav").unlink()
     before = (out / "4.wav").stat().st_mtime_ns
-    process = started("batch", bundle, lines(tmp_path, 16, *bad), "-o", out, "--ray", cluster.address)
-    code, printed, errors = done(process)
+    bad = [
+        '{"text": "", "output": "bad.wav"}',
+        json.dumps({"text": "No file.", "prompt": str(given), "prompt_text": "a"}),
+    ]
+    code, printed, errors = done(started("batch", bundle, lines(tmp_path, 16, *bad), *ray))
 
-    bad_line = "line 17: the text is empty; expected something to say"
     assert code == 1
-    assert printed.splitlines()[-1] == "1 spoken, 15 skipped (already there), 1 failed"
-    assert errors == f"{bad_line}\nfailed: {bad_line}\n"
+    assert printed.splitlines()[-1] == "1 spoken, 15 skipped (already there), 2 failed"
+    assert "failed: line 17: the text is empty; expected something to say\n" in errors
+    assert "failed: line 18: " in errors
     assert spoken(out) == one_machine
     assert (out / "4.wav").stat().st_mtime_ns == before
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_recording_travels_with_its_line(
-    bundle: Path, cluster: Any, started: Start, tmp_path: Path
-) -> None:
-    noise = np.random.default_rng(0).uniform(-0.3, 0.3, 24_000)
-    soundfile.write(tmp_path / "me.wav", noise, 16_000)
-    prompt = {"prompt": "me.wav", "prompt_text": "What I say.", "seed": 1}
-    asked = [
-        {"text": "In my voice.", "output": "a.flac", **prompt},
-        {
-            "text": "It may not be longer than five patches.",
-            "output": "b.wav",
-            "seed": 2,
-            "max_len": 5,
-        },
-        {"text": "No file.", "output": "c.wav", **prompt, "prompt": "lines.jsonl"},
-    ]
-    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, asked)))
-
-    outcomes = []
-    for folder, ray in (("one", ()), ("ray", ("--ray", cluster.address))):
-        process = started("batch", bundle, "lines.jsonl", "-o", folder, "--threads", 1, *ray)
-        code, printed, errors = done(process)
-        files = {path.name: path.read_bytes() for path in (tmp_path / folder).glob("*.*a*")}
-        outcomes.append((code, printed.splitlines()[-1], sorted(errors.splitlines()), sorted(files), files))
-
-    assert outcomes[0][:4] == outcomes[1][:4]
-    assert outcomes[0][4]["a.flac"] == outcomes[1][4]["a.flac"]
-    assert outcomes[0][4]["b.wav"] == outcomes[1][4]["b.wav"]
-    assert outcomes[0][0] == 1
-
-
-@pytest.mark.usefixtures("nodes")
-def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(
-    bundle: Path, cluster: Any, started: Start, tmp_path: Path
-) -> None:
+def test_ctrl_c_keeps_what_is_finished(bundle: Path, cluster: Any, started: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = started("batch", bundle, lines(tmp_path, 200), "-o", out, "--ray", cluster.address)
     until(lambda: len(spoken(out)) >= 2)
@@ -142,38 +107,50 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(
     assert sorted(recorded(out)) == sorted(spoken(out))
 
 
+def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs: list[str]) -> list[Any]:
+    """What the executor itself gives for lines, by their order, with another function that speaks them."""
+    from voxcpm_server.cluster import batch
+
+    monkeypatch.setattr(batch, "speak", speak)
+    tasks = (
+        SimpleNamespace(line=SimpleNamespace(line=line, output=output), self_contained=lambda _: "spoken")
+        for line, output in enumerate(outputs)
+    )
+    executor = batch.RayExecutor(address, None, SimpleNamespace(digest=""), Engine())
+    results = {t.line.line: r for t, r in executor(tasks, CancelToken(), lambda _: None, lambda *_: None)}
+    return [results[line] for line in range(len(outputs))]
+
+
 @pytest.mark.usefixtures("nodes")
 def test_a_line_that_ends_every_process_fails_and_the_others_are_spoken(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The executor itself, with an actor that dies of one line."""
-    from types import SimpleNamespace
+    def dies(_: Any, asked: str, output: str) -> Any:
+        return os._exit(1) if output == "bad" else (asked, [])
 
-    from voxcpm_runtime import CancelToken
-    from voxcpm_server.cluster import batch as cluster_batch
+    results = executed(cluster.address, monkeypatch, dies, ["good", "bad", *["good"] * 6])
+    assert "no process could speak it" in str(results.pop(1))
+    assert results == ["spoken"] * 7
 
-    class Dies:
-        def open(self, *_: object) -> str:
-            return ""
 
-        def speak(self, asked: str, output: str) -> tuple[str, list[str]]:
-            if output == "bad":
-                os._exit(1)
-            return asked, []
+@pytest.mark.usefixtures("nodes")
+def test_a_machine_that_cannot_load_the_bundle_is_left_out(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
 
-    def task(line: int, output: str) -> Any:
-        return SimpleNamespace(
-            line=SimpleNamespace(line=line, output=output), self_contained=lambda _: f"spoken {line}"
-        )
+    from voxcpm_server.cluster.batch import Refusal
 
-    monkeypatch.setattr(cluster_batch, "Speaker", Dies)
-    bundle = SimpleNamespace(digest="")
-    engine = SimpleNamespace(device="cpu", threads=None)
-    executor = cluster_batch.RayExecutor(cluster.address, None, bundle, engine)
-    names = ["good", "bad", *["good"] * 6]
-    given = (task(line, name) for line, name in enumerate(names, start=1))
-    results = {t.line.line: r for t, r in executor(given, CancelToken(), lambda _: None, lambda *_: None)}
+    first = tmp_path / "first"
 
-    assert sorted(results) == list(range(1, 9))
-    assert "3 processes ended" in str(results.pop(2))
-    assert results == {line: f"spoken {line}" for line in results}
+    def refuses(_: Any, __: str, output: str) -> Any:
+        here = ray.get_runtime_context().get_node_id()
+        if not first.exists():
+            first.write_text(here)
+        refused = first.read_text() == here or output == "nowhere"
+        return Refusal(here, f"{here}: no bundle") if refused else (here, [])
+
+    results = executed(cluster.address, monkeypatch, refuses, ["one"] * 6)
+    assert len(set(results)) == 1
+    with pytest.raises(InputError, match=r"no machine of the cluster can speak; .*: no bundle"):
+        executed(cluster.address, monkeypatch, refuses, ["nowhere"])

@@ -41,7 +41,9 @@ def command_line(process: psutil.Process) -> str:
 
 
 @pytest.fixture
-def url(bundle: Path, cluster: Any, nodes: list[Any], started: Start, tmp_path: Path) -> Iterator[str]:
+def url(
+    bundle: Path, cluster: Any, nodes: list[Any], started: Start, listening: Any, tmp_path: Path
+) -> Iterator[str]:
     """A server with two replicas, one on each node, since each needs the node's only processor."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -49,14 +51,12 @@ def url(bundle: Path, cluster: Any, nodes: list[Any], started: Start, tmp_path: 
     process = started(
         "serve", bundle, *there, "--port", port, "--threads", 1, "--replicas", 2, "--concurrency", 2
     )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line.startswith(f"listening on http://127.0.0.1:{port}"), line + process.stderr.read()
+    assert listening(process) == f"http://127.0.0.1:{port}"
     assert [len(replicas(node)) for node in nodes] == [1, 1]
     yield f"http://127.0.0.1:{port}"
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=60)[1]
-    assert (process.returncode, rest) == (0, "")
+    assert (process.returncode, rest.strip()) == (0, "")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What /openapi.json promises: schemathesis asks for everything in it, in seeded variations, right and wrong ones.
 
 What it makes up never names anything that exists. So each case whose path has a name is asked again for a job in each
-state, a voice and a model that are there.
+state, a voice and a model that are there; these are deleted at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import soundfile
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_server.jobs.store import MAX_STARTS, JobStore
-from voxcpm_server.middleware.authentication import ANYONE, Keys
+from voxcpm_server.middleware.authentication import ANYONE
 from waiting import until
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs the extra dev")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.speech.results.S
 EXAMPLES = 8
 # Of `make torture`, for each operation and for right and wrong requests each; TORTURE_SHARE asks for fewer.
 MANY = max(1, round(100 * float(os.environ.get("TORTURE_SHARE", "1"))))
-# Most of what is made up is spoken. What becomes too long would end without its end.
+# Most of what is made up is spoken.
 SHORT: Any = {
     "max_characters": 8,
     "max_job_characters": 10_000,
@@ -39,125 +39,8 @@ SHORT: Any = {
     "max_audio_seconds": 30,
     "preview_text": "Hi.",
 }
-KEY = "secret"
-VOICE = "ada"
-JOBS = ("done", "running", "queued", "waiting", "failed")
-"""States of the jobs that are asked for."""
 OPEN = ("/healthz", "/ready", "/v1/about")
 """What needs no key."""
-
-
-def left_behind(folder: Path, owner: str, count: int) -> dict[str, list[str]]:
-    """Jobs of an earlier server by the state that they have on its successor: so many that wait, and that fail.
-
-    The model of some is not served any more, and others have ended the server so often that they are given up.
-    """
-    store = JobStore(folder)
-    left: dict[str, list[str]] = {}
-    for state, model, starts in (("waiting", "calm", 0), ("failed", "tts-1", MAX_STARTS)):
-        request = {"model": model, "input": "Hi.", "voice": "default", "response_format": "mp3"}
-        left[state] = [store.add(store.new_folder(), owner, request, 7, 1).id for _ in range(count)]
-        for id_ in left[state]:
-            store.change(id_, starts=starts)
-    store.close()
-    return left
-
-
-class Existing:
-    """The jobs, the voice and the models of a server that are asked for; whatever a request deletes is made again.
-
-    left: jobs by their state, as many in each as will be deleted. Jobs that are done are added, as many again. As jobs
-    are spoken one after another, the long one that is running after them keeps all later ones waiting for their turn.
-    """
-
-    def __init__(
-        self, url: str, recording: bytes, left: dict[str, list[str]], key: str | None = None
-    ) -> None:
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._client = httpx2.Client(base_url=f"{url}/v1", headers=headers, timeout=60)
-        self._recording = recording
-        self._spare = {**left, "done": [self._submitted("Hi.") for _ in left["failed"]]}
-        until(
-            lambda: all(self._state(id_) == state for state, ids in self._spare.items() for id_ in ids), 600
-        )
-        self._jobs: dict[str, str] = {}
-        self.asked: Counter[tuple[str, str, str, int]] = Counter()
-        """How often there was an answer: method, path, what was asked for, status."""
-
-    def __enter__(self) -> Existing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # The long ones would hold up the next test's.
-        for id_ in self._jobs.values():
-            self._client.delete(f"/audio/jobs/{id_}")
-        self._client.close()
-
-    def names(self, path: str) -> Mapping[str, str]:
-        """What the name in a path may be, by what kind of thing that is."""
-        if "{id}" in path:
-            return {state: self._job(state) for state in JOBS}
-        if path.startswith("/v1/models"):
-            return {"model": "tts-1"}
-        if self._client.get(f"/audio/voices/{VOICE}").status_code == 404:
-            form = {"name": VOICE, "consent": "true", "transcript": "Hello there."}
-            made = self._client.post("/audio/voices", data=form, files={"audio_sample": self._recording})
-            assert made.status_code == 201, made.text
-        return {"voice": VOICE}
-
-    def forget(self, answer: Any) -> None:
-        """Delete a job that a made-up request has submitted: it would be spoken before the next one that is needed."""
-        if answer.status_code == 202:
-            self._client.delete(f"/audio/jobs/{answer.json()['id']}")
-
-    def _job(self, state: str) -> str:
-        # An earlier request may have deleted it, and the long one may have come to its end.
-        if self._state(id_ := self._jobs.get(state, "")) != state:
-            if state in self._spare:
-                id_ = self._spare[state].pop()
-            else:
-                id_ = self._submitted("one two three four five. " * 100)
-                until(lambda: self._state(id_) == state)
-            self._jobs[state] = id_
-        return id_
-
-    def _state(self, id_: str) -> str:
-        """The state of a job; an empty one if it is not there."""
-        if not id_:
-            return ""
-        answer = self._client.get(f"/audio/jobs/{id_}")
-        assert answer.status_code in (200, 404), answer.text
-        return str(answer.json().get("state", ""))
-
-    def _submitted(self, text: str) -> str:
-        made = self._client.post("/audio/jobs", json={"model": "tts-1", "input": text})
-        assert made.status_code == 202, made.text
-        return str(made.json()["id"])
-
-
-@pytest.fixture(scope="module")
-def recording(tts: Any) -> bytes:
-    speech, file = tts.speak("Hello there.", seed=7), io.BytesIO()
-    soundfile.write(file, speech.audio, speech.sample_rate, format="FLAC")
-    return file.getvalue()
-
-
-@contextlib.contextmanager
-def server_with(
-    tts: Any, recording: bytes, folder: Path, count: int, key: str | None = None
-) -> Iterator[tuple[Any, Existing]]:
-    """What a server describes, and what exists on it. count: cases that may delete a job in each state."""
-    folders = {f"{kind}_folder": folder / kind for kind in ("voices", "jobs")}
-    keys = () if key is None else (key,)
-    # One is left after the last case.
-    left = left_behind(folder / "jobs", Keys(keys).owner(key) or ANYONE, count + 1)
-    with (
-        ServerOnLoopback.of(tts, keys, **SHORT, **folders) as running,
-        Existing(running.url, recording, left, key) as existing,
-    ):
-        yield schemathesis.openapi.from_url(f"{running.url}/openapi.json"), existing
-
-
 CHECKS = (
     schemathesis.checks.not_a_server_error,
     schemathesis.checks.status_code_conformance,
@@ -167,12 +50,69 @@ CHECKS = (
 )
 
 
-def asked(described: Any, mode: Any, examples: int, check: Callable[[Any], object]) -> None:
-    """Have cases of every operation checked. schemathesis' own plugin of pytest is not for this pytest, so hypothesis
-    runs them.
-    """
+def left_behind(folder: Path) -> dict[str, str]:
+    """Jobs of an earlier server by their state on the next one: no such model any more; started too often."""
+    store, left = JobStore(folder), {}
+    for state, model, starts in (("waiting", "calm", 0), ("failed", "tts-1", MAX_STARTS)):
+        request = {"model": model, "input": "Hi.", "voice": "default", "response_format": "mp3"}
+        left[state] = store.add(ANYONE, request, 7, 1, {}, None).id
+        store.change(left[state], starts=starts)
+    store.close()
+    return left
+
+
+class Existing:
+    """A job in each state, a voice and a model of a server, by the paths that may name them."""
+
+    def __init__(self, url: str, tts: Any, left: dict[str, str]) -> None:
+        self._client = httpx2.Client(base_url=f"{url}/v1", timeout=60)
+        speech, recording = tts.speak("Hello there.", seed=7), io.BytesIO()
+        soundfile.write(recording, speech.audio, speech.sample_rate, format="FLAC")
+        form = {"name": "ada", "consent": "true", "transcript": "Hello there."}
+        files = {"audio_sample": recording.getvalue()}
+        assert self._client.post("/audio/voices", data=form, files=files).status_code == 201
+        self._jobs = {**left, "done": self._submitted("Hi.")}
+        until(lambda: all(self._state(id_) == state for state, id_ in self._jobs.items()))
+        # The long one keeps all later ones waiting for their turn.
+        self._jobs["running"] = self._submitted("one two three four five. " * 400)
+        until(lambda: self._state(self._jobs["running"]) == "running")
+        self._jobs["queued"] = self._submitted("Hi.")
+        self.names = {"job": self._jobs, "voice": {"": "ada"}, "model": {"": "tts-1"}}
+        self.asked: Counter[tuple[str, str, str, int]] = Counter()
+        """How often there was an answer: method, path, state of the job, status."""
+
+    def ask(self, case: Any) -> None:
+        """Check the answer to a case as it is, and again for everything that its path may name."""
+        answer = case.call_and_validate(checks=CHECKS, timeout=60)
+        if answer.status_code == 202:
+            # It would be spoken before others.
+            self._client.delete(f"/audio/jobs/{answer.json()['id']}")
+        if case.method != "DELETE":
+            self.ask_of_all(case)
+
+    def ask_of_all(self, case: Any) -> None:
+        for name in case.path_parameters or ():
+            (kind,) = (kind for kind in self.names if f"/{kind}s/" in case.path)
+            for state, given in self.names[kind].items():
+                case.path_parameters[name] = given
+                answer = case.call_and_validate(checks=CHECKS, timeout=60)
+                self.asked[case.method, case.path, state, answer.status_code] += 1
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _state(self, id_: str) -> str:
+        return str(self._client.get(f"/audio/jobs/{id_}").json()["state"])
+
+    def _submitted(self, text: str) -> str:
+        made = self._client.post("/audio/jobs", json={"model": "tts-1", "input": text})
+        assert made.status_code == 202, made.text
+        return str(made.json()["id"])
+
+
+def cases_of(described: Any, mode: Any, examples: int, check: Any) -> None:
+    """Have cases of every operation checked; schemathesis' own plugin is not for this pytest."""
     for result in described.get_all_operations():
-        operation = result.ok()
 
         @hypothesis.seed(1)
         @hypothesis.settings(
@@ -182,7 +122,7 @@ def asked(described: Any, mode: Any, examples: int, check: Callable[[Any], objec
             phases=(hypothesis.Phase.generate,),
             suppress_health_check=list(hypothesis.HealthCheck),
         )
-        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+        @hypothesis.given(case=result.ok().as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
             check(case)
 
@@ -191,53 +131,39 @@ def asked(described: Any, mode: Any, examples: int, check: Callable[[Any], objec
             ask()
 
 
-def asked_of(existing: Existing, case: Any, **more: Any) -> None:
-    """Have a case checked as it is, and again for everything that its path may name."""
-    existing.forget(case.call_and_validate(checks=CHECKS, timeout=60, **more))
-    for name in case.path_parameters or ():
-        for kind, given in existing.names(case.path).items():
-            case.path_parameters[name] = given
-            answer = case.call_and_validate(checks=CHECKS, timeout=60, **more)
-            existing.asked[case.method, case.path, kind, answer.status_code] += 1
+@contextlib.contextmanager
+def described(tts: Any, folder: Path, *keys: str) -> Iterator[tuple[str, Any]]:
+    """A server's URL and what it describes."""
+    folders = {f"{kind}_folder": folder / kind for kind in ("voices", "jobs")}
+    with ServerOnLoopback.of(tts, keys, **SHORT, **folders) as running:
+        yield running.url, schemathesis.openapi.from_url(f"{running.url}/openapi.json")
 
 
-def answers_are_as_described(described: Any, existing: Existing, mode: Any, examples: int) -> None:
-    asked(described, mode, examples, lambda case: asked_of(existing, case))
-    if mode != schemathesis.GenerationMode.POSITIVE:
-        # Nothing is wrong about a request that has no more than a name.
-        return
-    job, voice = "/v1/audio/jobs/{id}", "/v1/audio/voices/{name}"
-    for state in JOBS:
-        assert existing.asked["GET", job, state, 200], existing.asked
-        assert existing.asked["GET", f"{job}/audio", state, 200 if state == "done" else 409], existing.asked
-        assert existing.asked["DELETE", job, state, 200], existing.asked
-    for method, path in (("GET", voice), ("GET", f"{voice}/preview"), ("DELETE", voice)):
-        assert existing.asked[method, path, "voice", 200], existing.asked
-    assert existing.asked["GET", "/v1/models/{model}", "model", 200], existing.asked
-
-
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
-def test_answers_are_as_described(tts: Any, recording: bytes, tmp_path: Path, mode: Any) -> None:
-    with server_with(tts, recording, tmp_path, EXAMPLES) as (described, existing):
-        answers_are_as_described(described, existing, mode, EXAMPLES)
+def test_answers_are_as_described(tts: Any, tmp_path: Path, mode: Any, examples: int) -> None:
+    left = left_behind(tmp_path / "jobs")
+    with described(tts, tmp_path) as (url, document):
+        job, voice = "/v1/audio/jobs/{id}", "/v1/audio/voices/{name}"
+        with contextlib.closing(Existing(url, tts, left)) as existing:
+            cases_of(document, mode, examples, existing.ask)
+            for path, name in ((job, "id"), (voice, "name")):
+                existing.ask_of_all(document[path]["DELETE"].Case(path_parameters={name: ""}))
+    if mode == schemathesis.GenerationMode.POSITIVE:
+        states = existing.names["job"]
+        expected = [("GET", job, state, 200) for state in states]
+        expected += [("GET", f"{job}/audio", state, 200 if state == "done" else 409) for state in states]
+        expected += [("GET", path, "", 200) for path in (voice, f"{voice}/preview", "/v1/models/{model}")]
+        expected += [("DELETE", job, state, 200) for state in states] + [("DELETE", voice, "", 200)]
+        assert set(expected) <= set(existing.asked), existing.asked
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("mode", schemathesis.GenerationMode)
-def test_many_answers_are_as_described(tts: Any, recording: bytes, tmp_path: Path, mode: Any) -> None:
-    with server_with(tts, recording, tmp_path, MANY) as (described, existing):
-        answers_are_as_described(described, existing, mode, MANY)
+def test_a_wrong_key_is_answered_as_described(tts: Any, tmp_path: Path) -> None:
+    def check(case: Any) -> None:
+        case.headers.pop("xi-api-key", None)
+        answer = case.call(timeout=60, headers={"Authorization": "Bearer wrong"})
+        case.validate_response(answer, checks=CHECKS)
+        assert answer.status_code == (200 if case.path in OPEN else 401), case.path
 
-
-def test_answers_of_a_server_with_a_key_are_as_described(tts: Any, recording: bytes, tmp_path: Path) -> None:
-    with server_with(tts, recording, tmp_path, 3, KEY) as (described, existing):
-
-        def check(case: Any) -> None:
-            for scheme in ("Authorization", "xi-api-key"):
-                case.headers.pop(scheme, None)
-            answer = case.call(timeout=60, headers={"Authorization": "Bearer wrong"})
-            case.validate_response(answer, checks=CHECKS)
-            assert answer.status_code == (200 if case.path in OPEN else 401), case.path
-            asked_of(existing, case, headers={"Authorization": f"Bearer {KEY}"})
-
-        asked(described, schemathesis.GenerationMode.POSITIVE, 2, check)
+    with described(tts, tmp_path, "secret") as (_, document):
+        cases_of(document, schemathesis.GenerationMode.POSITIVE, 2, check)

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from voxcpm_constants.user_folders import jobs_folder
 from voxcpm_runtime import InputError
-from voxcpm_server.jobs.store import DONE, QUEUED, RUNNING, JobStore
+from voxcpm_server.jobs.store import DONE, QUEUED, RUNNING, Job, JobStore
 
 SAID = {"model": "tts-1", "input": "one two three.", "response_format": "wav", "seed": 7, "voice": "default"}
 MODELS = ("tts-1",)
 
 
-def test_the_default_folder_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
-    assert jobs_folder() == tmp_path / "jobs"
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[JobStore]:
+    opened = JobStore(tmp_path / "jobs")
+    yield opened
+    opened.close()
 
 
-def test_owners_take_turns(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    ids = {owner: [store.add(store.new_folder(), owner, SAID, 7, 1).id for _ in range(3)] for owner in "ab"}
+def added(store: JobStore, owner: str = "a") -> Job:
+    return store.add(owner, SAID, 7, 1, {"prompt_audio": b"recording"}, None)
 
+
+def test_owners_take_turns(store: JobStore) -> None:
+    ids = {owner: [added(store, owner).id for _ in range(3)] for owner in "ab"}
     order = []
     while (job := store.start_next(MODELS)) is not None:
         order.append(job.id)
@@ -33,15 +37,23 @@ def test_owners_take_turns(tmp_path: Path) -> None:
         time.sleep(0.002)
 
     assert order == [ids["a"][0], ids["b"][0], ids["a"][1], ids["b"][1], ids["a"][2], ids["b"][2]]
-    store.close()
 
 
-@pytest.mark.parametrize("refused", range(3))
-def test_a_job_that_a_disk_refuses_to_begin_has_not_been_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+def test_an_interrupted_job_comes_first_unless_it_is_to_be_skipped(store: JobStore) -> None:
+    waiting, interrupted = added(store), added(store, "b")
+    store.change(interrupted.id, started=time.time())
+    assert store.start_next(["other"]) is None
+    for skip, expected in (([], interrupted), ([interrupted.id], waiting)):
+        started = store.start_next(MODELS, skip)
+        assert started is not None
+        assert started.id == expected.id
+
+
+@pytest.mark.parametrize("refused", range(2))
+def test_a_job_that_a_disk_refuses_to_start_has_not_been_started(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
-    store = JobStore(tmp_path / "jobs")
-    store.add(store.new_folder(), "a", SAID, 7, 1)
+    added(store)
     execute, made = store._execute, list[str]()
 
     def refuse(statement: str, *values: Any) -> list[Any]:
@@ -51,64 +63,70 @@ def test_a_job_that_a_disk_refuses_to_begin_has_not_been_begun(
         return execute(statement, *values)
 
     monkeypatch.setattr(store, "_execute", refuse)
-    try:
-        job = store.start_next(MODELS)
-    except sqlite3.OperationalError:
-        job = store.start_next(MODELS)
+    with pytest.raises(sqlite3.OperationalError):
+        store.start_next(MODELS)
+    job = store.start_next(MODELS)
 
-    monkeypatch.undo()
     assert job is not None
     assert (job.state, job.starts, job.error) == (RUNNING, 1, None)
     assert job == store.get("a", job.id)
-    store.close()
 
 
-def test_what_a_killed_server_left_is_cleaned_up(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    job = store.add(store.new_folder(), "a", SAID, 7, 1)
+def test_a_full_disk_does_not_keep_a_job_from_being_deleted(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, execute = added(store), store._execute
+
+    def full(statement: str, *values: Any) -> list[Any]:
+        if store.path(job.id).exists():
+            raise sqlite3.OperationalError("database or disk is full")
+        return execute(statement, *values)
+
+    monkeypatch.setattr(store, "_execute", full)
+    store.remove(job.id)
+    monkeypatch.undo()
+    assert store.of_owner("a") == []
+
+
+def test_what_a_killed_server_left_is_cleaned_up_and_its_users_files_stay(tmp_path: Path) -> None:
+    mine = [tmp_path / "holiday" / "film.part", tmp_path / "letter.part", tmp_path / "job_of_mine" / "a"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    store = JobStore(tmp_path)
+    job, lost = added(store), added(store)
     assert store.start_next(MODELS) is not None
-    without_row = store.new_folder()
+    without_row = tmp_path / f"job_{'0' * 24}"
+    without_row.mkdir()
     (without_row / "prompt_audio").write_bytes(b"a")
     (store.path(job.id) / "speech.wav.part").write_bytes(b"half")
-    assert store.get("a", job.id).state == RUNNING  # type: ignore[union-attr]
+    (store.path(lost.id) / "prompt_audio").unlink()
+    store.path(lost.id).rmdir()
     store.close()
 
-    store = JobStore(tmp_path / "jobs")
-    assert store.get("a", job.id).state == QUEUED  # type: ignore[union-attr]
+    store = JobStore(tmp_path)
+    (left,) = store.of_owner("a")
+    assert (left.id, left.state) == (job.id, QUEUED)
     assert not without_row.exists()
-    assert not list(store.path(job.id).iterdir())
+    assert [path.name for path in store.path(job.id).iterdir()] == ["prompt_audio"]
+    assert all(path.read_text() == "mine" for path in mine)
     store.close()
-
-
-def test_files_that_are_not_the_servers_stay(tmp_path: Path) -> None:
-    foreign = tmp_path / "holiday" / "film.part"
-    foreign.parent.mkdir()
-    foreign.write_text("mine")
-    (tmp_path / "letter.part").write_text("mine")
-    (tmp_path / "job_of_mine").mkdir()
-    JobStore(tmp_path).close()
-    assert foreign.is_file()
-    assert (tmp_path / "letter.part").is_file()
-    assert (tmp_path / "job_of_mine").is_dir()
 
 
 def test_only_the_servers_user_reads_jobs_in_a_folder_that_was_open(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     store = JobStore(tmp_path)
-    job = store.add(store.new_folder(), "", SAID, 7, 1)
+    job = added(store)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("jobs.sqlite*")}
     assert len(modes) == 3
     assert set(modes.values()) == {0o600}
-    store.path(job.id).chmod(0o755)
-    store.close()
-    store = JobStore(tmp_path)
     assert store.path(job.id).stat().st_mode & 0o777 == 0o700
     store.close()
 
 
-def test_a_folder_of_jobs_is_one_servers_alone(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
-    with pytest.raises(match="another server uses this folder"):
+    with pytest.raises(InputError, match="another server uses this folder"):
         JobStore(tmp_path / "jobs")
     store.close()
     JobStore(tmp_path / "jobs").close()
@@ -120,40 +138,26 @@ def test_a_folder_of_jobs_is_one_servers_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="jobs cannot be stored there"):
         JobStore(tmp_path / "file")
-    newer = tmp_path / "newer"
-    newer.mkdir()
-    with sqlite3.connect(newer / "jobs.sqlite") as rows:
-        rows.execute("PRAGMA user_version = 99")
-    rows.close()
-    with pytest.raises(InputError, match="a newer release wrote it"):
-        JobStore(newer)
-
-
-def test_a_database_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> None:
-    JobStore(tmp_path).close()
-    with sqlite3.connect(tmp_path / "jobs.sqlite") as rows:
+    with sqlite3.connect(tmp_path / "jobs" / "jobs.sqlite") as rows:
         rows.execute("ALTER TABLE jobs DROP COLUMN starts")
     rows.close()
-
     with pytest.raises(InputError, match="another release wrote it") as caught:
-        JobStore(tmp_path)
+        JobStore(tmp_path / "jobs")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("column", ["id", "request"])
-def test_a_row_that_a_disk_has_damaged_is_refused_in_one_line(tmp_path: Path, column: str) -> None:
+@pytest.mark.parametrize("change", ["UPDATE jobs SET id = NULL", "UPDATE jobs SET request = '{'"])
+def test_a_row_that_a_disk_has_damaged_is_refused_in_one_line(tmp_path: Path, change: str) -> None:
     """A job without a name ended the start in a traceback."""
     store = JobStore(tmp_path)
-    store.add(store.new_folder(), "", {"input": "Yes."}, 7, 1)
+    added(store)
     store.close()
-    schema = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?)"
     declared, free = "id TEXT NOT NULL", "id TEXT          "
-    for one, other, change in ((declared, free, ""), (free, declared, {"id": "NULL"}.get(column, "'{'"))):
+    for one, other, statement in ((declared, free, ""), (free, declared, change)):
         with sqlite3.connect(tmp_path / "jobs.sqlite") as rows:
-            if change:
-                rows.execute(f"UPDATE jobs SET {column} = {change}")  # noqa: S608 - both are above
+            rows.execute(statement)
             rows.execute("PRAGMA writable_schema = ON")
-            rows.execute(schema, (one, other))
+            rows.execute("UPDATE sqlite_schema SET sql = replace(sql, ?, ?)", (one, other))
         rows.close()
 
     with pytest.raises(

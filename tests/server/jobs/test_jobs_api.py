@@ -1,12 +1,13 @@
-"""Jobs over HTTP: submitted, watched, fetched, deleted; fair to live speech; bounded; a key's own."""
+"""Jobs over HTTP: submitted, watched, fetched, deleted; behind live speech; bounded; a key's own."""
 
 from __future__ import annotations
 
 import io
-import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,80 +20,54 @@ from voxcpm_runtime import Plan, pcm16
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
 from waiting import until
 
-SENTENCE = "one two three four five six seven."
-LONG = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
-SAID = {"model": "tts-1", "input": SENTENCE, "response_format": "wav", "seed": 7}
+Serve = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def long_samples(tts: Any) -> Any:
-    """What the runtime itself says with seed 7: `LONG`, as 16-bit samples."""
-    return pcm16(tts.generate(LONG, seed=7))
-
-
-def submit(url: str, key: str | None = None, **fields: Any) -> httpx2.Response:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx2.post(f"{url}/v1/audio/jobs", json={**SAID, **fields}, headers=headers, timeout=60)
-
-
-def job_of(url: str, id_: str) -> dict[str, Any]:
-    answer = httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
-def ended(url: str, id_: str) -> dict[str, Any]:
-    return until(lambda: (job := job_of(url, id_))["state"] in ("done", "failed") and job)
-
-
-def samples(content: bytes) -> np.ndarray:
-    audio, _ = soundfile.read(io.BytesIO(content), dtype="int16")
-    return audio
-
-
-def test_the_life_of_a_job(serve: Callable[..., Any], tts: Any, tmp_path: Path) -> None:
-    running = serve()
-    jobs = f"{running.url}/v1/audio/jobs"
-
-    made = submit(running.url)
+def test_the_life_of_a_job(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> None:
+    client = jobs(serve().url)
+    made = client.submit()
     job = made.json()
     assert made.status_code == 202, made.text
     assert made.headers["location"] == f"/v1/audio/jobs/{job['id']}"
-    described = httpx2.get(f"{running.url}/openapi.json").json()["paths"]["/v1/audio/jobs"]["post"]
-    assert "Location" in described["responses"]["202"]["headers"]
-    assert (job["object"], job["seed"], job["characters"]) == ("audio.job", 7, len(SENTENCE))
-    done = ended(running.url, job["id"])
-    assert done["state"] == "done", done
-    assert done["segments_done"] == done["segments"] == 1
-    assert [one["id"] for one in httpx2.get(jobs).json()["data"]] == [job["id"]]
+    text = client.said["input"]
+    assert (job["object"], job["seed"], job["characters"], job["voice"]) == (
+        "audio.job",
+        7,
+        len(text),
+        "default",
+    )
+    done = client.ended(job["id"])
+    assert (done["state"], done["segments_done"], done["segments"]) == ("done", 1, 1)
+    assert done["created_at"] <= done["started_at"] <= done["ended_at"]
+    assert [one["id"] for one in httpx2.get(client.url).json()["data"]] == [job["id"]]
 
-    fetched = httpx2.get(f"{jobs}/{job['id']}/audio")
+    url = f"{client.url}/{job['id']}/audio"
+    fetched = httpx2.get(url)
     assert fetched.headers["content-type"] == "audio/wav"
     assert f"{job['id']}.wav" in fetched.headers["content-disposition"]
     assert len(fetched.content) == done["bytes"]
-    expected = tts.generate(SENTENCE, seed=7)
-    assert np.array_equal(samples(fetched.content), pcm16(expected))
+    # The header has the length: nothing is left open, as in a stream.
+    assert int.from_bytes(fetched.content[40:44], "little") == done["bytes"] - 44
+    expected = tts.generate(text, seed=7)
+    assert np.array_equal(client.samples(job["id"]), pcm16(expected))
     assert done["audio_seconds"] == pytest.approx(len(expected) / tts.sample_rate, abs=0.001)
-    part = httpx2.get(f"{jobs}/{job['id']}/audio", headers={"Range": "bytes=10-19"})
+    part = httpx2.get(url, headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, fetched.content[10:20])
     for asked, status in (("seconds=1-2", 400), ("bytes=", 400), ("bytes=99999999-", 416)):
-        wrong = httpx2.get(f"{jobs}/{job['id']}/audio", headers={"Range": asked})
+        wrong = httpx2.get(url, headers={"Range": asked})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (status, "Range")
     assert wrong.headers["content-range"] == f"bytes */{done['bytes']}"
 
-    assert httpx2.delete(f"{jobs}/{job['id']}").json()["deleted"] is True
-    for path in (job["id"], f"{job['id']}/audio"):
-        assert httpx2.get(f"{jobs}/{path}").status_code == 404
-    assert httpx2.delete(f"{jobs}/{job['id']}").status_code == 404
-    assert sorted(path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name) == [
-        "jobs.lock"
-    ]
+    assert httpx2.delete(f"{client.url}/{job['id']}").json()["deleted"] is True
+    for method, path in (("GET", ""), ("GET", "/audio"), ("DELETE", "")):
+        assert httpx2.request(method, f"{client.url}/{job['id']}{path}").status_code == 404
+    assert [path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name] == ["jobs.lock"]
 
 
 def test_a_text_is_read_no_longer_than_its_client_stays(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A book of 306 segments, each of which takes a tenth of a second to read."""
+    """A book of 306 segments, each of which takes a tenth of a second to read; others are answered meanwhile."""
     read: list[str] = []
     read_segment = Plan.read_segment
 
@@ -102,245 +77,166 @@ def test_a_text_is_read_no_longer_than_its_client_stays(
         return read_segment(plan, *given)
 
     monkeypatch.setattr(Plan, "read_segment", slowly)
-    url = f"{serve().url}/v1/audio/jobs"
+    client = jobs(serve().url)
     with pytest.raises(httpx2.ReadTimeout):
-        httpx2.post(url, json={**SAID, "input": "Hello. " * 10_000}, timeout=2)
+        httpx2.post(client.url, json={**client.said, "input": "Hello. " * 10_000}, timeout=2)
 
+    assert httpx2.get(client.url).json()["data"] == []
     until(lambda: not any(thread.name == "bundle" for thread in threading.enumerate()))
     assert 0 < len(read) < 200
-    assert httpx2.get(url).json()["data"] == []
 
 
 def test_a_job_with_recordings_and_a_voice_that_is_deleted_meanwhile(
-    serve: Callable[..., Any], tts: Any, spoken: Any, tmp_path: Path
+    serve: Serve, jobs: Any, tts: Any, spoken: Any, tmp_path: Path
 ) -> None:
-    running = serve(concurrency=1)
-    file = io.BytesIO()
+    client, file = jobs(serve().url), io.BytesIO()
     soundfile.write(file, spoken.audio, spoken.sample_rate, format="WAV")
-    voice = tts.create_voice((spoken.audio, spoken.sample_rate), spoken.segments[0].text, name="ada")
+    transcript, text = spoken.segments[0].text, client.said["input"]
+    voice = tts.create_voice((spoken.audio, spoken.sample_rate), transcript, name="ada")
     (tmp_path / "voices").mkdir()
     voice.save(tmp_path / "voices" / "ada.voice")
 
-    form = {**SAID, "seed": "7", "prompt_text": spoken.segments[0].text}
-    with_file = httpx2.post(
-        f"{running.url}/v1/audio/jobs", data=form, files={"prompt_audio": file.getvalue()}, timeout=60
-    ).json()
-    with_voice = submit(running.url, voice="ada").json()
+    form = {**client.said, "seed": "7", "prompt_text": transcript}
+    with_file = httpx2.post(client.url, data=form, files={"prompt_audio": file.getvalue()}).json()["id"]
+    # Without a seed, its own: it stays that, however often the job is begun.
+    with_voice = client.submit(voice="ada", seed=None).json()
     (tmp_path / "voices" / "ada.voice").unlink()
 
-    audio = []
-    for job in (with_file, with_voice):
-        assert ended(running.url, job["id"])["state"] == "done"
-        content = httpx2.get(f"{running.url}/v1/audio/jobs/{job['id']}/audio").content
-        audio.append(samples(content))
-    expected = [
-        tts.generate(SENTENCE, io.BytesIO(file.getvalue()), spoken.segments[0].text, seed=7),
-        tts.generate(SENTENCE, voice=voice, seed=7),
-    ]
-    for got, wanted in zip(audio, expected, strict=True):
-        assert np.array_equal(got, pcm16(wanted))
+    assert {client.ended(id_)["state"] for id_ in (with_file, with_voice["id"])} == {"done"}
+    expected = tts.generate(text, io.BytesIO(file.getvalue()), transcript, seed=7)
+    assert np.array_equal(client.samples(with_file), pcm16(expected))
+    expected = tts.generate(text, voice=voice, seed=with_voice["seed"])
+    assert np.array_equal(client.samples(with_voice["id"]), pcm16(expected))
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "words"),
-    [
-        ({"input": ""}, 400, "at least 1 character"),
+def test_what_cannot_be_spoken_is_refused_at_once(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+    client = jobs(serve(max_job_characters=200).url)
+    for fields, status, words in (
         ({"input": "a" * 201}, 400, "at most 200 characters"),
         ({"input": " \n"}, 400, "empty"),
         ({"model": "tts-9"}, 404, "expected one of"),
         ({"voice": "nobody"}, 404, "no voice"),
         ({"sample_rate": 12_345, "response_format": "mp3"}, 400, "mp3 has 8000"),
         ({"cfg_value": 99}, 400, "cfg_value"),
-    ],
-)
-def test_what_cannot_be_spoken_is_refused_at_once(
-    fields: dict[str, Any], status: int, words: str, serve: Callable[..., Any], tmp_path: Path
-) -> None:
-    running = serve(max_job_characters=200)
-    answer = submit(running.url, **fields)
-
-    assert answer.status_code == status, answer.text
-    assert words in answer.json()["error"]["message"]
+    ):
+        answer = client.submit(**fields)
+        assert answer.status_code == status, answer.text
+        assert words in answer.json()["error"]["message"]
     assert not list((tmp_path / "jobs").glob("job_*"))
 
 
-def test_keys_do_not_see_each_others_jobs(serve: Callable[..., Any]) -> None:
-    running = serve(keys=("first", "second"), max_jobs=4)
-    jobs = f"{running.url}/v1/audio/jobs"
+def test_keys_do_not_see_each_others_jobs_and_share_the_places(serve: Serve, jobs: Any) -> None:
+    client = jobs(serve(keys=("first", "second"), max_jobs=4).url)
     first, second = ({"Authorization": f"Bearer {key}"} for key in ("first", "second"))
 
-    id_ = submit(running.url, "first").json()["id"]
+    id_ = client.submit("first").json()["id"]
     for method, path in (("GET", ""), ("GET", "/audio"), ("DELETE", "")):
-        assert httpx2.request(method, f"{jobs}/{id_}{path}", headers=second).status_code == 404
-    assert httpx2.get(jobs, headers=second).json()["data"] == []
-    assert httpx2.get(f"{jobs}/{id_}", headers=first).status_code == 200
-    assert httpx2.get(f"{jobs}/{id_}").status_code == 401
+        assert httpx2.request(method, f"{client.url}/{id_}{path}", headers=second).status_code == 404
+    assert httpx2.get(client.url, headers=second).json()["data"] == []
+    assert httpx2.get(f"{client.url}/{id_}", headers=first).status_code == 200
     # A key may have half of the jobs.
-    assert submit(running.url, "first").status_code == 202
-    full = submit(running.url, "first")
+    assert client.submit("first").status_code == 202
+    full = client.submit("first")
     assert (full.status_code, full.json()["error"]["code"]) == (429, "too_many_jobs")
     assert int(full.headers["retry-after"]) >= 1
-    assert [submit(running.url, "second").status_code for _ in range(3)] == [202, 202, 503]
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda key: client.submit(key).status_code, ["second"] * 6))
+    assert sorted(answers) == [202, 202, 503, 503, 503, 503]
 
 
-def test_live_speech_goes_first_and_a_job_goes_on_behind_it(
-    serve: Callable[..., Any], tts: Any, long_samples: np.ndarray
+def test_live_speech_goes_first_and_a_job_continues_behind_it(
+    serve: Serve, jobs: Any, tts: Any, long_samples: np.ndarray
 ) -> None:
     running = serve(concurrency=1)
-    job = submit(running.url, input=LONG).json()
-    assert job["segments"] > 1
-    until(lambda: job_of(running.url, job["id"])["audio_seconds"] > 0)
+    client = jobs(running.url)
+    id_ = client.submitted(input=client.long)
+    client.when(id_, lambda job: job["audio_seconds"] > 0)
 
-    began = time.perf_counter()
     live = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 3, "stream": False}
-    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=live, timeout=60)
-    waited = time.perf_counter() - began
-    during = job_of(running.url, job["id"])
+    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=live)
+    during = client.job(id_)
 
     assert answer.status_code == 200
     # It was let in between two patches, long before the end of the job.
     assert during["state"] == "running"
-    assert during["audio_seconds"] < len(long_samples) / tts.sample_rate / 2, (waited, during)
-    done = ended(running.url, job["id"])
-    assert done["state"] == "done"
-    content = httpx2.get(f"{running.url}/v1/audio/jobs/{job['id']}/audio").content
-    assert np.array_equal(samples(content), long_samples)
+    assert during["audio_seconds"] < len(long_samples) / tts.sample_rate / 2
+    later = client.when(id_, lambda job: job["remaining_seconds"] is not None)
+    assert later["segments_done"] >= 1
+    assert client.ended(id_)["state"] == "done"
+    assert np.array_equal(client.samples(id_), long_samples)
 
 
-def test_a_job_that_runs_is_cancelled_and_the_next_one_spoken(
-    serve: Callable[..., Any], tmp_path: Path
+def test_a_job_that_runs_or_waits_for_a_turn_is_cancelled_and_the_next_one_spoken(
+    serve: Serve, jobs: Any, tmp_path: Path
 ) -> None:
-    running = serve()
-    first, second = submit(running.url, input=LONG).json(), submit(running.url).json()
-    until(lambda: job_of(running.url, first["id"])["state"] == "running")
-    assert httpx2.get(f"{running.url}/v1/audio/jobs/{second['id']}/audio").status_code == 409
+    running = serve(concurrency=1)
+    client = jobs(running.url)
+    first, second = (client.submitted(input=client.long * 20) for _ in range(2))
+    third = client.submitted()
+    client.when(first, lambda job: job["state"] == "running")
+    assert httpx2.get(f"{client.url}/{third}/audio").status_code == 409
 
-    began = time.perf_counter()
-    assert httpx2.delete(f"{running.url}/v1/audio/jobs/{first['id']}", timeout=60).status_code == 200
-    assert time.perf_counter() - began < 10
-    assert not (tmp_path / "jobs" / first["id"]).exists()
-    assert ended(running.url, second["id"])["state"] == "done"
+    assert httpx2.delete(f"{client.url}/{first}", timeout=10).status_code == 200
+    assert not (tmp_path / "jobs" / first).exists()
+    client.when(second, lambda job: job["audio_seconds"] > 0)
+    live = {"model": "tts-1", "input": client.long * 5, "response_format": "pcm"}
+    with httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=live) as answer:
+        next(parts := answer.iter_raw())
+        assert httpx2.delete(f"{client.url}/{second}", timeout=10).status_code == 200
+        assert running.service.queue.busy == 1
+        del parts
+    assert client.ended(third)["state"] == "done"
     until(lambda: running.service.queue.busy == 0)
 
 
 def test_a_server_that_ends_leaves_its_job_to_the_next_one(
-    serve: Callable[..., Any], long_samples: np.ndarray, tmp_path: Path
+    serve: Serve, jobs: Any, euler_steps: Any, long_samples: np.ndarray, tmp_path: Path
 ) -> None:
-    before = serve()
-    job = submit(before.url, input=LONG).json()
-    until(lambda: job_of(before.url, job["id"])["segments_done"])
-    before.stop()
+    euler_steps.seconds = 0.005
+    id_ = ""
+    for progress in ("audio_seconds", "segments_done"):
+        running = serve()
+        client = jobs(running.url)
+        id_ = id_ or client.submitted(input=client.long)
+        client.when(id_, itemgetter(progress))
+        running.stop()
+        store = JobStore(tmp_path / "jobs")
+        (job,) = store.of_owner("")
+        store.close()
+        # Neither an interrupted start nor one that has finished a segment counts.
+        assert (job.state, job.starts) == ("queued", 0)
+    euler_steps.seconds = 0
     saved = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.segment")}
     assert saved
 
-    after = serve(concurrency=1)
-    resumed = until(lambda: (now := job_of(after.url, job["id"]))["state"] == "running" and now)
+    client = jobs(serve().url)
+    resumed = client.when(id_, lambda job: job["state"] != "queued")
     assert resumed["segments_done"] >= len(saved)
-    again = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.segment")}
-    # They are deleted when the job is done, and not before.
-    assert saved.items() <= again.items() or job_of(after.url, job["id"])["state"] == "done"
-    assert ended(after.url, job["id"])["state"] == "done"
-    content = httpx2.get(f"{after.url}/v1/audio/jobs/{job['id']}/audio").content
-    assert np.array_equal(samples(content), long_samples)
+    assert client.ended(id_)["state"] == "done"
+    assert np.array_equal(client.samples(id_), long_samples)
     until(lambda: not list(tmp_path.rglob("*.segment*")))
 
 
-def test_files_of_jobs_are_bounded(serve: Callable[..., Any]) -> None:
-    running = serve(max_jobs_megabytes=0.2)
-    job = submit(running.url, input=LONG).json()
-
-    failed = ended(running.url, job["id"])
-    assert (failed["state"], failed["error"]["code"]) == ("failed", "storage")
-    assert "the most that they may" in failed["error"]["message"]
-    assert httpx2.get(f"{running.url}/v1/audio/jobs/{job['id']}/audio").status_code == 409
-    # Its segments are gone, so that there is room again.
-    assert submit(running.url).status_code == 202
-
-
-def test_a_full_disk_is_one_line_and_the_server_goes_on(
-    serve: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    running = serve()
-    assert ended(running.url, submit(running.url).json()["id"])["state"] == "done"
-    store = running.service.rooms["jobs"]._opened
-    pages = store._rows.execute("PRAGMA page_count").fetchone()[0]
-    store._rows.execute(f"PRAGMA max_page_count = {pages}")
-
-    answers = [submit(running.url, input=SENTENCE * 30) for _ in range(6)]
-    full = answers[-1]
-    assert full.status_code == 507, full.text
-    assert full.json()["error"]["code"] == "storage"
-    assert str(tmp_path) not in full.text
-    assert "is full" in caplog.text
-    known = {job["id"] for job in httpx2.get(f"{running.url}/v1/audio/jobs").json()["data"]}
-    assert {folder.name for folder in (tmp_path / "jobs").glob("job_*")} == known
-    live = {"model": "tts-1", "input": "Hello.", "stream": False}
-    assert httpx2.post(f"{running.url}/v1/audio/speech", json=live, timeout=60).status_code == 200
-
-
-def test_a_job_that_ends_the_server_again_and_again_is_given_up(
-    serve: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_old_jobs_are_deleted_and_the_list_is_cut_into_pages(serve: Serve, jobs: Any, tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
-    job = store.add(store.new_folder(), "", {**SAID, "voice": "default"}, 7, 1)
-    store.change(job.id, starts=3)
+    ids = [store.add("", {**jobs.said, "voice": {"id": "ada"}}, 7, 1, {}, None).id for _ in range(6)]
+    store.change(ids[0], state=DONE, ended=time.time() - 2.1 * 86_400)
+    for id_ in ids[1:]:
+        store.change(id_, state=FAILED, ended=time.time() - 1.9 * 86_400)
     store.close()
 
-    failed = ended(serve().url, job.id)
-    assert failed["state"] == "failed"
-    assert "begun 3 times" in failed["error"]["message"]
-
-
-def test_old_jobs_are_deleted(serve: Callable[..., Any], tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    old, young = (store.add(store.new_folder(), "", {**SAID, "voice": "default"}, 7, 1) for _ in range(2))
-    store.change(old.id, state=DONE, ended=time.time() - 2.1 * 86_400)
-    store.change(young.id, state=FAILED, ended=time.time() - 1.9 * 86_400)
-    store.close()
-
-    running = serve(jobs_keep_days=2)
-    until(lambda: not (tmp_path / "jobs" / old.id).exists())
-    listed = httpx2.get(f"{running.url}/v1/audio/jobs").json()
-    assert [job["id"] for job in listed["data"]] == [young.id]
-
-
-def test_the_list_is_cut_into_pages(serve: Callable[..., Any], tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    for _ in range(5):
-        job = store.add(store.new_folder(), "", {**SAID, "voice": {"id": "ada"}}, 7, 1)
-        store.change(job.id, state=DONE, ended=time.time())
-    latest_first = [job.id for job in store.of_owner("")]
-    store.close()
-    jobs = f"{serve().url}/v1/audio/jobs"
-
-    first = httpx2.get(jobs, params={"limit": 3}).json()
-    rest = httpx2.get(jobs, params={"limit": 3, "after": first["data"][-1]["id"]}).json()
-    assert [job["id"] for job in first["data"] + rest["data"]] == latest_first
+    client = jobs(serve(jobs_keep_days=2).url)
+    until(lambda: not (tmp_path / "jobs" / ids[0]).exists())
+    first = httpx2.get(client.url, params={"limit": 3}).json()
+    rest = httpx2.get(client.url, params={"limit": 3, "after": first["data"][-1]["id"]}).json()
+    assert [job["id"] for job in first["data"] + rest["data"]] == ids[:0:-1]
+    assert first["data"][0]["voice"] == "ada"
     assert (first["has_more"], rest["has_more"]) == (True, False)
-    assert httpx2.get(jobs, params={"limit": 0}).status_code == 400
+    assert httpx2.get(client.url, params={"limit": 0}).status_code == 400
 
 
-def test_a_server_without_jobs_says_so(serve: Callable[..., Any]) -> None:
-    running = serve(max_jobs=0)
-
+def test_a_server_without_jobs_says_so(serve: Serve, jobs: Any) -> None:
     for method in ("GET", "POST"):
-        answer = httpx2.request(method, f"{running.url}/v1/audio/jobs", json=SAID)
+        answer = httpx2.request(method, jobs(serve(max_jobs=0).url).url, json=jobs.said)
         # Not 503: that would ask clients to come again.
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_jobs")
-
-
-def test_many_submissions_at_once_stay_within_the_limit(serve: Callable[..., Any]) -> None:
-    running = serve(max_jobs=3)
-    statuses: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: statuses.append(submit(running.url).status_code)) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert sorted(statuses) == [202] * 3 + [503] * 5
-    listed = httpx2.get(f"{running.url}/v1/audio/jobs").json()["data"]
-    assert len(listed) == 3
-    assert len(json.dumps(listed)) < 5000

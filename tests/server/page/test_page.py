@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,21 +105,6 @@ def test_every_sample_of_a_speech_is_heard_drawn_and_saved(
     with av.open(io.BytesIO(content)) as file:
         flac = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
     np.testing.assert_array_equal(flac, said)
-
-
-def test_the_real_time_factor_leaves_out_the_wait_for_the_first_audio(
-    visit: Callable[..., Any], serve: Callable[..., Any], euler_steps: Any, said: np.ndarray
-) -> None:
-    there = visit(serve().url)
-    euler_steps.go = threading.Event()
-    there.say(TEXT, seed=7)
-    there.page.wait_for_timeout(3000)
-    euler_steps.go.set()
-    there.status(f"{len(said) / 24000:.1f} s of speech.")
-
-    first = float(there.page.inner_text("#first-audio").removesuffix(" s"))
-    assert first > 2.5
-    assert 0 < float(there.page.inner_text("#real-time-factor")) < first / (len(said) / 24_000)
 
 
 def test_it_is_driven_from_the_keyboard(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
@@ -256,41 +239,6 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve
     expect(page.locator("#access")).to_be_hidden()
 
 
-def test_the_first_visit_brings_a_text(visit: Callable[..., Any], server: Any) -> None:
-    there = visit(server.url)
-    page = there.page
-    expect(page.locator("#text")).to_be_focused()
-    assert page.input_value("#text").startswith("Welcome! ")
-    page.click("#speak-button")
-    there.status("s of speech.")
-    page.goto(server.url)
-    expect(page.locator("#speak-button")).to_be_enabled()
-    expect(page.locator("#text")).to_have_value("")
-
-
-def test_the_commands_work_without_a_text_and_with_a_key(
-    visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
-) -> None:
-    page = visit(serve(keys=("secret-1",)).url, permissions=CLIPBOARD).page
-    expect(page.locator("#key")).to_be_focused()
-    page.fill("#text", "")
-    page.fill("#key", "secret-1")
-    page.keyboard.press("Enter")
-    expect(page.locator("#access")).to_be_hidden()
-    expect(page.locator("#key-variable")).to_be_visible()
-    for program, name in ((["bash", "-c"], "curl"), ([sys.executable, "-c"], "python")):
-        command = [*program, copied(page, name)]
-        assert "Welcome! " in command[-1]
-        speech = tmp_path / "speech.wav"
-        env = {**os.environ, "OPENAI_API_KEY": "wrong"}
-        refused = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
-        assert b"401" in refused.stderr
-        assert not speech.exists()
-        subprocess.run(command, cwd=tmp_path, env={**env, "OPENAI_API_KEY": "secret-1"}, check=True)
-        assert soundfile.info(speech).frames > 0
-        speech.unlink()
-
-
 def test_the_commands_say_the_same(visit: Callable[..., Any], server: Any, tmp_path: Path) -> None:
     shell = shutil.which("bash")
     if shell is None or shutil.which("curl") is None:
@@ -373,26 +321,3 @@ def test_it_is_readable_everywhere(visit: Callable[..., Any], server: Any) -> No
             found = axe.run(page, options={"runOnly": {"type": "tag", "values": RULES}})
             assert found.violations_count == 0, found.generate_report()
             page.evaluate(HIDE_AGAIN)
-
-
-def test_touch_screens_get_large_targets_and_no_keyboard_hint(visit: Callable[..., Any], server: Any) -> None:
-    page = visit(
-        server.url,
-        viewport={"width": 390, "height": 844},
-        is_mobile=True,
-        has_touch=True,
-        device_scale_factor=2,
-    ).page
-    expect(page.locator("#voice option")).not_to_have_count(1)
-    assert "Escape" not in page.inner_text("body")
-    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-    page.evaluate(SHOW_ALL)
-    page.screenshot(path=SCREENSHOTS / "page-touch.png", full_page=True)
-    heights = page.eval_on_selector_all(
-        INTERACTIVE,
-        "(all) => all.filter((each) => !each.matches('.skip'))"
-        ".map((each) => [each.id || each.textContent, each.getBoundingClientRect().height])",
-    )
-    assert len(heights) > 30
-    # A closed dialog has no size.
-    assert not [(name, height) for name, height in heights if height < 44 and name not in {"yes", "no"}]

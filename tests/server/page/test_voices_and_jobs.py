@@ -84,30 +84,6 @@ def test_a_voice_is_made_from_a_file(
     )
 
 
-def test_voices_of_the_bundle_are_built_in_and_cannot_be_deleted(
-    visit: Callable[..., Any], server: Any
-) -> None:
-    def with_own(route: Any) -> None:
-        answer = route.fetch()
-        own = {"id": "ada", "name": "ada", "stored": True}
-        route.fulfill(response=answer, json={"voices": [*answer.json()["voices"], own]})
-
-    page = visit(server.url).page
-    page.route("**/v1/audio/voices", with_own)
-    page.route("**/v1/audio/voices/ada", lambda route: route.fulfill(json={"reference_seconds": 3}))
-    page.reload()
-    page.select_option("#voice", "ada")
-    expect(page.locator("#voice-hint")).to_have_text("Made from 3.0 s of speech.")
-    expect(page.locator("#delete-voice")).to_be_visible()
-    page.select_option("#voice", "heart")
-    expect(page.locator("#voice-hint")).to_have_text("This voice comes with the model.")
-    expect(page.locator("#delete-voice")).to_be_hidden()
-    built_in = page.locator("optgroup[label='Built in'] option").all_text_contents()
-    assert len(built_in) == 13
-    assert "heart" in built_in
-    assert page.locator("optgroup[label='Your own'] option").all_text_contents() == ["ada"]
-
-
 def test_jobs_are_submitted_watched_saved_and_deleted(
     visit: Callable[..., Any], server: Any, said: np.ndarray
 ) -> None:

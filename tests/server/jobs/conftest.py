@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import httpx2
+import pytest
+import soundfile
+
+from voxcpm_runtime import pcm16
+from waiting import until
+
+SENTENCE = "one two three four five six seven."
+
+
+class Client:
+    """Asks a server for jobs."""
+
+    said: ClassVar[Any] = {
+        "model": "tts-1",
+        "input": SENTENCE,
+        "response_format": "wav",
+        "seed": 7,
+        "voice": "default",
+    }
+    long = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
+
+    def __init__(self, url: str) -> None:
+        self.url = f"{url}/v1/audio/jobs"
+
+    def submit(self, key: str = "", **fields: Any) -> httpx2.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx2.post(self.url, json={**self.said, **fields}, headers=headers)
+
+    def submitted(self, **fields: Any) -> str:
+        """The id of a new job."""
+        answer = self.submit(**fields)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    def job(self, id_: str) -> dict[str, Any]:
+        answer = httpx2.get(f"{self.url}/{id_}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def when(self, id_: str, happened: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """The job as soon as that is so."""
+        return dict(until(lambda: (job := self.job(id_)) and happened(job) and job))
+
+    def ended(self, id_: str) -> dict[str, Any]:
+        return self.when(id_, lambda job: job["state"] in ("done", "failed"))
+
+    def samples(self, id_: str) -> Any:
+        """The speech of a job, in 16 bits (samples,)."""
+        answer = httpx2.get(f"{self.url}/{id_}/audio")
+        assert answer.status_code == 200, answer.text
+        return soundfile.read(io.BytesIO(answer.content), dtype="int16")[0]
+
+
+@pytest.fixture
+def jobs() -> type[Client]:
+    """jobs(url): a client of a server's jobs."""
+    return Client
+
+
+@pytest.fixture(scope="session")
+def long_samples(tts: Any) -> Any:
+    """What the runtime itself says with seed 7: `Client.long`, in 16 bits (samples,)."""
+    return pcm16(tts.generate(Client.long, seed=7))
