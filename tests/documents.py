@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import typer
+
+from voxcpm_runtime.commands import cli
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 MANUALS = sorted((REPOSITORY / "docs").glob("*.md"))
 DOCUMENTS = [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "TRIALS.md")), *MANUALS]
@@ -54,3 +58,12 @@ def run_python(path: Path, **names: Any) -> dict[str, Any]:
             source = "\n".join(block.lines)
             exec(compile(source, f"{path.name}: {block.lines[0]}", "exec"), names)  # noqa: S102 - our own documents
     return names
+
+
+def parsed(arguments: list[str]) -> Any:
+    """The context of a command line of this program, which is parsed and not run. Raises click's errors of usage."""
+    command, parent, name = typer.main.get_command(cli.build_app(arguments[0])), None, "voxcpm-coreml"
+    while hasattr(command, "resolve_command"):
+        parent = command.context_class(command, info_name=name, parent=parent)
+        name, command, arguments = command.resolve_command(parent, list(arguments))
+    return command.make_context(name, list(arguments), parent=parent)

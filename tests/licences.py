@@ -1,18 +1,11 @@
-"""The licences of the packages that are installed for this one; `python tests/licences.py` prints a table.
-
-Given a report by pip, it prints the table of what is in the report and not installed (pip 23.2 leaves
-licence expressions out, 26.3 has them): `pip install --dry-run --ignore-installed --report FILE ".[ray,train,cuda]"`.
-"""
+"""The licences of the packages that are installed for this one; `python tests/licences.py` prints a table."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
-from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -80,20 +73,16 @@ def _required(package: Distribution, extras: frozenset[str]) -> Iterator[tuple[s
 def licence(package: Distribution) -> str:
     """What a package's metadata says: the expression, the classifiers, or a short text; or what its file says."""
     metadata = package.metadata
-    classifiers = metadata.get_all("Classifier") or []
-    return _said(metadata["Name"], metadata.get("License-Expression"), classifiers, metadata.get("License"))
-
-
-def _said(name: str, expression: str | None, all_classifiers: list[str], text: str | None) -> str:
-    if expression:
-        return expression
-    classifiers = [c.rpartition(" :: ")[2] for c in all_classifiers if c.startswith("License ::")]
-    said = (text or "").strip()
-    if classifiers and classifiers != ["OSI Approved"]:
-        return ", ".join(classifiers)
+    if expression := metadata.get("License-Expression"):
+        return str(expression)
+    classifiers = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License ::")]
+    names = [c.rpartition(" :: ")[2] for c in classifiers]
+    said = (metadata.get("License") or "").strip()
+    if names and names != ["OSI Approved"]:
+        return ", ".join(names)
     if said and "\n" not in said and len(said) <= _LONGEST and said != "UNKNOWN":
         return said
-    return BY_FILE.get(normalized(name), "unknown")
+    return BY_FILE.get(normalized(metadata["Name"]), "unknown")
 
 
 def table() -> list[str]:
@@ -106,43 +95,5 @@ def table() -> list[str]:
     return ["| licence | packages |", "|---|---|", *rows]
 
 
-def table_of_report(report: dict[str, Any]) -> list[str]:
-    """The table of what is in a report by pip and not installed: a row per licence and extras."""
-    packages = {normalized(one["metadata"]["name"]): one["metadata"] for one in report["install"]}
-    extras = {extra: _brought(packages, extra) for extra in packages[ROOT]["provides_extra"]}
-    by_licence: dict[tuple[str, str], list[str]] = {}
-    for name, metadata in sorted(packages.items()):
-        if name != ROOT and name not in dependencies():
-            said = _said(
-                name,
-                metadata.get("license_expression"),
-                metadata.get("classifier", []),
-                metadata.get("license"),
-            )
-            by = ", ".join(extra for extra in NOT_INSTALLED if name in extras[extra])
-            by_licence.setdefault((SPELLINGS.get(said, said), by), []).append(name)
-    rows = [f"| {said} | {', '.join(names)} | {by} |" for (said, by), names in sorted(by_licence.items())]
-    return ["| licence | packages | extra |", "|---|---|---|", *rows]
-
-
-def _brought(packages: Mapping[str, Any], extra: str) -> set[str]:
-    """The packages of a report that one extra of this package brings, directly or not."""
-    waiting, seen = [(ROOT, frozenset({extra}))], set()
-    while waiting:
-        name, wanted = waiting.pop()
-        if (name, wanted) in seen or name not in packages:
-            continue
-        seen.add((name, wanted))
-        for line in packages[name].get("requires_dist", []):
-            requirement = Requirement(line)
-            asked = requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": one}) for one in wanted | {""}
-            )
-            if asked:
-                waiting.append((normalized(requirement.name), frozenset(requirement.extras)))
-    return {name for name, _ in seen}
-
-
 if __name__ == "__main__":
-    lines = table_of_report(json.loads(Path(sys.argv[1]).read_text())) if len(sys.argv) > 1 else table()
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(table()) + "\n")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import math
 import re
 import runpy
 import shlex
@@ -19,16 +17,10 @@ import pytest
 import soundfile
 import typer
 
-from documents import BY_NAME, CARDS, DOCUMENTS, REPOSITORY, blocks, run_python
-from voxcpm_constants.architecture import Architecture
+from documents import BY_NAME, CARDS, DOCUMENTS, REPOSITORY, blocks, parsed, run_python
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
-    RESIDUAL_LM_STEP,
-    StepSizes,
-    TensorSpec,
-    declare_step_models,
 )
-from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.options import option_table
@@ -72,15 +64,6 @@ def program_arguments(words: list[str]) -> list[str] | None:
     return ["generate", *words[2:]] if words[:2] == SCRIPT else None
 
 
-def parse(command: Any, name: str, arguments: list[str], parent: Any = None) -> Any:
-    """The context of a command line that is parsed and not run. Raises click's errors of usage."""
-    if not hasattr(command, "resolve_command"):
-        return command.make_context(name, list(arguments), parent=parent)
-    context = command.context_class(command, info_name=name, parent=parent)
-    found, chosen, rest = command.resolve_command(context, list(arguments))
-    return parse(chosen, found, rest, context)
-
-
 def command_line(chosen: str) -> Any:
     return typer.main.get_command(cli.build_app(chosen))
 
@@ -116,7 +99,7 @@ def test_every_command_parses(document: Path) -> None:
             arguments = [arguments[0], *arguments[1:at], *arguments[at + 1 :]]
         assert arguments[0] in cli.commands(), words
         try:
-            parse(command_line(arguments[0]), PROGRAM, arguments)
+            parsed(arguments)
         except Exception as error:  # noqa: BLE001 - click's, of whichever copy typer uses
             pytest.fail(f"{shlex.join(words)}: {error}")
 
@@ -161,65 +144,6 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
 
     # To mend it: copy what is expected here.
     assert between.strip() == options_table()
-
-
-GENERATIONS = ("0.5b", "1.5", "2")
-"""Published sizes, in the order of the columns of the bundle's manual."""
-Shaped = list[tuple[str, list[tuple[int, ...]]]]
-"""Names and shapes of tensors; an axis has all of its lengths."""
-
-
-def symbols(generation: str) -> dict[str, tuple[int, ...]]:
-    """The lengths that each symbol of the bundle's manual stands for."""
-    found = {}
-    for row in table(BY_NAME["bundle.md"], "sizes"):
-        if row[0] != "–":
-            names = row[0].split(", ")
-            lengths = tuple(map(int, row[2 + GENERATIONS.index(generation)].split(", ")))
-            found |= (
-                {names[0]: lengths}
-                if len(names) == 1
-                else {n: (i,) for n, i in zip(names, lengths, strict=True)}
-            )
-    return found
-
-
-def spelled_out(cell: str, known: Mapping[str, tuple[int, ...]]) -> Shaped:
-    """The tensors in a cell of a table, their symbols replaced by lengths."""
-
-    def lengths(axis: str) -> tuple[int, ...]:
-        factors = [known[factor] if factor in known else (int(factor),) for factor in axis.split("·")]
-        return tuple(math.prod(several) for several in itertools.product(*factors))
-
-    return [
-        (name, [lengths(axis) for axis in shape.split(", ")])
-        for name, shape in re.findall(r"`(\w+)`[ …]*\(([^)]+)\)", cell)
-    ]
-
-
-def declared(tensors: tuple[TensorSpec, ...]) -> Shaped:
-    return [(t.name, [(axis,) if isinstance(axis, int) else axis for axis in t.shape]) for t in tensors]
-
-
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_the_shapes_in_the_bundles_manual_are_those_of_the_declaration(generation: str) -> None:
-    rows = {row[0].strip("`"): row[1:] for row in table(BY_NAME["bundle.md"], "step models")}
-    models = declare_step_models(Architecture.from_document(presets()[generation]), StepSizes())
-    known = symbols(generation)
-    layers = {BASE_LM_STEP: "L", RESIDUAL_LM_STEP: "R"}
-
-    assert list(rows) == list(models)
-    for name, (inputs, outputs, state) in rows.items():
-        model = models[name]
-        assert spelled_out(inputs, known) == declared(model.inputs)
-        assert spelled_out(outputs, known) == declared(model.outputs)
-        if name in layers:
-            assert spelled_out(state, known) == declared(model.state[1:2])
-            assert state.startswith(f"`{model.state[0].name}`, ")
-            assert state.endswith(f" of {layers[name]} layers")
-            assert known[layers[name]] == (len(model.state) // 2,)
-        else:
-            assert state == (f"`{model.state[0].name}` …" if model.state else "–")
 
 
 class Brief:

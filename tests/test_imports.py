@@ -18,16 +18,9 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+import voxcpm_runtime
 
-ROOTS = {
-    "voxcpm_constants": REPOSITORY / "constants",
-    "voxcpm_conversion": REPOSITORY / "conversion",
-    "voxcpm_runtime": REPOSITORY / "runtime",
-    "voxcpm_server": REPOSITORY / "server",
-    "voxcpm_training": REPOSITORY / "training",
-    "voxcpm_validation": REPOSITORY / "validation",
-}
+REPOSITORY = Path(__file__).resolve().parents[1]
 # Imported package → the other packages that may import it.
 IMPORTERS = {
     "voxcpm_constants": {"voxcpm_conversion", "voxcpm_runtime", "voxcpm_server", "voxcpm_validation"},
@@ -40,10 +33,11 @@ IMPORTERS = {
     "transformers": {"voxcpm_training", "voxcpm_validation"},
     "voxcpm": {"voxcpm_validation"},
 }
+PACKAGES = [package for package in IMPORTERS if package.startswith("voxcpm_")]
 
 
 def modules_of(package: str) -> list[Path]:
-    return sorted((ROOTS[package] / package).rglob("*.py"))
+    return sorted((REPOSITORY / package.removeprefix("voxcpm_") / package).rglob("*.py"))
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
@@ -61,25 +55,16 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
                     yield node.lineno, argument.value.partition(".")[0]
 
 
-def forbidden(package: str, source: str) -> list[str]:
-    return [
-        f"line {line}: {package} must not import {imported}"
-        for line, imported in imports(source)
-        if imported != package and package not in IMPORTERS.get(imported, {package})
-    ]
-
-
-@pytest.mark.parametrize("package", ROOTS)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_each_package_imports_only_what_it_may(package: str) -> None:
     modules = modules_of(package)
-    assert modules, f"no modules in {ROOTS[package]}"
-
+    assert modules
     wrong = [
-        f"{path.relative_to(REPOSITORY)}, {violation}"
+        f"{path.relative_to(REPOSITORY)}, line {line}: {package} must not import {imported}"
         for path in modules
-        for violation in forbidden(package, path.read_text(encoding="utf-8"))
+        for line, imported in imports(path.read_text(encoding="utf-8"))
+        if imported != package and package not in IMPORTERS.get(imported, {package})
     ]
-
     assert not wrong, "\n".join(wrong)
 
 
@@ -87,40 +72,24 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
 # on other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
 OF_COMMANDS = {
     "command": {"parameters", "shared_arguments", "status_line"},
+    "cluster": {"shared_arguments"},
     "serve": {"shared_arguments", "status_line"},
     "batch": {"batch_execution", "shared_arguments", "status_line"},
 }
 
 
-def beyond_the_public_api(name: str, source: str) -> list[str]:
-    """What a module of the server takes from the runtime that the runtime does not export."""
-    import voxcpm_runtime
-
-    private = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("voxcpm_runtime"):
-            if node.module == "voxcpm_runtime":
-                private += [a.name for a in node.names if a.name not in voxcpm_runtime.__all__]
-            elif node.module not in {f"voxcpm_runtime.commands.{its}" for its in OF_COMMANDS.get(name, ())}:
-                private.append(node.module)
-        elif isinstance(node, ast.Import):
-            private += [a.name for a in node.names if a.name.startswith("voxcpm_runtime.")]
-    return private
-
-
 def test_the_server_uses_the_runtimes_public_names_only() -> None:
-    sources = {p.stem: p.read_text(encoding="utf-8") for p in modules_of("voxcpm_server")}
-    found = {name: beyond_the_public_api(name, source) for name, source in sources.items()}
-
-    assert len(found) > 10
-    assert not any(found.values()), found
-    unused = {
-        (name, its)
-        for name, allowed in OF_COMMANDS.items()
-        for its in allowed
-        if f"from voxcpm_runtime.commands.{its} import" not in sources[name]
-    }
-    assert not unused
+    private = []
+    for path in modules_of("voxcpm_server"):
+        allowed = {f"voxcpm_runtime.commands.{module}" for module in OF_COMMANDS.get(path.stem, ())}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "voxcpm_runtime":
+                private += [a.name for a in node.names if a.name not in voxcpm_runtime.__all__]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("voxcpm_runtime"):
+                private += [] if node.module in allowed else [f"{path.stem}: {node.module}"]
+            elif isinstance(node, ast.Import):
+                private += [a.name for a in node.names if a.name.startswith("voxcpm_runtime.")]
+    assert not private
 
 
 # The runtime's rooms, and its modules without one, in the order in which text becomes speech: each imports only from
@@ -143,8 +112,6 @@ ROOMS = (
     "commands",
     "doctor",
 )
-
-
 # Rooms that can be deleted: whoever needs one imports it when it is asked for, and that import is the room's door.
 OPTIONAL_ROOMS = (
     "voxcpm_runtime.backends.core_ai",
@@ -159,16 +126,15 @@ def runtime_imports() -> dict[str, set[str]]:
 
     A module of another package is imported after that package's `__init__`.
     """
-    root = ROOTS["voxcpm_runtime"]
+    root = REPOSITORY / "runtime"
     paths = {".".join(p.relative_to(root).with_suffix("").parts): p for p in modules_of("voxcpm_runtime")}
-    paths = {name: path for name, path in paths.items() if name != "voxcpm_runtime.__init__"}
+    del paths["voxcpm_runtime.__init__"]
     found: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        at_import = set(tree.body)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
-                if node not in at_import and (node.module or "").startswith(OPTIONAL_ROOMS):
+                if node not in tree.body and (node.module or "").startswith(OPTIONAL_ROOMS):
                     continue
                 package = name.rsplit(".", node.level)[0] if node.level else ""
                 module = f"{package}.{node.module or ''}".strip(".")
@@ -183,21 +149,16 @@ def _parents(module: str) -> set[str]:
     return set(accumulate(module.split(".")[:-1], "{}.{}".format))
 
 
-def room(module: str) -> str:
-    return module.split(".")[1]
-
-
 def test_the_runtimes_rooms_are_in_the_order_of_the_datas_way() -> None:
-    imported = runtime_imports()
-    assert {room(module) for module in imported} == set(ROOMS)
+    def place(module: str) -> int:
+        return ROOMS.index(module.split(".")[1])
 
     wrong = [
         f"{module} imports {other}"
-        for module, others in imported.items()
+        for module, others in runtime_imports().items()
         for other in others
-        if ROOMS.index(room(other)) > ROOMS.index(room(module))
+        if place(other) > place(module)
     ]
-
     assert not wrong, "\n".join(wrong)
 
 
@@ -206,25 +167,20 @@ def test_no_module_of_the_runtime_imports_itself_by_way_of_others() -> None:
     while leaves := [module for module, others in left.items() if not others & left.keys() - {module}]:
         for module in leaves:
             del left[module]
-
     assert not left, f"a circle within {sorted(left)}"
 
 
-# Library → the only files that import it: in these its telemetry is off first.
+# Library → the only files that import it: in these its telemetry is off first. The last two import onnxruntime.
 AFTER_TELEMETRY = {
-    "onnxruntime": {
-        "runtime/voxcpm_runtime/backends/portable/onnx_runtime.py",
-    },
-    # These import onnxruntime.
+    "onnxruntime": {"runtime/voxcpm_runtime/backends/portable/onnx_runtime.py"},
     "faster_whisper": {"validation/voxcpm_validation/listening/recognition.py"},
     "hibari": {"training/voxcpm_training/voices.py"},
 }
 
 
 def test_onnx_runtime_is_imported_where_its_telemetry_is_off() -> None:
-    folders = [*ROOTS.values(), REPOSITORY / "benchmarks", REPOSITORY / "tests"]
-    files = [*REPOSITORY.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
-
+    files = [*REPOSITORY.glob("*.py"), *(file for package in PACKAGES for file in modules_of(package))]
+    files += [*(REPOSITORY / "benchmarks").rglob("*.py"), *(REPOSITORY / "tests").rglob("*.py")]
     found: dict[str, set[str]] = {library: set() for library in AFTER_TELEMETRY}
     for file in files:
         source = file.read_text(encoding="utf-8")
@@ -232,7 +188,6 @@ def test_onnx_runtime_is_imported_where_its_telemetry_is_off() -> None:
         for _, library in imports(source) if any(library in source for library in found) else ():
             if library in found:
                 found[library].add(file.relative_to(REPOSITORY).as_posix())
-
     assert found == AFTER_TELEMETRY
 
 
@@ -251,40 +206,27 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def start_without_torch(statements: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH + statements],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "COLUMNS": "120", "_TYPER_FORCE_DISABLE_TERMINAL": "1"},  # plain help in CI, too
-    )
-
-
-def test_every_runtime_module_imports_without_torch() -> None:
+def test_the_runtime_and_its_command_line_start_without_torch() -> None:
     modules = [
-        ".".join(path.relative_to(ROOTS["voxcpm_runtime"]).with_suffix("").parts).removesuffix(".__init__")
+        ".".join(path.relative_to(REPOSITORY / "runtime").with_suffix("").parts).removesuffix(".__init__")
         for path in modules_of("voxcpm_runtime")
         if path.stem != "__main__"
     ]
-    assert "voxcpm_runtime.voxcpm" in modules
     if importlib.util.find_spec("onnxruntime") is None:  # a Mac without the validate extra
         modules = [name for name in modules if not name.startswith("voxcpm_runtime.backends.portable")]
-
-    started = start_without_torch(
-        "import importlib\n" + "\n".join(f"importlib.import_module({m!r})" for m in modules)
+    program = f"""{WITHOUT_TORCH}
+import importlib
+for name in {modules}:
+    importlib.import_module(name)
+sys.argv = ["voxcpm-coreml", "generate", "--help"]
+from voxcpm_runtime.commands.cli import main
+sys.exit(main())
+"""
+    # Plain help in CI, too.
+    environment = {**os.environ, "COLUMNS": "120", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}
+    started = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
     )
-
-    assert started.returncode == 0, started.stderr
-
-
-def test_the_command_line_starts_without_torch() -> None:
-    started = start_without_torch(
-        "sys.argv = ['voxcpm-coreml', 'generate', '--help']\n"
-        "from voxcpm_runtime.commands.cli import main\nsys.exit(main())"
-    )
-
     assert started.returncode == 0, started.stderr
     assert "--text" in started.stdout
 
@@ -292,30 +234,20 @@ def test_the_command_line_starts_without_torch() -> None:
 HEAVY = {"numpy", "pydantic", "onnxruntime", "coremltools", "soundfile", "safetensors", "tokenizers"}
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import voxcpm_runtime",
-        "import voxcpm_runtime\nassert 'VoxCPM' in dir(voxcpm_runtime)",
-        "import voxcpm_runtime\nvoxcpm_runtime.GenerationOptions(cfg_value=1.5)",
-        "from voxcpm_runtime.commands.cli import main\nassert main(['--help']) == 0",
-    ],
-)
-def test_the_package_and_its_help_import_nothing_heavy(program: str) -> None:
-    """With the package's own `__init__`."""
-    started = subprocess.run(
-        [sys.executable, "-c", f"{program}\nimport sys\nprint({HEAVY!r} & set(sys.modules))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
+def test_the_package_and_its_help_import_nothing_heavy() -> None:
+    program = f"""
+import sys, voxcpm_runtime
+assert "VoxCPM" in dir(voxcpm_runtime)
+voxcpm_runtime.GenerationOptions(cfg_value=1.5)
+from voxcpm_runtime.commands.cli import main
+assert main(["--help"]) == 0
+print({HEAVY} & set(sys.modules))
+"""
+    started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert started.stdout.splitlines()[-1] == "set()"
 
 
 def test_every_public_name_is_found_when_it_is_asked_for() -> None:
-    import voxcpm_runtime
-
     for name in voxcpm_runtime.__all__:
         found = getattr(voxcpm_runtime, name)
         # A type of arrays has no name of its own.
