@@ -22,7 +22,7 @@ from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs import execution, speaking
 from voxcpm_server.jobs.store import DONE, FAILED, QUEUED, JobStore
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.speech.served_bundles import Bundles
 from waiting import until
 
