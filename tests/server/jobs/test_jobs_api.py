@@ -125,7 +125,17 @@ def test_what_cannot_be_spoken_is_refused_at_once(serve: Serve, jobs: Any, tmp_p
     assert not list((tmp_path / "jobs").glob("job_*"))
 
 
-def test_keys_do_not_see_each_others_jobs_and_share_the_places(serve: Serve, jobs: Any) -> None:
+def test_keys_do_not_see_each_others_jobs_and_share_the_places(
+    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = JobStore.counts
+
+    def slowly(*given: Any) -> Any:
+        found = counts(*given)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(JobStore, "counts", slowly)
     client = jobs(serve(keys=("first", "second"), max_jobs=4).url)
     first, second = ({"Authorization": f"Bearer {key}"} for key in ("first", "second"))
 
