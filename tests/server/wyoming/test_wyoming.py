@@ -146,9 +146,12 @@ def test_it_speaks_fragments_while_they_come(server: Any, tts: VoxCPM) -> None:
             await say(SynthesizeChunk(" are you?"), Synthesize("Hello there. How are you?"), SynthesizeStop())
             while not SynthesizeStopped.is_type(answers[-1].type):
                 answers.append(await client.read_event())
-            # The connection stays, for the next text.
+            # The connection stays, for the next text, which is not in fragments.
             await say(Synthesize("Hi."))
             while not AudioStop.is_type(answers[-1].type):
+                answers.append(await client.read_event())
+            await say(Ping("end"))
+            while not Pong.is_type(answers[-1].type):
                 answers.append(await client.read_event())
         return answers
 
@@ -156,7 +159,7 @@ def test_it_speaks_fragments_while_they_come(server: Any, tts: VoxCPM) -> None:
     expected = [spoken_by(tts, text, seed=SEED) for text in ("Hello there. How are you?", "Hi.")]
     assert pcm_of(answers) == b"".join(expected)
     others = [answer.type for answer in answers if not AudioChunk.is_type(answer.type)]
-    assert others == ["audio-start", "audio-stop", "synthesize-stopped", "audio-start", "audio-stop"]
+    assert others == ["audio-start", "audio-stop", "synthesize-stopped", "audio-start", "audio-stop", "pong"]
 
 
 def test_a_wrong_request_is_told_what_is_wrong(server: Any) -> None:
