@@ -104,7 +104,6 @@ def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Events of Wyoming, one after another."""
     from voxcpm_server.wyoming.events import MAX_LINE_BYTES, EventStream
 
-    from voxcpm_server.errors import ApiError
 
     data = json.dumps({"text": "Yes.", "voice": {"name": "ada"}}).encode()
     events = (
