@@ -31,7 +31,7 @@ from voxcpm_server.speech.service import Service
 from voxcpm_server.streams.conversations import Conversation
 from voxcpm_server.streams.sessions import SessionStream, Spoken
 
-_MAX_LINE_BYTES = 65_536
+MAX_LINE_BYTES = 65_536
 _WIDTH = 2
 _NAME = "voxcpm-coreml"
 _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
@@ -39,7 +39,7 @@ _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
 
 async def listen(service: Service, listener: socket.socket) -> asyncio.Server:
     """A server that takes connections from a listening socket, with the queue, limits and metrics of a service."""
-    return await asyncio.start_server(partial(_connected, service), sock=listener, limit=_MAX_LINE_BYTES)
+    return await asyncio.start_server(partial(_connected, service), sock=listener, limit=MAX_LINE_BYTES)
 
 
 async def _connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,37 +77,14 @@ class _Talk(Conversation):
         patience = self.service.settings.client_timeout
         try:
             first = await self._reader.read(1)
-            return await asyncio.wait_for(self._event(first), patience) if first else None
+            maximum = self.service.settings.max_message_bytes
+            return (
+                await asyncio.wait_for(read_event(first, self._reader, maximum), patience) if first else None
+            )
         except asyncio.TimeoutError:
             raise ApiError(408, f"no more of the event came for {patience:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
-
-    async def _event(self, first: bytes) -> Event:
-        try:
-            line = first + await self._reader.readuntil(b"\n")
-        except asyncio.LimitOverrunError:
-            message = f"expected a line of at most {_MAX_LINE_BYTES} bytes before an event"
-            raise ApiError(413, message) from None
-        head = _object(line)
-        data = head.get("data") or {}
-        if (more := await self._bytes(head, "data_length")) and isinstance(data, dict):
-            data = {**data, **_object(more)}
-        await self._bytes(head, "payload_length")
-        kind = head.get("type")
-        if not isinstance(kind, str) or not isinstance(data, dict):
-            raise ApiError(
-                400, "expected an event of Wyoming: an object with a type, and data that are an object"
-            )
-        return Event(kind, data)
-
-    async def _bytes(self, head: dict[str, Any], name: str) -> bytes:
-        size, maximum = head.get(name) or 0, self.service.settings.max_message_bytes
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise ApiError(400, f"{name}: expected a number of bytes")
-        if size > maximum:
-            raise ApiError(413, f"{name}: expected at most {maximum} bytes, got {size}")
-        return await self._reader.readexactly(size)
 
     async def handle(self, message: Event) -> bool:
         kind = message.type
@@ -193,6 +170,32 @@ class _Talk(Conversation):
             **about,
         )
         return Info(tts=[program]).event()
+
+
+async def read_event(first: bytes, reader: asyncio.StreamReader, max_bytes: int) -> Event:
+    """The event that begins with this byte. Raises ApiError if it is malformed or too large."""
+    try:
+        line = first + await reader.readuntil(b"\n")
+    except asyncio.LimitOverrunError:
+        message = f"expected a line of at most {MAX_LINE_BYTES} bytes before an event"
+        raise ApiError(413, message) from None
+    head = _object(line)
+    data = head.get("data") or {}
+    for name in ("data_length", "payload_length"):
+        size = head.get(name) or 0
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ApiError(400, f"{name}: expected a number of bytes")
+        if size > max_bytes:
+            raise ApiError(413, f"{name}: expected at most {max_bytes} bytes, got {size}")
+        content = await reader.readexactly(size)
+        if content and name == "data_length" and isinstance(data, dict):
+            data = {**data, **_object(content)}
+    kind = head.get("type")
+    if not isinstance(kind, str) or not isinstance(data, dict):
+        raise ApiError(
+            400, "expected an event of Wyoming: an object with a type, and data that are an object"
+        )
+    return Event(kind, data)
 
 
 def languages_of(manifest: Manifest) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
 from collections.abc import Callable, Coroutine
@@ -102,8 +103,7 @@ def speech_form(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
 
 def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Events of Wyoming, one after another."""
-    from voxcpm_server.wyoming.events import MAX_LINE_BYTES, EventStream
-
+    from voxcpm_server.wyoming.server import MAX_LINE_BYTES, read_event
 
     data = json.dumps({"text": "Yes.", "voice": {"name": "ada"}}).encode()
     events = (
@@ -116,8 +116,9 @@ def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
         reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         reader.feed_data(content)
         reader.feed_eof()
-        stream = EventStream(reader, None, 1 << 20, 1.0)  # type: ignore[arg-type]
-        while (event := await stream.receive()) is not None:
-            assert isinstance(event.type, str)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while first := await reader.read(1):
+                event = await read_event(first, reader, 1 << 20)
+                assert isinstance(event.type, str)
 
     return Reader((b"".join(events), *events), _refusal(read))

@@ -215,7 +215,7 @@ def test_what_is_no_event_ends_the_connection(server: Any) -> None:
 
 
 def test_a_connection_that_says_nothing_more_is_closed(serve: Callable[..., Any]) -> None:
-    running = serve(client_timeout=0.3, idle_seconds=0.3)
+    running = serve(client_timeout=0.3, idle_seconds=1)
     for sent, words in (
         (b'{"type": "synthesize", "data_length": 50}\n{"te', b"no more of the event came"),
         (b'{"type": "synthesize-start"}\n', b"no message came"),
