@@ -154,7 +154,6 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
         **{name: given[name] for name in _OPTIONS if name in given},
     }
     arguments = Arguments.of(given["text"], _recordings(given, defaults.recordings, folder), named)
-    arguments.recordings.check_generation(defaults.architecture)
     checked_control(arguments.control, defaults.architecture, continues=arguments.recordings.continues)
     output = given.get("output")
     return BatchLine(

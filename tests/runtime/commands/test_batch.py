@@ -85,6 +85,12 @@ def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking)
     for name, audio in expected.items():
         np.testing.assert_array_equal(samples(f"out/{name}"), audio, err_msg=name)
 
+    # A line's reference keeps the default prompt.
+    options = ("--seed", "3", "--prompt", "b.wav", "--prompt-text", "so.", "--overwrite")
+    assert batch([{"text": "one.", "reference": "set/a.wav"}], *options)[0] == 0
+    both = speech(speaking, "one.", "b.wav", "so.", "set/a.wav", seed=3)
+    np.testing.assert_array_equal(samples("out/output_001.wav"), both)
+
 
 BAD_LINES = {
     "{bad": "expected a JSON object, but it cannot be read",
@@ -130,15 +136,17 @@ def test_a_line_that_is_not_utf_8_is_a_bad_line(batch, folder):
     assert [entry["line"] for entry in record(folder)] == [1, 3]
 
 
-def test_a_file_that_cannot_be_written_is_a_bad_line(batch, folder):
-    (folder / "out").mkdir()
+def test_a_file_that_cannot_be_written_is_a_bad_line_before_anything_is_loaded(batch, folder, loads):
+    (folder / "out" / "here.wav").mkdir(parents=True)
     (folder / "out" / "file").touch()
 
-    code, out, err = batch([{"text": "a", "output": "file/x.wav"}, {"text": "a"}])
+    code, _, err = batch(
+        [{"text": "a", "output": "here.wav"}, {"text": "a", "output": "file/x.wav"}], "--overwrite"
+    )
 
-    assert code == 1
-    assert "line 1: out/file: the folder cannot be created" in err
-    assert out.splitlines()[-1].startswith("1 spoken")
+    assert (code, loads) == (1, [])
+    assert "line 1: out/here.wav: cannot be written (it is a folder)" in err
+    assert "line 2: out/file: the folder cannot be created" in err
 
 
 def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, folder, loads):
