@@ -7,8 +7,6 @@ empty, and yields as soon as one is not.
 
 # ruff: noqa: SLF001 - queues and turns know each other
 
-# ruff: noqa: SLF001 - queues and turns know each other
-
 from __future__ import annotations
 
 import asyncio

@@ -79,6 +79,9 @@ def test_a_bundle_is_loaded_once_by_all_who_ask_for_it_at_the_same_time() -> Non
         assert sorted(shelf.loads) == ["a", "default"]
         assert shelf.bundles.names[0] == "generation of default"
         assert await shelf.bundles.lease("generation of default") is leased[1]
+        # A name of the default bundle's own means the default bundle, even if another one has it as well.
+        same = Bundles(shelf.bundles.default.source, "a", {"a": leased[0].source})
+        assert await same.find("a") is same.default
 
     asyncio.run(asked())
 
