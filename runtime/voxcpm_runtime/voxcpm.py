@@ -86,9 +86,9 @@ class VoxCPM(UpstreamNames):
         backend: "coreml", "coreai", "portable", or "auto": Core AI for a bundle for macOS 27, else Core ML on a Mac.
         threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
         only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of step models to these, in
-        which "*" stands for all others. device (portable backend only): "cpu", a GPU: "cuda", "cuda:N", "tensorrt" or
-        "tensorrt:N", or "auto": the first GPU that can be used here, otherwise "cpu". on_first_use (Core ML only):
-        called with a line when Core ML begins to compile or prepare a step model for this machine, which takes minutes.
+        which "*" stands for all others. device (portable backend only): "cpu", a GPU: "cuda" or "cuda:N", or
+        "auto": the first GPU that can be used here, otherwise "cpu". on_first_use (Core ML only): called with
+        a line when Core ML begins to compile or prepare a step model for this machine, which takes minutes.
 
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument, DeviceError
         for a GPU that cannot be used.

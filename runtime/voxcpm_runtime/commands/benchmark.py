@@ -47,7 +47,7 @@ def benchmark(
     patches: Annotated[int, typer.Option(help="Patches to speak.", min=2)] = 24,
     repeats: Annotated[int, typer.Option(help="Maximum timed calls of each step model.", min=1)] = 20,
     threads: Annotated[int | None, typer.Option(help="Threads per operation (portable).")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda[:N] or tensorrt[:N] (portable).")] = CPU_DEVICE,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N] (portable).")] = CPU_DEVICE,
     cold: Annotated[bool, typer.Option(help="Also time a start with an empty cache.")] = True,
 ) -> None:
     """Time a bundle: each step model, prefill, speech and start-up; and measure its memory."""

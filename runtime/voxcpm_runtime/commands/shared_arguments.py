@@ -148,9 +148,7 @@ class Engine:
         ),
     ] = None
     threads: Annotated[int | None, _engine(help="Threads per operation (portable).")] = None
-    device: Annotated[
-        str, _engine(metavar="DEVICE", help="auto, cpu, cuda[:N] or tensorrt[:N] (portable).")
-    ] = CPU_DEVICE
+    device: Annotated[str, _engine(metavar="DEVICE", help="auto, cpu or cuda[:N] (portable).")] = CPU_DEVICE
     verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
 
     def units(self) -> ComputeUnits:

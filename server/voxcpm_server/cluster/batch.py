@@ -139,7 +139,7 @@ class RayExecutor:
         """
         nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in refused]
         cpus = [int(cpus) for node in nodes if (cpus := node["Resources"].get("CPU", 0)) >= 1]
-        if self._engine.device.startswith(("cuda", "tensorrt")):
+        if self._engine.device.startswith("cuda"):
             needs = {"num_gpus": 1.0, "num_cpus": 0.0}
             processes = sum(int(node["Resources"].get("GPU", 0)) for node in nodes)
         else:

@@ -120,7 +120,7 @@ def test_devices_and_processors_have_arithmetic_of_their_own(monkeypatch):
     units = {LOCDIT_STEP: "portable"}
     assert arithmetic_key(units) == arithmetic_key(units, "cpu")
     assert arithmetic_key(units, "cuda:1") == arithmetic_key(units, "cuda")
-    assert len({arithmetic_key(units, name) for name in ("cpu", "cuda", "tensorrt")}) == 3
+    assert arithmetic_key(units, "cpu") != arithmetic_key(units, "cuda")
     keys = set()
     for exact in (False, True):
         monkeypatch.setattr(sessions, "has_exact_signed_products", lambda exact=exact: exact)

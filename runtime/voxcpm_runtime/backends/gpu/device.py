@@ -1,4 +1,4 @@
-"""A GPU through ONNX Runtime's CUDA or TensorRT provider: the room's door, from which the core gets everything else."""
+"""A GPU through ONNX Runtime's CUDA provider: the room's door, from which the core gets everything else."""
 
 from __future__ import annotations
 
@@ -19,35 +19,22 @@ from voxcpm_constants.step_models import StepSizes
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.step_function import Array, NextPatch, StepFunction
 
-PROVIDERS = {
-    "cuda": ("CUDAExecutionProvider",),
-    # What TensorRT does not take, CUDA does.
-    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
-}
-"""Kind of device -> ONNX Runtime's providers for it, by preference."""
-
-_OPTIONS: dict[str, dict[str, str]] = {
-    "CUDAExecutionProvider": {
-        # The default tries every algorithm of every convolution, for seconds, to find the same ones.
-        "cudnn_conv_algo_search": "HEURISTIC",
-        "arena_extend_strategy": "kSameAsRequested",
-        # An fp32 bundle is one in fp32: TF32 has fp16's ten bits.
-        "use_tf32": "0",
-        # Squares of fp16 numbers are added up in float32, in the node of a sum and its RMSNorm, too.
-        "enable_skip_layer_norm_strict_mode": "1",
-    },
-    "TensorrtExecutionProvider": {"trt_fp16_enable": "1"},
+_PROVIDER = "CUDAExecutionProvider"
+_OPTIONS = {
+    # The default tries every algorithm of every convolution, for seconds, to find the same ones.
+    "cudnn_conv_algo_search": "HEURISTIC",
+    "arena_extend_strategy": "kSameAsRequested",
+    # An fp32 bundle is one in fp32: TF32 has fp16's ten bits.
+    "use_tf32": "0",
+    # Squares of fp16 numbers are added up in float32, in the node of a sum and its RMSNorm, too.
+    "enable_skip_layer_norm_strict_mode": "1",
 }
 
 INSTALL_CUDA = (
     'pip install "voxcpm-coreml[cuda]", then pip uninstall onnxruntime, which shares a folder with onnxruntime-gpu, '
     "and pip install --force-reinstall --no-deps onnxruntime-gpu"
 )
-_LIBRARIES = {
-    "cuda": 'pip install "onnxruntime-gpu[cuda,cudnn]"',
-    "tensorrt": 'NVIDIA TensorRT, and pip install "onnxruntime-gpu[cuda,cudnn]"',
-}
-"""Kind of device -> what installs the libraries of its provider."""
+_INSTALL_LIBRARIES = 'pip install "onnxruntime-gpu[cuda,cudnn]"'
 # The first ONNX Runtime that was tried.
 _OLDEST = (1, 31)
 _PROVIDER_LIBRARY = "libonnxruntime_providers_{}.so"
@@ -66,10 +53,7 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU of this machine, and the kind of provider that computes on it.
-
-    kind: a key of PROVIDERS; "cpu" is for tests of what GPUs run.
-    """
+    """A GPU of this machine. kind: "cuda"; "cpu" is for tests of what GPUs run."""
 
     kind: str
     index: int = 0
@@ -89,13 +73,11 @@ class Device:
 
     def providers(self, *, captured: bool = False) -> list[tuple[str, dict[str, str]]]:
         """ONNX Runtime's providers with their options. captured: for sessions whose calls are captured."""
-        gpu = [
-            (name, {"device_id": str(self.index), **_OPTIONS[name]}) for name in PROVIDERS.get(self.kind, ())
-        ]
-        for name, options in gpu:
-            if captured and self.captures and name == "CUDAExecutionProvider":
-                options["enable_cuda_graph"] = "1"
-        return [*gpu, ("CPUExecutionProvider", {})]
+        processor: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+        if self.kind == "cpu":
+            return [processor]
+        graphs = {"enable_cuda_graph": "1"} if captured else {}
+        return [(_PROVIDER, {"device_id": str(self.index), **_OPTIONS, **graphs}), processor]
 
     @contextlib.contextmanager
     def memory_checked(self, doing: str) -> Iterator[None]:
@@ -133,12 +115,11 @@ class Device:
         # A Mac may have no ONNX Runtime.
         from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
-        wanted = PROVIDERS[self.kind][0]
         if sys.version_info < (3, 11) or sys.platform == "darwin":
             raise DeviceError(f"--device {self.kind} needs Python 3.11 or newer, and Linux; use --device cpu")
-        if wanted not in ort.get_available_providers():
+        if _PROVIDER not in ort.get_available_providers():
             raise DeviceError(
-                f"--device {self.kind} needs ONNX Runtime with {wanted}, and this one has none: {INSTALL_CUDA}"
+                f"--device {self.kind} needs ONNX Runtime with {_PROVIDER}, and this one has none: {INSTALL_CUDA}"
             )
         if tuple(map(int, ort.__version__.split(".")[:2])) < _OLDEST:
             oldest, here = ".".join(map(str, _OLDEST)), ort.__version__
@@ -155,22 +136,19 @@ class Device:
         """Raises DeviceError, with the reason, if ONNX Runtime opened a session without the device's provider."""
         wanted = self.providers()[0][0]
         if session.get_providers()[0] != wanted:
-            reason = _missing_library(self.kind) or "CUDA reports no reason"
+            reason = _missing_library() or "CUDA reports no reason"
             raise DeviceError(
                 f"--device {self}: ONNX Runtime could not load {wanted} ({reason}); install what it needs: "
-                f"{_LIBRARIES[self.kind]}"
+                f"{_INSTALL_LIBRARIES}"
             )
 
 
 def read_device(name: str) -> Device:
     """The GPU that a name means. Raises InputError for an unknown name."""
-    match = re.fullmatch(
-        rf"({'|'.join(PROVIDERS)})(?::([0-9]{{1,9}}))?", name if isinstance(name, str) else ""
-    )
+    match = re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name if isinstance(name, str) else "")
     if match is None:
-        expected = "auto, cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0"
-        raise wrong_type(name, "device", expected)
-    return Device(match[1], int(match[2] or 0))
+        raise wrong_type(name, "device", "auto, cpu, cuda or cuda:N, N a GPU's number from 0")
+    return Device("cuda", int(match[1] or 0))
 
 
 def usable_gpu() -> Device | None:
@@ -180,7 +158,7 @@ def usable_gpu() -> Device | None:
         gpu.check()
     except DeviceError:
         return None
-    return None if _missing_library(gpu.kind) else gpu
+    return None if _missing_library() else gpu
 
 
 def gpu_count() -> int:
@@ -214,13 +192,13 @@ def _load_libraries() -> None:
     ort.set_default_logger_severity(_FATAL)
 
 
-def _missing_library(kind: str) -> str:
+def _missing_library() -> str:
     """Why the provider cannot be loaded, in the words of the system's loader; empty if it can."""
     from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
     folder = Path(ort.__file__).parent / "capi"
     try:
-        for name in ("shared", *(["tensorrt"] if kind == "tensorrt" else []), "cuda"):
+        for name in ("shared", "cuda"):
             ctypes.CDLL(str(folder / _PROVIDER_LIBRARY.format(name)), ctypes.RTLD_GLOBAL)
     except OSError as error:
         return first_line(error)

@@ -59,11 +59,6 @@ class GPUStepModel(PortableStepModel):
     def _load(self, **options: Any) -> Lowered:
         return super()._load(**options, rewrite=_fused)
 
-    def _writes_in_place(self, name: str, output: str) -> bool:
-        # TensorRT does not promise that a scatter's input may be its output.
-        in_place = super()._writes_in_place(name, output)
-        return in_place and (self._returns_rows or self._device.kind != "tensorrt")
-
     def _open(self, threads: int | None, prepared_key: str | None) -> None:  # noqa: ARG002 - prepared graphs are for processors
         worker = DeviceWorker(self._device)
         self._weights = mapped_weights(self._package, self._lowered)
