@@ -39,6 +39,12 @@ def damaged(folder):
     return []
 
 
+def altered(folder):
+    path = folder / "int8" / "locdit_step.mlpackage" / "Manifest.json"
+    path.write_text("x" * path.stat().st_size)
+    return ["--verify"]
+
+
 def newer(folder):
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
@@ -67,7 +73,12 @@ def noise_file(folder):
         (["--text", "a", "--lora-path", "b"], "--lora-path needs --model-path or --hf-model-id"),
         (["--text", "a", "--model-path", "b"], "expected one of BUNDLE and --model-path, got both"),
         (["--text", "a", "--nonsense"], "--nonsense"),
+        (
+            ["--text", "a", "--prompt-text", "b", "--prompt-file", "c"],
+            "one of --prompt-text and --prompt-file",
+        ),
         (damaged, "missing from the bundle"),
+        (altered, "content differs from the manifest's digest"),
         (newer, "schema version 9 is newer"),
         (noise_file, "expected an audio file"),
     ],

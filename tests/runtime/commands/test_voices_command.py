@@ -110,6 +110,17 @@ def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, run):
         np.testing.assert_array_equal(written(f"out/{name}.wav"), pcm(expected), err_msg=name)
 
 
+def test_silence_at_both_ends_can_be_cut(speaking, run):
+    sound = np.random.default_rng(0).uniform(-0.5, 0.5, 300)
+    soundfile.write("long.wav", np.pad(sound, 2000), 1000, subtype="FLOAT")
+    add = ("voices", "add", "ada", speaking, "--prompt", "long.wav", "--prompt-text", "so.", "--overwrite")
+    patches = []
+    for options in ((), ("--trim-silence",)):
+        assert run(*add, *options)[0] == 0
+        patches.append(json.loads(run("voices", "show", "ada")[1])["prompt_patches"])
+    assert patches[1] < patches[0]
+
+
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 @pytest.mark.parametrize(
     ("arguments", "message"),
