@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 
@@ -170,8 +171,13 @@ OPERATORS: dict[str, Operator] = {
     "concat": _concat,
     "expand_dims": lambda call: call.emit("Unsqueeze", call.tensor("x"), call.indices("axes")),
     "gather": _gather,
+    # No package of ours has `range_1d` or `shape`, but the lint follows lengths through them in others.
+    "range_1d": lambda call: call.emit(
+        "Range", call.tensor("start"), call.tensor("end"), call.tensor("step")
+    ),
     "reshape": lambda call: call.emit("Reshape", call.tensor("x"), call.indices("shape")),
     "scatter": _scatter,
+    "shape": lambda call: call.emit("Cast", call.emit("Shape", call.tensor("x")), to=TensorProto.INT32),
     "slice_by_index": _slice_by_index,
     "slice_by_size": _slice_by_size,
     "slice_update": _slice_update,
