@@ -202,7 +202,9 @@ class VoxCPM(UpstreamNames):
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         # Without a text there would be nothing to refuse: that is a session's plan.
         named = named_options(options, given) if options else given
-        return self._checked(checked_text(text, "text"), recordings, named)
+        checked_text(text, "text")
+        with system_errors_as(InputError):
+            return plan(self.bundle, Arguments.of(text, recordings, named))
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
@@ -296,7 +298,8 @@ class VoxCPM(UpstreamNames):
         turn: makes the context manager in which the session speaks (see `Session`).
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        planned = self._checked(None, recordings, given)
+        with system_errors_as(InputError):
+            planned = plan(self.bundle, Arguments.of(None, recordings, given))
         voice = planned.encoded_voice(self.driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
@@ -339,10 +342,6 @@ class VoxCPM(UpstreamNames):
         unencoded = recordings.decoded(self.bundle.architecture, trimmed=trim_silence_vad)
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
         return unencoded.encoded(self.driver, name, origin)
-
-    @system_errors_as(InputError)
-    def _checked(self, text: str | None, recordings: Recordings, given: Mapping[str, Any]) -> Plan:
-        return plan(self.bundle, Arguments.of(text, recordings, given))
 
     def _planned(self, given: AnyArguments) -> Plan:
         return (

@@ -195,13 +195,13 @@ def text(piece: str) -> Change:
 
     def change(_: Place) -> object:
         from voxcpm_runtime.english.reading import read_aloud
-        from voxcpm_runtime.text.normalization import one_line
+        from voxcpm_runtime.text.normalization import said_text
         from voxcpm_runtime.text.sentences import each_sentence
 
         def act() -> None:
             for given in (piece * (4000 // len(piece)), "a " + piece * (4000 // len(piece)) + "\u20ac!"):
                 for sentence in each_sentence(given * 5):
-                    read_aloud(one_line(sentence.text))
+                    read_aloud(said_text(sentence.text))
 
         return act
 

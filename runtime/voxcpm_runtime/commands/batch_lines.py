@@ -23,7 +23,7 @@ from voxcpm_runtime.commands.shared_arguments import (
 from voxcpm_runtime.options import GenerationOptions, option_table
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.text.input_text import checked_control
-from voxcpm_runtime.text.normalization import one_line
+from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -159,7 +159,7 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
     return BatchLine(
         line=number,
         output=_output_name(f"output_{number:03d}.wav" if output is None else output),
-        arguments=replace(arguments, text=one_line(given["text"])),
+        arguments=replace(arguments, text=said_text(given["text"])),
     )
 
 

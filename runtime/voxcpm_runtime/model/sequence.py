@@ -72,25 +72,22 @@ def build_sequence(
 
     patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim).
     """
-    parts = _lead([*text_tokens, AUDIO_START], reference)
-    return _joined(parts if prompt is None else [*parts, prompt], patch_shape)
+    return build_lead([*text_tokens, AUDIO_START], patch_shape, reference=reference, prompt=prompt)
 
 
 def build_lead(
-    transcript_tokens: list[int], patch_shape: tuple[int, int], *, reference: Latents | None = None
+    text_tokens: list[int],
+    patch_shape: tuple[int, int],
+    *,
+    reference: Latents | None = None,
+    prompt: Latents | None = None,
 ) -> Sequence:
-    """The positions of a voice itself, before any text to speak; there may be none."""
-    return _joined(_lead(transcript_tokens, reference), patch_shape)
-
-
-def _lead(text_tokens: list[int], reference: Latents | None) -> list[list[int] | Latents]:
-    return (
-        [text_tokens] if reference is None else [[REFERENCE_START], reference, [REFERENCE_END], text_tokens]
-    )
-
-
-def _joined(parts: list[list[int] | Latents], patch_shape: tuple[int, int]) -> Sequence:
-    """Text tokens and patches (patches, frames, latent_dim) in order."""
+    """The positions without the start of audio: those of a voice itself, before any text to speak, may be none."""
+    parts: list[list[int] | Latents] = [text_tokens]
+    if reference is not None:
+        parts = [[REFERENCE_START], reference, [REFERENCE_END], text_tokens]
+    if prompt is not None:
+        parts.append(prompt)
     tokens: list[int] = []
     is_audio: list[bool] = []
     patches = [np.zeros((0, *patch_shape), np.float32)]

@@ -111,17 +111,12 @@ _TIDYING = rules(
 )
 
 
-def one_line(text: str) -> str:
-    """The text with each run of white space replaced by one space (upstream `core.py`)."""
-    return re.sub(r"\s+", " ", text)
-
-
-def said_text(text: str, *, normalize: bool, letters_only: bool) -> str:
-    """The text on one line, and with `normalize` as `normalized` rewrites it.
+def said_text(text: str, *, normalize: bool = False, letters_only: bool = False) -> str:
+    """The text on one line (upstream `core.py`), and with `normalize` as `normalized` rewrites it.
 
     Raises InputError if nothing is left to say, and the errors of `normalized`.
     """
-    said = one_line(text)
+    said = re.sub(r"\s+", " ", text)
     if normalize and not (said := normalized(said, letters_only=letters_only)).strip():
         raise InputError(
             "nothing is left of the text without its emoji, code and markup; expected words to say",

@@ -76,7 +76,7 @@ def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Sentences and segments of a text, each as it is read aloud and spelled."""
     from voxcpm_runtime.english.reading import read_aloud
     from voxcpm_runtime.text.input_text import checked_text
-    from voxcpm_runtime.text.normalization import one_line, spelled
+    from voxcpm_runtime.text.normalization import said_text, spelled
     from voxcpm_runtime.text.segments import each_segment
     from voxcpm_runtime.text.sentences import each_sentence
     from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -95,7 +95,7 @@ def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
         assert "".join(found.split()) == "".join(given.split()), "other characters than the text"
         limit = (3, 20, 200)[len(content) % 3]
         for segment in each_segment(given, lambda part: len(tokenizer(part)), limit):
-            said = one_line(segment.text)
+            said = said_text(segment.text)
             read_aloud(said)
             spelled(said, tokenizer)
 

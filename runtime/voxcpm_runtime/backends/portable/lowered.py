@@ -44,9 +44,14 @@ class Interface:
     @functools.cached_property
     def fixed_shape(self) -> tuple[int, ...] | None:
         """The one shape it takes; None when there are several."""
-        if len(self.shapes) == 1 and all(low == high for low, high in self.shapes[0]):
-            return tuple(low for low, _ in self.shapes[0])
-        return None
+        if len(self.shapes) != 1:
+            return None
+        shape: list[int] = []
+        for low, high in self.shapes[0]:
+            if low != high:
+                return None
+            shape.append(low)
+        return tuple(shape)
 
     def allows(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor may have this shape."""

@@ -186,9 +186,13 @@ class State:
     ) -> None:
         self.in_place = in_place
         self._outputs = outputs
-        forms = {n: (t.fixed_shape or (), graph_dtype(t.dtype, mode)) for n, t in tensors.items()}
-        self._now = {name: mapped_zeros(*form) for name, form in forms.items()}
-        self._next = {name: mapped_zeros(*form) for name, form in forms.items() if name not in in_place}
+        self._now: dict[str, np.ndarray] = {}
+        self._next: dict[str, np.ndarray] = {}
+        for name, tensor in tensors.items():
+            shape, dtype = tensor.fixed_shape or (), graph_dtype(tensor.dtype, mode)
+            self._now[name] = mapped_zeros(shape, dtype)
+            if name not in in_place:
+                self._next[name] = mapped_zeros(shape, dtype)
         self._bindings: dict[ort.InferenceSession, ort.IOBinding] = {}
 
     def binding(self, session: ort.InferenceSession) -> ort.IOBinding:
