@@ -166,6 +166,13 @@ def test_a_dry_run_checks_and_lists_the_files_without_the_hub(carded, tmp_path, 
     assert cli.main(["publish", str(carded), "voice", "--dry-run"]) == 2
     assert "organisation/name" in capsys.readouterr().err
 
+    package = carded / "int8" / "locdit_step.mlpackage" / "Manifest.json"
+    content = package.read_bytes()
+    package.write_bytes(bytes(len(content)))
+    assert cli.main(["publish", str(carded), "someone/voice", "--dry-run"]) == 2
+    assert "content differs from the manifest's digest" in capsys.readouterr().err
+    package.write_bytes(content)
+
     # The card has no digest, so a link could publish any file.
     (tmp_path / "secret").write_text("secret")
     (carded / "README.md").unlink()
