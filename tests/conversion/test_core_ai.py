@@ -238,8 +238,8 @@ import sys
 from voxcpm_conversion import convert as conversion
 from voxcpm_runtime.commands.cli import main
 
-declare = convert.declare_step_models
-convert.declare_step_models = lambda a, sizes, **_: {{name: declare(a, sizes)[name] for name in {TWO}}}
+declare = conversion.declare_step_models
+conversion.declare_step_models = lambda a, sizes, **_: {{name: declare(a, sizes)[name] for name in {TWO}}}
 sys.exit(main())
 """
 
@@ -276,7 +276,7 @@ def test_a_full_disk_leaves_no_bundle_and_the_same_command_resumes(
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", RESUMED, *words], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-800:]
     said = [line for line in done.stderr.splitlines() if line.strip()]
     # Off a terminal a line of progress comes every ten seconds only.
     assert first.stem not in {line.split()[0].rstrip(":") for line in said}
