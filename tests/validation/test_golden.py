@@ -22,7 +22,7 @@ from voxcpm_validation.golden.records import RECORDS, GoldenRecord, read_records
 
 @pytest.fixture(scope="module")
 def examination(speaking_bundle: Path) -> Examination:
-    """Of a zero-shot case and of the continuation of a recording."""
+    """A zero-shot case and a continuation of a recording, examined."""
     return examine(speaking_bundle, "int8", "portable", cases=(CASES[0], CASES[-1]))
 
 
