@@ -1,0 +1,34 @@
+// swift-tools-version: 6.0
+import PackageDescription
+
+// Apple's frameworks do not exist on Linux. There, stand-ins of the same names let everything compile, and run the same
+// packages on ONNX Runtime, so that the tests of the whole loop need no Mac (StandIns/README.md).
+#if os(Linux)
+let standIns: [Target] = [
+    .target(name: "CoreML", path: "StandIns/CoreML"),
+    .target(name: "AVFAudio", path: "StandIns/AVFAudio"),
+]
+let coreML: [Target.Dependency] = ["CoreML"]
+let audio: [Target.Dependency] = ["AVFAudio"]
+#else
+let standIns: [Target] = []
+let coreML: [Target.Dependency] = []
+let audio: [Target.Dependency] = []
+#endif
+
+let package = Package(
+    name: "VoxCPM",
+    platforms: [.macOS(.v14), .iOS(.v17)],
+    products: [
+        .library(name: "VoxCPM", targets: ["VoxCPM", "VoxCPMCoreML", "VoxCPMPlayback"]),
+        .executable(name: "voxcpm-speak", targets: ["voxcpm-speak"]),
+    ],
+    targets: [
+        .target(name: "VoxCPM"),
+        .target(name: "VoxCPMCoreML", dependencies: ["VoxCPM"] + coreML),
+        .target(name: "VoxCPMPlayback", dependencies: ["VoxCPM"] + audio),
+        .executableTarget(name: "voxcpm-speak", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMPlayback"]),
+        .testTarget(name: "VoxCPMTests", dependencies: ["VoxCPM", "VoxCPMCoreML"]),
+    ] + standIns,
+    swiftLanguageModes: [.v6]
+)

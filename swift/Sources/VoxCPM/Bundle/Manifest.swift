@@ -1,0 +1,348 @@
+import Foundation
+
+/// The six step models, and the optional solver.
+public enum StepModelName: String, Sendable, CaseIterable, Codable {
+    case audioVAEEncoder = "audio_vae_encoder"
+    case audioVAEDecoder = "audio_vae_decoder"
+    case featEncoder = "feat_encoder"
+    case baseLMStep = "base_lm_step"
+    case residualLMStep = "residual_lm_step"
+    case locDiTStep = "locdit_step"
+    /// All Euler steps in one call; only bundles that were converted with --solver-steps have it.
+    case locDiTSolve = "locdit_solve"
+}
+
+/// The parts of a bundle's manifest.json that the loop needs.
+public struct Manifest: Sendable, Decodable {
+    static let newestSchema = 5
+
+    public enum Target: String, Sendable, Decodable {
+        case macOS14, macOS15, macOS27
+    }
+
+    public enum Precision: String, Sendable, Codable, CaseIterable {
+        case int8, int4, fp16, fp32
+    }
+
+    public enum KVCache: String, Sendable, Decodable {
+        case scatter, rows
+    }
+
+    public enum Generation: String, Sendable, Decodable {
+        case voxcpm, voxcpm2
+
+        /// Prompt patches that the decoder hears before the generated ones.
+        var decoderContextPatches: Int { self == .voxcpm ? 2 : 3 }
+        /// Whether it takes reference recordings and controls.
+        var takesReference: Bool { self == .voxcpm2 }
+        /// Whether upstream counts the decoder's context when it judges whether speech is too long.
+        var contextCountsAsSpeech: Bool { self == .voxcpm }
+    }
+
+    /// An axis of a tensor: the lengths that it may have.
+    public struct Axis: Sendable, Decodable, Equatable {
+        public let lengths: [Int]
+
+        public init(from decoder: any Decoder) throws {
+            let container = try decoder.singleValueContainer()
+            if let length = try? container.decode(Int.self) {
+                lengths = [length]
+            } else {
+                lengths = try container.decode([Int].self)
+            }
+        }
+    }
+
+    public struct Tensor: Sendable, Decodable, Equatable {
+        public let name: String
+        public let shape: [Axis]
+        /// float32, int32, or compute: float32 in fp32 packages, float16 in others.
+        public let dtype: String
+    }
+
+    public struct StepModel: Sendable, Decodable, Equatable {
+        public let name: String
+        public let inputs: [Tensor]
+        public let outputs: [Tensor]
+        public let state: [Tensor]
+
+        /// The first input with an enumerated axis, and that axis; else the first input and axis 1.
+        public var chunkAxis: (tensor: Tensor, axis: Int) {
+            for tensor in inputs {
+                if let axis = tensor.shape.firstIndex(where: { $0.lengths.count > 1 }) { return (tensor, axis) }
+            }
+            return (inputs[0], 1)
+        }
+
+        public var chunkLengths: [Int] { chunkAxis.tensor.shape[chunkAxis.axis].lengths }
+
+        /// Whether its state is KV caches, not contexts of convolutions.
+        public var hasCaches: Bool { state.contains { $0.name.hasPrefix("k_cache") } }
+
+        /// The lengths that an axis of an input may have; `check` has verified that it exists.
+        func lengths(of input: String, axis: Int) -> [Int] {
+            inputs.first { $0.name == input }?.shape[axis].lengths ?? []
+        }
+    }
+
+    public struct Sizes: Sendable, Decodable {
+        /// Positions in a KV cache.
+        public let kvLength: Int
+        /// Packages of the base LM.
+        public let baseLMParts: Int
+        /// Euler steps of `locdit_solve`; 0 without it.
+        public let solverSteps: Int
+
+        private enum CodingKeys: String, CodingKey {
+            case kvLength = "kv_length", baseLMParts = "base_lm_parts", solverSteps = "solver_steps"
+        }
+
+        public init(from decoder: any Decoder) throws {
+            let container = try decoder.container(keyedBy: CodingKeys.self)
+            kvLength = try container.decode(Int.self, forKey: .kvLength)
+            baseLMParts = try container.decodeIfPresent(Int.self, forKey: .baseLMParts) ?? 1
+            solverSteps = try container.decodeIfPresent(Int.self, forKey: .solverSteps) ?? 0
+        }
+    }
+
+    /// The checkpoint's configuration, as far as the loop needs it.
+    public struct Architecture: Sendable, Decodable {
+        public let generation: Generation
+        /// Latent frames in a patch.
+        public let patchSize: Int
+        /// Width of a latent frame.
+        public let featDim: Int
+        /// Width of the language models.
+        public let hidden: Int
+        /// Width of the DiT and of its time embeddings.
+        public let ditWidth: Int
+        public let textEmbeddingScale: Float
+        /// Whether the DiT is given the length of a step.
+        public let meanMode: Bool
+        /// In Hz.
+        public let inputSampleRate: Int
+        public let outputSampleRate: Int
+        /// Samples of a patch at each of them.
+        public let patchInputSamples: Int
+        public let patchOutputSamples: Int
+
+        public var patchSeconds: Double { Double(patchInputSamples) / Double(inputSampleRate) }
+
+        private struct Document: Decodable {
+            struct LanguageModel: Decodable {
+                let hidden_size: Int
+                let use_mup: Bool
+                let scale_emb: Float
+            }
+            struct DiT: Decodable {
+                let hidden_dim: Int
+                let dit_mean_mode: Bool?
+            }
+            struct AudioVAE: Decodable {
+                let sample_rate: Int
+                let out_sample_rate: Int?
+                let encoder_rates: [Int]
+                let decoder_rates: [Int]
+            }
+            let architecture: Generation
+            let patch_size: Int
+            let feat_dim: Int
+            let dit_mean_mode: Bool?
+            let lm_config: LanguageModel
+            let dit_config: DiT
+            let audio_vae_config: AudioVAE
+        }
+
+        public init(from decoder: any Decoder) throws {
+            let document = try Document(from: decoder)
+            let lm = document.lm_config, vae = document.audio_vae_config
+            generation = document.architecture
+            patchSize = document.patch_size
+            featDim = document.feat_dim
+            hidden = lm.hidden_size
+            ditWidth = document.dit_config.hidden_dim
+            textEmbeddingScale = lm.use_mup ? lm.scale_emb : 1
+            meanMode = (generation == .voxcpm2 ? document.dit_config.dit_mean_mode : document.dit_mean_mode) ?? false
+            inputSampleRate = vae.sample_rate
+            outputSampleRate = vae.out_sample_rate ?? vae.sample_rate
+            patchInputSamples = try product([document.patch_size] + vae.encoder_rates)
+            patchOutputSamples = try product([document.patch_size] + vae.decoder_rates)
+        }
+    }
+
+    /// The checkpoint's speech.json: what decides how text is cut into segments, and speech judged.
+    public struct SpeechProfile: Sendable, Codable, Equatable {
+        public let longestSeconds: Double
+        public let longestTokens: Int
+        public let secondsPerLetter: Double
+        public let secondsBeside: Double
+        public let language: String?
+
+        private enum CodingKeys: String, CodingKey {
+            case longestSeconds = "longest_seconds", longestTokens = "longest_tokens"
+            case secondsPerLetter = "seconds_per_letter", secondsBeside = "seconds_beside", language
+        }
+
+        /// Expected seconds of a text with this many letters and digits.
+        func expectedSeconds(_ letters: Int) -> Double { secondsBeside + secondsPerLetter * Double(letters) }
+    }
+
+    public struct FileRecord: Sendable, Decodable, Equatable {
+        public let bytes: Int
+        public let sha256: String
+    }
+
+    public let schemaVersion: Int
+    public let architecture: Architecture
+    public let sizes: Sizes
+    public let stepModels: [String: StepModel]
+    public let precisions: [Precision]
+    public let target: Target
+    public let kvCache: KVCache
+    public let speech: SpeechProfile?
+    /// Every file in a folder of the bundle, by path relative to it.
+    public let files: [String: FileRecord]
+
+    private enum CodingKeys: String, CodingKey {
+        case schemaVersion = "schema_version", architecture, sizes, stepModels = "step_models", precisions, target
+        case kvCache = "kv_cache", speech, files
+    }
+
+    public init(from decoder: any Decoder) throws {
+        let container = try decoder.container(keyedBy: CodingKeys.self)
+        schemaVersion = try container.decode(Int.self, forKey: .schemaVersion)
+        architecture = try container.decode(Architecture.self, forKey: .architecture)
+        sizes = try container.decode(Sizes.self, forKey: .sizes)
+        stepModels = try container.decode([String: StepModel].self, forKey: .stepModels)
+        precisions = try container.decode([Precision].self, forKey: .precisions)
+        target = try container.decodeIfPresent(Target.self, forKey: .target) ?? .macOS14
+        kvCache = try container.decodeIfPresent(KVCache.self, forKey: .kvCache) ?? .scatter
+        speech = try container.decodeIfPresent(SpeechProfile.self, forKey: .speech)
+        files = try container.decode([String: FileRecord].self, forKey: .files)
+    }
+
+    /// Read and check a manifest. Throws `VoxCPMError.bundle`, also for one that is damaged or of a newer release.
+    public init(json data: Data) throws {
+        struct Version: Decodable { let schema_version: Int }
+        let file = "manifest.json"
+        do {
+            let version = try JSONDecoder().decode(Version.self, from: data).schema_version
+            guard version <= Self.newestSchema else {
+                throw VoxCPMError.unsupported(
+                    "\(file): schema version \(version) is newer than this release reads (\(Self.newestSchema)); "
+                        + "update the package")
+            }
+            self = try JSONDecoder().decode(Manifest.self, from: data)
+            try check()
+        } catch let error as VoxCPMError {
+            throw error
+        } catch let problem as Problem {
+            throw VoxCPMError.bundle(file: file, problem: problem.text)
+        } catch {
+            throw VoxCPMError.bundle(file: file, problem: "not a bundle's manifest (\(reason(error)))")
+        }
+    }
+
+    /// The declaration of a step model; `check` has verified that there is one.
+    func stepModel(_ name: StepModelName) -> StepModel { stepModels[name.rawValue]! }
+
+    /// The step models of this bundle.
+    var names: [StepModelName] { StepModelName.allCases.filter { $0 != .locDiTSolve || sizes.solverSteps > 0 } }
+
+    /// The files of one precision: constants, tokenizer and step models.
+    func files(of precision: Precision) -> [String: FileRecord] {
+        files.filter { path, _ in
+            ["constants", "tokenizer", precision.rawValue].contains { path.hasPrefix("\($0)/") }
+        }
+    }
+
+    /// A name that changes with the content of the folder of a package.
+    func contentKey(_ folder: String) -> String {
+        let records = files.filter { $0.key.hasPrefix("\(folder)/") }.map { "\($0.key) \($0.value.sha256)" }
+        return SHA256.hex(Data(records.sorted().joined(separator: "\n").utf8))
+    }
+}
+
+/// The product of positive numbers that are small enough for a patch.
+private func product(_ numbers: [Int]) throws -> Int {
+    try numbers.reduce(1) { result, number in
+        guard (1...1_000_000).contains(number), result * number <= 100_000_000 else {
+            throw Problem("a patch of \(numbers) is none")
+        }
+        return result * number
+    }
+}
+
+/// One line about an error of Foundation.
+func reason(_ error: any Error) -> String {
+    if case DecodingError.keyNotFound(let key, _) = error { return "the field \(key.stringValue) is missing" }
+    if case DecodingError.typeMismatch(_, let context) = error { return "wrong type at \(path(context))" }
+    if case DecodingError.valueNotFound(_, let context) = error { return "no value at \(path(context))" }
+    if case DecodingError.dataCorrupted(let context) = error { return "damaged at \(path(context))" }
+    return (error as NSError).localizedDescription
+}
+
+private func path(_ context: DecodingError.Context) -> String {
+    let keys = context.codingPath.map(\.stringValue).joined(separator: ".")
+    return keys.isEmpty ? "its beginning" : keys
+}
+
+// MARK: - Checks
+
+extension Manifest {
+    /// Throws a `Problem` for a manifest whose numbers would make the loop fail later.
+    private func check() throws {
+        let a = architecture, positive = 1...1_000_000
+        let widths = [a.patchSize, a.featDim, a.hidden, a.inputSampleRate, a.outputSampleRate]
+        guard widths.allSatisfy(positive.contains), positive.contains(sizes.kvLength), a.ditWidth >= 4,
+            positive.contains(a.ditWidth), (1...64).contains(sizes.baseLMParts),
+            (0...1000).contains(sizes.solverSteps), a.textEmbeddingScale.isFinite
+        else { throw Problem("a size is outside of its range") }
+        if let speech {
+            let numbers = [speech.longestSeconds, speech.secondsPerLetter]
+            guard numbers.allSatisfy({ $0 > 0 && $0.isFinite }), (0...10).contains(speech.secondsBeside),
+                (8...100_000).contains(speech.longestTokens)
+            else { throw Problem("a figure of speech is outside of its range") }
+        }
+        for name in names { try check(name) }
+        for (path, record) in files {
+            let parts = path.split(separator: "/", omittingEmptySubsequences: false)
+            guard parts.count > 1, !parts.contains(where: { ["", ".", ".."].contains($0) }),
+                !path.contains(where: { "\\:\0".contains($0) }), record.bytes >= 0
+            else { throw Problem("\(path.debugDescription) is not a path within the bundle") }
+        }
+    }
+
+    private func check(_ name: StepModelName) throws {
+        guard let model = stepModels[name.rawValue], model.name == name.rawValue else {
+            throw Problem("it declares no \(name.rawValue)")
+        }
+        let tensors = model.inputs + model.outputs + model.state
+        let lengths = tensors.flatMap { $0.shape.flatMap(\.lengths) }
+        let fits = tensors.allSatisfy { tensor in
+            tensor.shape.count <= 6 && tensor.shape.allSatisfy { !$0.lengths.isEmpty && $0.lengths.count <= 16 }
+                && tensor.shape.reduce(1.0) { $0 * Double($1.lengths.max() ?? 0) } <= 1e9
+        }
+        let a = architecture
+        let expected: [String: [Int?]] = switch name {
+        case .audioVAEEncoder: ["audio": [1, 1, nil]]
+        case .audioVAEDecoder: ["latents": [1, a.featDim, a.patchSize]]
+        case .featEncoder: ["patches": [1, nil, a.patchSize, a.featDim]]
+        case .baseLMStep, .residualLMStep: ["embeddings": [1, nil, a.hidden], "position": [1]]
+        case .locDiTStep: ["x": [2, a.featDim, a.patchSize], "t_embedding": [2, a.ditWidth]]
+        case .locDiTSolve: ["noise": [1, a.featDim, a.patchSize], "t_embeddings": [nil, a.ditWidth]]
+        }
+        guard !model.inputs.isEmpty, fits, lengths.allSatisfy({ (1...100_000_000).contains($0) }),
+            model.inputs[0].shape.count > 1 || model.chunkAxis.axis == 0
+        else { throw Problem("a tensor of \(name.rawValue) has an impossible shape") }
+        for (input, shape) in expected {
+            guard let tensor = model.inputs.first(where: { $0.name == input }), tensor.shape.count == shape.count,
+                zip(tensor.shape, shape).allSatisfy({ axis, length in length.map { axis.lengths == [$0] } ?? true })
+            else { throw Problem("\(input) of \(name.rawValue) is not what this release runs") }
+        }
+        let unit = a.patchInputSamples
+        if name == .audioVAEEncoder, model.lengths(of: "audio", axis: 2).contains(where: { $0 % unit != 0 }) {
+            throw Problem("the audio encoder takes lengths that are not whole patches")
+        }
+    }
+}

@@ -1,0 +1,127 @@
+import Foundation
+
+/// A bundle's folder with its manifest, read and checked, in one precision.
+public struct OpenBundle: Sendable {
+    public let folder: URL
+    public let manifest: Manifest
+    public let precision: Manifest.Precision
+
+    /// The order in which a precision is chosen if the caller names none.
+    private static let order: [Manifest.Precision] = [.int8, .int4, .fp16, .fp32]
+
+    /// - Parameters:
+    ///   - folder: with a manifest.json.
+    ///   - precision: one of the manifest's; nil takes the smallest.
+    ///
+    /// Throws `VoxCPMError.bundle`, naming the file, for one that is missing, of another size, or not listed.
+    public init(_ folder: URL, precision: Manifest.Precision? = nil) throws {
+        guard let document = try? Data(contentsOf: folder.appendingPathComponent("manifest.json")) else {
+            throw VoxCPMError.bundle(file: "manifest.json", problem: "there is none in \(folder.path)")
+        }
+        let digest = folder.appendingPathComponent("manifest.sha256")
+        if let line = try? String(contentsOf: digest, encoding: .utf8),
+            line.prefix(while: { $0 != " " }) != SHA256.hex(document)
+        {
+            throw VoxCPMError.bundle(file: "manifest.json", problem: "its content differs from manifest.sha256")
+        }
+        let manifest = try Manifest(json: document)
+        guard let chosen = Self.order.first(where: { manifest.precisions.contains($0) && [nil, $0].contains(precision) })
+        else {
+            let present = manifest.precisions.map(\.rawValue).joined(separator: ", ")
+            throw VoxCPMError.argument(
+                name: "precision", problem: "the bundle has \(present), not \(precision?.rawValue ?? "any")")
+        }
+        self.folder = folder
+        self.manifest = manifest
+        self.precision = chosen
+        try checkSizes()
+    }
+
+    /// The packages of a step model: one, or the parts of a base LM that is too large for one.
+    func packages(of name: StepModelName) -> [StepPackage] {
+        let model = manifest.stepModel(name), suffix = manifest.target == .macOS27 ? "aimodel" : "mlpackage"
+        let form: StepPackage.StateForm = if model.hasCaches && manifest.kvCache == .rows {
+            .rows
+        } else if manifest.target == .macOS27 || (model.hasCaches && manifest.target == .macOS15) {
+            .native
+        } else {
+            .passed
+        }
+        return model.parts(name == .baseLMStep ? manifest.sizes.baseLMParts : 1).map { part in
+            let path = "\(precision.rawValue)/\(part.name).\(suffix)"
+            return StepPackage(
+                folder: folder.appendingPathComponent(path), declaration: part, target: manifest.target,
+                stateForm: form, contentKey: manifest.contentKey(path))
+        }
+    }
+
+    /// Compare the content of every file of the precision with the manifest. Takes about a second a gigabyte.
+    public func verify(_ progress: (Double) -> Void = { _ in }) throws {
+        let files = manifest.files(of: precision).sorted { $0.key < $1.key }
+        let total = max(1, files.reduce(0) { $0 + $1.value.bytes })
+        var done = 0
+        for (path, record) in files {
+            try Task.checkCancellation()
+            let found = try? SHA256.hex(of: folder.appendingPathComponent(path))
+            guard found == record.sha256 else {
+                throw VoxCPMError.bundle(file: path, problem: "its content differs from the manifest's digest")
+            }
+            done += record.bytes
+            progress(Double(done) / Double(total))
+        }
+    }
+
+    private func checkSizes() throws {
+        for (path, record) in manifest.files(of: precision).sorted(by: { $0.key < $1.key }) {
+            let attributes = try? FileManager.default.attributesOfItem(
+                atPath: folder.appendingPathComponent(path).resolvingSymlinksInPath().path)
+            guard let bytes = (attributes?[.size] as? NSNumber)?.intValue else {
+                throw VoxCPMError.bundle(file: path, problem: "missing (the manifest lists it)")
+            }
+            guard bytes == record.bytes else {
+                throw VoxCPMError.bundle(file: path, problem: "expected \(record.bytes) bytes, found \(bytes)")
+            }
+        }
+    }
+}
+
+extension Manifest.StepModel {
+    /// The step models that run one after the other as this one, each in its own package.
+    func parts(_ count: Int) -> [Manifest.StepModel] {
+        guard count > 1 else { return [self] }
+        let layers = state.count / 2
+        return (0..<count).map { index in
+            let own = state[(2 * (index * layers / count))..<(2 * ((index + 1) * layers / count))]
+            let passedOn = Manifest.Tensor(name: "hidden_states", shape: inputs[0].shape, dtype: "float32")
+            return Manifest.StepModel(
+                name: "\(name)_\(index + 1)", inputs: inputs,
+                outputs: index + 1 == count ? outputs : [passedOn], state: Array(own))
+        }
+    }
+}
+
+/// A step model in several packages, each of which takes the hidden states of the one before.
+struct JoinedStepFunction: StepFunction {
+    let parts: [any StepFunction]
+
+    private final class JoinedState: StepState {
+        let parts: [any StepState]
+
+        init(_ parts: [any StepState]) { self.parts = parts }
+    }
+
+    func newState() throws -> any StepState { JoinedState(try parts.map { try $0.newState() }) }
+
+    func callAsFunction(_ inputs: [String: Tensor], _ state: (any StepState)?) async throws -> [String: Tensor] {
+        var inputs = inputs, outputs: [String: Tensor] = [:]
+        for (index, part) in parts.enumerated() {
+            outputs = try await part(inputs, (state as? JoinedState)?.parts[index])
+            inputs["embeddings"] = outputs["hidden_states"]
+        }
+        return outputs
+    }
+
+    func unloadPrefill() async {
+        for part in parts { await part.unloadPrefill() }
+    }
+}

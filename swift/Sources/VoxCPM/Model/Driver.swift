@@ -1,0 +1,172 @@
+// The loop of the reference driver, runtime/voxcpm_runtime/model/driver.py: prefill both language models, then patch by
+// patch DiT, feat encoder, language models.
+//
+//     embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT condition ◄── residual LM
+//                                                              └─► residual input ──────┘
+
+/// Both caches after a sequence, and what the next patch needs. Generation writes at `position` and after it only, so
+/// it can start again from here any number of times.
+struct Prefilled: Sendable {
+    let baseState: any StepState
+    let residualState: any StepState
+    let position: Int
+    let next: Conditions
+}
+
+/// What the DiT and the stop head need for the next patch.
+struct Conditions: Sendable {
+    /// Last hidden state of the base LM: raw after text, quantised after audio.
+    let hidden: [Float]
+    let residualHidden: [Float]
+    /// Logits of the stop head: continue, stop.
+    let stopLogits: [Float]
+    /// The patch before, (frames · latent_dim); zeros after text.
+    let lastPatch: [Float]
+
+    var stops: Bool { stopLogits[1] > stopLogits[0] }
+}
+
+/// A bundle's constants and step models, as functions on arrays. It keeps no state between calls.
+struct Driver: Sendable {
+    let manifest: Manifest
+    let constants: Constants
+    let projections: Projections
+    let models: [StepModelName: any StepFunction]
+
+    init(manifest: Manifest, constants: Constants, models: [StepModelName: any StepFunction]) throws {
+        self.manifest = manifest
+        self.constants = constants
+        self.models = models
+        projections = try Projections(constants, manifest.architecture)
+    }
+
+    var architecture: Manifest.Architecture { manifest.architecture }
+
+    /// Numbers in a patch.
+    var patchValues: Int { architecture.patchSize * architecture.featDim }
+
+    func model(_ name: StepModelName) throws -> any StepFunction {
+        guard let model = models[name] else { throw VoxCPMError.loading(model: name.rawValue, reason: "not loaded") }
+        return model
+    }
+
+    /// Run a sequence, which must fit the caches, through both language models.
+    func prefill(_ sequence: InputSequence) async throws -> Prefilled {
+        let base = try model(.baseLMStep).newState(), residual = try model(.residualLMStep).newState()
+        let hidden = architecture.hidden
+        let spoken = try await embed(sequence.patches)
+        var embeddings = Rows(width: hidden), audio = Rows(width: hidden), heard = 0
+        let silent = [Float](repeating: 0, count: hidden)
+        for (token, isAudio) in zip(sequence.tokens, sequence.isAudio) {
+            audio.append(isAudio ? spoken[heard] : silent)
+            embeddings.append(isAudio ? spoken[heard] : try constants.embedding(of: token))
+            heard += isAudio ? 1 : 0
+        }
+        let outputs = try await baseStep(embeddings, base, at: 0)
+        var joined = Rows(width: hidden), last: [Float] = []
+        for (position, isAudio) in sequence.isAudio.enumerated() {
+            last = isAudio ? outputs.quantised[position] : outputs.hidden[position]
+            joined.append(projections.residualInput(last, audio[position]))
+        }
+        let residualHidden = try await residualStep(joined, residual, at: 0)
+        return Prefilled(
+            baseState: base, residualState: residual, position: sequence.count,
+            next: Conditions(
+                hidden: last, residualHidden: residualHidden, stopLogits: outputs.stopLogits,
+                lastPatch: sequence.lastPatch))
+    }
+
+    /// The next patch, (frames · latent_dim). noise: standard normal, times the temperature.
+    func predict(_ conditions: Conditions, noise: [Float], _ solving: Solving) async throws -> [Float] {
+        let frames = architecture.patchSize, width = architecture.featDim
+        let mu = projections.condition(conditions.hidden, conditions.residualHidden)
+        let cond = transposed(conditions.lastPatch, rows: frames, columns: width)
+        let atOnce = solving.useCfgZeroStar && solving.steps == manifest.sizes.solverSteps
+        let x = if atOnce {
+            try await solveAtOnce(
+                model(.locDiTSolve), noise: noise, mu: mu, cond: cond, shape: [width, frames], solving)
+        } else {
+            try await solve(model(.locDiTStep), noise: noise, mu: mu, cond: cond, shape: [width, frames], solving)
+        }
+        return transposed(x, rows: width, columns: frames)
+    }
+
+    /// What follows a patch that is at index `index` of the speech: one step of both language models.
+    func advance(_ prefilled: Prefilled, index: Int, patch: [Float]) async throws -> Conditions {
+        let embedding = try await embed(Rows(width: patchValues, values: patch))
+        let position = prefilled.position + index
+        let outputs = try await baseStep(embedding, prefilled.baseState, at: position)
+        let hidden = outputs.quantised[0]
+        let joined = Rows(width: architecture.hidden, values: projections.residualInput(hidden, embedding[0]))
+        let residualHidden = try await residualStep(joined, prefilled.residualState, at: position)
+        return Conditions(
+            hidden: hidden, residualHidden: residualHidden, stopLogits: outputs.stopLogits, lastPatch: patch)
+    }
+
+    /// An embedding for each patch.
+    func embed(_ patches: Rows) async throws -> Rows {
+        let name = StepModelName.featEncoder, hidden = architecture.hidden
+        var embeddings = Rows(width: hidden)
+        for chunk in try planChunks(patches.count, manifest.stepModel(name).lengths(of: "patches", axis: 1)) {
+            try Task.checkCancellation()
+            let values = patches[chunk.start..<(chunk.start + chunk.length)].padded(to: chunk.size)
+            let shape = [1, chunk.size, architecture.patchSize, architecture.featDim]
+            let found = try await model(name).output(
+                "embeddings", chunk.size * hidden, of: name.rawValue,
+                ["patches": Tensor(shape: shape, values: values)])
+            embeddings.append(Rows(width: hidden, values: found)[0..<chunk.length])
+        }
+        return embeddings
+    }
+
+    private struct BaseOutputs {
+        var hidden: Rows
+        var quantised: Rows
+        var stopLogits: [Float] = []
+    }
+
+    private func baseStep(_ rows: Rows, _ state: any StepState, at position: Int) async throws -> BaseOutputs {
+        let name = StepModelName.baseLMStep
+        var all = BaseOutputs(hidden: Rows(width: rows.width), quantised: Rows(width: rows.width))
+        for (outputs, chunk) in try await languageModel(name, rows, state, at: position) {
+            let count = chunk.size * rows.width
+            let hidden = try checked(outputs, "hidden", count, of: name.rawValue)
+            let quantised = try checked(outputs, "fsq_hidden", count, of: name.rawValue)
+            let stop = try checked(outputs, "stop_logits", 2 * chunk.size, of: name.rawValue)
+            all.hidden.append(Rows(width: rows.width, values: hidden)[0..<chunk.length])
+            all.quantised.append(Rows(width: rows.width, values: quantised)[0..<chunk.length])
+            all.stopLogits = Rows(width: 2, values: stop)[chunk.length - 1]
+        }
+        return all
+    }
+
+    /// The last hidden state of the residual LM.
+    private func residualStep(_ rows: Rows, _ state: any StepState, at position: Int) async throws -> [Float] {
+        let name = StepModelName.residualLMStep
+        var last: [Float] = []
+        for (outputs, chunk) in try await languageModel(name, rows, state, at: position) {
+            let hidden = try checked(outputs, "hidden", chunk.size * rows.width, of: name.rawValue)
+            last = Rows(width: rows.width, values: hidden)[chunk.length - 1]
+        }
+        return last
+    }
+
+    /// Run a language model over rows from a cache position on: the outputs of each call.
+    private func languageModel(
+        _ name: StepModelName, _ rows: Rows, _ state: any StepState, at position: Int
+    ) async throws -> [(outputs: [String: Tensor], chunk: Chunk)] {
+        let lengths = manifest.stepModel(name).lengths(of: "embeddings", axis: 1), model = try model(name)
+        var all: [(outputs: [String: Tensor], chunk: Chunk)] = []
+        for chunk in try planChunks(rows.count, lengths, position: position, capacity: manifest.sizes.kvLength) {
+            try Task.checkCancellation()
+            let values = rows[chunk.start..<(chunk.start + chunk.length)].padded(to: chunk.size)
+            let inputs = [
+                "embeddings": Tensor(shape: [1, chunk.size, rows.width], values: values),
+                "position": Tensor(shape: [1], values: [Float(position + chunk.start)]),
+            ]
+            let outputs = try await model(inputs, state)
+            all.append((outputs, chunk))
+        }
+        return all
+    }
+}

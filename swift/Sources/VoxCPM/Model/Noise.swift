@@ -1,0 +1,26 @@
+import Foundation
+
+/// Numbers from the standard normal distribution, drawn once a patch.
+public protocol NoiseSource: Sendable {
+    mutating func standardNormal(_ count: Int) -> [Float]
+}
+
+/// SplitMix64 and Box and Muller's transform: the same seed gives the same speech, other noise than numpy's.
+public struct GaussianNoise: NoiseSource {
+    private var state: UInt64
+
+    public init(seed: UInt64) { state = seed }
+
+    public mutating func standardNormal(_ count: Int) -> [Float] {
+        (0..<count).map { _ in Float((-2 * log(uniform())).squareRoot() * cos(2 * Double.pi * uniform())) }
+    }
+
+    /// In (0, 1].
+    private mutating func uniform() -> Double {
+        state &+= 0x9E37_79B9_7F4A_7C15
+        var z = state
+        z = (z ^ (z >> 30)) &* 0xBF58_476D_1CE4_E5B9
+        z = (z ^ (z >> 27)) &* 0x94D0_49BB_1331_11EB
+        return Double((z ^ (z >> 31)) >> 11 + 1) * 0x1p-53
+    }
+}

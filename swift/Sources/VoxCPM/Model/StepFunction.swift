@@ -1,0 +1,80 @@
+import Foundation
+
+/// KV caches or convolution contexts of one stream. A call of the step model that made it updates it.
+public protocol StepState: AnyObject, Sendable {}
+
+/// A step model: (inputs, state) to outputs, by the names of its declaration in the manifest.
+public protocol StepFunction: Sendable {
+    /// The state at the start of a stream: zeros.
+    func newState() throws -> any StepState
+
+    /// One step. The state is updated in place; two calls must not use one state at once.
+    func callAsFunction(_ inputs: [String: Tensor], _ state: (any StepState)?) async throws -> [String: Tensor]
+
+    /// Free what only calls with more than one embedding need, until the next such call.
+    func unloadPrefill() async
+}
+
+extension StepFunction {
+    public func unloadPrefill() async {}
+
+    /// The output of that name, which must have this number of values.
+    func output(
+        _ name: String, _ count: Int, of model: String, _ inputs: [String: Tensor], _ state: (any StepState)? = nil
+    ) async throws -> [Float] {
+        try checked(try await self(inputs, state), name, count, of: model)
+    }
+}
+
+/// The values of an output. Throws unless there are `count` of them.
+func checked(_ outputs: [String: Tensor], _ name: String, _ count: Int, of model: String) throws -> [Float] {
+    guard let output = outputs[name], output.values.count == count else {
+        let found = outputs[name].map { "the shape \($0.shape)" } ?? "no such output"
+        throw VoxCPMError.prediction(model: model, reason: "expected \(count) values in \(name), got \(found)")
+    }
+    return output.values
+}
+
+/// Where a step model computes.
+public enum ComputeUnit: String, Sendable, Codable, CaseIterable {
+    case cpu, cpuAndGPU, cpuAndNeuralEngine
+}
+
+/// What loads step models. `CoreMLPredictor` does it with Core ML.
+public protocol Predictor: Sendable {
+    /// Load one package of a bundle on a compute unit. Compiling it the first time takes seconds to minutes.
+    func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction
+
+    /// The compute units to try for a step model, best first.
+    func units(for model: StepModelName) -> [ComputeUnit]
+}
+
+/// One package of a bundle, and what a predictor has to know about it.
+public struct StepPackage: Sendable {
+    /// The folder `NAME.mlpackage` or `NAME.aimodel`.
+    public let folder: URL
+    public let declaration: Manifest.StepModel
+    public let target: Manifest.Target
+    public let stateForm: StateForm
+    /// A name that changes with the package's content: key of what is compiled from it.
+    public let contentKey: String
+
+    /// How a package handles its state.
+    public enum StateForm: Sendable {
+        /// Inputs `name`, and outputs `name_out` that are the next call's inputs.
+        case passed
+        /// Inputs `name`; the outputs `name_rows` are the rows to write into them from `position` on.
+        case rows
+        /// A state of Core ML or Core AI.
+        case native
+    }
+
+    /// Names of the package's functions, one for each length of the chunk axis; nil is the only function of a package.
+    public var functions: [String?] {
+        let lengths = declaration.chunkLengths
+        let byLength = target == .macOS27 || (target == .macOS15 && declaration.hasCaches)
+        guard byLength, lengths.count > 1 else { return [nil] }
+        guard declaration.hasCaches else { return lengths.map { "\(declaration.chunkAxis.tensor.name)_\($0)" } }
+        return lengths.map { $0 == 1 ? "decode" : "prefill_\($0)" }
+    }
+}

@@ -1,0 +1,87 @@
+// On Linux this is compiled against stand-ins and speaks there. It was never run on a Mac or a phone.
+
+@preconcurrency import CoreML
+import Foundation
+import VoxCPM
+
+/// Loads a bundle's `.mlpackage` folders with Core ML, compiled once into a folder of caches.
+public struct CoreMLPredictor: Predictor {
+    private let cache: URL
+
+    /// - Parameter cache: a folder for compiled models, by default one in the system's caches.
+    public init(cache: URL? = nil) {
+        self.cache = cache ?? FileManager.default.urls(for: .cachesDirectory, in: .userDomainMask)[0]
+            .appendingPathComponent("voxcpm-compiled")
+    }
+
+    /// The reasons are in docs/bundle.md, "Which compute unit for which model".
+    public func units(for model: StepModelName) -> [ComputeUnit] {
+        switch model {
+        case .audioVAEEncoder, .audioVAEDecoder: [.cpu]
+        case .featEncoder, .locDiTStep, .locDiTSolve: [.cpuAndNeuralEngine, .cpuAndGPU, .cpu]
+        case .baseLMStep, .residualLMStep: [.cpuAndGPU, .cpu]
+        }
+    }
+
+    public func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction {
+        let compiled = try await compiled(package)
+        var functions: [MLModel] = []
+        for function in package.functions {
+            let configuration = MLModelConfiguration()
+            configuration.computeUnits = unit.units
+            if #available(macOS 14.4, iOS 17.4, *) {
+                // Lengths are enumerated, and speech keeps to one of them for long.
+                configuration.optimizationHints.reshapeFrequency = .infrequent
+            }
+            if #available(macOS 15, iOS 18, *) {
+                configuration.functionName = function
+            } else if function != nil {
+                throw VoxCPMError.unsupported("this bundle needs macOS 15 or iOS 18")
+            }
+            do {
+                functions.append(try await MLModel.load(contentsOf: compiled, configuration: configuration))
+            } catch {
+                throw VoxCPMError.loading(
+                    model: package.declaration.name, reason: (error as NSError).localizedDescription)
+            }
+        }
+        return CoreMLStepFunction(package, functions)
+    }
+
+    /// The compiled model: the bundle's own, or one that is compiled once and kept. Compiling takes seconds to minutes.
+    private func compiled(_ package: StepPackage) async throws -> URL {
+        let files = FileManager.default
+        let beside = package.folder.deletingPathExtension().appendingPathExtension("mlmodelc")
+        if files.fileExists(atPath: beside.path) { return beside }
+        let system = ProcessInfo.processInfo.operatingSystemVersionString.filter { $0.isLetter || $0.isNumber }
+        let kept = cache.appendingPathComponent("\(package.contentKey)-\(system).mlmodelc")
+        if files.fileExists(atPath: kept.path) { return kept }
+        let fresh: URL
+        do {
+            fresh = try await MLModel.compileModel(at: package.folder)
+        } catch {
+            throw VoxCPMError.loading(
+                model: package.declaration.name, reason: (error as NSError).localizedDescription)
+        }
+        do {
+            try files.createDirectory(at: cache, withIntermediateDirectories: true)
+            try files.moveItem(at: fresh, to: kept)
+        } catch {
+            // Another process may have been faster.
+            guard files.fileExists(atPath: kept.path) else {
+                throw VoxCPMError.storage(path: cache.path, problem: (error as NSError).localizedDescription)
+            }
+        }
+        return kept
+    }
+}
+
+extension ComputeUnit {
+    var units: MLComputeUnits {
+        switch self {
+        case .cpu: .cpuOnly
+        case .cpuAndGPU: .cpuAndGPU
+        case .cpuAndNeuralEngine: .cpuAndNeuralEngine
+        }
+    }
+}

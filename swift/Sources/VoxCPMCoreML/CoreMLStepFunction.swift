@@ -1,0 +1,171 @@
+@preconcurrency import CoreML
+import Foundation
+import VoxCPM
+
+/// The state of one stream: arrays that calls take as inputs, or a state that Core ML keeps.
+///
+/// Unchecked: the contract of `StepFunction` is one call at a time.
+private final class CoreMLState: StepState, @unchecked Sendable {
+    var arrays: [String: MLMultiArray] = [:]
+    /// An MLState; the type exists from macOS 15 on.
+    var native: Any?
+}
+
+/// One package: a model for each of its functions. Core ML's predictions may run concurrently.
+final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
+    private let package: StepPackage
+    private let functions: [MLModel]
+
+    init(_ package: StepPackage, _ functions: [MLModel]) {
+        self.package = package
+        self.functions = functions
+    }
+
+    func newState() throws -> any StepState {
+        let state = CoreMLState()
+        if package.stateForm == .native {
+            // One state for all functions of the package, made by the default one, which is the first.
+            if #available(macOS 15, iOS 18, *) { state.native = functions[0].makeState() }
+            return state
+        }
+        let inputs = functions[0].modelDescription.inputDescriptionsByName
+        for tensor in package.declaration.state {
+            let type = inputs[tensor.name]?.multiArrayConstraint?.dataType ?? .float16
+            state.arrays[tensor.name] = try zeros(tensor.shape.map { $0.lengths[0] }, type)
+        }
+        return state
+    }
+
+    func callAsFunction(_ inputs: [String: Tensor], _ state: (any StepState)?) async throws -> [String: Tensor] {
+        let declared = package.declaration, state = state as? CoreMLState
+        var features: [String: MLFeatureValue] = [:]
+        for (name, array) in state?.arrays ?? [:] { features[name] = MLFeatureValue(multiArray: array) }
+        for tensor in declared.inputs {
+            guard let given = inputs[tensor.name] else { throw failed("the input \(tensor.name) is missing") }
+            features[tensor.name] = MLFeatureValue(multiArray: try array(given, isInteger: tensor.dtype == "int32"))
+        }
+        let provider = try MLDictionaryFeatureProvider(dictionary: features)
+        let model = try function(inputs)
+        let results: any MLFeatureProvider
+        do {
+            if #available(macOS 15, iOS 18, *), let native = state?.native as? MLState {
+                results = try await model.prediction(from: provider, using: native, options: MLPredictionOptions())
+            } else {
+                results = try await model.prediction(from: provider, options: MLPredictionOptions())
+            }
+        } catch {
+            throw failed((error as NSError).localizedDescription)
+        }
+        if let state { try update(state, results, position: inputs["position"]?.values.first ?? 0) }
+        var outputs: [String: Tensor] = [:]
+        for tensor in declared.outputs {
+            guard let array = results.featureValue(for: tensor.name)?.multiArrayValue else {
+                throw failed("it gave no \(tensor.name)")
+            }
+            outputs[tensor.name] = Tensor(shape: array.shape.map(\.intValue), values: try floats(array))
+        }
+        return outputs
+    }
+
+    private func update(_ state: CoreMLState, _ results: any MLFeatureProvider, position: Float) throws {
+        for name in state.arrays.keys {
+            switch package.stateForm {
+            case .native: break
+            case .passed:
+                guard let after = results.featureValue(for: "\(name)_out")?.multiArrayValue else {
+                    throw failed("it gave no \(name)_out")
+                }
+                state.arrays[name] = after
+            case .rows:
+                guard let rows = results.featureValue(for: "\(name)_rows")?.multiArrayValue, let cache = state.arrays[name]
+                else { throw failed("it gave no \(name)_rows") }
+                try write(rows, into: cache, at: Int(position))
+            }
+        }
+    }
+
+    private func function(_ inputs: [String: Tensor]) throws -> MLModel {
+        guard functions.count > 1 else { return functions[0] }
+        let (tensor, axis) = package.declaration.chunkAxis, lengths = package.declaration.chunkLengths
+        guard let length = inputs[tensor.name]?.shape[axis], let index = lengths.firstIndex(of: length) else {
+            throw failed("it takes the lengths \(lengths)")
+        }
+        return functions[index]
+    }
+
+    private func failed(_ reason: String) -> VoxCPMError {
+        .prediction(model: package.declaration.name, reason: reason)
+    }
+
+    // MARK: - Arrays
+
+    private func zeros(_ shape: [Int], _ type: MLMultiArrayDataType) throws -> MLMultiArray {
+        let array = try MLMultiArray(shape: shape.map { NSNumber(value: $0) }, dataType: type)
+        array.withUnsafeMutableBytes { bytes, _ in _ = bytes.initializeMemory(as: UInt8.self, repeating: 0) }
+        return array
+    }
+
+    private func array(_ tensor: Tensor, isInteger: Bool) throws -> MLMultiArray {
+        let type: MLMultiArrayDataType = isInteger ? .int32 : .float32
+        let array = try MLMultiArray(shape: tensor.shape.map { NSNumber(value: $0) }, dataType: type)
+        array.withUnsafeMutableBytes { bytes, strides in
+            forEachOffset(tensor.shape, strides) { index, offset in
+                if isInteger {
+                    bytes.storeBytes(of: Int32(tensor.values[index]), toByteOffset: 4 * offset, as: Int32.self)
+                } else {
+                    bytes.storeBytes(of: tensor.values[index], toByteOffset: 4 * offset, as: Float.self)
+                }
+            }
+        }
+        return array
+    }
+
+    /// The numbers of a result in C order. Core ML may pad its rows: reading them without the strides gives noise.
+    private func floats(_ array: MLMultiArray) throws -> [Float] {
+        let shape = array.shape.map(\.intValue), strides = array.strides.map(\.intValue), type = array.dataType
+        guard type == .float32 || type == .float16 else { throw failed("a result is neither float32 nor float16") }
+        var values = [Float](repeating: 0, count: shape.reduce(1, *))
+        array.withUnsafeBytes { bytes in
+            forEachOffset(shape, strides) { index, offset in
+                values[index] = type == .float32
+                    ? bytes.loadUnaligned(fromByteOffset: 4 * offset, as: Float.self)
+                    : float(half: bytes.loadUnaligned(fromByteOffset: 2 * offset, as: UInt16.self))
+            }
+        }
+        return values
+    }
+
+    /// Write rows (…, S, head_dim) into a cache (…, positions, head_dim) of the same type, from `position` on.
+    private func write(_ rows: MLMultiArray, into cache: MLMultiArray, at position: Int) throws {
+        let shape = rows.shape.map(\.intValue), strides = rows.strides.map(\.intValue)
+        let axis = shape.count - 2, width = cache.dataType == .float32 ? 4 : 2
+        guard rows.dataType == cache.dataType, axis > 0, cache.shape.count == shape.count,
+            position + shape[axis] <= cache.shape[axis].intValue
+        else { throw failed("its rows do not fit the cache") }
+        var offsets = [Int](repeating: 0, count: shape.reduce(1, *))
+        forEachOffset(shape, strides) { index, offset in offsets[index] = offset }
+        rows.withUnsafeBytes { source in
+            cache.withUnsafeMutableBytes { target, strides in
+                let start = position * strides[axis]
+                forEachOffset(shape, strides) { index, offset in
+                    let from = source.baseAddress! + width * offsets[index]
+                    (target.baseAddress! + width * (start + offset)).copyMemory(from: from, byteCount: width)
+                }
+            }
+        }
+    }
+}
+
+/// Calls `body(index in C order, offset in elements)` for each element of an array with these strides.
+private func forEachOffset(_ shape: [Int], _ strides: [Int], _ body: (Int, Int) -> Void) {
+    let width = shape.last ?? 1, step = strides.last ?? 1
+    guard width > 0 else { return }
+    for row in 0..<(shape.reduce(1, *) / width) {
+        var rest = row, start = 0
+        for axis in stride(from: shape.count - 2, through: 0, by: -1) {
+            start += (rest % shape[axis]) * strides[axis]
+            rest /= shape[axis]
+        }
+        for column in 0..<width { body(row * width + column, start + column * step) }
+    }
+}

@@ -1,0 +1,5 @@
+import Foundation
+import VoxCPM
+import VoxCPMCoreML
+
+print("voxcpm-speak")

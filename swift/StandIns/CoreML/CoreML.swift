@@ -1,0 +1,246 @@
+// What the package uses of Core ML, so that it compiles and speaks where there is no Mac. A prediction is a request to
+// server.py, which runs the package on ONNX Runtime. New arrays hold garbage and the rows of results are padded, as Core
+// ML may do.
+
+@_exported import Foundation
+
+public enum MLMultiArrayDataType: Int {
+    case float32, float16, int32
+
+    var width: Int { self == .float16 ? 2 : 4 }
+}
+
+public enum MLComputeUnits: Int, Sendable {
+    case cpuOnly, cpuAndGPU, all, cpuAndNeuralEngine
+}
+
+public final class MLMultiArray {
+    public let shape: [NSNumber]
+    public let strides: [NSNumber]
+    public let dataType: MLMultiArrayDataType
+    let storage: UnsafeMutableRawBufferPointer
+
+    init(shape: [Int], dataType: MLMultiArrayDataType, padding: Int) {
+        var strides = [Int](repeating: 1, count: shape.count), size = 1
+        for axis in shape.indices.reversed() {
+            strides[axis] = size
+            size *= shape[axis]
+            if axis == shape.count - 1 { size += padding }
+        }
+        self.shape = shape.map { NSNumber(value: $0) }
+        self.strides = strides.map { NSNumber(value: $0) }
+        self.dataType = dataType
+        storage = .allocate(byteCount: size * dataType.width, alignment: 16)
+        _ = storage.initializeMemory(as: UInt8.self, repeating: 0x7F)
+    }
+
+    public convenience init(shape: [NSNumber], dataType: MLMultiArrayDataType) throws {
+        self.init(shape: shape.map(\.intValue), dataType: dataType, padding: 0)
+    }
+
+    deinit { storage.deallocate() }
+
+    public func withUnsafeBytes<R>(_ body: (UnsafeRawBufferPointer) throws -> R) rethrows -> R {
+        try body(UnsafeRawBufferPointer(storage))
+    }
+
+    public func withUnsafeMutableBytes<R>(
+        _ body: (UnsafeMutableRawBufferPointer, [Int]) throws -> R
+    ) rethrows -> R {
+        try body(storage, strides.map(\.intValue))
+    }
+
+    /// Offsets in bytes of the elements, in C order.
+    var offsets: [Int] {
+        let shape = self.shape.map(\.intValue), strides = self.strides.map(\.intValue)
+        return (0..<shape.reduce(1, *)).map { index in
+            var rest = index, offset = 0
+            for axis in shape.indices.reversed() {
+                offset += (rest % shape[axis]) * strides[axis]
+                rest /= shape[axis]
+            }
+            return offset * dataType.width
+        }
+    }
+}
+
+public final class MLMultiArrayConstraint {
+    public let dataType: MLMultiArrayDataType
+
+    init(_ dataType: MLMultiArrayDataType) { self.dataType = dataType }
+}
+
+public final class MLFeatureDescription {
+    public let multiArrayConstraint: MLMultiArrayConstraint?
+
+    init(_ dataType: MLMultiArrayDataType) { multiArrayConstraint = MLMultiArrayConstraint(dataType) }
+}
+
+public final class MLModelDescription {
+    public internal(set) var inputDescriptionsByName: [String: MLFeatureDescription] = [:]
+}
+
+public final class MLFeatureValue {
+    public let multiArrayValue: MLMultiArray?
+
+    public init(multiArray value: MLMultiArray) { multiArrayValue = value }
+}
+
+public protocol MLFeatureProvider {
+    var featureNames: Set<String> { get }
+
+    func featureValue(for featureName: String) -> MLFeatureValue?
+}
+
+public final class MLDictionaryFeatureProvider: MLFeatureProvider {
+    private let values: [String: MLFeatureValue]
+    public var featureNames: Set<String> { Set(values.keys) }
+
+    public init(dictionary: [String: Any]) throws { values = dictionary.compactMapValues { $0 as? MLFeatureValue } }
+
+    public func featureValue(for featureName: String) -> MLFeatureValue? { values[featureName] }
+}
+
+public struct MLOptimizationHints {
+    public enum ReshapeFrequency { case frequent, infrequent }
+
+    public var reshapeFrequency = ReshapeFrequency.frequent
+}
+
+public final class MLModelConfiguration {
+    public var computeUnits = MLComputeUnits.all
+    public var optimizationHints = MLOptimizationHints()
+    public var functionName: String?
+
+    public init() {}
+}
+
+public final class MLState {
+    let id = UUID().uuidString
+}
+
+public struct MLPredictionOptions {
+    public init() {}
+}
+
+public final class MLModel: @unchecked Sendable {
+    public let modelDescription = MLModelDescription()
+    private let package: String
+    private let function: String
+
+    public init(contentsOf url: URL, configuration: MLModelConfiguration) throws {
+        package = try String(contentsOf: url.appendingPathComponent("package"), encoding: .utf8)
+        function = configuration.functionName ?? ""
+        let request = ["load": package, "function": function, "unit": "\(configuration.computeUnits)"]
+        let types = try Wire.shared.answer(to: request, Data()).header["inputs"] as! [String: String]
+        modelDescription.inputDescriptionsByName = types.mapValues { MLFeatureDescription(named($0)) }
+    }
+
+    public static func load(contentsOf url: URL, configuration: MLModelConfiguration) async throws -> MLModel {
+        try MLModel(contentsOf: url, configuration: configuration)
+    }
+
+    public static func compileModel(at modelURL: URL) async throws -> URL {
+        let compiled = FileManager.default.temporaryDirectory.appendingPathComponent("\(UUID().uuidString).mlmodelc")
+        try FileManager.default.createDirectory(at: compiled, withIntermediateDirectories: true)
+        let note = compiled.appendingPathComponent("package")
+        try modelURL.path.write(to: note, atomically: true, encoding: .utf8)
+        return compiled
+    }
+
+    public func makeState() -> MLState { MLState() }
+
+    public func prediction(from input: any MLFeatureProvider) throws -> any MLFeatureProvider {
+        try predicted(input, nil)
+    }
+
+    public func prediction(
+        from input: any MLFeatureProvider, options: MLPredictionOptions
+    ) async throws -> any MLFeatureProvider {
+        try predicted(input, nil)
+    }
+
+    public func prediction(
+        from input: any MLFeatureProvider, using state: MLState
+    ) throws -> any MLFeatureProvider {
+        try predicted(input, state)
+    }
+
+    public func prediction(
+        from input: any MLFeatureProvider, using state: MLState, options: MLPredictionOptions = MLPredictionOptions()
+    ) async throws -> any MLFeatureProvider {
+        try predicted(input, state)
+    }
+
+    private func predicted(_ input: any MLFeatureProvider, _ state: MLState?) throws -> any MLFeatureProvider {
+        var data = Data(), tensors: [[String: Any]] = []
+        for name in input.featureNames.sorted() {
+            let array = input.featureValue(for: name)!.multiArrayValue!
+            tensors.append(["name": name, "shape": array.shape.map(\.intValue), "type": "\(array.dataType)"])
+            let width = array.dataType.width
+            for offset in array.offsets { data.append(contentsOf: array.storage[offset..<(offset + width)]) }
+        }
+        let request: [String: Any] = [
+            "run": package, "function": function, "state": state?.id ?? "", "tensors": tensors,
+        ]
+        let answer = try Wire.shared.answer(to: request, data)
+        var results: [String: MLFeatureValue] = [:], place = answer.data.startIndex
+        for tensor in answer.header["tensors"] as! [[String: Any]] {
+            let type = named(tensor["type"] as! String)
+            let array = MLMultiArray(shape: tensor["shape"] as! [Int], dataType: type, padding: 3)
+            for offset in array.offsets {
+                for byte in 0..<type.width { array.storage[offset + byte] = answer.data[place + byte] }
+                place += type.width
+            }
+            results[tensor["name"] as! String] = MLFeatureValue(multiArray: array)
+        }
+        return try MLDictionaryFeatureProvider(dictionary: results)
+    }
+}
+
+private func named(_ type: String) -> MLMultiArrayDataType {
+    type == "float16" ? .float16 : type == "int32" ? .int32 : .float32
+}
+
+/// The pipes to server.py: lengths of header and data as four bytes each, the header as JSON, the data.
+private final class Wire: @unchecked Sendable {
+    static let shared = Wire()
+    private let requests: FileHandle
+    private let answers: FileHandle
+
+    private init() {
+        let environment = ProcessInfo.processInfo.environment
+        requests = FileHandle(forWritingAtPath: environment["STAND_IN_REQUESTS"]!)!
+        answers = FileHandle(forReadingAtPath: environment["STAND_IN_ANSWERS"]!)!
+    }
+
+    /// The decoder and the step models are asked concurrently.
+    private let lock = NSLock()
+
+    func answer(to header: [String: Any], _ data: Data) throws -> (header: [String: Any], data: Data) {
+        lock.lock()
+        defer { lock.unlock() }
+        let json = try! JSONSerialization.data(withJSONObject: header)
+        var lengths = (UInt32(json.count).littleEndian, UInt32(data.count).littleEndian)
+        requests.write(Data(bytes: &lengths, count: 8) + json + data)
+        let counts = read(8).withUnsafeBytes { bytes in
+            [0, 4].map { Int(bytes.loadUnaligned(fromByteOffset: $0, as: UInt32.self)) }
+        }
+        let document = try! JSONSerialization.jsonObject(with: read(counts[0])) as! [String: Any]
+        let numbers = read(counts[1])
+        if let error = document["error"] as? String {
+            throw NSError(domain: "com.apple.CoreML", code: 0, userInfo: [NSLocalizedDescriptionKey: error])
+        }
+        return (document, numbers)
+    }
+
+    private func read(_ count: Int) -> Data {
+        var data = Data()
+        while data.count < count {
+            let more = answers.readData(ofLength: count - data.count)
+            precondition(!more.isEmpty, "server.py has ended")
+            data += more
+        }
+        return data
+    }
+}
