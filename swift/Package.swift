@@ -5,14 +5,18 @@ import PackageDescription
 // packages on ONNX Runtime, so that the tests of the whole loop need no Mac (StandIns/README.md).
 #if os(Linux)
 let standIns: [Target] = [
-    .target(name: "CoreML", path: "StandIns/CoreML"),
+    .target(name: "StandInWire", path: "StandIns/StandInWire"),
+    .target(name: "CoreML", dependencies: ["StandInWire"], path: "StandIns/CoreML"),
+    .target(name: "CoreAI", dependencies: ["StandInWire"], path: "StandIns/CoreAI"),
     .target(name: "AVFAudio", path: "StandIns/AVFAudio"),
 ]
 let coreML: [Target.Dependency] = ["CoreML"]
+let coreAI: [Target.Dependency] = ["CoreAI"]
 let audio: [Target.Dependency] = ["AVFAudio"]
 #else
 let standIns: [Target] = []
 let coreML: [Target.Dependency] = []
+let coreAI: [Target.Dependency] = []
 let audio: [Target.Dependency] = []
 #endif
 
@@ -21,14 +25,16 @@ let package = Package(
     platforms: [.macOS(.v14), .iOS(.v17)],
     products: [
         .library(name: "VoxCPM", targets: ["VoxCPM", "VoxCPMCoreML", "VoxCPMPlayback"]),
+        .library(name: "VoxCPMCoreAI", targets: ["VoxCPMCoreAI"]),
         .executable(name: "voxcpm-speak", targets: ["voxcpm-speak"]),
     ],
     targets: [
         .target(name: "VoxCPM"),
         .target(name: "VoxCPMCoreML", dependencies: ["VoxCPM"] + coreML),
+        .target(name: "VoxCPMCoreAI", dependencies: ["VoxCPM"] + coreAI),
         .target(name: "VoxCPMPlayback", dependencies: ["VoxCPM"] + audio),
         .executableTarget(name: "voxcpm-speak", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMPlayback"]),
-        .testTarget(name: "VoxCPMTests", dependencies: ["VoxCPM", "VoxCPMCoreML"]),
+        .testTarget(name: "VoxCPMTests", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI", "VoxCPMPlayback"]),
     ] + standIns,
     swiftLanguageModes: [.v6]
 )

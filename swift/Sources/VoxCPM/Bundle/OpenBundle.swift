@@ -6,9 +6,6 @@ public struct OpenBundle: Sendable {
     public let manifest: Manifest
     public let precision: Manifest.Precision
 
-    /// The order in which a precision is chosen if the caller names none.
-    private static let order: [Manifest.Precision] = [.int8, .int4, .fp16, .fp32]
-
     /// - Parameters:
     ///   - folder: with a manifest.json.
     ///   - precision: one of the manifest's; nil takes the smallest.
@@ -25,12 +22,7 @@ public struct OpenBundle: Sendable {
             throw VoxCPMError.bundle(file: "manifest.json", problem: "its content differs from manifest.sha256")
         }
         let manifest = try Manifest(json: document)
-        guard let chosen = Self.order.first(where: { manifest.precisions.contains($0) && [nil, $0].contains(precision) })
-        else {
-            let present = manifest.precisions.map(\.rawValue).joined(separator: ", ")
-            throw VoxCPMError.argument(
-                name: "precision", problem: "the bundle has \(present), not \(precision?.rawValue ?? "any")")
-        }
+        let chosen = try manifest.chosen(precision)
         self.folder = folder
         self.manifest = manifest
         self.precision = chosen
@@ -82,6 +74,19 @@ public struct OpenBundle: Sendable {
                 throw VoxCPMError.bundle(file: path, problem: "expected \(record.bytes) bytes, found \(bytes)")
             }
         }
+    }
+}
+
+extension Manifest {
+    /// The given precision, or the first of int8, int4, fp16 and fp32 that the bundle has.
+    func chosen(_ precision: Precision?) throws -> Precision {
+        let order: [Precision] = [.int8, .int4, .fp16, .fp32]
+        guard let found = order.first(where: { precisions.contains($0) && [nil, $0].contains(precision) }) else {
+            let present = precisions.map(\.rawValue).joined(separator: ", ")
+            throw VoxCPMError.argument(
+                name: "precision", problem: "the bundle has \(present), not \(precision?.rawValue ?? "any")")
+        }
+        return found
     }
 }
 

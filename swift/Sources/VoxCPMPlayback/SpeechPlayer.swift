@@ -1,0 +1,149 @@
+// On Linux this is compiled against stand-ins. It was never run on a Mac or a phone.
+
+@preconcurrency import AVFAudio
+import Foundation
+import VoxCPM
+
+/// Plays speech while it is made, through an `AVAudioEngine` of its own.
+///
+/// It waits until enough is there that slow speech has no gaps (`Preroll`), stops and says so when a phone call or
+/// another app interrupts, and carries on after a change of the audio route, such as headphones.
+@MainActor
+public final class SpeechPlayer {
+    /// What a player is doing.
+    public enum State: Sendable, Equatable {
+        case idle, buffering, playing, interrupted
+    }
+
+    public private(set) var state = State.idle {
+        didSet { if state != oldValue { onState?(state) } }
+    }
+    /// Called after each change of `state`.
+    public var onState: (@MainActor (State) -> Void)?
+
+    private let engine = AVAudioEngine()
+    private let node = AVAudioPlayerNode()
+    private let observers = Observers()
+    /// Of the last speech on this device, so that the next one need not measure before it begins.
+    private var realTimeFactor: Double?
+    private var isStopped = false
+
+    public init() {
+        engine.attach(node)
+        observe()
+    }
+
+    /// Play a stream to its end, and return when the last sample has been heard, or `stop` was called.
+    ///
+    /// - Parameters:
+    ///   - chunks: of `VoxCPM.stream`, or any samples.
+    ///   - sampleRate: of the samples, in Hz.
+    ///   - expectedSeconds: seconds of speech that are expected, for the pre-roll.
+    ///
+    /// Cancelling the task, or an error of the stream, stops the playback.
+    public func play<Chunks: AsyncSequence>(
+        _ chunks: Chunks, sampleRate: Int, expectedSeconds: Double = 10
+    ) async throws where Chunks.Element == [Float] {
+        guard let format = AVAudioFormat(standardFormatWithSampleRate: Double(sampleRate), channels: 1) else {
+            throw VoxCPMError.argument(name: "sampleRate", problem: "expected a rate in Hz, got \(sampleRate)")
+        }
+        isStopped = false
+        state = .buffering
+        engine.connect(node, to: engine.mainMixerNode, format: format)
+        var preroll = Preroll(expectedSeconds: expectedSeconds, realTimeFactor: realTimeFactor)
+        var last = Date(), frames = 0
+        defer {
+            realTimeFactor = preroll.realTimeFactor ?? realTimeFactor
+            node.stop()
+            engine.stop()
+            state = .idle
+        }
+        for try await samples in chunks {
+            if isStopped { return }
+            guard let buffer = buffer(samples, format) else { continue }
+            node.scheduleBuffer(buffer, completionHandler: nil)
+            frames += samples.count
+            let begins = preroll.begins(
+                afterChunkOf: Double(samples.count) / Double(sampleRate), work: Date().timeIntervalSince(last))
+            last = Date()
+            if begins, state == .buffering { try start() }
+        }
+        if frames == 0 { return }
+        if state == .buffering { try start() }
+        while !isStopped, state != .idle, played(format) < frames {
+            try await Task.sleep(nanoseconds: 50_000_000)
+        }
+    }
+
+    /// Stop at once. `play` returns.
+    public func stop() {
+        isStopped = true
+        node.stop()
+    }
+
+    /// Carry on after an interruption.
+    public func resume() throws {
+        if state == .interrupted { try start() }
+    }
+
+    private func start() throws {
+        try engine.start()
+        node.play()
+        state = .playing
+    }
+
+    /// Frames that have been heard.
+    private func played(_ format: AVAudioFormat) -> Int {
+        guard let time = node.lastRenderTime, let own = node.playerTime(forNodeTime: time) else { return 0 }
+        return Int(Double(own.sampleTime) / own.sampleRate * format.sampleRate)
+    }
+
+    private func buffer(_ samples: [Float], _ format: AVAudioFormat) -> AVAudioPCMBuffer? {
+        let count = AVAudioFrameCount(samples.count)
+        guard count > 0, let buffer = AVAudioPCMBuffer(pcmFormat: format, frameCapacity: count),
+            let channel = buffer.floatChannelData?[0]
+        else { return nil }
+        for (index, sample) in samples.enumerated() { channel[index] = sample }
+        buffer.frameLength = count
+        return buffer
+    }
+
+    private func observe() {
+        let center = NotificationCenter.default
+        // The engine stops when the route changes; what is scheduled stays.
+        observers.all.append(center.addObserver(
+            forName: .AVAudioEngineConfigurationChange, object: engine, queue: .main
+        ) { [weak self] _ in
+            MainActor.assumeIsolated { if let self, self.state == .playing { try? self.start() } }
+        })
+        #if os(iOS)
+        observers.all.append(center.addObserver(
+            forName: AVAudioSession.interruptionNotification, object: nil, queue: .main
+        ) { [weak self] notification in
+            let raw = notification.userInfo?[AVAudioSessionInterruptionTypeKey] as? UInt
+            let options = notification.userInfo?[AVAudioSessionInterruptionOptionKey] as? UInt ?? 0
+            let begins = raw == AVAudioSession.InterruptionType.began.rawValue
+            let resumes = AVAudioSession.InterruptionOptions(rawValue: options).contains(.shouldResume)
+            MainActor.assumeIsolated { self?.interrupted(begins: begins, resumes: resumes) }
+        })
+        #endif
+    }
+
+    private func interrupted(begins: Bool, resumes: Bool) {
+        if begins, state == .playing {
+            node.pause()
+            state = .interrupted
+        } else if !begins, resumes {
+            try? resume()
+        }
+    }
+}
+
+/// Observers that end with the player.
+private final class Observers {
+    var all: [any NSObjectProtocol] = []
+
+    deinit {
+        for observer in all { NotificationCenter.default.removeObserver(observer) }
+    }
+}
