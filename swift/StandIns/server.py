@@ -1,6 +1,7 @@
-"""Runs packages on ONNX Runtime for CoreML.swift. Usage: server.py REQUESTS ANSWERS LOG, two pipes and a file.
+"""Runs packages for the stand-ins of Core ML and Core AI. Usage: server.py REQUESTS ANSWERS LOG, two pipes and a file.
 
-The log gets a line of JSON for each package that is loaded: its name, function and compute unit.
+Packages run on ONNX Runtime, programs on Core AI's runtime for Linux. The log gets a line of JSON for each function that
+is loaded: the package's name, the function and the compute unit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import StepModel
+from voxcpm_constants.targets import PackageForm
 from voxcpm_runtime.backends.portable import PortableStepModel
 
 TYPES = {"FLOAT16": "float16", "INT32": "int32"}
@@ -22,34 +25,55 @@ STATES: dict[str, Any] = {}
 
 
 @cache
-def model(package: Path, function: str) -> tuple[PortableStepModel, bool]:
-    """A function of a package, the default one for an empty name, and whether Core ML would keep its state."""
+def declared(package: Path) -> tuple[StepModel, PackageForm]:
+    """The declaration of a package and its form."""
     manifest = Manifest.read(package.parents[1])
     packages = [part for name in manifest.step_models for part in manifest.parts(name)]
-    declared = next(part for part in packages if part.name == package.stem)
-    form = manifest.form(declared)
-    kept = {t.name: t.output_name for t in declared.state} if form.state == "native" else {}
-    chosen = function or next(iter(form.functions))
-    return PortableStepModel(package, function=chosen, state=kept), bool(kept)
+    model = next(part for part in packages if part.name == package.stem)
+    return model, manifest.form(model)
+
+
+@cache
+def model(package: Path, function: str) -> tuple[Any, dict[str, str]]:
+    """A function of a package, the default one for an empty name, and the dtypes of its outputs that are not float32."""
+    spec, form = declared(package)
+    if package.suffix == ".aimodel":
+        from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
+
+        bundle = package.parents[1]
+        return load_core_ai_step_model(bundle, Manifest.read(bundle), package.parent.name, package.stem), {}
+    kept = {t.name: t.output_name for t in spec.state} if form.state == "native" else {}
+    step = PortableStepModel(package, function=function or next(iter(form.functions)), state=kept)
+    return step, {name: TYPES[o.dtype] for name, o in step.outputs.items() if o.dtype in TYPES}
+
+
+def loaded(package: Path, function: str) -> dict[str, Any]:
+    """What a framework says of a function: types of the inputs, and for Core AI its states."""
+    step, _ = model(package, function)
+    if package.suffix == ".mlpackage":
+        return {"inputs": {name: TYPES.get(i.dtype, "float32") for name, i in step.inputs.items()}}
+    compute = "float32" if package.parent.name == "fp32" else "float16"
+    state = declared(package)[1].functions[function].state
+    return {"states": {t.name: {"shape": [*t.shape_at(0)], "type": compute} for t in state}}
 
 
 def answer(request: dict[str, Any], data: bytes, log: Any) -> tuple[dict[str, Any], bytes]:
     package = Path(request.get("load") or request["run"])
-    step, keeps_state = model(package, request["function"])
     if "load" in request:
         log.write(json.dumps([package.stem, request["function"], request["unit"]]) + "\n")
-        return {"inputs": {name: TYPES.get(i.dtype, "float32") for name, i in step.inputs.items()}}, b""
+        return loaded(package, request["function"]), b""
+    step, types = model(package, request["function"])
     inputs, place = {}, 0
     for tensor in request["tensors"]:
         dtype, count = np.dtype(tensor["type"]), int(np.prod(tensor["shape"]))
         inputs[tensor["name"]] = np.frombuffer(data, dtype, count, place).reshape(tensor["shape"])
         place += count * dtype.itemsize
     state = None
-    if keeps_state:
-        state = STATES.setdefault(request["state"], None) or step.new_state()
-        STATES[request["state"]] = state
+    if key := request["state"]:
+        state = STATES.setdefault(key, None) or step.new_state()
+        STATES[key] = state
     results = {
-        name: np.ascontiguousarray(array, TYPES.get(step.outputs[name].dtype, "float32"))
+        name: np.ascontiguousarray(array, types.get(name, "float32"))
         for name, array in step(inputs, state).items()
     }
     shapes = [{"name": n, "shape": list(a.shape), "type": a.dtype.name} for n, a in results.items()]
@@ -61,7 +85,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, log: Any) -> None:
         header, data = (requests.read(length) for length in struct.unpack("<II", lengths))
         try:
             document, numbers = answer(json.loads(header), data, log)
-        except Exception as error:  # what Core ML would throw
+        except Exception as error:  # what the framework would throw
             document, numbers = {"error": f"{type(error).__name__}: {error}"}, b""
         text = json.dumps(document).encode()
         answers.write(struct.pack("<II", len(text), len(numbers)) + text + numbers)
@@ -70,5 +94,5 @@ def serve(requests: BinaryIO, answers: BinaryIO, log: Any) -> None:
 
 if __name__ == "__main__":
     requests, answers, log = map(Path, sys.argv[1:])
-    with requests.open("rb") as asked, answers.open("wb") as told, log.open("w") as loaded:
-        serve(asked, told, loaded)
+    with requests.open("rb") as asked, answers.open("wb") as told, log.open("w") as record:
+        serve(asked, told, record)

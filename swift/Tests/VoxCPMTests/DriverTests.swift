@@ -2,15 +2,17 @@ import Foundation
 import XCTest
 
 @testable import VoxCPM
-@testable import VoxCPMCoreML
+import VoxCPMCoreAI
+import VoxCPMCoreML
 
-/// Cases that tests/swift/record.py wrote: inputs, and what Python's driver made of them.
+/// Cases of tests/swift/driver.py: inputs, and what Python's driver made of them.
 final class DriverTests: XCTestCase {
     func testSpeaksAsPython() async throws {
         let cases = try Recorded.cases("driver")
         for recorded in cases {
             let bundle = try OpenBundle(recorded.url("bundle"), precision: .init(rawValue: recorded.string("precision")))
-            let predictor = CoreMLPredictor(cache: FileManager.default.temporaryDirectory)
+            let predictor: any Predictor = bundle.manifest.target == .macOS27
+                ? CoreAIPredictor() : CoreMLPredictor(cache: FileManager.default.temporaryDirectory)
             var models: [StepModelName: any StepFunction] = [:]
             for name in bundle.manifest.names {
                 var parts: [any StepFunction] = []
@@ -27,23 +29,36 @@ final class DriverTests: XCTestCase {
             let reference = Rows(width: width, values: try recorded.floats("reference"))
             let sequence = InputSequence(text: recorded.integers("tokens"), prompt: prompt, reference: reference)
             let solving = Solving(
-                steps: 10, cfgValue: 2, swaySamplingCoef: 1, useCfgZeroStar: true,
+                steps: recorded.integer("steps"), cfgValue: 2, swaySamplingCoef: 1, useCfgZeroStar: true,
                 embeddingWidth: driver.architecture.ditWidth, meanMode: driver.architecture.meanMode)
             let prefilled = try await driver.prefill(sequence)
             let decoder = try await driver.patchDecoder(after: sequence)
-            var conditions = prefilled.next, latents: [Float] = [], samples: [Float] = []
-            for index in 0..<(noise.count / width) {
+            let expected = Rows(width: width, values: try recorded.floats("latents"))
+            var conditions = prefilled.next, latents: [Float] = [], samples: [Float] = [], worst = 1.0
+            for index in 0..<expected.count {
                 let patch = try await driver.predict(conditions, noise: Array(noise.prefix(width)), solving)
                 noise = noise.dropFirst(width)
                 latents += patch
-                samples += try await decoder(patch)
-                conditions = try await driver.advance(prefilled, index: index, patch: patch)
+                worst = min(worst, correlation(patch, expected[index]))
+                samples += try await decoder(expected[index])
+                // Python's patch: a rounding error may flip a step of the quantiser, and free runs part.
+                conditions = try await driver.advance(prefilled, index: index, patch: expected[index])
             }
-            let found = correlation(latents, try recorded.floats("latents"))
+            let found = correlation(latents, expected.values)
             let heard = correlation(samples, try recorded.floats("samples"))
-            print(recorded.name, "latents", found, "samples", heard)
-            XCTAssertGreaterThan(found, 0.99999, recorded.name)
-            XCTAssertGreaterThan(heard, 0.99999, recorded.name)
+            print(recorded.name, "latents", found, "worst patch", worst, "samples", heard)
+            // 8-bit products round rows to steps, so that one ulp of an input may move a result by a step.
+            let floor = ["int8", "int4"].contains(bundle.precision.rawValue) ? 0.999 : 0.99999
+            XCTAssertGreaterThan(found, floor, recorded.name)
+            XCTAssertGreaterThan(heard, floor, recorded.name)
+            if !prompt.values.isEmpty {
+                let encoded = try await driver.encode(recorded.floats("prompt_audio"), padding: .left)
+                XCTAssertGreaterThan(correlation(encoded.values, prompt.values), floor, recorded.name)
+            }
+            if !reference.values.isEmpty {
+                let encoded = try await driver.encode(recorded.floats("reference_audio"), padding: .right)
+                XCTAssertGreaterThan(correlation(encoded.values, reference.values), floor, recorded.name)
+            }
         }
     }
 }

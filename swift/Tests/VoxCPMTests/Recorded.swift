@@ -1,7 +1,7 @@
 import Foundation
 import XCTest
 
-/// A folder with a case.json and arrays of float32, written by tests/swift/record.py.
+/// A folder with a case.json and arrays of float32, as tests/swift/driver.py writes them.
 struct Recorded {
     let folder: URL
     let document: [String: Any]
@@ -26,6 +26,8 @@ struct Recorded {
     func string(_ key: String) -> String { document[key] as! String }
 
     func url(_ key: String) -> URL { URL(fileURLWithPath: string(key)) }
+
+    func integer(_ key: String) -> Int { (document[key] as! NSNumber).intValue }
 
     func integers(_ key: String) -> [Int] { (document[key] as! [NSNumber]).map(\.intValue) }
 

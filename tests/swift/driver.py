@@ -1,0 +1,90 @@
+"""What Python's driver makes of given noise: cases for swift/Tests/VoxCPMTests/DriverTests.swift."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_runtime import VoxCPM
+
+PATCHES = 6
+TEXT, TRANSCRIPT = "the river runs to the sea", "we walked home "
+
+
+class RecordedNoise:
+    """Standard normal noise that is written down."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+        self.drawn: list[npt.NDArray[np.float32]] = []
+
+    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        self.drawn.append(self._generator.standard_normal(size).astype(np.float32))
+        return self.drawn[-1]
+
+    def first(self, numbers: int) -> npt.NDArray[np.float32]:
+        """The first so many numbers that were drawn."""
+        return np.concatenate(self.drawn, axis=None)[:numbers]
+
+
+def write_case(folder: Path, document: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """A case as `Recorded.swift` reads it."""
+    folder.mkdir(parents=True)
+    (folder / "case.json").write_text(json.dumps(document))
+    for name, array in arrays.items():
+        np.ascontiguousarray(array, np.float32).tofile(folder / f"{name}.f32")
+
+
+def record(folder: Path, bundles: Iterable[Path]) -> None:
+    """Every mode of every precision of the bundles."""
+    for bundle in bundles:
+        for precision in json.loads((bundle / "manifest.json").read_text())["precisions"]:
+            with VoxCPM.from_bundle(bundle, precision=precision) as tts:
+                modes = ["zero-shot", "continuation"]
+                modes += ["reference", "combined"] if tts.bundle.architecture.traits.takes_reference else []
+                for mode in modes:
+                    _record(folder / f"{bundle.name}-{precision}-{mode}", bundle, tts, mode)
+
+
+def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
+    a, noise = tts.bundle.architecture, RecordedNoise(7)
+    audio = np.random.default_rng(3).standard_normal((2, 5 * a.patch_input_samples + 17)) / 10
+    given: dict[str, Any] = {}
+    transcript = ""
+    if mode in ("continuation", "combined"):
+        transcript = TRANSCRIPT
+        given |= {"prompt_wav_path": (audio[0], a.input_sample_rate), "prompt_text": TRANSCRIPT}
+    if mode in ("reference", "combined"):
+        given["reference_wav_path"] = (audio[1], a.input_sample_rate)
+    steps = tts.bundle.manifest.sizes.solver_steps or 10
+    # The stop head is not what is compared: it is ignored for all patches.
+    spoken = tts.speak(
+        TEXT, rng=noise, min_len=PATCHES, max_len=PATCHES, inference_timesteps=steps, retry_badcase=False, **given
+    )
+    prompt_and_text = given.get("prompt_wav_path"), given.get("prompt_text")
+    voice = (
+        tts.create_voice(*prompt_and_text, reference=given.get("reference_wav_path"), name="x")
+        if given
+        else None
+    )
+    none = np.zeros(0, np.float32)
+    prompt = none if voice is None or voice.prompt is None else voice.prompt
+    reference = none if voice is None or voice.reference is None else voice.reference
+    document = {
+        "bundle": str(bundle),
+        "precision": tts.bundle.precision,
+        "steps": steps,
+        "tokens": [int(token) for token in tts.bundle.tokenizer(transcript + TEXT)],
+    }
+    arrays = {
+        "noise": noise.first(PATCHES * a.feat_dim * a.patch_size),
+        "prompt_audio": audio[0], "reference_audio": audio[1],
+        "prompt": prompt, "reference": reference,
+        "latents": spoken.latents, "samples": spoken.audio,
+    }  # fmt: skip
+    write_case(folder, document, arrays)

@@ -1,0 +1,69 @@
+"""The Swift package, built on Linux against stand-ins for Apple's frameworks, does what Python does.
+
+Python records cases, which the package's own tests (swift/Tests) read. `make test-swift` gives a compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import swift.driver
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "swift"
+SWIFT = os.environ.get("SWIFT") or shutil.which("swift")
+DRIVEN = (
+    "tiny_bundle", "tiny_bundle_15", "second_bundle", "tiny_parts_bundle", "second_solver_bundle", "tiny_bundle_27",
+)  # fmt: skip
+
+pytestmark = [
+    pytest.mark.swift,
+    pytest.mark.skipif(SWIFT is None or sys.platform == "darwin", reason="needs Swift on Linux: make test-swift"),
+]
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """tested(filter, recorded): what `swift test` says of the tests that match, which read the folder `recorded`."""
+    built = tmp_path_factory.mktemp("swift")
+    folder = tmp_path_factory.mktemp("pipes")
+
+    def run(pattern: str, recorded: Path) -> str:
+        requests, answers = folder / "requests", folder / "answers"
+        for pipe in (requests, answers):
+            pipe.unlink(missing_ok=True)
+            os.mkfifo(pipe)
+        given = {"STAND_IN_REQUESTS": requests, "STAND_IN_ANSWERS": answers, "VOXCPM_RECORDED": recorded}
+        server = subprocess.Popen(
+            [sys.executable, PACKAGE / "StandIns" / "server.py", requests, answers, folder / "loaded.jsonl"],
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            done = subprocess.run(
+                [str(SWIFT), "test", "--build-path", built, "--filter", pattern],
+                cwd=PACKAGE, env={**os.environ, **{name: str(value) for name, value in given.items()}},
+                capture_output=True, text=True, check=False, timeout=900,
+            )  # fmt: skip
+        finally:
+            server.kill()
+            server.wait()
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        assert " 0 tests" not in done.stdout.partition("Executed")[2].partition("\n")[0]
+        return done.stdout
+
+    return run
+
+
+def test_all_forms_speak_as_python(
+    tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    swift.driver.record(tmp_path / "driver", [request.getfixturevalue(name) for name in DRIVEN])
+
+    tested("DriverTests|FilesTests", tmp_path)

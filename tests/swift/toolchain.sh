@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Prints the path of a `swift` that runs on this machine: the one on PATH, or one in a Debian root that this script makes
+# in build/swift, which takes about five minutes and 3.3 GB, and needs root, debootstrap and Debian's archive.
+# Where there is neither, it says so in one line and exits with 3.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+if command -v swift >/dev/null; then
+    command -v swift
+    exit 0
+fi
+root=$PWD/build/swift/root
+swift=$PWD/build/swift/bin/swift
+if [ ! -x "$swift" ]; then
+    if [ "$(id -u)" != 0 ] || ! { command -v debootstrap || apt-get install -y debootstrap; } >/dev/null 2>&1; then
+        echo "no swift on PATH, and no debootstrap to make a root with one" >&2
+        exit 3
+    fi
+    {
+        debootstrap --variant=minbase --include=ca-certificates trixie "$root" \
+            && cp /etc/resolv.conf "$root/etc/" \
+            && chroot "$root" sh -c 'apt-get update && apt-get install -y --no-install-recommends swiftlang libc6-dev'
+    } >build/swift.log 2>&1 || {
+        rm -rf "$root"
+        echo "no swift on PATH, and Debian's could not be installed (build/swift.log)" >&2
+        exit 3
+    }
+    mkdir -p "$(dirname "$swift")"
+    cat >"$swift" <<END
+#!/bin/sh
+# Swift in its root, which sees this machine's files under their own paths. The namespace ends with the command, so that
+# nothing stays mounted.
+exec unshare --mount sh -c '
+    root=$root
+    mount -t proc proc "\$root/proc"
+    for folder in /dev /tmp "$PWD"; do mkdir -p "\$root\$folder"; mount --bind "\$folder" "\$root\$folder"; done
+    exec chroot "\$root" /bin/sh -c "cd \"\\\$0\" && exec /usr/bin/swift \"\\\$@\"" "\$PWD" "\$@"
+' sh "\$@"
+END
+    chmod +x "$swift"
+fi
+echo "$swift"
