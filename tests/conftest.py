@@ -32,7 +32,7 @@ CONVERTING_FOLDERS = (
 
 GROUPS = {
     *("browser", "clients", "core_ai", "listening", "long", "ray", "robustness", "slow", "soak"),
-    *("torture", "wheel"),
+    *("swift", "torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
 GROUP_OF_BUNDLE = {

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-import swift.driver
+from swift import driver, hub
+from swift.driver import write_case
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "swift"
@@ -64,6 +65,15 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 def test_all_forms_speak_as_python(
     tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    swift.driver.record(tmp_path / "driver", [request.getfixturevalue(name) for name in DRIVEN])
+    driver.record(tmp_path / "driver", [request.getfixturevalue(name) for name in DRIVEN])
 
     tested("DriverTests|FilesTests", tmp_path)
+
+
+def test_a_bundle_is_downloaded(tested: Callable[..., str], tmp_path: Path, tiny_bundle: Path) -> None:
+    altered = "constants/embed_tokens.npy"
+    with hub.served(tiny_bundle) as whole, hub.served(tiny_bundle, altered=altered) as other:
+        write_case(tmp_path / "hub" / "whole", {"endpoint": whole}, {})
+        write_case(tmp_path / "hub" / "altered", {"endpoint": other, "altered": altered}, {})
+
+        tested("DownloadTests", tmp_path)

@@ -62,7 +62,7 @@ public struct HubDownload: Sendable {
         }
         let document = try Data(contentsOf: partial.appendingPathComponent("manifest.json"))
         let manifest = try Manifest(json: document)
-        let chosen = try manifest.chosen(precision)
+        let chosen = try manifest.chosen(precision, of: manifest.precisions)
         let files = manifest.files(of: chosen).sorted { $0.key < $1.key }
         let total = max(1, files.reduce(0) { $0 + $1.value.bytes })
         var done = 0

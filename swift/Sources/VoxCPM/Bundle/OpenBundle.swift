@@ -8,7 +8,7 @@ public struct OpenBundle: Sendable {
 
     /// - Parameters:
     ///   - folder: with a manifest.json.
-    ///   - precision: one of the manifest's; nil takes the smallest.
+    ///   - precision: one of the bundle's; nil takes the smallest.
     ///
     /// Throws `VoxCPMError.bundle`, naming the file, for one that is missing, of another size, or not listed.
     public init(_ folder: URL, precision: Manifest.Precision? = nil) throws {
@@ -22,7 +22,11 @@ public struct OpenBundle: Sendable {
             throw VoxCPMError.bundle(file: "manifest.json", problem: "its content differs from manifest.sha256")
         }
         let manifest = try Manifest(json: document)
-        let chosen = try manifest.chosen(precision)
+        // A download has one precision of those that the manifest lists.
+        let present = manifest.precisions.filter {
+            FileManager.default.fileExists(atPath: folder.appendingPathComponent($0.rawValue).path)
+        }
+        let chosen = try manifest.chosen(precision, of: present)
         self.folder = folder
         self.manifest = manifest
         self.precision = chosen
@@ -78,11 +82,11 @@ public struct OpenBundle: Sendable {
 }
 
 extension Manifest {
-    /// The given precision, or the first of int8, int4, fp16 and fp32 that the bundle has.
-    func chosen(_ precision: Precision?) throws -> Precision {
+    /// The given precision, or the first of int8, int4, fp16 and fp32 that is present.
+    func chosen(_ precision: Precision?, of present: [Precision]) throws -> Precision {
         let order: [Precision] = [.int8, .int4, .fp16, .fp32]
-        guard let found = order.first(where: { precisions.contains($0) && [nil, $0].contains(precision) }) else {
-            let present = precisions.map(\.rawValue).joined(separator: ", ")
+        guard let found = order.first(where: { present.contains($0) && [nil, $0].contains(precision) }) else {
+            let present = present.map(\.rawValue).joined(separator: ", ")
             throw VoxCPMError.argument(
                 name: "precision", problem: "the bundle has \(present), not \(precision?.rawValue ?? "any")")
         }
