@@ -125,6 +125,7 @@ public struct Manifest: Sendable, Decodable {
         /// Samples of a patch at each of them.
         public let patchInputSamples: Int
         public let patchOutputSamples: Int
+        let audioVAE: AudioVAEConfiguration
 
         public var patchSeconds: Double { Double(patchInputSamples) / Double(inputSampleRate) }
 
@@ -154,7 +155,9 @@ public struct Manifest: Sendable, Decodable {
         }
 
         public init(from decoder: any Decoder) throws {
+            struct VAE: Decodable { let audio_vae_config: AudioVAEConfiguration }
             let document = try Document(from: decoder)
+            audioVAE = try VAE(from: decoder).audio_vae_config
             let lm = document.lm_config, vae = document.audio_vae_config
             generation = document.architecture
             patchSize = document.patch_size
