@@ -229,13 +229,13 @@ public struct Manifest: Sendable, Decodable {
         struct Version: Decodable { let schema_version: Int }
         let file = "manifest.json"
         do {
-            let version = try JSONDecoder().decode(Version.self, from: data).schema_version
+            let version = try decodedJSON(Version.self, from: data).schema_version
             guard version <= Self.newestSchema else {
                 throw VoxCPMError.unsupported(
                     "\(file): schema version \(version) is newer than this release reads (\(Self.newestSchema)); "
                         + "update the package")
             }
-            self = try JSONDecoder().decode(Manifest.self, from: data)
+            self = try decodedJSON(Manifest.self, from: data)
             try check()
         } catch let error as VoxCPMError {
             throw error

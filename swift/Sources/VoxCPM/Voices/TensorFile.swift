@@ -79,7 +79,7 @@ struct TensorFile: Sendable {
         let start = 8 + Int(length)
         let header: Header
         do {
-            header = try JSONDecoder().decode(Header.self, from: content.subdata(in: 8..<start))
+            header = try decodedJSON(Header.self, from: content.subdata(in: 8..<start))
         } catch let problem as Problem {
             throw problem
         } catch {

@@ -126,7 +126,7 @@ extension Voice {
         let document = file.metadata["voice"] ?? ""
         let header: Header
         do {
-            header = try JSONDecoder().decode(Header.self, from: Data(document.utf8))
+            header = try decodedJSON(Header.self, from: Data(document.utf8))
         } catch let problem as Problem {
             throw problem
         } catch {
