@@ -9,15 +9,26 @@ final class FuzzTests: XCTestCase {
 
     func testAlteredVoices() throws {
         let good = try Data(contentsOf: builtInVoices.appendingPathComponent("heart.voice"))
-        // Without its digest, damage comes further.
-        let header = try TensorFile(good)
-        var unsealed = header.content.prefix(1200) + header.content.suffix(64)
-        if let place = unsealed.range(of: Data("\"sha256\"".utf8)) { unsealed.replaceSubrange(place, with: Data("\"sha25x\"".utf8)) }
-        var random = Random(seed: 1)
+        // Of format 1, without a digest: damage comes further.
+        let tensor = TensorFile.Tensor(shape: [2, 2, 2], values: [1, 2, 3, 4, 5, 6, 7, 8])
+        let document = """
+            {"format":1,"name":"a","generation":"voxcpm","latent_space":"0","sample_rate":16000,\
+            "turns":[{"text":"b","patches":2}],"provenance":{"c":"d"}}
+            """
+        let sealed = TensorFile(tensors: ["prompt": tensor], metadata: ["voice": document]).content
+        var unsealed = sealed
+        unsealed.replaceSubrange(try XCTUnwrap(sealed.range(of: Data("sha256".utf8))), with: Data("sha25x".utf8))
+        XCTAssertEqual(try Voice(data: unsealed).prompt.count, 2)
+        var random = Random(seed: 1), read = 0
         for round in 0..<rounds {
-            let altered = random.altered(round % 2 == 0 ? Data(good.prefix(2000)) : Data(unsealed), focus: 800)
-            do { _ = try Voice(data: altered) } catch is VoxCPMError {}
+            let altered = random.altered(round % 4 == 0 ? good : unsealed, focus: 800)
+            do {
+                let voice = try Voice(data: altered)
+                XCTAssertEqual(try Voice(data: voice.data), voice)
+                read += 1
+            } catch is VoxCPMError {}
         }
+        XCTAssertGreaterThan(read, 100)
     }
 
     func testAlteredManifests() throws {
