@@ -25,27 +25,26 @@ public struct CoreMLPredictor: Predictor {
 
     public func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction {
         let compiled = try await compiled(package)
-        var functions: [MLModel] = []
-        for function in package.functions {
+        return try await CoreMLStepFunction(package) { index in
             let configuration = MLModelConfiguration()
             configuration.computeUnits = unit.units
             if #available(macOS 14.4, iOS 17.4, *) {
                 // Lengths are enumerated, and speech keeps to one of them for long.
                 configuration.optimizationHints.reshapeFrequency = .infrequent
             }
+            let function = package.functions[index]
             if #available(macOS 15, iOS 18, *) {
                 configuration.functionName = function
             } else if function != nil {
                 throw VoxCPMError.unsupported("this bundle needs macOS 15 or iOS 18")
             }
             do {
-                functions.append(try await MLModel.load(contentsOf: compiled, configuration: configuration))
+                return try await MLModel.load(contentsOf: compiled, configuration: configuration)
             } catch {
                 throw VoxCPMError.loading(
                     model: package.declaration.name, reason: (error as NSError).localizedDescription)
             }
         }
-        return CoreMLStepFunction(package, functions)
     }
 
     /// The compiled model: the bundle's own, or one that is compiled once and kept. Compiling takes seconds to minutes.
@@ -83,5 +82,16 @@ extension ComputeUnit {
         case .cpuAndGPU: .cpuAndGPU
         case .cpuAndNeuralEngine: .cpuAndNeuralEngine
         }
+    }
+}
+
+extension Configuration {
+    /// A bundle on Core ML.
+    ///
+    /// - Parameters:
+    ///   - precision: one that the bundle has; nil for the smallest.
+    ///   - cache: a folder for compiled models; nil for one in the system's caches.
+    public init(precision: Manifest.Precision? = nil, cache: URL? = nil) {
+        self.init(predictor: CoreMLPredictor(cache: cache), precision: precision)
     }
 }

@@ -14,21 +14,30 @@ private final class CoreMLState: StepState, @unchecked Sendable {
 /// One package: a model for each of its functions. Core ML's predictions may run concurrently.
 final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
     private let package: StepPackage
-    private let functions: [MLModel]
+    /// Loads a function of the package by its index.
+    private let load: @Sendable (Int) async throws -> MLModel
+    /// The function of the shortest length, which decoding uses and which makes states. It stays.
+    private let first: MLModel
+    /// The others, by index; those that prefill alone needs may be unloaded.
+    private let others = Models()
 
-    init(_ package: StepPackage, _ functions: [MLModel]) {
+    init(_ package: StepPackage, load: @escaping @Sendable (Int) async throws -> MLModel) async throws {
         self.package = package
-        self.functions = functions
+        self.load = load
+        first = try await load(0)
+        for index in package.functions.indices.dropFirst() { others[index] = try await load(index) }
     }
+
+    func unloadPrefill() async { others.removeAll() }
 
     func newState() throws -> any StepState {
         let state = CoreMLState()
         if package.stateForm == .native {
             // One state for all functions of the package, made by the default one, which is the first.
-            if #available(macOS 15, iOS 18, *) { state.native = functions[0].makeState() }
+            if #available(macOS 15, iOS 18, *) { state.native = first.makeState() }
             return state
         }
-        let inputs = functions[0].modelDescription.inputDescriptionsByName
+        let inputs = first.modelDescription.inputDescriptionsByName
         for tensor in package.declaration.state {
             let type = inputs[tensor.name]?.multiArrayConstraint?.dataType ?? .float16
             state.arrays[tensor.name] = try zeros(tensor.shape.map { $0.lengths[0] }, type)
@@ -45,7 +54,7 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
             features[tensor.name] = MLFeatureValue(multiArray: try array(given, isInteger: tensor.dtype == "int32"))
         }
         let provider = try MLDictionaryFeatureProvider(dictionary: features)
-        let model = try function(inputs)
+        let model = try await function(inputs)
         let results: any MLFeatureProvider
         do {
             if #available(macOS 15, iOS 18, *), let native = state?.native as? MLState {
@@ -84,13 +93,17 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
         }
     }
 
-    private func function(_ inputs: [String: Tensor]) throws -> MLModel {
-        guard functions.count > 1 else { return functions[0] }
+    private func function(_ inputs: [String: Tensor]) async throws -> MLModel {
+        guard package.functions.count > 1 else { return first }
         let (tensor, axis) = package.declaration.chunkAxis, lengths = package.declaration.chunkLengths
         guard let length = inputs[tensor.name]?.shape[axis], let index = lengths.firstIndex(of: length) else {
             throw failed("it takes the lengths \(lengths)")
         }
-        return functions[index]
+        guard index > 0 else { return first }
+        if let loaded = others[index] { return loaded }
+        let again = try await load(index)
+        others[index] = again
+        return again
     }
 
     private func failed(_ reason: String) -> VoxCPMError {
@@ -154,6 +167,21 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
             }
         }
     }
+}
+
+/// Models by index.
+///
+/// Unchecked: read and written under the lock.
+private final class Models: @unchecked Sendable {
+    private let lock = NSLock()
+    private var models: [Int: MLModel] = [:]
+
+    subscript(index: Int) -> MLModel? {
+        get { lock.withLock { models[index] } }
+        set { lock.withLock { models[index] = newValue } }
+    }
+
+    func removeAll() { lock.withLock { models = [:] } }
 }
 
 /// Calls `body(index in C order, offset in elements)` for each element of an array with these strides.

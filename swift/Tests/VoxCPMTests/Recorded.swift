@@ -10,10 +10,7 @@ struct Recorded {
 
     /// The cases of a kind. Skips the test where nothing was recorded: `make test-swift` records first.
     static func cases(_ kind: String) throws -> [Recorded] {
-        guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else {
-            throw XCTSkip("run by `make test-swift`, which records what Python does")
-        }
-        let folder = URL(fileURLWithPath: root).appendingPathComponent(kind)
+        let folder = try folder(kind)
         let names = try FileManager.default.contentsOfDirectory(atPath: folder.path).sorted()
         XCTAssertFalse(names.isEmpty)
         return try names.map { name in
@@ -21,6 +18,16 @@ struct Recorded {
             let data = try Data(contentsOf: folder.appendingPathComponent("case.json"))
             return Recorded(folder: folder, document: try JSONSerialization.jsonObject(with: data) as! [String: Any])
         }
+    }
+
+    /// The folder of a kind of cases.
+    static func folder(_ kind: String) throws -> URL {
+        guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else {
+            throw XCTSkip("run by `make test-swift`, which records what Python does")
+        }
+        let folder = URL(fileURLWithPath: root).appendingPathComponent(kind)
+        guard FileManager.default.fileExists(atPath: folder.path) else { throw XCTSkip("no \(kind) was recorded") }
+        return folder
     }
 
     func string(_ key: String) -> String { document[key] as! String }
@@ -31,7 +38,9 @@ struct Recorded {
 
     func integers(_ key: String) -> [Int] { (document[key] as! [NSNumber]).map(\.intValue) }
 
-    func floats(_ name: String) throws -> [Float] {
+    func floats(_ name: String) throws -> [Float] { try Self.floats(folder, name) }
+
+    static func floats(_ folder: URL, _ name: String) throws -> [Float] {
         try Data(contentsOf: folder.appendingPathComponent("\(name).f32")).withUnsafeBytes { bytes in
             stride(from: 0, to: bytes.count, by: 4).map { bytes.loadUnaligned(fromByteOffset: $0, as: Float.self) }
         }

@@ -125,6 +125,7 @@ public struct Manifest: Sendable, Decodable {
         /// Samples of a patch at each of them.
         public let patchInputSamples: Int
         public let patchOutputSamples: Int
+        let audioVAE: AudioVAEConfiguration
 
         public var patchSeconds: Double { Double(patchInputSamples) / Double(inputSampleRate) }
 
@@ -154,7 +155,9 @@ public struct Manifest: Sendable, Decodable {
         }
 
         public init(from decoder: any Decoder) throws {
+            struct VAE: Decodable { let audio_vae_config: AudioVAEConfiguration }
             let document = try Document(from: decoder)
+            audioVAE = try VAE(from: decoder).audio_vae_config
             let lm = document.lm_config, vae = document.audio_vae_config
             generation = document.architecture
             patchSize = document.patch_size
@@ -226,13 +229,13 @@ public struct Manifest: Sendable, Decodable {
         struct Version: Decodable { let schema_version: Int }
         let file = "manifest.json"
         do {
-            let version = try JSONDecoder().decode(Version.self, from: data).schema_version
+            let version = try decodedJSON(Version.self, from: data).schema_version
             guard version <= Self.newestSchema else {
                 throw VoxCPMError.unsupported(
                     "\(file): schema version \(version) is newer than this release reads (\(Self.newestSchema)); "
                         + "update the package")
             }
-            self = try JSONDecoder().decode(Manifest.self, from: data)
+            self = try decodedJSON(Manifest.self, from: data)
             try check()
         } catch let error as VoxCPMError {
             throw error

@@ -30,12 +30,12 @@ public struct NumpyArray: Sendable {
         guard length <= 65_536, start <= data.count else { throw Problem("its header is torn") }
         let header = String(decoding: data.subdata(in: (start - length)..<start), as: UTF8.self)
         guard
-            let shapes = header.firstMatch(of: #/'shape': \(([0-9, ]*)\)/#),
-            let type = header.firstMatch(of: #/'descr': '<f([24])'/#),
+            let shape = header.between("'shape': (", ")"),
+            let type = header.between("'descr': '<f", "'"), ["2", "4"].contains(type),
             header.contains("'fortran_order': False")
         else { throw Problem("expected float16 or float32 in C order") }
-        let axes = shapes.1.split(separator: ",").map { Int($0.filter { $0 != " " }) }
-        isHalf = type.1 == "2"
+        let axes = shape.split(separator: ",").map { Int($0.filter { $0 != " " }) }
+        isHalf = type == "2"
         var count = isHalf ? 2 : 4
         for axis in axes {
             guard let axis, axis >= 0, case let (product, false) = count.multipliedReportingOverflow(by: axis) else {
@@ -44,7 +44,7 @@ public struct NumpyArray: Sendable {
             count = product
         }
         guard data.count - start == count else { throw Problem("expected \(count) bytes of numbers, got \(data.count - start)") }
-        shape = axes.compactMap(\.self)
+        self.shape = axes.compactMap(\.self)
         self.data = data
     }
 
@@ -60,6 +60,16 @@ public struct NumpyArray: Sendable {
     }
 
     public var values: [Float] { self[0..<shape.reduce(1, *)] }
+}
+
+extension String {
+    /// What stands between two texts, the first one that there is.
+    fileprivate func between(_ opening: String, _ closing: String) -> Substring? {
+        guard let before = range(of: opening), let after = range(of: closing, range: before.upperBound..<endIndex) else {
+            return nil
+        }
+        return self[before.upperBound..<after.lowerBound]
+    }
 }
 
 /// What is wrong with a file, without its name.

@@ -31,7 +31,7 @@ struct Driver: Sendable {
     let manifest: Manifest
     let constants: Constants
     let projections: Projections
-    let models: [StepModelName: any StepFunction]
+    var models: [StepModelName: any StepFunction]
 
     init(manifest: Manifest, constants: Constants, models: [StepModelName: any StepFunction]) throws {
         self.manifest = manifest
@@ -154,9 +154,9 @@ struct Driver: Sendable {
     /// Run a language model over rows from a cache position on: the outputs of each call.
     private func languageModel(
         _ name: StepModelName, _ rows: Rows, _ state: any StepState, at position: Int
-    ) async throws -> [(outputs: [String: Tensor], chunk: Chunk)] {
+    ) async throws -> [(outputs: [String: Tensor], chunk: CallChunk)] {
         let lengths = manifest.stepModel(name).lengths(of: "embeddings", axis: 1), model = try model(name)
-        var all: [(outputs: [String: Tensor], chunk: Chunk)] = []
+        var all: [(outputs: [String: Tensor], chunk: CallChunk)] = []
         for chunk in try planChunks(rows.count, lengths, position: position, capacity: manifest.sizes.kvLength) {
             try Task.checkCancellation()
             let values = rows[chunk.start..<(chunk.start + chunk.length)].padded(to: chunk.size)

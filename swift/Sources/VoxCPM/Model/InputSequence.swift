@@ -59,7 +59,7 @@ struct InputSequence: Sendable {
 }
 
 /// Items start ..< start + length, run as `size` items, of which the last are padding.
-struct Chunk: Equatable, Sendable {
+struct CallChunk: Equatable, Sendable {
     let start: Int
     let length: Int
     let size: Int
@@ -73,7 +73,7 @@ private let callCost = 8
 /// - Parameters:
 ///   - position: of the first item in the KV cache.
 ///   - capacity: positions in the cache. Padding is written there, too, so it must fit.
-func planChunks(_ count: Int, _ sizes: [Int], position: Int = 0, capacity: Int? = nil) throws -> [Chunk] {
+func planChunks(_ count: Int, _ sizes: [Int], position: Int = 0, capacity: Int? = nil) throws -> [CallChunk] {
     let end = position + count
     /// Cost, and size of the first chunk, for the last `index` items.
     var best: [(cost: Int, size: Int)] = [(0, 0)]
@@ -88,10 +88,10 @@ func planChunks(_ count: Int, _ sizes: [Int], position: Int = 0, capacity: Int? 
         guard let chosen else { throw VoxCPMError.doesNotFit(needed: end, capacity: capacity ?? end) }
         best.append(chosen)
     }
-    var chunks: [Chunk] = [], start = 0
+    var chunks: [CallChunk] = [], start = 0
     while start < count {
         let size = best[count - start].size
-        chunks.append(Chunk(start: start, length: min(size, count - start), size: size))
+        chunks.append(CallChunk(start: start, length: min(size, count - start), size: size))
         start += size
     }
     return chunks

@@ -1,0 +1,118 @@
+import Foundation
+
+/// How a step model's results agree with the bundle's test vectors, which were computed in float32.
+///
+/// Correlations are 1 - |v - r|² / (|v|² + |r|²), the minimum over several tensors. Streams that begin in the middle of
+/// a KV cache, and the state after a stream, are not compared.
+public struct Examination: Sendable, Codable {
+    public let model: StepModelName
+    public let unit: ComputeUnit
+    public let precision: Manifest.Precision
+    /// The correlation of each stream's outputs: `chain`, and every longer length.
+    public let streams: [String: Double]
+    /// Seconds of a call at the shortest length: the median.
+    public let seconds: Double
+    /// The lowest accepted correlation.
+    public let floor: Double
+
+    /// Whether no correlation is below the floor.
+    public var isCorrect: Bool { streams.values.allSatisfy { $0 >= floor } }
+
+    /// As in Python's doctor (doctor/agreement.py).
+    private static let floors: [Manifest.Precision: Double] = [.fp32: 0.9999, .fp16: 0.995, .int8: 0.99, .int4: 0.85]
+
+    init(_ name: StepModelName, _ model: any StepFunction, _ unit: ComputeUnit, _ bundle: OpenBundle) async throws {
+        let vectors = try TestVectors(bundle, name), declared = bundle.manifest.stepModel(name)
+        var found: [String: Double] = [:], times: [Double] = []
+        for stream in vectors.streams {
+            let state = declared.state.isEmpty ? nil : try model.newState()
+            var worst = 1.0
+            for call in 0..<stream.calls {
+                try Task.checkCancellation()
+                let inputs = try vectors.tensors(stream, "in", declared.inputs, call)
+                let expected = try vectors.tensors(stream, "out", declared.outputs, call)
+                let began = DispatchTime.now().uptimeNanoseconds
+                let outputs = try await model(inputs, state)
+                if stream.name == "chain" {
+                    times.append(Double(DispatchTime.now().uptimeNanoseconds - began) / 1e9)
+                }
+                for (output, reference) in expected {
+                    worst = min(worst, agreement(outputs[output]?.values ?? [], reference.values))
+                }
+            }
+            found[stream.name] = worst
+        }
+        self.model = name
+        self.unit = unit
+        precision = bundle.precision
+        streams = found
+        seconds = times.isEmpty ? 0 : times.sorted()[times.count / 2]
+        floor = Self.floors[bundle.precision] ?? 1
+    }
+}
+
+/// 1 - |v - r|² / (|v|² + |r|²); 0 for NaN, infinity and different lengths.
+private func agreement(_ values: [Float], _ reference: [Float]) -> Double {
+    guard values.count == reference.count, values.allSatisfy(\.isFinite) else { return 0 }
+    var product = 0.0, power = 0.0
+    for (value, wanted) in zip(values, reference) {
+        let v = Double(value), r = Double(wanted)
+        product += v * r
+        power += v * v + r * r
+    }
+    return power == 0 ? 1 : 2 * product / power
+}
+
+/// The file of a step model's test vectors.
+private struct TestVectors {
+    struct Stream {
+        let name: String
+        let calls: Int
+    }
+
+    let file: TensorFile
+    let path: String
+    let streams: [Stream]
+
+    init(_ bundle: OpenBundle, _ name: StepModelName) throws {
+        path = "vectors/\(name.rawValue).safetensors"
+        guard let content = try? Data(contentsOf: bundle.folder.appendingPathComponent(path), options: .alwaysMapped) else {
+            throw VoxCPMError.bundle(file: path, problem: "the bundle has no test vectors")
+        }
+        do {
+            file = try TensorFile(content)
+        } catch let problem as Problem {
+            throw VoxCPMError.bundle(file: path, problem: problem.text)
+        }
+        guard let input = bundle.manifest.stepModel(name).inputs.first?.name else {
+            throw VoxCPMError.bundle(file: path, problem: "its step model has no input")
+        }
+        streams = file.tensors.keys.sorted().compactMap { [file] key in
+            let parts = key.split(separator: "/")
+            guard parts.count == 3, parts[1] == "in", parts[2] == input, !parts[0].hasPrefix("last_"),
+                let calls = file.tensors[key]?.shape.first
+            else { return nil }
+            return Stream(name: String(parts[0]), calls: calls)
+        }
+    }
+
+    /// The tensors of one call, whose first axis is the call.
+    func tensors(
+        _ stream: Stream, _ kind: String, _ declared: [Manifest.Tensor], _ call: Int
+    ) throws -> [String: Tensor] {
+        var all: [String: Tensor] = [:]
+        for tensor in declared {
+            guard let stored = file.tensors["\(stream.name)/\(kind)/\(tensor.name)"], call < stored.shape[0],
+                stored.shape.count == tensor.shape.count + 1,
+                zip(stored.shape.dropFirst(), tensor.shape).allSatisfy({ $1.lengths.contains($0) })
+            else {
+                throw VoxCPMError.bundle(file: path, problem: "\(tensor.name) of \(stream.name) is missing or of another shape")
+            }
+            let shape = Array(stored.shape.dropFirst()), width = shape.reduce(1, *) * stored.dtype.width
+            let first = stored.bytes.startIndex + call * width
+            let part = TensorFile.Tensor(dtype: stored.dtype, shape: shape, bytes: stored.bytes.subdata(in: first..<(first + width)))
+            all[tensor.name] = Tensor(shape: shape, values: part.floats)
+        }
+        return all
+    }
+}

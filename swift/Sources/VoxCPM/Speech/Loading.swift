@@ -1,0 +1,175 @@
+import Foundation
+
+/// A bundle that speaks.
+struct LoadedBundle: Sendable {
+    let bundle: OpenBundle
+    let tokenizer: TextTokenizer
+    let driver: Driver
+    let units: [StepModelName: ComputeUnit]
+    /// Whether memory is short: what serves prefill alone is loaded for it only.
+    let isTight: Bool
+}
+
+typealias Report = @Sendable (Preparation) -> Void
+
+/// Loads a bundle once for all calls that wait for it. A cancelled call leaves at once; when none waits any more, loading
+/// ends after the step model that is being loaded.
+actor Loader {
+    private let source: BundleSource
+    private let configuration: Configuration
+    private var loaded: LoadedBundle?
+    private var task: Task<Void, Never>?
+    private var waiting: [Int: CheckedContinuation<LoadedBundle, any Error>] = [:]
+    private let listeners = Listeners()
+    private var count = 0
+    /// Changes with `unload`, and with a load that nobody waits for: its result is not kept.
+    private var round = 0
+    private var isVerified = false
+
+    init(_ source: BundleSource, _ configuration: Configuration) {
+        self.source = source
+        self.configuration = configuration
+    }
+
+    /// The bundle, loaded if it is not yet.
+    func bundle(_ report: @escaping Report = { _ in }) async throws -> LoadedBundle {
+        try Task.checkCancellation()
+        if let loaded {
+            report(.ready)
+            return loaded
+        }
+        count += 1
+        let id = count
+        return try await withTaskCancellationHandler {
+            try await withCheckedThrowingContinuation { continuation in
+                guard !Task.isCancelled else {
+                    continuation.resume(throwing: CancellationError())
+                    return
+                }
+                waiting[id] = continuation
+                listeners.add(id, report)
+                if task == nil { begin() }
+            }
+        } onCancel: {
+            Task { await self.leave(id) }
+        }
+    }
+
+    /// Forget the step models. Calls that are running keep theirs until they end.
+    func unload() {
+        loaded = nil
+        round += 1
+    }
+
+    private func begin(after before: Task<Void, Never>? = nil) {
+        let round = round, source = source, configuration = configuration, listeners = listeners
+        let verifies = configuration.verifies && !isVerified
+        task = Task {
+            await before?.value
+            do {
+                try Task.checkCancellation()
+                let made = try await loadedBundle(source, configuration, verifies: verifies) { listeners.report($0) }
+                self.finish(.success(made), round)
+            } catch {
+                self.finish(.failure(error), round)
+            }
+        }
+    }
+
+    private func finish(_ result: Result<LoadedBundle, any Error>, _ round: Int) {
+        if task?.isCancelled == true {
+            // All who waited have left; others may have come since.
+            task = nil
+            if !waiting.isEmpty { begin() }
+            return
+        }
+        task = nil
+        if case .success(let made) = result {
+            isVerified = true
+            if round == self.round { loaded = made }
+            listeners.report(.ready)
+        }
+        let all = waiting
+        waiting = [:]
+        for (id, one) in all {
+            listeners.remove(id)
+            one.resume(with: result)
+        }
+    }
+
+    private func leave(_ id: Int) {
+        guard let one = waiting.removeValue(forKey: id) else { return }
+        listeners.remove(id)
+        one.resume(throwing: CancellationError())
+        if waiting.isEmpty { task?.cancel() }
+    }
+}
+
+/// Who hears of the progress of loading, in order.
+///
+/// Unchecked: everything is read and written under the lock.
+private final class Listeners: @unchecked Sendable {
+    private let lock = NSLock()
+    private var reports: [Int: Report] = [:]
+
+    func add(_ id: Int, _ report: @escaping Report) { lock.withLock { reports[id] = report } }
+
+    func remove(_ id: Int) { lock.withLock { _ = reports.removeValue(forKey: id) } }
+
+    func report(_ event: Preparation) {
+        for report in lock.withLock({ Array(reports.values) }) { report(event) }
+    }
+}
+
+/// Open, verify and load a bundle.
+private func loadedBundle(
+    _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: Report
+) async throws -> LoadedBundle {
+    let bundle: OpenBundle = switch source {
+    case .folder(let folder): try OpenBundle(folder, precision: configuration.precision)
+    }
+    if verifies { try bundle.verify { report(.verifying($0)) } }
+    let tokenizer = try TextTokenizer(bundle.folder.appendingPathComponent("tokenizer"))
+    let constants = try Constants(bundle.folder, bundle.manifest.architecture)
+    let isTight = configuration.isTight(bundle)
+    var models: [StepModelName: any StepFunction] = [:], units: [StepModelName: ComputeUnit] = [:]
+    for name in bundle.manifest.names where !(isTight && name == .audioVAEEncoder) {
+        let (model, unit) = try await loadedModel(name, of: bundle, configuration, report)
+        (models[name], units[name]) = (model, unit)
+        if isTight { await model.unloadPrefill() }
+    }
+    let driver = try Driver(manifest: bundle.manifest, constants: constants, models: models)
+    return LoadedBundle(bundle: bundle, tokenizer: tokenizer, driver: driver, units: units, isTight: isTight)
+}
+
+/// A step model on the first compute unit that takes it.
+func loadedModel(
+    _ name: StepModelName, of bundle: OpenBundle, _ configuration: Configuration, _ report: Report
+) async throws -> (any StepFunction, ComputeUnit) {
+    let units = configuration.computeUnits[name] ?? configuration.predictor.units(for: name)
+    var reasons: [String] = []
+    for unit in units {
+        try Task.checkCancellation()
+        report(.compiling(name))
+        do {
+            var parts: [any StepFunction] = []
+            for package in bundle.packages(of: name) {
+                parts.append(try await configuration.predictor.load(package, on: unit))
+                try Task.checkCancellation()
+            }
+            return (parts.count == 1 ? parts[0] : JoinedStepFunction(parts: parts), unit)
+        } catch let error as CancellationError {
+            throw error
+        } catch VoxCPMError.loading(_, let reason) {
+            reasons.append("\(unit.rawValue): \(reason)")
+            report(.fellBack(name, unit, reason: reason))
+        } catch let error as VoxCPMError {
+            throw error
+        } catch let problem {
+            reasons.append("\(unit.rawValue): \(reason(problem))")
+            report(.fellBack(name, unit, reason: reason(problem)))
+        }
+    }
+    throw VoxCPMError.loading(
+        model: name.rawValue, reason: reasons.isEmpty ? "no compute unit is given" : reasons.joined(separator: "; "))
+}

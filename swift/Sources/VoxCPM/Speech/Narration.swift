@@ -1,0 +1,162 @@
+// Speech segment after segment. A whole speech keeps the segments' samples, a stream hands them on.
+//
+//     plan ─► segments ─► attempts at each ─► pieces
+
+/// Samples of one patch, or a pause before the segment.
+struct Piece: Sendable {
+    let samples: [Float]
+    let isPause: Bool
+    let segment: Int
+    let text: String
+}
+
+/// One speech in the making.
+struct Narration {
+    let plan: Plan
+    let driver: Driver
+    /// Whether what only prefill needs is unloaded after it.
+    let isTight: Bool
+    /// The plan's voice; without one, the first segments become it.
+    private var voice: Voice?
+    /// Letters that are spoken in the voice's prompt; nil once a suspicious segment is part of it.
+    private var letters: Int?
+    private var noise: (any NoiseSource)?
+    /// Patches that the speech may still have.
+    private var left: Int?
+    private var index = 0
+    private var isPaused = false
+    /// Whether `maxLen` is reached before the end of the text.
+    private(set) var isUnfinished = false
+
+    init(_ plan: Plan, _ driver: Driver, isTight: Bool) throws {
+        self.plan = plan
+        self.driver = driver
+        self.isTight = isTight
+        voice = plan.voice
+        noise = plan.options.noise
+        left = plan.maxPatches
+        letters = try plan.voice.map { voice in
+            let takesControl = plan.manifest.architecture.generation.takesReference
+            let spoken = voice.turns.map { takesControl ? withoutControl($0.text) : $0.text }.joined()
+            return lettersIn(try spelledTranscript(spoken, plan.tokenizer))
+        } ?? 0
+    }
+
+    /// Speak the next segment; nil if `maxLen` leaves nothing for it.
+    ///
+    /// - Parameter emit: takes pieces of speech as they are made, which then is not tried again, since audio that was
+    ///   heard cannot be taken back; nil keeps the samples of the best attempt.
+    mutating func speak(
+        _ segment: PlannedSegment, emit: ((Piece) async throws -> Void)?
+    ) async throws -> (spoken: SpokenSegment, samples: [Float])? {
+        if left == 0 {
+            isUnfinished = true
+            return nil
+        }
+        var samples: [Float] = []
+        if isPaused {
+            if let emit {
+                try await emit(Piece(samples: plan.pause, isPause: true, segment: index, text: segment.text))
+            } else {
+                samples = plan.pause
+            }
+        }
+        let utterance = try Utterance(plan, index, segment, voice, promptLetters: letters ?? 0, left: left)
+        let prefilled = try await driver.prefill(utterance.sequence)
+        if isTight {
+            for name in [StepModelName.baseLMStep, .residualLMStep] { await driver.models[name]?.unloadPrefill() }
+        }
+        let options = plan.options, isTriedAgain = options.retryBadcase && emit == nil
+        let maximum = isTriedAgain ? max(1, options.retryBadcaseMaxTimes) : 1
+        let index = index
+        let hand = emit.map { emit in
+            { (samples: [Float]) in
+                try await emit(Piece(samples: samples, isPause: false, segment: index, text: segment.text))
+            }
+        }
+        var attempts: [Attempt] = []
+        while attempts.last.map({ $0.suspicion != nil }) ?? true, attempts.count < maximum {
+            let seed = plan.seed(segment: index, attempt: attempts.count)
+            var source: any NoiseSource = noise ?? GaussianNoise(seed: seed)
+            let made = try await utterance.attempt(attempts.count, plan, driver, prefilled, &source, emit: hand)
+            if noise != nil { noise = source }
+            attempts.append(made)
+        }
+        let best = chosen(attempts, utterance.length)
+        samples += best.samples
+        let spoken = SpokenSegment(
+            text: segment.text, sampleCount: best.samples.count, latents: best.latents,
+            seed: noise == nil ? plan.seed(segment: index, attempt: best.number) : nil, attempts: attempts.count,
+            stopped: best.stopped, suspicion: best.suspicion, expectedSeconds: utterance.length.seconds,
+            endsParagraph: segment.endsParagraph)
+        finish(segment, spoken)
+        return (spoken, samples)
+    }
+
+    /// The attempt that is good; else, of bad ones, the one that ended by itself and is nearest to the expected length.
+    /// Of equally bad attempts the last, which upstream keeps.
+    private func chosen(_ attempts: [Attempt], _ length: ExpectedLength) -> Attempt {
+        var best = attempts[attempts.count - 1]
+        guard best.suspicion != nil else { return best }
+        var least = length.badness(best.latents.count, stopped: best.stopped)
+        for attempt in attempts.dropLast().reversed() {
+            let badness = length.badness(attempt.latents.count, stopped: attempt.stopped)
+            if badness < least { (best, least) = (attempt, badness) }
+        }
+        return best
+    }
+
+    private mutating func finish(_ segment: PlannedSegment, _ spoken: SpokenSegment) {
+        if segment.anchors {
+            let architecture = plan.manifest.architecture, none = Rows(width: spoken.latents.width)
+            voice = voice?.extended(segment.transcript, spoken.latents)
+                ?? Voice(architecture, transcript: segment.transcript, prompt: spoken.latents, reference: none)
+            letters = spoken.suspicion == nil ? letters.map { $0 + segment.letters } : nil
+        }
+        left = left.map { $0 - spoken.latents.count }
+        index += 1
+        isPaused = segment.endsParagraph
+    }
+}
+
+extension Narration {
+    /// The speech of the whole text.
+    static func whole(_ plan: Plan, _ driver: Driver, isTight: Bool) async throws -> Speech {
+        var narration = try Narration(plan, driver, isTight: isTight), segments = try plan.segments()
+        var samples: [Float] = [], spoken: [SpokenSegment] = []
+        while let segment = try segments.next(), let made = try await narration.speak(segment, emit: nil) {
+            samples += made.samples
+            spoken.append(made.spoken)
+        }
+        let seed = spoken.count == 1 ? spoken[0].seed : plan.options.noise == nil ? plan.seed : nil
+        return Speech(
+            samples: samples, sampleRate: plan.manifest.architecture.outputSampleRate, segments: spoken, seed: seed,
+            isUnfinished: narration.isUnfinished)
+    }
+
+    /// The speech in chunks of `firstChunkPatches` and then `chunkPatches`; a pause joins the patch after it.
+    static func streamed(
+        _ plan: Plan, _ driver: Driver, isTight: Bool, to send: @escaping (Chunk) async throws -> Void
+    ) async throws {
+        var narration = try Narration(plan, driver, isTight: isTight), segments = try plan.segments()
+        let rate = plan.manifest.architecture.outputSampleRate
+        var gathered: [Float] = [], patches = 0, wanted = plan.options.firstChunkPatches, offset = 0
+        var place = (segment: 0, text: "")
+        func chunk() -> Chunk {
+            Chunk(samples: gathered, sampleRate: rate, offset: offset, segment: place.segment, text: place.text)
+        }
+        while let segment = try segments.next() {
+            let made = try await narration.speak(segment) { piece in
+                gathered += piece.samples
+                place = (piece.segment, piece.text)
+                patches += piece.isPause ? 0 : 1
+                guard patches == wanted else { return }
+                try await send(chunk())
+                offset += gathered.count
+                (gathered, patches, wanted) = ([], 0, plan.options.chunkPatches)
+            }
+            guard made != nil else { break }
+        }
+        if !gathered.isEmpty { try await send(chunk()) }
+    }
+}

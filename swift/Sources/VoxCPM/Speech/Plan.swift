@@ -1,0 +1,235 @@
+// What one call speaks, read and checked without a step model, as in runtime/voxcpm_runtime/speech/plan.py:
+//
+//     options, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
+
+import Foundation
+
+/// One utterance of the speech, as tokens. A short text is one segment.
+struct PlannedSegment: Sendable, Equatable {
+    /// As the caller wrote it.
+    let text: String
+    /// The prompt's transcript for a segment that continues this one.
+    let transcript: String
+    /// Of the prompt's transcript and of the text, tokenised together.
+    let tokens: [Int]
+    /// Number of tokens of the prompt's transcript alone.
+    let transcriptTokens: Int
+    /// Number of tokens of the text alone.
+    let targetTokens: Int
+    /// Letters and digits of the text alone, which its expected time follows from.
+    let letters: Int
+    /// Whether a blank line follows.
+    let endsParagraph: Bool
+    /// Whether its speech becomes a part of the voice that later segments continue, as no voice was given.
+    var anchors = false
+    /// Whether another segment follows; nil if that is not known, as in a session.
+    var followed: Bool?
+}
+
+/// What is to be spoken, and how.
+struct Plan: Sendable {
+    let manifest: Manifest
+    let tokenizer: TextTokenizer
+    /// Nil if that of the first segments is continued.
+    let voice: Voice?
+    /// The control, without its parentheses; empty for none.
+    let description: String
+    let options: Options
+    let lengths: Lengths
+    /// The seed of the first attempt at the first segment.
+    let seed: UInt64
+    /// Nil if the text comes later, as in a session.
+    let text: String?
+
+    /// Characters of a text that are read and checked before speech starts.
+    private static let readAtOnce = 5000
+    /// A text with more characters for each token of the longest segment is long, without counting its tokens.
+    private static let charactersPerToken = 16
+
+    /// - Parameter text: nil if it comes later.
+    ///
+    /// Throws a `VoxCPMError` for anything that cannot be spoken.
+    init(_ manifest: Manifest, _ tokenizer: TextTokenizer, text: String?, voice: Voice?, options: Options) throws {
+        try options.check()
+        if let text { try checkText(text) }
+        try voice?.check(manifest.architecture)
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.voice = voice
+        self.text = text
+        self.options = options
+        description = try checkedControl(
+            options.control, manifest.architecture.generation, continues: (voice?.prompt.count ?? 0) > 0)
+        lengths = Lengths(manifest, options, hasLettersOnly: tokenizer.hasLettersOnly)
+        seed = options.seed ?? UInt64(UInt32.random(in: 0...UInt32.max))
+    }
+
+    /// Maximum number of patches of the whole speech; nil for any, as in a session, whose text has no end.
+    var maxPatches: Int? { text == nil ? nil : options.maxLen }
+
+    /// The silence between two paragraphs.
+    var pause: [Float] {
+        let samples = options.paragraphPause * Double(manifest.architecture.outputSampleRate)
+        return [Float](repeating: 0, count: Int(samples.rounded(.toNearestOrEven)))
+    }
+
+    /// The seed of an attempt at a segment, both counted from 0. A retry adds 1.
+    func seed(segment: Int, attempt: Int) -> UInt64 {
+        guard segment > 0 else { return seed &+ UInt64(attempt) }
+        var mixed = (seed ^ UInt64(segment) &* 0x9E37_79B9_7F4A_7C15) &* 0xBF58_476D_1CE4_E5B9
+        mixed = (mixed ^ (mixed >> 31)) &* 0x94D0_49BB_1331_11EB
+        return (mixed ^ (mixed >> 29)) % (1 << 32) &+ UInt64(attempt)
+    }
+
+    /// Maximum number of patches of a segment in a voice. Throws `VoxCPMError.doesNotFit`.
+    ///
+    /// - Parameter continued: patches of a voice that is still to be spoken.
+    func limit(_ segment: PlannedSegment, _ voice: Voice?, continued: Int = 0) throws -> Int {
+        let taken = VoiceSize(voice).positions(segment.tokens.count) + continued
+        return try lengths.patchLimit(taken: taken, targetTokens: segment.targetTokens)
+    }
+
+    /// The segments of the text: all of a text of ordinary length are read and checked here, those of a longer one when
+    /// their turn comes.
+    func segments() throws -> TextSegments {
+        let text = text ?? ""
+        var reader = SegmentReader(self)
+        if try fitsAlone(text, anchored: false) {
+            var only = try reader.read(Segment(text: text, endsParagraph: false))
+            only.followed = false
+            return TextSegments(reader: reader, read: [only], waiting: [])
+        }
+        var segments = TextSegments(reader: reader, read: [], waiting: try split(text, more: false).reversed())
+        if text.unicodeScalars.count <= Self.readAtOnce {
+            var all: [PlannedSegment] = []
+            while let segment = try segments.next() { all.append(segment) }
+            return TextSegments(reader: segments.reader, read: all, waiting: [])
+        }
+        return segments
+    }
+
+    /// The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
+    ///
+    /// Without a voice, room is left for the first segment, which the others continue. more: whether there are other
+    /// segments in any case.
+    func split(_ text: String, more: Bool) throws -> [Segment] {
+        let alone = Segment(text: text, endsParagraph: false)
+        if try fitsAlone(text, anchored: more && voice == nil) { return [alone] }
+        // If nothing can be said, the error about the whole text is the better one.
+        let target = max(try longestSegment(anchored: voice == nil), Lengths.minSegmentTokens)
+        let parts = try eachSegment(text, target: target) { try count($0, target) }
+        return parts.isEmpty ? [alone] : parts
+    }
+
+    /// A sentence, with the white space after it, as segments; empty if there is nothing to say.
+    func split(sentence: String) throws -> [Segment] {
+        guard let whole = oneSegment(sentence) else { return [] }
+        var parts = try split(whole.text, more: true)
+        if let last = parts.popLast() { parts.append(Segment(text: last.text, endsParagraph: whole.endsParagraph)) }
+        return parts
+    }
+
+    func longestSegment(anchored: Bool) throws -> Int {
+        let transcript = voice?.transcript ?? ""
+        let tokens = transcript.isEmpty ? 0 : try tokenizer(transcript).count
+        return lengths.longestSegment(VoiceSize(voice), transcriptTokens: tokens, anchored: anchored)
+    }
+
+    private func fitsAlone(_ text: String, anchored: Bool) throws -> Bool {
+        let longest = try longestSegment(anchored: anchored)
+        let maximum = max(longest, Lengths.minSegmentTokens) * Self.charactersPerToken
+        guard text.unicodeScalars.count <= maximum else { return false }
+        return try count(text, longest) <= longest
+    }
+
+    /// Number of tokens of a text; more than `target` also if it is expected to take more than `longestSeconds`.
+    private func count(_ text: String, _ target: Int) throws -> Int {
+        let said = (try? spelled(text, tokenizer)) ?? text
+        let tokens = try tokenizer(said).count
+        guard let profile = lengths.profile, options.segmentTokens == nil else { return tokens }
+        let share = profile.expectedSeconds(lettersIn(said)) / profile.longestSeconds
+        return max(tokens, Int(min((Double(target) * share).rounded(.up), 1e12)))
+    }
+}
+
+/// The segments of a text in turn.
+struct TextSegments: Sendable {
+    fileprivate(set) var reader: SegmentReader
+    /// Those that are read and checked.
+    private var read: ArraySlice<PlannedSegment>
+    /// The others, the next one last.
+    private var waiting: [Segment]
+
+    fileprivate init(reader: SegmentReader, read: [PlannedSegment], waiting: [Segment]) {
+        self.reader = reader
+        self.read = read[...]
+        self.waiting = waiting
+    }
+
+    /// Those that are read.
+    var known: [PlannedSegment] { Array(read) }
+
+    mutating func next() throws -> PlannedSegment? {
+        if let known = read.popFirst() { return known }
+        guard let segment = waiting.popLast() else { return nil }
+        var planned = try reader.read(segment)
+        // The edge of its speech depends on whether another one follows.
+        planned.followed = !waiting.isEmpty
+        return planned
+    }
+}
+
+/// Tokenises and checks one segment after another.
+///
+/// Without a voice, the first segment is the voice of the others. If it is short, such as a heading, the next ones are
+/// added to the voice until there is enough of it.
+struct SegmentReader: Sendable {
+    private let plan: Plan
+    /// Transcript, tokens and fewest patches of the segments that are the voice.
+    private var transcript = "", taken = 0, continued = 0
+    private var isGrowing: Bool
+
+    init(_ plan: Plan) {
+        self.plan = plan
+        isGrowing = plan.voice == nil
+    }
+
+    /// Throws a `VoxCPMError` for a segment that cannot be said, or does not fit into the KV cache.
+    mutating func read(_ segment: Segment) throws -> PlannedSegment {
+        let shortest = plan.options.minPatches
+        // The speech before this segment and its own have at most `maxLen` patches in all.
+        if let most = plan.maxPatches { continued = min(continued, most - shortest) }
+        var planned = try planned(segment)
+        let longest = max(try plan.longestSegment(anchored: true), Lengths.minSegmentTokens)
+        // `split` has left room for a voice that is as long as the longest segment.
+        isGrowing = isGrowing && (taken == 0 || taken + planned.targetTokens <= longest)
+        if isGrowing {
+            planned.anchors = true
+            transcript += planned.transcript
+            taken += planned.targetTokens
+            continued += shortest
+            isGrowing = Double(taken) < plan.lengths.minAnchor
+        }
+        return planned
+    }
+
+    private func planned(_ segment: Segment) throws -> PlannedSegment {
+        let tokenizer = plan.tokenizer
+        // A segment that continues the first one continues its style, too.
+        let hasControl = !plan.description.isEmpty && (plan.voice != nil || transcript.isEmpty)
+        let said = saidText(hasControl ? controlled(segment.text, plan.description) : segment.text)
+        let target = try spelled(said, tokenizer)
+        let before = try spelledTranscript(plan.voice?.transcript ?? transcript, tokenizer)
+        // The prompt's transcript is used as given, with or without a trailing space.
+        let tokens = try tokenizer(before + target)
+        // The control is read, too, but not spoken.
+        let spoken = hasControl ? try spelled(saidText(segment.text), tokenizer) : target
+        let planned = PlannedSegment(
+            text: segment.text, transcript: continuedTranscript(said, tokenizer), tokens: tokens,
+            transcriptTokens: before.isEmpty ? 0 : try tokenizer(before).count,
+            targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: lettersIn(spoken),
+            endsParagraph: segment.endsParagraph)
+        _ = try plan.limit(planned, plan.voice, continued: continued)
+        return planned
+    }
+}

@@ -1,0 +1,121 @@
+import Foundation
+
+/// Speaks text while it is written: each sentence as soon as it is complete.
+///
+///     let session = try await tts.session()
+///     try session.push("Hello. How")
+///     try session.push(" are you?")
+///     try session.finish()
+///     for try await chunk in session.chunks { play(chunk.samples) }
+///
+/// At most about ten seconds of audio wait to be read; then speaking pauses. A session that nothing refers to ends.
+public final class Session: Sendable {
+    private let inbox: Inbox
+    private let production: Production<Chunk>
+
+    /// Seconds of audio that may wait to be read.
+    static let bufferSeconds = 10.0
+
+    init(_ plan: Plan, _ driver: Driver, isTight: Bool) {
+        let inbox = Inbox()
+        self.inbox = inbox
+        let patches = max(1, (Self.bufferSeconds / driver.architecture.patchSeconds).rounded())
+        production = Production(capacity: Int(min(patches, 10_000))) { channel in
+            defer { inbox.cancel() }
+            try await Self.speak(inbox, plan, driver, isTight: isTight, to: channel)
+        }
+    }
+
+    deinit { production.cancel() }
+
+    /// Speak this after the text that was pushed before. A fragment may end anywhere.
+    ///
+    /// Throws `VoxCPMError.closed` after `finish`, `cancel` and an error, which `chunks` throws, and
+    /// `VoxCPMError.text` if more than 64 million characters would wait.
+    public func push(_ text: String) throws { try inbox.push(text) }
+
+    /// Speak all text that was pushed, including an unfinished last sentence. More may be pushed afterwards.
+    public func flush() throws { try inbox.flush() }
+
+    /// Speak all text that was pushed, and end `chunks` then.
+    public func finish() throws { try inbox.finish() }
+
+    /// End the speech at its next Euler step, and drop audio that was not read. `chunks` throws `CancellationError`.
+    public func cancel() {
+        inbox.cancel()
+        production.cancel()
+    }
+
+    /// The speech as it is made, a chunk for each patch and for each pause. Each chunk is given once.
+    ///
+    /// It ends after `finish`, and throws the error of a sentence that cannot be spoken. Cancelling the task that reads
+    /// it cancels the session.
+    public var chunks: AsyncThrowingStream<Chunk, any Error> { production.stream }
+
+    private static func speak(
+        _ inbox: Inbox, _ plan: Plan, _ driver: Driver, isTight: Bool, to channel: Channel<Chunk>
+    ) async throws {
+        var narration = try Narration(plan, driver, isTight: isTight), reader = SegmentReader(plan), offset = 0
+        let rate = driver.architecture.outputSampleRate
+        while let sentence = try await inbox.next() {
+            for segment in try plan.split(sentence: sentence) {
+                let planned = try reader.read(segment)
+                _ = try await narration.speak(planned) { piece in
+                    let chunk = Chunk(
+                        samples: piece.samples, sampleRate: rate, offset: offset, segment: piece.segment,
+                        text: piece.text)
+                    offset += piece.samples.count
+                    try await channel.send(chunk)
+                }
+            }
+        }
+    }
+}
+
+/// Text in, complete sentences out.
+///
+/// Unchecked: everything that changes is read and written under the lock.
+private final class Inbox: @unchecked Sendable {
+    private static let mostCharacters = 64 << 20
+    private let lock = NSLock()
+    private let sentences = Channel<String>()
+    private var cutter = SentenceCutter()
+    private var isClosed = false
+    /// Bytes that were pushed and not taken.
+    private var waiting = 0
+
+    func push(_ text: String) throws {
+        try lock.withLock {
+            guard !isClosed else { throw VoxCPMError.closed }
+            guard waiting + text.utf8.count <= Self.mostCharacters else {
+                throw VoxCPMError.text("more than \(Self.mostCharacters) characters would wait to be spoken; push less")
+            }
+            waiting += text.utf8.count
+            for sentence in cutter.push(text) { sentences.put(sentence) }
+        }
+    }
+
+    func flush() throws {
+        try lock.withLock {
+            guard !isClosed else { throw VoxCPMError.closed }
+            for sentence in cutter.flush() { sentences.put(sentence) }
+        }
+    }
+
+    func finish() throws {
+        try flush()
+        lock.withLock { isClosed = true }
+        sentences.finish()
+    }
+
+    func cancel() {
+        lock.withLock { isClosed = true }
+        sentences.cancel()
+    }
+
+    func next() async throws -> String? {
+        let sentence = try await sentences.next()
+        lock.withLock { waiting = max(0, waiting - (sentence?.utf8.count ?? 0)) }
+        return sentence
+    }
+}

@@ -1,0 +1,60 @@
+/// A whole speech: the samples, and how they were made.
+public struct Speech: Sendable {
+    /// Mono, in [-1, 1].
+    public let samples: [Float]
+    /// Hz.
+    public let sampleRate: Int
+    public let segments: [SpokenSegment]
+    /// The seed that reproduces it; nil if the caller gave a source of noise.
+    public let seed: UInt64?
+    /// Whether `Options.maxLen` ended the speech before all segments of its text were spoken.
+    public let isUnfinished: Bool
+
+    /// Generated patches of all segments; each row is (frames · latent_dim).
+    public var latents: Rows {
+        var all = Rows(width: segments.first?.latents.width ?? 0)
+        for segment in segments { all.append(segment.latents) }
+        return all
+    }
+
+    /// Seconds.
+    public var duration: Double { Double(samples.count) / Double(sampleRate) }
+
+    /// Whether the stop head ended every segment; otherwise a limit of length ended one, or the speech.
+    public var stopped: Bool { !isUnfinished && segments.allSatisfy(\.stopped) }
+}
+
+/// One segment of a speech; a short text is one segment.
+public struct SpokenSegment: Sendable {
+    public let text: String
+    /// Samples in the speech.
+    public let sampleCount: Int
+    /// Generated patches; each row is (frames · latent_dim).
+    public let latents: Rows
+    /// The seed of the attempt that was kept; nil if the caller gave a source of noise.
+    public let seed: UInt64?
+    /// Number of attempts that were made.
+    public let attempts: Int
+    /// Whether the stop head ended the segment.
+    public let stopped: Bool
+    /// What is suspicious even about the best attempt. Without `Options.retryBadcase` lengths are not judged.
+    public let suspicion: Suspicion?
+    /// Seconds that it was expected to take; nil without a speech.json.
+    public let expectedSeconds: Double?
+    /// Whether a blank line follows in the text.
+    public let endsParagraph: Bool
+}
+
+/// A part of a speech while it is being made.
+public struct Chunk: Sendable, Equatable {
+    /// Mono, in [-1, 1].
+    public let samples: [Float]
+    /// Hz.
+    public let sampleRate: Int
+    /// Index of the first sample in the whole speech.
+    public let offset: Int
+    /// Index of the segment that the last sample belongs to, from 0.
+    public let segment: Int
+    /// The text of that segment.
+    public let text: String
+}

@@ -1,0 +1,160 @@
+// One segment in one voice: what the language models are prefilled with, and the attempts at speaking it.
+
+import Foundation
+
+/// What to prefill, and how many patches may follow.
+struct Utterance: Sendable {
+    /// Of the segment in the speech, from 0.
+    let index: Int
+    let segment: PlannedSegment
+    let sequence: InputSequence
+    /// Maximum number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
+    /// `maxLen` leaves less.
+    let limit: Int
+    /// Whether the KV cache makes `limit` smaller.
+    let isLimitedByCache: Bool
+    /// The length that it should have.
+    let length: ExpectedLength
+
+    /// - Parameters:
+    ///   - promptLetters: letters that are spoken in the voice's prompt; 0 if its pace says nothing.
+    ///   - left: patches that the speech may still have; nil for any number.
+    ///
+    /// Throws `VoxCPMError.doesNotFit`.
+    init(
+        _ plan: Plan, _ index: Int, _ segment: PlannedSegment, _ voice: Voice?, promptLetters: Int, left: Int?
+    ) throws {
+        let a = plan.manifest.architecture, none = Rows(width: a.patchSize * a.featDim)
+        let options = plan.options, lengths = plan.lengths
+        self.index = index
+        self.segment = segment
+        sequence = InputSequence(
+            text: segment.tokens, prompt: voice?.prompt ?? none, reference: voice?.reference ?? none)
+        if let profile = lengths.profile, options.retryBadcaseRatioThreshold == Options.upstreamRatio {
+            var pace = 1.0
+            // A word or two may be said at any pace, whatever follows.
+            if let voice, Double(segment.transcriptTokens) >= lengths.minAnchor {
+                let seconds = Double(voice.prompt.count) * a.patchSeconds
+                pace = ExpectedLength.pace(profile, letters: promptLetters, seconds: seconds)
+            }
+            length = ExpectedLength(
+                profile, letters: segment.letters, pace: pace, patchSeconds: a.patchSeconds, minLen: options.minLen)
+        } else {
+            // Upstream's rule differs by generation in whether the decoder's context counts as speech.
+            let context = a.generation.contextCountsAsSpeech
+                ? sequence.decoderContext(a.generation.decoderContextPatches).count : 0
+            length = ExpectedLength(
+                tokens: segment.targetTokens, ratio: options.retryBadcaseRatioThreshold, context: context,
+                patchSeconds: a.patchSeconds, minLen: options.minLen)
+        }
+        let fitting = try plan.limit(segment, voice)
+        // A maximum that the caller gives for one segment is no guess, and without a judgement nothing is hopeless.
+        let isGuessed = options.maxLen == nil || index > 0 || segment.followed == true
+        let maximum = options.retryBadcase && isGuessed ? length.maximum : .infinity
+        let room = left ?? Int.max
+        let bound = min(Double(lengths.patchBound(segment.targetTokens)), maximum)
+        limit = min(fitting, room, maximum < 1e9 ? Int(maximum) : Int.max)
+        isLimitedByCache = fitting <= room && Double(fitting) < bound
+    }
+
+    /// What is suspicious about an attempt of so many patches.
+    func suspicion(_ patches: Int, stopped: Bool, isJudged: Bool) -> Suspicion? {
+        if isJudged, let suspicion = length.suspicion(patches, stopped: stopped) { return suspicion }
+        return isLimitedByCache && !stopped && patches == limit ? .cut : nil
+    }
+}
+
+/// One attempt at an utterance.
+struct Attempt: Sendable {
+    let number: Int
+    /// Empty if they were streamed.
+    var samples: [Float] = []
+    var latents: Rows
+    var stopped = false
+    var suspicion: Suspicion?
+}
+
+extension Utterance {
+    /// One attempt, patch by patch; a patch is decoded while the next one is predicted.
+    ///
+    /// - Parameters:
+    ///   - number: of the attempt, from 0.
+    ///   - emit: takes the samples of each patch; nil keeps them.
+    ///
+    /// Both calls that run at once are children of this task: cancelling it ends them within one Euler step.
+    func attempt(
+        _ number: Int, _ plan: Plan, _ driver: Driver, _ prefilled: Prefilled, _ noise: inout any NoiseSource,
+        emit: (([Float]) async throws -> Void)?
+    ) async throws -> Attempt {
+        let options = plan.options, width = driver.patchValues
+        let solving = Solving(
+            steps: options.inferenceTimesteps, cfgValue: options.cfgValue, swaySamplingCoef: options.swaySamplingCoef,
+            useCfgZeroStar: options.useCfgZeroStar, embeddingWidth: driver.architecture.ditWidth,
+            meanMode: driver.architecture.meanMode)
+        let decoder = try await driver.patchDecoder(after: sequence)
+        var attempt = Attempt(number: number, latents: Rows(width: width))
+        var conditions = prefilled.next
+        let first = try drawn(&noise, width, options.temperature)
+        var patch = try await driver.predict(conditions, noise: first, solving)
+        for index in 0..<limit {
+            guard patch.allSatisfy(\.isFinite) else { throw VoxCPMError.notFinite(patch: index) }
+            let stops = index > options.minLen && conditions.stops, isLast = stops || index + 1 == limit
+            attempt.latents.append(patch)
+            attempt.stopped = stops
+            attempt.suspicion = suspicion(index + 1, stopped: stops, isJudged: options.retryBadcase)
+            if isLast {
+                try await hear(patch, index, stops, plan, decoder, &attempt, emit)
+                break
+            }
+            // Noise is not drawn for a patch that is not needed.
+            let drawn = try drawn(&noise, width, options.temperature), now = patch
+            async let following = driver.following(prefilled, index: index, patch: now, noise: drawn, solving)
+            try await hear(patch, index, stops, plan, decoder, &attempt, emit)
+            (patch, conditions) = try await following
+        }
+        return attempt
+    }
+
+    private func hear(
+        _ patch: [Float], _ index: Int, _ stops: Bool, _ plan: Plan, _ decoder: PatchDecoder, _ attempt: inout Attempt,
+        _ emit: (([Float]) async throws -> Void)?
+    ) async throws {
+        let decoded = try await decoder(patch)
+        guard decoded.allSatisfy(\.isFinite) else {
+            throw VoxCPMError.prediction(
+                model: StepModelName.audioVAEDecoder.rawValue, reason: "samples of patch \(index) are not finite")
+        }
+        let samples = joining(decoded, index, stops, rate: plan.manifest.architecture.outputSampleRate)
+        if let emit { try await emit(samples) } else { attempt.samples += samples }
+    }
+
+    /// A patch's samples, faded where its segment is joined to another one.
+    ///
+    /// A patch is known to be the last one when it is made, so streamed and whole speech have the same samples.
+    private func joining(_ samples: [Float], _ index: Int, _ stops: Bool, rate: Int) -> [Float] {
+        let samples = self.index > 0 && index == 0 ? fadedIn(samples, sampleRate: rate) : samples
+        // Whether another sentence follows in a session is not known; there, speech that a limit ended is faded.
+        let joins = segment.followed ?? !stops
+        return joins && (stops || index + 1 == limit) ? fadedOut(samples, sampleRate: rate) : samples
+    }
+}
+
+extension Driver {
+    /// The patch after one, and the conditions that it came from.
+    fileprivate func following(
+        _ prefilled: Prefilled, index: Int, patch: [Float], noise: [Float], _ solving: Solving
+    ) async throws -> ([Float], Conditions) {
+        let conditions = try await advance(prefilled, index: index, patch: patch)
+        let next = try await predict(conditions, noise: noise, solving)
+        return (next, conditions)
+    }
+}
+
+/// Noise of one patch, times the temperature.
+private func drawn(_ noise: inout any NoiseSource, _ count: Int, _ temperature: Float) throws -> [Float] {
+    let numbers = noise.standardNormal(count)
+    guard numbers.count == count, numbers.allSatisfy(\.isFinite) else {
+        throw VoxCPMError.argument(name: "noise", problem: "expected \(count) finite numbers for a patch")
+    }
+    return numbers.map { $0 * temperature }
+}

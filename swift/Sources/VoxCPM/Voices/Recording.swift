@@ -1,0 +1,91 @@
+import Foundation
+
+/// A recording of a voice: mono samples and their rate.
+public struct Recording: Sendable, Equatable {
+    /// In [-1, 1].
+    public let samples: [Float]
+    /// Hz.
+    public let sampleRate: Int
+    /// SHA-256 of the file that it was read from.
+    let digest: String?
+
+    static let longestSeconds = 1200.0
+    static let mostSamples = 57_600_000
+    static let mostChannels = 8
+    static let highestRate = 384_000
+    static let largestFile = 256 << 20
+    /// A peak 40 dB above full scale is a scaling error.
+    private static let largestPeak: Float = 100
+    /// Anything below this peak is silence: 33 steps of 16 bits.
+    private static let smallestPeak: Float = 0.001
+
+    /// - Parameters:
+    ///   - samples: mono, in [-1, 1].
+    ///   - sampleRate: in Hz.
+    ///
+    /// Throws `VoxCPMError.voice` for samples that are missing, too many, not finite, or far beyond full scale.
+    public init(samples: [Float], sampleRate: Int) throws {
+        try self.init(samples: samples, sampleRate: sampleRate, digest: nil)
+    }
+
+    /// - Parameters:
+    ///   - interleaved: samples of all channels, frame by frame; channels are averaged.
+    ///   - channels: 1 to 8.
+    ///   - sampleRate: in Hz.
+    public init(interleaved: [Float], channels: Int, sampleRate: Int) throws {
+        try self.init(samples: try Self.averaged(interleaved, channels), sampleRate: sampleRate, digest: nil)
+    }
+
+    init(samples: [Float], sampleRate: Int, digest: String?) throws {
+        guard (1...Self.highestRate).contains(sampleRate) else {
+            throw VoxCPMError.voice("the sample rate of a recording must be 1 to \(Self.highestRate) Hz, got \(sampleRate)")
+        }
+        guard !samples.isEmpty else { throw VoxCPMError.voice("the recording has no samples") }
+        guard samples.count <= Self.mostSamples, Double(samples.count) <= Self.longestSeconds * Double(sampleRate) else {
+            throw VoxCPMError.voice(
+                "the recording is longer than \(Int(Self.longestSeconds)) s or \(Self.mostSamples) samples; cut it")
+        }
+        guard samples.allSatisfy({ abs($0) <= Self.largestPeak }) else {
+            throw VoxCPMError.voice("the recording has samples that are not finite, or far beyond [-1, 1]; scale them")
+        }
+        self.samples = samples
+        self.sampleRate = sampleRate
+        self.digest = digest
+    }
+
+    /// Seconds.
+    public var duration: Double { Double(samples.count) / Double(sampleRate) }
+
+    static func averaged(_ interleaved: [Float], _ channels: Int) throws -> [Float] {
+        guard (1...mostChannels).contains(channels) else {
+            throw VoxCPMError.voice("a recording has 1 to \(mostChannels) channels, got \(channels)")
+        }
+        guard channels > 1 else { return interleaved }
+        return (0..<(interleaved.count / channels)).map { frame in
+            var sum: Float = 0
+            for channel in 0..<channels { sum += interleaved[frame * channels + channel] }
+            return sum / Float(channels)
+        }
+    }
+
+    /// The samples at another rate, as the AudioVAE takes them.
+    ///
+    /// - Parameters:
+    ///   - rate: in Hz.
+    ///   - minimum: samples of one patch.
+    ///
+    /// Throws `VoxCPMError.voice` for a recording that is shorter than a patch, or silent.
+    func resampled(to rate: Int, minimum: Int) throws -> [Float] {
+        let result = sampleRate == rate ? samples : windowedSinc(samples, from: sampleRate, to: rate)
+        guard result.count >= minimum else {
+            throw VoxCPMError.voice(
+                "the recording has \(duration) s, but the minimum is one patch, \(Double(minimum) / Double(rate)) s")
+        }
+        // Ignore DC offset.
+        let mean = Float(result.reduce(0.0) { $0 + Double($1) } / Double(result.count))
+        guard result.contains(where: { abs($0 - mean) >= Self.smallestPeak }) else {
+            throw VoxCPMError.voice("the recording is silent throughout; expected speech")
+        }
+        return result
+    }
+}

@@ -1,0 +1,145 @@
+import Foundation
+
+/// Text to speech with a bundle.
+///
+///     let tts = VoxCPM(.folder(url), Configuration(predictor: CoreMLPredictor()))
+///     let speech = try await tts.speak("The river runs to the sea.")
+///
+/// Calls may run at once; each has its own caches. Cancelling the task of a call ends it within one Euler step.
+public actor VoxCPM {
+    private let loader: Loader
+    private let configuration: Configuration
+
+    /// Nothing is read before the first call.
+    public init(_ source: BundleSource, _ configuration: Configuration) {
+        self.configuration = configuration
+        loader = Loader(source, configuration)
+    }
+
+    /// Verify, compile and load the bundle, and say what is being done. Other calls do the same, without a word.
+    ///
+    /// Throws `VoxCPMError.bundle` for a file that is missing or altered, and `VoxCPMError.loading` for a step model
+    /// that no compute unit takes. Compiling takes seconds to minutes, once on a device.
+    public nonisolated func prepare() -> AsyncThrowingStream<Preparation, any Error> {
+        let loader = loader
+        return Production(capacity: .max) { channel in
+            _ = try await loader.bundle { channel.put($0) }
+        }.stream
+    }
+
+    /// Speech of a text of any length, in segments. A segment that is suspiciously long or short for its text is tried
+    /// again.
+    ///
+    /// - Parameters:
+    ///   - voice: nil for the checkpoint's own; then the first segments are the voice of the others.
+    ///
+    /// Throws a `VoxCPMError`, and `CancellationError`.
+    public nonisolated func speak(
+        _ text: String, voice: Voice? = nil, options: Options = Options()
+    ) async throws -> Speech {
+        try options.check()
+        let loaded = try await loader.bundle()
+        let plan = try Plan(loaded.bundle.manifest, loaded.tokenizer, text: text, voice: voice, options: options)
+        return try await Narration.whole(plan, loaded.driver, isTight: loaded.isTight)
+    }
+
+    /// The speech of `speak` in chunks, as soon as they are ready; nothing is tried again, since audio that was heard
+    /// cannot be taken back.
+    ///
+    /// At most about ten seconds of audio wait to be read; then speaking pauses. It begins with the call, and ends when
+    /// the stream is dropped or its reader is cancelled.
+    public nonisolated func stream(
+        _ text: String, voice: Voice? = nil, options: Options = Options()
+    ) -> AsyncThrowingStream<Chunk, any Error> {
+        let loader = loader
+        return Production(capacity: 4) { channel in
+            try options.check()
+            let loaded = try await loader.bundle()
+            let plan = try Plan(loaded.bundle.manifest, loaded.tokenizer, text: text, voice: voice, options: options)
+            try await Narration.streamed(plan, loaded.driver, isTight: loaded.isTight) { try await channel.send($0) }
+        }.stream
+    }
+
+    /// A session that speaks text while it is written.
+    ///
+    /// Throws a `VoxCPMError` for a voice of another AudioVAE and for options that are out of range.
+    public nonisolated func session(voice: Voice? = nil, options: Options = Options()) async throws -> Session {
+        let loaded = try await loader.bundle()
+        let plan = try Plan(loaded.bundle.manifest, loaded.tokenizer, text: nil, voice: voice, options: options)
+        return Session(plan, loaded.driver, isTight: loaded.isTight)
+    }
+
+    /// Make a voice, to keep (`Voice.write(to:)`) and to speak with.
+    ///
+    /// - Parameters:
+    ///   - name: under which it is kept.
+    ///   - prompt: a recording that speech continues; it needs a transcript.
+    ///   - transcript: what is said in the prompt, word for word.
+    ///   - reference: a recording of a voice to speak with (VoxCPM2).
+    ///   - provenance: more to keep about its origin, such as the speaker's consent.
+    ///
+    /// Throws `VoxCPMError.voice` for recordings that are missing, too short or silent, and `VoxCPMError.unsupported`
+    /// for a reference before VoxCPM2.
+    public nonisolated func makeVoice(
+        name: String = "", prompt: Recording? = nil, transcript: String? = nil, reference: Recording? = nil,
+        provenance: [String: String] = [:]
+    ) async throws -> Voice {
+        guard (prompt == nil) == (transcript == nil) else {
+            throw VoxCPMError.voice("a prompt is a recording and its transcript together: give both")
+        }
+        guard prompt != nil || reference != nil else {
+            throw VoxCPMError.voice("a voice needs a recording: a prompt with its transcript, or a reference")
+        }
+        if let transcript { try checkText(transcript) }
+        let loaded = try await loader.bundle(), a = loaded.bundle.manifest.architecture
+        guard reference == nil || a.generation.takesReference else {
+            throw VoxCPMError.unsupported(
+                "a reference voice needs VoxCPM2, and this bundle is of an earlier VoxCPM; give a prompt")
+        }
+        let samples = try prompt?.resampled(to: a.inputSampleRate, minimum: a.patchInputSamples)
+        let referenced = try reference?.resampled(to: a.inputSampleRate, minimum: a.patchInputSamples)
+        var driver = loaded.driver
+        if driver.models[.audioVAEEncoder] == nil {
+            let (encoder, _) = try await loadedModel(.audioVAEEncoder, of: loaded.bundle, configuration) { _ in }
+            driver.models[.audioVAEEncoder] = encoder
+        }
+        let none = Rows(width: driver.patchValues)
+        var parts: [Rows] = []
+        for (recording, side) in [(samples, Padding.left), (referenced, .right)] {
+            guard let recording else {
+                parts.append(none)
+                continue
+            }
+            let rows = try await driver.encode(recording, padding: side)
+            guard rows.values.allSatisfy(\.isFinite) else {
+                throw VoxCPMError.prediction(
+                    model: StepModelName.audioVAEEncoder.rawValue, reason: "latents of the recording are not finite")
+            }
+            parts.append(rows)
+        }
+        var origin = provenance
+        if let digest = prompt?.digest { origin["prompt_sha256"] = digest }
+        if let digest = reference?.digest { origin["reference_sha256"] = digest }
+        return Voice(
+            a, name: name, transcript: transcript ?? "", prompt: parts[0], reference: parts[1], provenance: origin)
+    }
+
+    /// How well the step models agree with the bundle's test vectors on this device. Encode it as JSON for an issue.
+    ///
+    /// Throws `VoxCPMError.bundle` if the bundle has no test vectors, or they are damaged.
+    public nonisolated func examine() async throws -> [Examination] {
+        let loaded = try await loader.bundle()
+        var all: [Examination] = []
+        for name in loaded.bundle.manifest.names {
+            try Task.checkCancellation()
+            var (model, unit) = (loaded.driver.models[name], loaded.units[name])
+            if model == nil { (model, unit) = try await loadedModel(name, of: loaded.bundle, configuration) { _ in } }
+            guard let model, let unit else { continue }
+            all.append(try await Examination(name, model, unit, loaded.bundle))
+        }
+        return all
+    }
+
+    /// Free the step models. The next call loads them again; calls that are running keep theirs until they end.
+    public func unload() async { await loader.unload() }
+}

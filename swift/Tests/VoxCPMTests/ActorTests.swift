@@ -1,0 +1,287 @@
+import Foundation
+import XCTest
+
+@testable import VoxCPM
+
+/// The actor with a predictor that answers at once: loading, cancellation, errors, memory.
+final class ActorTests: XCTestCase {
+    private let text = "the river runs to the sea"
+
+    private func tts(_ predictor: FakePredictor, _ change: (inout Configuration) -> Void = { _ in }) -> VoxCPM {
+        var configuration = Configuration(predictor: predictor)
+        configuration.memoryLimit = 1 << 40
+        configuration.verifies = false
+        change(&configuration)
+        return VoxCPM(.folder(builtInBundle), configuration)
+    }
+
+    private func options(_ patches: Int) -> Options {
+        var options = Options()
+        options.maxLen = patches
+        options.minLen = patches
+        options.retryBadcase = false
+        options.seed = 1
+        return options
+    }
+
+    func testPreparationSaysWhatItDoes() async throws {
+        let predictor = FakePredictor(refused: [.cpuAndGPU])
+        let tts = tts(predictor) { $0.verifies = true }
+        var events: [Preparation] = []
+        for try await event in tts.prepare() { events.append(event) }
+        XCTAssertEqual(events.last, .ready)
+        XCTAssertTrue(events.contains(.verifying(1)))
+        for name in StepModelName.allCases where name != .locDiTSolve {
+            XCTAssertTrue(events.contains(.compiling(name)))
+            XCTAssertTrue(events.contains(.fellBack(name, .cpuAndGPU, reason: "not on cpuAndGPU")))
+        }
+        let loads = predictor.loaded.count
+        _ = try await tts.speak(text, options: options(3))
+        XCTAssertEqual(predictor.loaded.count, loads, "loaded once")
+        await tts.unload()
+        _ = try await tts.speak(text, options: options(3))
+        XCTAssertEqual(predictor.loaded.count, 2 * loads, "loaded again")
+    }
+
+    func testARefusedModelIsAnError() async throws {
+        let tts = tts(FakePredictor(refused: Set(ComputeUnit.allCases)))
+        do {
+            _ = try await tts.speak(text)
+            XCTFail("it spoke")
+        } catch VoxCPMError.loading(let model, let reason) {
+            XCTAssertEqual(model, "audio_vae_encoder")
+            XCTAssertEqual(reason, "cpuAndGPU: not on cpuAndGPU; cpu: not on cpu")
+        }
+    }
+
+    func testNaNFromAnyModelIsAnError() async throws {
+        for name in StepModelName.allCases where ![.locDiTSolve, .audioVAEEncoder].contains(name) {
+            let tts = tts(FakePredictor(broken: name.rawValue))
+            do {
+                _ = try await tts.speak(text, options: options(5))
+                // The fake DiT ignores its condition.
+                XCTAssertTrue([.featEncoder, .baseLMStep, .residualLMStep].contains(name), name.rawValue)
+            } catch VoxCPMError.notFinite {
+                XCTAssertEqual(name, .locDiTStep)
+            } catch VoxCPMError.prediction(let model, _) {
+                XCTAssertEqual(model, name.rawValue)
+                XCTAssertEqual(name, .audioVAEDecoder)
+            }
+        }
+        let tts = tts(FakePredictor(broken: "audio_vae_encoder"))
+        let noise = (0..<24000).map { sin(Float($0)) / 2 }
+        do {
+            _ = try await tts.makeVoice(prompt: Recording(samples: noise, sampleRate: 24000), transcript: "a b c")
+            XCTFail("it made a voice")
+        } catch VoxCPMError.prediction {}
+    }
+
+    func testFilesThatAreMissingOrAltered() async throws {
+        let files = FileManager.default
+        let folder = files.temporaryDirectory.appendingPathComponent(UUID().uuidString)
+        try files.copyItem(at: builtInBundle, to: folder)
+        defer { try? files.removeItem(at: folder) }
+        func expectsBundleError(_ name: String) async {
+            do {
+                let tts = VoxCPM(.folder(folder), Configuration(predictor: FakePredictor()))
+                _ = try await tts.speak(text, options: options(3))
+                XCTFail("\(name): it spoke")
+            } catch VoxCPMError.bundle {} catch { XCTFail("\(name): \(error)") }
+        }
+        let paths = ["constants/embed_tokens.npy", "tokenizer/tokenizer.json", "manifest.json"]
+        for path in paths {
+            let file = folder.appendingPathComponent(path), good = try Data(contentsOf: file)
+            var altered = good
+            altered[good.count / 2] ^= 1
+            for content in [altered, good.dropLast(7), Data()] {
+                try content.write(to: file)
+                await expectsBundleError(path)
+            }
+            try files.removeItem(at: file)
+            await expectsBundleError(path)
+            try good.write(to: file)
+        }
+        let tts = VoxCPM(.folder(folder), Configuration(predictor: FakePredictor()))
+        _ = try await tts.speak(text, options: options(3))
+    }
+
+    func testCancellationAtAnyCall() async throws {
+        // As many calls as one speech makes.
+        let whole = FakePredictor()
+        _ = try await tts(whole).speak(text, options: options(4))
+        let calls = whole.calls
+        XCTAssertGreaterThan(calls, 20)
+        for number in 1...calls {
+            let holder = Holder()
+            let predictor = FakePredictor { if $0 == number { await holder.cancel() } }
+            let tts = tts(predictor), text = text, options = options(4)
+            let task = Task { try await tts.speak(text, options: options) }
+            await holder.hold(task)
+            do {
+                _ = try await task.value
+                // The last calls have no check after them.
+                XCTAssertGreaterThanOrEqual(number, calls - 1)
+            } catch is CancellationError {}
+            // A patch is decoded while the next one is predicted.
+            XCTAssertLessThanOrEqual(predictor.calls, number + 2, "after call \(number)")
+            XCTAssertEqual(predictor.running, 0)
+        }
+    }
+
+    func testCancellationWhileLoading() async throws {
+        let predictor = FakePredictor { if $0 == -1 { try await Task.sleep(nanoseconds: 50_000_000) } }
+        let tts = tts(predictor), text = text, options = options(3)
+        let first = Task { try await tts.speak(text, options: options) }
+        let second = Task { try await tts.speak(text, options: options) }
+        try await Task.sleep(nanoseconds: 60_000_000)
+        first.cancel()
+        do {
+            _ = try await first.value
+            XCTFail("it was not cancelled")
+        } catch is CancellationError {}
+        XCTAssertLessThan(predictor.loaded.count, 6, "the first one left while the other one still waits")
+        let speech = try await second.value
+        XCTAssertEqual(speech.segments.count, 1)
+        XCTAssertEqual(predictor.loaded.count, 6)
+        await tts.unload()
+        let third = Task { try await tts.speak(text, options: options) }
+        try await Task.sleep(nanoseconds: 60_000_000)
+        third.cancel()
+        _ = try await tts.speak(text, options: options)
+    }
+
+    func testTwoCallsAtOnceSpeakAsOneAfterTheOther() async throws {
+        let tts = tts(FakePredictor()), text = text, options = options(6)
+        let alone = try await tts.speak(text, options: options)
+        async let first = tts.speak(text, options: options)
+        async let second = tts.speak(text, options: options)
+        let both = try await [first.samples, second.samples]
+        XCTAssertEqual(both, [alone.samples, alone.samples])
+    }
+
+    func testAStreamThatIsDroppedEnds() async throws {
+        let predictor = FakePredictor(stops: false), tts = tts(predictor)
+        var options = options(400)
+        options.chunkPatches = 1
+        do {
+            for try await chunk in tts.stream(text, options: options) {
+                XCTAssertEqual(chunk.offset, 0)
+                break
+            }
+        }
+        try await Task.sleep(nanoseconds: 100_000_000)
+        let calls = predictor.calls
+        try await Task.sleep(nanoseconds: 100_000_000)
+        XCTAssertEqual(predictor.calls, calls)
+        XCTAssertEqual(predictor.running, 0)
+    }
+
+    func testAStreamWaitsForItsReader() async throws {
+        let predictor = FakePredictor(stops: false), tts = tts(predictor)
+        var options = options(300)
+        options.chunkPatches = 1
+        let stream = tts.stream(text, options: options)
+        try await Task.sleep(nanoseconds: 300_000_000)
+        let calls = predictor.calls
+        try await Task.sleep(nanoseconds: 100_000_000)
+        XCTAssertEqual(predictor.calls, calls, "it waits")
+        var samples: [Float] = []
+        for try await chunk in stream {
+            XCTAssertEqual(chunk.offset, samples.count)
+            samples += chunk.samples
+        }
+        let whole = try await tts.speak(text, options: options)
+        XCTAssertEqual(samples, whole.samples)
+    }
+
+    func testMemoryThatIsShort() async throws {
+        let predictor = FakePredictor(), tts = tts(predictor) { $0.memoryLimit = 1000 }
+        _ = try await tts.speak(text, options: options(3))
+        XCTAssertFalse(predictor.loaded.contains("audio_vae_encoder"))
+        XCTAssertGreaterThanOrEqual(predictor.unloadedPrefill, 2)
+        let sound = try Recording(samples: (0..<24000).map { sin(Float($0)) / 2 }, sampleRate: 24000)
+        let voice = try await tts.makeVoice(name: "a", prompt: sound, transcript: "a b c")
+        XCTAssertGreaterThan(voice.prompt.count, 3)
+        XCTAssertTrue(predictor.loaded.contains("audio_vae_encoder"))
+        _ = try await tts.speak(text, voice: Voice(data: voice.data), options: options(3))
+    }
+
+    func testSessionSpeaksWhatIsPushed() async throws {
+        let tts = tts(FakePredictor())
+        var options = Options()
+        options.seed = 3
+        let session = try await tts.session(options: options)
+        try session.push("The river runs. The sea is ")
+        try session.push("far. And")
+        try session.finish()
+        XCTAssertThrowsError(try session.push("more"))
+        var texts: [String] = [], offset = 0
+        for try await chunk in session.chunks {
+            XCTAssertEqual(chunk.offset, offset)
+            offset += chunk.samples.count
+            if texts.last != chunk.text { texts.append(chunk.text) }
+        }
+        XCTAssertEqual(texts, ["The river runs.", "The sea is far.", "And"])
+        let cancelled = try await tts.session()
+        try cancelled.push("The river runs. The sea.")
+        cancelled.cancel()
+        XCTAssertThrowsError(try cancelled.push("more")) { XCTAssertEqual($0 as? VoxCPMError, .closed) }
+        do {
+            for try await _ in cancelled.chunks { XCTFail("it speaks") }
+            XCTFail("it ended")
+        } catch is CancellationError {}
+    }
+
+    /// Twenty minutes of speech in a session; resident memory must not grow with it.
+    func testMemoryIsFlat() async throws {
+        let tts = tts(FakePredictor(stops: false))
+        var options = options(40)
+        options.inferenceTimesteps = 2
+        let session = try await tts.session(options: options)
+        var seconds = 0.0, early = 0
+        let sentences = 200
+        let writer = Task {
+            for _ in 0..<sentences { try session.push("The river runs to the sea. ") }
+            try session.finish()
+        }
+        for try await chunk in session.chunks {
+            seconds += Double(chunk.samples.count) / Double(chunk.sampleRate)
+            if early == 0, seconds > 120 { early = residentKilobytes() }
+        }
+        try await writer.value
+        let late = residentKilobytes()
+        print("memory after 2 and", Int(seconds / 60), "minutes:", early, late, "kB")
+        XCTAssertGreaterThan(seconds, 600)
+        XCTAssertLessThan(late - early, 8_000)
+    }
+
+    private func residentKilobytes() -> Int {
+        guard let status = try? String(contentsOfFile: "/proc/self/status", encoding: .utf8),
+            let line = status.split(separator: "\n").first(where: { $0.hasPrefix("VmRSS:") })
+        else { return 0 }
+        return Int(line.filter(\.isNumber)) ?? 0
+    }
+
+    func testExamination() async throws {
+        let found = try await tts(FakePredictor()).examine()
+        XCTAssertEqual(found.count, 6)
+        XCTAssertFalse(found.contains(where: \.isCorrect))
+        _ = try JSONEncoder().encode(found)
+    }
+}
+
+/// A task that a call of its own cancels.
+private actor Holder {
+    private var task: Task<Speech, any Error>?
+    private var isCancelled = false
+
+    func hold(_ task: Task<Speech, any Error>) {
+        self.task = task
+        if isCancelled { task.cancel() }
+    }
+
+    func cancel() {
+        isCancelled = true
+        task?.cancel()
+    }
+}

@@ -1,0 +1,66 @@
+import Foundation
+import XCTest
+
+@testable import VoxCPM
+
+final class LengthTests: XCTestCase {
+    private struct Row: Decodable {
+        let letters, tokens, context, min_len, patches, bound: Int
+        let ratio, pace, per_letter, beside, upstream: Double
+        let expected: [Double]
+        let reason: String
+    }
+
+    func testLengthsArePythons() throws {
+        let file = try Recorded.folder("lengths").appendingPathComponent("lengths.json")
+        let rows = try JSONDecoder().decode([Row].self, from: Data(contentsOf: file))
+        let manifest = try OpenBundle(builtInBundle).manifest
+        XCTAssertEqual(rows.count, 500)
+        for row in rows {
+            let profile = try JSONDecoder().decode(
+                Manifest.SpeechProfile.self,
+                from: Data(
+                    """
+                    {"longest_seconds": 20, "longest_tokens": 240, "seconds_per_letter": \(row.per_letter),
+                     "seconds_beside": \(row.beside)}
+                    """.utf8))
+            let length = ExpectedLength(
+                profile, letters: row.letters, pace: row.pace, patchSeconds: 0.16, minLen: row.min_len)
+            let badness = length.badness(row.patches, stopped: true).1
+            let found = [length.seconds ?? 0, length.longFrom, length.shortBelow, length.maximum, badness]
+            for (a, b) in zip(found, row.expected) { XCTAssertEqual(a, b, accuracy: 1e-9) }
+            XCTAssertEqual(length.suspicion(row.patches, stopped: true)?.rawValue ?? "", row.reason)
+            let upstream = ExpectedLength(
+                tokens: row.tokens, ratio: row.ratio, context: row.context, patchSeconds: 0.16, minLen: row.min_len)
+            XCTAssertEqual(upstream.longFrom, row.upstream, accuracy: 1e-9)
+            var options = Options()
+            options.minLen = row.min_len
+            options.retryBadcaseRatioThreshold = row.ratio
+            let lengths = Lengths(manifest, options, hasLettersOnly: true)
+            XCTAssertEqual(lengths.patchBound(row.tokens), row.bound)
+        }
+    }
+
+    func testOptionsOutOfRange() {
+        func refuses(_ change: (inout Options) -> Void, line: UInt = #line) {
+            var options = Options()
+            change(&options)
+            XCTAssertThrowsError(try options.check(), line: line) { error in
+                guard case VoxCPMError.argument = error else { return XCTFail("\(error)", line: line) }
+            }
+        }
+        XCTAssertNoThrow(try Options().check())
+        refuses { $0.cfgValue = .nan }
+        refuses { $0.inferenceTimesteps = 0 }
+        refuses { $0.temperature = -1 }
+        refuses { $0.swaySamplingCoef = 2 }
+        refuses { $0.minLen = -1 }
+        refuses { $0.maxLen = 0 }
+        refuses { $0.maxLen = 1 }
+        refuses { $0.retryBadcaseRatioThreshold = .infinity }
+        refuses { $0.segmentTokens = 7 }
+        refuses { $0.paragraphPause = .nan }
+        refuses { $0.chunkPatches = 0 }
+        refuses { $0.seed = 1; $0.noise = GaussianNoise(seed: 1) }
+    }
+}

@@ -1,0 +1,132 @@
+import Foundation
+import XCTest
+
+@testable import VoxCPM
+@testable import VoxCPMCoreML
+
+/// Speech that tests/swift/speech.py recorded, from Python's noise, on the same packages.
+final class SpeechTests: XCTestCase {
+    /// Floors of latents and of samples by precision; see TRIALS.md.
+    private static let floors: [String: Double] = ["fp32": 0.99999, "fp16": 0.99999, "int8": 0.99, "int4": 0.99]
+
+    func testSpeaksAsPython() async throws {
+        let cases = try Recorded.cases("speech").filter { $0.document["segments"] != nil }
+        XCTAssertGreaterThan(cases.count, 5)
+        var worst: [String: Double] = [:]
+        for recorded in cases {
+            let case_ = try Case(recorded), precision = recorded.string("precision")
+            let loaded = try await Loader(
+                .folder(recorded.url("bundle")), case_.configuration).bundle()
+            let plan = try Plan(
+                loaded.bundle.manifest, loaded.tokenizer, text: recorded.string("text"), voice: case_.voice,
+                options: case_.options)
+            let made = try await speech(case_.planned, plan, loaded)
+            let latents = correlation(made.latents, try recorded.floats("latents"))
+            let samples = correlation(made.samples, try recorded.floats("samples"))
+            print(recorded.name, "latents", latents, "samples", samples)
+            worst[precision] = min(worst[precision] ?? 1, latents, samples)
+            let expected = case_.segments
+            XCTAssertEqual(made.segments.count, expected.count, recorded.name)
+            for (segment, wanted) in zip(made.segments, expected) {
+                XCTAssertEqual(segment.text, wanted.text, recorded.name)
+                XCTAssertEqual(segment.latents.count, wanted.patches, recorded.name)
+                XCTAssertEqual(segment.attempts, wanted.attempts, recorded.name)
+                XCTAssertEqual(segment.stopped, wanted.stopped, recorded.name)
+                XCTAssertEqual(segment.suspicion?.rawValue ?? "", wanted.reason, recorded.name)
+                XCTAssertEqual(segment.sampleCount, wanted.samples, recorded.name)
+                XCTAssertEqual(segment.expectedSeconds ?? -1, wanted.expected ?? -1, accuracy: 1e-9, recorded.name)
+            }
+            let floor = Self.floors[precision] ?? 1
+            XCTAssertGreaterThanOrEqual(latents, floor, recorded.name)
+            XCTAssertGreaterThanOrEqual(samples, floor, recorded.name)
+        }
+        print("worst", worst)
+    }
+
+    private func speech(
+        _ planned: [PlannedSegment], _ plan: Plan, _ loaded: LoadedBundle
+    ) async throws -> (segments: [SpokenSegment], latents: [Float], samples: [Float]) {
+        var narration = try Narration(plan, loaded.driver, isTight: false)
+        var segments: [SpokenSegment] = [], samples: [Float] = []
+        for segment in planned {
+            guard let made = try await narration.speak(segment, emit: nil) else { break }
+            segments.append(made.spoken)
+            samples += made.samples
+        }
+        return (segments, segments.flatMap(\.latents.values), samples)
+    }
+}
+
+/// A case of tests/swift/speech.py.
+struct Case {
+    struct Segment: Decodable {
+        let text, reason: String
+        let patches, attempts, samples: Int
+        let stopped: Bool
+        let expected: Double?
+    }
+
+    private struct Planned: Decodable {
+        let text, transcript: String
+        let tokens: [Int]
+        let transcript_tokens, target, letters: Int
+        let anchors, followed, ends_paragraph: Bool
+    }
+
+    let voice: Voice?
+    let options: Options
+    let configuration: Configuration
+    let segments: [Segment]
+    let planned: [PlannedSegment]
+
+    init(_ recorded: Recorded) throws {
+        let file = recorded.folder.appendingPathComponent("case.voice")
+        voice = recorded.document["voiced"] as? Bool == true ? try Voice(contentsOf: file) : nil
+        let cache = FileManager.default.temporaryDirectory.appendingPathComponent("voxcpm-tests")
+        configuration = Configuration(precision: .init(rawValue: recorded.string("precision")), cache: cache)
+        func decoded<T: Decodable>(_ key: String, _ type: [T].Type) throws -> [T] {
+            let value = recorded.document[key] ?? []
+            return try JSONDecoder().decode(type, from: JSONSerialization.data(withJSONObject: value))
+        }
+        segments = try decoded("segments", [Segment].self)
+        planned = try decoded("planned", [Planned].self).map {
+            PlannedSegment(
+                text: $0.text, transcript: $0.transcript, tokens: $0.tokens, transcriptTokens: $0.transcript_tokens,
+                targetTokens: $0.target, letters: $0.letters, endsParagraph: $0.ends_paragraph, anchors: $0.anchors,
+                followed: $0.followed)
+        }
+        var options = Options()
+        options.noise = RecordedNoise(try recorded.floats("noise"))
+        for (name, value) in recorded.document["options"] as? [String: Any] ?? [:] {
+            let number = value as? NSNumber, double = number?.doubleValue ?? 0, whole = number?.intValue ?? 0
+            switch name {
+            case "max_len": options.maxLen = whole
+            case "min_len": options.minLen = whole
+            case "retry_badcase": options.retryBadcase = whole != 0
+            case "retry_badcase_ratio_threshold": options.retryBadcaseRatioThreshold = double
+            case "segment_tokens": options.segmentTokens = whole
+            case "paragraph_pause": options.paragraphPause = double
+            case "cfg_value": options.cfgValue = Float(double)
+            case "inference_timesteps": options.inferenceTimesteps = whole
+            case "temperature": options.temperature = Float(double)
+            case "use_cfg_zero_star": options.useCfgZeroStar = whole != 0
+            case "sway_sampling_coef": options.swaySamplingCoef = Float(double)
+            case "control": options.control = value as? String
+            default: XCTFail("unknown option \(name)")
+            }
+        }
+        self.options = options
+    }
+}
+
+/// Noise that Python drew, in its order; then nothing, which is an error.
+struct RecordedNoise: NoiseSource {
+    private var numbers: ArraySlice<Float>
+
+    init(_ numbers: [Float]) { self.numbers = numbers[...] }
+
+    mutating func standardNormal(_ count: Int) -> [Float] {
+        defer { numbers = numbers.dropFirst(count) }
+        return Array(numbers.prefix(count))
+    }
+}

@@ -1,0 +1,114 @@
+import Foundation
+import XCTest
+
+@testable import VoxCPM
+
+final class VoiceTests: XCTestCase {
+    func testBuiltInVoicesAreWrittenAsPythonWroteThem() throws {
+        let files = try FileManager.default.contentsOfDirectory(at: builtInVoices, includingPropertiesForKeys: nil)
+            .filter { $0.pathExtension == "voice" }
+        XCTAssertGreaterThan(files.count, 10)
+        let manifest = try OpenBundle(builtInBundle).manifest
+        for file in files {
+            let voice = try Voice(contentsOf: file)
+            XCTAssertEqual(voice.data, try Data(contentsOf: file), file.lastPathComponent)
+            try voice.check(manifest.architecture)
+        }
+    }
+
+    /// The names have every kind of character, and Swift writes the header anew.
+    func testNewVoicesHavePythonsBytes() throws {
+        let folder = try Recorded.folder("voices")
+        let expected = try Data(contentsOf: folder.appendingPathComponent("every.voice"))
+        let read = try Voice(data: expected)
+        let names = try JSONDecoder().decode(
+            [String: String].self, from: Data(contentsOf: folder.appendingPathComponent("every.json")))
+        XCTAssertEqual(Array(read.turns[0].text.utf8), Array(names["text", default: ""].utf8))
+        XCTAssertEqual(read.data, expected)
+        let made = Voice(
+            name: read.name, generation: read.generation, latentSpace: read.latentSpace, sampleRate: read.sampleRate,
+            turns: read.turns, provenance: read.provenance, patchShape: read.patchShape, prompt: read.prompt,
+            reference: read.reference)
+        XCTAssertEqual(made.data, expected)
+        XCTAssertEqual(made, read)
+        XCTAssertEqual(try Recorded.floats(folder, "every"), read.prompt.values + read.reference.values)
+    }
+
+    func testFilesThatAreNoVoices() throws {
+        let good = try Data(contentsOf: builtInVoices.appendingPathComponent("heart.voice"))
+        var altered = good
+        altered[altered.count - 5] ^= 1
+        let torn = good.dropLast(100), foreign = Data("RIFF....WAVE".utf8), empty = Data()
+        for content in [altered, torn, foreign, empty, Data(good.dropFirst(3))] {
+            XCTAssertThrowsError(try Voice(data: content)) { error in
+                guard case VoxCPMError.voice = error else { return XCTFail("\(error)") }
+            }
+        }
+        XCTAssertThrowsError(try Voice(contentsOf: URL(fileURLWithPath: "/nowhere.voice")))
+        XCTAssertThrowsError(try Voice(contentsOf: FileManager.default.temporaryDirectory))
+        // Data that does not begin at index 0.
+        XCTAssertEqual(try Voice(data: (Data([1, 2, 3]) + good).dropFirst(3)).data, good)
+    }
+
+    func testWAV() throws {
+        let values: [Float] = [0, 0.5, -0.5, 0.25]
+        for (code, bits, tolerance) in [(1, 16, 1e-4), (1, 24, 1e-6), (1, 32, 1e-6), (3, 32, 0), (3, 64, 0), (1, 8, 1e-2)] {
+            let recording = try Recording(wav: wav(values, code, bits))
+            XCTAssertEqual(recording.sampleRate, 16000)
+            for (found, wanted) in zip(recording.samples, values) {
+                XCTAssertEqual(Double(found), Double(wanted), accuracy: tolerance + 1e-12)
+            }
+            XCTAssertEqual(recording.samples.count, 4)
+        }
+        let stereo = try Recording(wav: wav([1, 0, 0.5, -0.5], 3, 32, channels: 2))
+        XCTAssertEqual(stereo.samples, [0.5, 0])
+        // Torn in its samples, it gives what it has.
+        XCTAssertEqual(try Recording(wav: wav(values, 1, 16).dropLast(3)).samples.count, 2)
+        for content in [Data(), Data("RIFF".utf8), wav(values, 1, 16).prefix(40), wav(values, 2, 4), wav([.nan], 3, 32)] {
+            XCTAssertThrowsError(try Recording(wav: content))
+        }
+    }
+
+    func testResamplingIsSoxrs() throws {
+        let folder = try Recorded.folder("voices"), sound = try Recorded.floats(folder, "sound")
+        for rate in [16000, 24000, 48000] {
+            let expected = try Recorded.floats(folder, "sound-\(rate)")
+            let found = windowedSinc(sound, from: 44100, to: rate)
+            let inner = 500..<(min(found.count, expected.count) - 500)
+            let agreement = correlation(Array(found[inner]), Array(expected[inner]))
+            XCTAssertLessThanOrEqual(abs(found.count - expected.count), 1)
+            XCTAssertGreaterThan(agreement, 0.999999, "\(rate)")
+        }
+    }
+
+    func testRecordingsThatCannotBeUsed() throws {
+        XCTAssertThrowsError(try Recording(samples: [], sampleRate: 16000))
+        XCTAssertThrowsError(try Recording(samples: [.infinity], sampleRate: 16000))
+        XCTAssertThrowsError(try Recording(samples: [0], sampleRate: 0))
+        XCTAssertThrowsError(try Recording(interleaved: [0], channels: 0, sampleRate: 16000))
+        let silent = try Recording(samples: [Float](repeating: 0.5, count: 5000), sampleRate: 16000)
+        XCTAssertThrowsError(try silent.resampled(to: 16000, minimum: 100))
+        XCTAssertThrowsError(try Recording(samples: [0, 1], sampleRate: 16000).resampled(to: 16000, minimum: 100))
+    }
+
+    private func wav(_ values: [Float], _ code: Int, _ bits: Int, channels: Int = 1) -> Data {
+        var data = Data()
+        for value in values {
+            switch (code, bits) {
+            case (1, 8): data.append(UInt8(value * 127 + 128))
+            case (1, let bits):
+                let number = Int64(Double(value) * Double((1 << (bits - 1)) - 1))
+                for byte in 0..<(bits / 8) { data.append(UInt8(truncatingIfNeeded: number >> (8 * byte))) }
+            case (3, 32): withUnsafeBytes(of: value.bitPattern.littleEndian) { data.append(contentsOf: $0) }
+            default: withUnsafeBytes(of: Double(value).bitPattern.littleEndian) { data.append(contentsOf: $0) }
+            }
+        }
+        func number(_ value: Int, _ count: Int) -> Data {
+            Data((0..<count).map { UInt8(truncatingIfNeeded: value >> (8 * $0)) })
+        }
+        var format = number(code, 2) + number(channels, 2) + number(16000, 4)
+        format += number(16000 * channels * bits / 8, 4) + number(channels * bits / 8, 2) + number(bits, 2)
+        let chunks = Data("fmt ".utf8) + number(16, 4) + format + Data("data".utf8) + number(data.count, 4) + data
+        return Data("RIFF".utf8) + number(chunks.count + 4, 4) + Data("WAVE".utf8) + chunks
+    }
+}

@@ -1,0 +1,213 @@
+"""Records what Python speaks, for the tests of the Swift package.
+
+Usage: speech.py FOLDER BUNDLE..., the bundles being folders. Each case is a folder with case.json and arrays of float32.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from voxcpm_constants.speech_profile import SpeechProfile
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.reading import resample
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.lengths import expected_length, pace, patch_bound, upstream_length
+from voxcpm_runtime.voices.store import built_in_voices
+from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
+
+SHORT = "the river runs to the sea"
+LONG = "The river runs. It ran all night, and we walked home.\n\nThe sea was far. We sat by the fire and talked of it."
+PROSE = (
+    "The door opened slowly, and nobody came in. We waited for a while in the dark hall, and listened to the rain on "
+    "the roof. Then somebody laughed.\n\nIt was the old man from the mill. He had lost his key, and his lamp, and "
+    "every coin he owned. We gave him tea, and a chair by the fire, and asked him nothing until he was warm again."
+)
+
+
+class RecordedNoise:
+    """Standard normal noise that is written down."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator, self.drawn = np.random.default_rng(seed), []
+
+    def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+        """Numbers of this shape."""
+        self.drawn.append(self.generator.standard_normal(size).astype(np.float32))
+        return self.drawn[-1]
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """All that was drawn."""
+        return np.concatenate([part.ravel() for part in self.drawn] or [np.zeros(0, np.float32)])
+
+
+def record(folder: Path, bundles: Sequence[Path]) -> None:
+    """All cases."""
+    record_lengths(folder / "lengths")
+    record_files(folder / "voices")
+    for bundle in (DEFAULT_BUNDLE, *bundles):
+        precisions = json.loads((bundle / "manifest.json").read_text())["precisions"]
+        for precision in precisions:
+            with VoxCPM.from_bundle(bundle, precision=precision) as tts:
+                record_speech(folder / "speech", tts, bundle)
+
+
+def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
+    """Speech of one bundle in one precision, in all modes that it has."""
+    a = tts.bundle.architecture
+    stem = f"{bundle.name}-{tts.bundle.precision}"
+    sound = np.random.default_rng(3).standard_normal(9 * a.patch_input_samples + 17).astype(np.float32) / 10
+    prompt = tts.create_voice((sound, a.input_sample_rate), "we walked home ", name="prompt")
+    is_built_in = bundle == DEFAULT_BUNDLE
+    small: dict[str, Any] = {"max_len": 6, "min_len": 4, "retry_badcase": False}
+    cases: dict[str, tuple[str, Voice | None, dict[str, Any]]] = {
+        "zero": (SHORT, None, small),
+        "continued": (SHORT, prompt, small),
+        "segments": (LONG, None, {"segment_tokens": 12, "max_len": 40, "min_len": 2, "retry_badcase": False}),
+        "voiced": (LONG, prompt, {"segment_tokens": 12, "max_len": 30, "min_len": 2, "paragraph_pause": 0.1}),
+        "retried": (SHORT, None, {"retry_badcase_ratio_threshold": 0.3, "min_len": 1}),
+        "guided": (SHORT, None, {**small, "cfg_value": 1.5, "inference_timesteps": 4, "temperature": 0.8}),
+        "plain": (SHORT, None, {**small, "use_cfg_zero_star": False, "sway_sampling_coef": -0.5}),
+    }
+    if a.traits.takes_reference:
+        reference = tts.create_voice(reference=(sound, a.input_sample_rate), name="reference")
+        both = tts.create_voice(
+            (sound, a.input_sample_rate), "we walked home ", name="both", reference=(sound[::-1], a.input_sample_rate)
+        )
+        cases["reference"] = (SHORT, reference, small)
+        cases["both"] = (SHORT, both, small)
+        cases["control"] = (SHORT, None, {**small, "control": "warm, slow"})
+        cases["control-segments"] = (LONG, None, {"segment_tokens": 12, "max_len": 40, "control": "warm"})
+        cases["control-reference"] = (LONG, reference, {"segment_tokens": 12, "max_len": 24, "control": "warm"})
+    if is_built_in:
+        voice = built_in_voices()["heart"]
+        cases = {
+            "zero": (SHORT, None, {}),
+            "continued": (SHORT, voice, {}),
+            "segments": (PROSE, None, {"max_len": 200}),
+            "voiced": (PROSE, voice, {"max_len": 200}),
+            "retried": (SHORT, voice, {"retry_badcase_ratio_threshold": 0.3, "min_len": 1}),
+        }
+    for name, (text, voice, options) in cases.items():
+        write_speech(folder / f"{stem}-{name}", tts, bundle, text, voice, options)
+    if not is_built_in:
+        write_session(folder / f"{stem}-session", tts, bundle, prompt)
+
+
+def write_speech(
+    folder: Path, tts: VoxCPM, bundle: Path, text: str, voice: Voice | None, options: dict[str, Any]
+) -> None:
+    """One speech."""
+    noise = RecordedNoise(7)
+    planned = tts.plan(text, voice=voice, **options).all_segments
+    speech = tts.speak(text, voice=voice, rng=noise, **options)
+    write(
+        folder, bundle, tts, voice, noise, speech.latents, speech.audio,
+        text=text, options=options,
+        segments=[
+            {
+                "text": s.text, "patches": len(s.latents), "attempts": s.attempts, "stopped": s.stopped,
+                "reason": s.reason, "ends_paragraph": s.ends_paragraph, "expected": s.expected_seconds,
+                "samples": len(s.audio),
+            }
+            for s in speech.segments
+        ],
+        planned=[
+            {
+                "text": p.text, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
+                "transcript_tokens": len(p.transcript_tokens), "target": p.target_tokens, "letters": p.letters,
+                "anchors": p.anchors, "followed": bool(p.followed),
+                "ends_paragraph": p.ends_paragraph,
+            }
+            for p in planned
+        ],
+    )  # fmt: skip
+
+
+def write_session(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
+    """A session, whose 16-bit samples are written as floats."""
+    noise, pushed = RecordedNoise(8), ["The river runs. It ", "ran all night.\n\nThe sea", " was far. We"]
+    options = {"min_len": 2, "max_len": 4}
+    with tts.session(voice=voice, rng=noise, **options) as session:
+        for text in pushed:
+            session.push_text(text)
+        session.flush()
+        samples = np.concatenate([chunk.pcm for chunk in session])
+    write(
+        folder, bundle, tts, voice, noise, np.zeros(0, np.float32), samples.astype(np.float32) / 32767,
+        pushed=pushed, options=options,
+    )  # fmt: skip
+
+
+def write(
+    folder: Path, bundle: Path, tts: VoxCPM, voice: Voice | None, noise: RecordedNoise, latents: np.ndarray,
+    samples: np.ndarray, **case: Any,
+) -> None:  # fmt: skip
+    """The files of a case."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if voice is not None:
+        voice.save(folder / "case.voice", overwrite=True)
+    for name, array in (("noise", noise.numbers), ("latents", latents), ("samples", samples)):
+        np.asarray(array, np.float32).tofile(folder / f"{name}.f32")
+    document = {**case, "bundle": str(bundle), "precision": tts.bundle.precision, "voiced": voice is not None}
+    (folder / "case.json").write_text(json.dumps(document))
+
+
+def record_lengths(folder: Path) -> None:
+    """Lengths by both rules, and bounds, for random figures."""
+    rng, rows = np.random.default_rng(5), []
+    for _ in range(500):
+        letters, tokens, context = (int(n) for n in rng.integers(0, (300, 200, 4)))
+        least, patches, ratio = int(rng.integers(0, 20)), int(rng.integers(1, 300)), float(rng.uniform(0.1, 10))
+        profile = SpeechProfile(
+            longest_seconds=20, longest_tokens=240, seconds_per_letter=float(rng.uniform(0.03, 0.1)),
+            seconds_beside=float(rng.uniform(0, 0.5)), language="en",
+        )  # fmt: skip
+        speed = pace(profile, letters, float(rng.uniform(0, 30)))
+        by_profile = expected_length(profile, letters, 0.16, pace=speed, min_len=least)
+        by_upstream = upstream_length(tokens, 0.16, ratio, context, min_len=least)
+        options = GenerationOptions(min_len=least, retry_badcase_ratio_threshold=ratio)
+        rows.append(
+            {
+                "letters": letters, "tokens": tokens, "context": context, "min_len": least, "patches": patches,
+                "ratio": ratio, "pace": speed, "per_letter": profile.seconds_per_letter,
+                "beside": profile.seconds_beside, "bound": patch_bound(tokens, options),
+                "expected": [
+                    by_profile.seconds, by_profile.long_from, by_profile.short_below, by_profile.maximum,
+                    by_profile.badness(patches, stopped=True)[1],
+                ],
+                "reason": by_profile.reason(patches, stopped=True), "upstream": by_upstream.long_from,
+            }
+        )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lengths.json").write_text(json.dumps(rows))
+
+
+def record_files(folder: Path) -> None:
+    """A voice with every kind of character, and a resampled sound."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = 'Ünï "q" \\ \t\n\r\x01\x08\x0c\x1f\x7f\x85 中文 \u2028 🙂 e\u0301 / \U00010000'
+    header = VoiceHeader(
+        name="näme 🙂", generation="voxcpm2", latent_space="0123456789abcdef", sample_rate=16000,
+        turns=(Turn(text=text, patches=2), Turn(text="more ", patches=1)), provenance={"a": text, "b": "中"},
+    )  # fmt: skip
+    numbers = np.random.default_rng(4).standard_normal((5, 4, 8)).astype(np.float32)
+    Voice(header, numbers[:3], numbers[3:]).save(folder / "every.voice", overwrite=True)
+    (folder / "every.json").write_text(json.dumps({"text": text, "name": header.name}))
+    numbers.tofile(folder / "every.f32")
+    time = np.arange(44100) / 44100
+    sound = (0.3 * np.sin(2 * np.pi * 440 * time) + 0.2 * np.sin(2 * np.pi * 3100 * time)).astype(np.float32)
+    sound.tofile(folder / "sound.f32")
+    for rate in (16000, 24000, 48000):
+        resample(sound, 44100, rate).tofile(folder / f"sound-{rate}.f32")
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
