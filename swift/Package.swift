@@ -33,7 +33,7 @@ let package = Package(
         .target(name: "VoxCPMCoreML", dependencies: ["VoxCPM"] + coreML),
         .target(name: "VoxCPMCoreAI", dependencies: ["VoxCPM"] + coreAI),
         .target(name: "VoxCPMPlayback", dependencies: ["VoxCPM"] + audio),
-        .executableTarget(name: "voxcpm-speak", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMPlayback"]),
+        .executableTarget(name: "voxcpm-speak", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI"]),
         .testTarget(name: "VoxCPMTests", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI", "VoxCPMPlayback"]),
     ] + standIns,
     swiftLanguageModes: [.v6]

@@ -1,5 +1,109 @@
+// Speaks a text into a WAV file: voxcpm-speak BUNDLE --text "…" -o out.wav
+
 import Foundation
 import VoxCPM
+import VoxCPMCoreAI
 import VoxCPMCoreML
 
-print("voxcpm-speak")
+private let usage = """
+    usage: voxcpm-speak BUNDLE --text TEXT [-o out.wav] [--precision int8] [--voice FILE.voice]
+                        [--prompt WAV --prompt-text TEXT] [--reference WAV] [--control TEXT] [--seed N] [--max-len N]
+
+    BUNDLE is a folder, or org/name of a hub.
+    """
+
+/// What the command line says.
+private struct Asked {
+    var bundle = "", text: String?, output = "out.wav", precision: Manifest.Precision?
+    var voice: String?, prompt: String?, promptText: String?, reference: String?
+    var options = Options()
+
+    init(_ arguments: [String]) throws {
+        var rest = arguments[...]
+        while let word = rest.popFirst() {
+            guard word.hasPrefix("-") else {
+                guard bundle.isEmpty else { throw Misuse("expected one bundle, got \(bundle) and \(word)") }
+                bundle = word
+                continue
+            }
+            guard let value = rest.popFirst() else { throw Misuse("\(word) needs a value") }
+            switch word {
+            case "--text", "-t": text = value
+            case "--output", "-o": output = value
+            case "--voice", "-v": voice = value
+            case "--prompt": prompt = value
+            case "--prompt-text": promptText = value
+            case "--reference": reference = value
+            case "--control": options.control = value
+            case "--seed": options.seed = try number(word, value)
+            case "--max-len": options.maxLen = try number(word, value)
+            case "--precision":
+                guard let known = Manifest.Precision(rawValue: value) else {
+                    throw Misuse("--precision: expected int8, int4, fp16 or fp32, got \(value)")
+                }
+                precision = known
+            default: throw Misuse("unknown option \(word)")
+            }
+        }
+        guard !bundle.isEmpty, text != nil else { throw Misuse("expected a bundle and --text") }
+    }
+}
+
+private struct Misuse: Error {
+    let text: String
+
+    init(_ text: String) { self.text = text }
+}
+
+private func number<Number: FixedWidthInteger>(_ option: String, _ value: String) throws -> Number {
+    guard let number = Number(value) else { throw Misuse("\(option): expected a whole number, got \(value)") }
+    return number
+}
+
+private func note(_ text: String) { FileHandle.standardError.write(Data("\(text)\n".utf8)) }
+
+private func predictor(_ folder: URL) throws -> any Predictor {
+    guard try OpenBundle(folder).manifest.target == .macOS27 else { return CoreMLPredictor() }
+    if #available(macOS 27, iOS 27, *) { return CoreAIPredictor() }
+    throw VoxCPMError.unsupported("this bundle is for macOS 27; convert with --target macos14 or macos15")
+}
+
+private func folder(_ asked: Asked) async throws -> URL {
+    let url = URL(fileURLWithPath: asked.bundle)
+    if FileManager.default.fileExists(atPath: url.path) || asked.bundle.split(separator: "/").count != 2 { return url }
+    let caches = FileManager.default.urls(for: .cachesDirectory, in: .userDomainMask)[0]
+    let download = try HubDownload(
+        asked.bundle, precision: asked.precision, into: caches.appendingPathComponent("voxcpm-bundles"))
+    return try await download { share in note("downloading: \(Int(100 * share)) %") }
+}
+
+private func run() async throws {
+    let asked = try Asked(Array(CommandLine.arguments.dropFirst()))
+    let folder = try await folder(asked)
+    let tts = VoxCPM(.folder(folder), Configuration(predictor: try predictor(folder), precision: asked.precision))
+    for try await step in tts.prepare() {
+        if case .verifying = step { continue }
+        note("\(step)")
+    }
+    var voice = try asked.voice.map { try Voice(contentsOf: URL(fileURLWithPath: $0)) }
+    if asked.prompt != nil || asked.reference != nil {
+        voice = try await tts.makeVoice(
+            prompt: asked.prompt.map { try Recording(wav: URL(fileURLWithPath: $0)) }, transcript: asked.promptText,
+            reference: asked.reference.map { try Recording(wav: URL(fileURLWithPath: $0)) })
+    }
+    let began = Date(), speech = try await tts.speak(asked.text ?? "", voice: voice, options: asked.options)
+    let output = URL(fileURLWithPath: asked.output)
+    try speech.wav.write(to: output, options: .atomic)
+    let seconds = String(format: "%.2f s of speech in %.2f s", speech.duration, Date().timeIntervalSince(began))
+    print("\(output.path): \(seconds), seed \(speech.seed.map(String.init) ?? "none")")
+}
+
+do {
+    try await run()
+} catch let misuse as Misuse {
+    note("error: \(misuse.text)\n\(usage)")
+    exit(2)
+} catch {
+    note("error: \((error as? VoxCPMError)?.description ?? error.localizedDescription)")
+    exit(2)
+}

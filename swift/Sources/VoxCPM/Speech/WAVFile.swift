@@ -1,0 +1,32 @@
+import Foundation
+
+extension Speech {
+    /// A WAV file of the speech: mono, 16 bits.
+    public var wav: Data { wavFile(samples, sampleRate: sampleRate) }
+}
+
+/// A WAV file of mono samples in [-1, 1], 16 bits each; what is outside is clipped, and NaN is silence.
+public func wavFile(_ samples: [Float], sampleRate: Int) -> Data {
+    let bytes = UInt32(clamping: 2 * samples.count), rate = UInt32(clamping: sampleRate)
+    var data = Data(capacity: 44 + 2 * samples.count)
+    func append<Number: FixedWidthInteger>(_ value: Number) {
+        withUnsafeBytes(of: value.littleEndian) { data.append(contentsOf: $0) }
+    }
+    data.append(contentsOf: Array("RIFF".utf8))
+    append(bytes &+ 36)
+    data.append(contentsOf: Array("WAVEfmt ".utf8))
+    append(UInt32(16))
+    append(UInt16(1))
+    append(UInt16(1))
+    append(rate)
+    append(rate &* 2)
+    append(UInt16(2))
+    append(UInt16(16))
+    data.append(contentsOf: Array("data".utf8))
+    append(bytes)
+    for sample in samples {
+        let clipped = sample.isNaN ? 0 : min(max(sample, -1), 1)
+        append(Int16((clipped * 32767).rounded(.toNearestOrEven)))
+    }
+    return data
+}
