@@ -36,20 +36,18 @@ public final class SpeechPlayer {
     /// Play a stream to its end, and return when the last sample has been heard, or `stop` was called.
     ///
     /// - Parameters:
-    ///   - chunks: of `VoxCPM.stream`, or any samples.
-    ///   - sampleRate: of the samples, in Hz.
+    ///   - chunks: of `VoxCPM.stream` or `Session.chunks`.
     ///   - expectedSeconds: seconds of speech that are expected, for the pre-roll.
+    ///   - heard: called with each chunk when it is scheduled.
     ///
     /// Cancelling the task, or an error of the stream, stops the playback.
-    public func play<Chunks: AsyncSequence>(
-        _ chunks: Chunks, sampleRate: Int, expectedSeconds: Double = 10
-    ) async throws where Chunks.Element == [Float] {
-        guard let format = AVAudioFormat(standardFormatWithSampleRate: Double(sampleRate), channels: 1) else {
-            throw VoxCPMError.argument(name: "sampleRate", problem: "expected a rate in Hz, got \(sampleRate)")
-        }
+    public func play(
+        _ chunks: AsyncThrowingStream<Chunk, any Error>, expectedSeconds: Double = 10,
+        heard: (Chunk) -> Void = { _ in }
+    ) async throws {
         isStopped = false
         state = .buffering
-        engine.connect(node, to: engine.mainMixerNode, format: format)
+        var format: AVAudioFormat?
         var preroll = Preroll(expectedSeconds: expectedSeconds, realTimeFactor: realTimeFactor)
         var last = Date(), frames = 0
         defer {
@@ -58,17 +56,19 @@ public final class SpeechPlayer {
             engine.stop()
             state = .idle
         }
-        for try await samples in chunks {
+        for try await chunk in chunks {
             if isStopped { return }
-            guard let buffer = buffer(samples, format) else { continue }
+            format = format ?? connected(chunk.sampleRate)
+            guard let format, let buffer = buffer(chunk.samples, format) else { continue }
             node.scheduleBuffer(buffer, completionHandler: nil)
-            frames += samples.count
-            let begins = preroll.begins(
-                afterChunkOf: Double(samples.count) / Double(sampleRate), work: Date().timeIntervalSince(last))
+            frames += chunk.samples.count
+            heard(chunk)
+            let seconds = Double(chunk.samples.count) / Double(chunk.sampleRate)
+            let begins = preroll.begins(afterChunkOf: seconds, work: Date().timeIntervalSince(last))
             last = Date()
             if begins, state == .buffering { try start() }
         }
-        if frames == 0 { return }
+        guard let format, frames > 0 else { return }
         if state == .buffering { try start() }
         while !isStopped, state != .idle, played(format) < frames {
             try await Task.sleep(nanoseconds: 50_000_000)
@@ -84,6 +84,13 @@ public final class SpeechPlayer {
     /// Carry on after an interruption.
     public func resume() throws {
         if state == .interrupted { try start() }
+    }
+
+    /// The format of mono samples at a rate in Hz, in which the node is connected.
+    private func connected(_ sampleRate: Int) -> AVAudioFormat? {
+        let format = AVAudioFormat(standardFormatWithSampleRate: Double(sampleRate), channels: 1)
+        if let format { engine.connect(node, to: engine.mainMixerNode, format: format) }
+        return format
     }
 
     private func start() throws {
