@@ -91,14 +91,14 @@ private final class Inbox: @unchecked Sendable {
                 throw VoxCPMError.text("more than \(Self.mostCharacters) characters would wait to be spoken; push less")
             }
             waiting += text.utf8.count
-            for sentence in cutter.push(text) { sentences.put(sentence) }
+            for sentence in cutter.push(text) { sentences.put(sentence.text) }
         }
     }
 
     func flush() throws {
         try lock.withLock {
             guard !isClosed else { throw VoxCPMError.closed }
-            for sentence in cutter.flush() { sentences.put(sentence) }
+            for sentence in cutter.flush() { sentences.put(sentence.text) }
         }
     }
 
