@@ -66,8 +66,19 @@ class HalfStates:
         return outputs
 
 
-def with_half_states(tts: VoxCPM) -> None:
+class NoPrefix:
+    """No cache of voices' prefixes: a sequence is run as a whole, in the chunks that Swift runs."""
+
+    def __call__(self, voice: Voice) -> None:
+        """No prefix."""
+
+    def cache_clear(self) -> None:
+        """There is nothing to clear."""
+
+
+def arithmetic_of_core_ml(tts: VoxCPM) -> None:
     """Let the step models whose state the caller keeps round it; the stand-in for Core ML keeps the others' itself."""
+    tts._prefix = NoPrefix()  # type: ignore[assignment]  # noqa: SLF001
     manifest = tts.bundle.manifest
     kept = {
         part.name
@@ -87,7 +98,7 @@ def record(folder: Path, bundles: Sequence[Path]) -> None:
         precisions = json.loads((bundle / "manifest.json").read_text())["precisions"]
         for precision in precisions:
             with VoxCPM.from_bundle(bundle, precision=precision) as tts:
-                with_half_states(tts)
+                arithmetic_of_core_ml(tts)
                 record_speech(folder / "speech", tts, bundle)
 
 

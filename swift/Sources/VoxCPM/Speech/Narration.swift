@@ -38,7 +38,7 @@ struct Narration {
         promptLetters = try plan.voice.map { voice in
             let takesControl = plan.manifest.architecture.generation.takesReference
             let spoken = voice.turns.map { takesControl ? Control.withoutControl($0.text) : $0.text }.joined()
-            return try letters(in: spelledTranscript(spoken, plan.tokenizer))
+            return try letters(in: plan.tokenizer.spelledTranscript(spoken))
         } ?? 0
     }
 

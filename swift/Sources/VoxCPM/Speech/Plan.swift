@@ -143,7 +143,7 @@ struct Plan: Sendable {
 
     /// Number of tokens of a text; more than `target` also if it is expected to take more than `longestSeconds`.
     private func count(_ text: String, _ target: Int) throws -> Int {
-        let said = (try? spelled(text, tokenizer)) ?? text
+        let said = (try? tokenizer.spelled(text)) ?? text
         let tokens = try tokenizer(said).count
         guard let profile = lengths.profile, options.segmentTokens == nil else { return tokens }
         let share = profile.expectedSeconds(letters(in: said)) / profile.longestSeconds
@@ -223,14 +223,14 @@ struct SegmentReader: Sendable {
         // A segment that continues the first one continues its style, too.
         let hasControl = !plan.description.isEmpty && (plan.voice != nil || transcript.isEmpty)
         let said = saidText(hasControl ? Control.controlled(segment.text, plan.description) : segment.text)
-        let target = try spelled(said, tokenizer)
-        let before = try spelledTranscript(plan.voice?.transcript ?? transcript, tokenizer)
+        let target = try tokenizer.spelled(said)
+        let before = try tokenizer.spelledTranscript(plan.voice?.transcript ?? transcript)
         // The prompt's transcript is used as given, with or without a trailing space.
         let tokens = try tokenizer(before + target)
         // The control is read, too, but not spoken.
-        let spoken = hasControl ? try spelled(saidText(segment.text), tokenizer) : target
+        let spoken = hasControl ? try tokenizer.spelled(saidText(segment.text)) : target
         let planned = PlannedSegment(
-            text: segment.text, transcript: continuedTranscript(said, tokenizer), tokens: tokens,
+            text: segment.text, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
             transcriptTokens: before.isEmpty ? 0 : try tokenizer(before).count,
             targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: letters(in: spoken),
             endsParagraph: segment.endsParagraph)
