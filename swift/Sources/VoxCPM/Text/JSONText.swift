@@ -4,7 +4,7 @@ import Foundation
 ///
 /// Foundation's decoders make `String` keys, for which é and e with a combining accent are equal: a vocabulary with
 /// both would lose one of them.
-enum JSONText: Equatable {
+enum JSONText: Equatable, Sendable {
     case null
     case bool(Bool)
     case number(Double)
