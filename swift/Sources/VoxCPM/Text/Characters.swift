@@ -51,10 +51,11 @@ extension Unicode.Scalar {
         }
     }
 
-    /// Hiragana, katakana and the common Chinese characters.
+    /// Hiragana, katakana and Chinese characters. As in Python, whose range begins at U+8C48 where the compatibility
+    /// characters were meant, everything up to these is in it, Korean too.
     var isWide: Bool {
         switch value {
-        case 0x3040...0x30FF, 0x3400...0x4DBF, 0x4E00...0x9FFF, 0xF900...0xFAFF: true
+        case 0x3040...0x30FF, 0x3400...0x4DBF, 0x4E00...0xFAFF: true
         default: false
         }
     }
