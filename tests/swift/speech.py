@@ -48,6 +48,48 @@ class RecordedNoise:
         return np.concatenate([part.ravel() for part in self.drawn] or [np.zeros(0, np.float32)])
 
 
+class HalfStates:
+    """A step model whose state is rounded to float16 after each call, as Core ML keeps it; Python keeps float32."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, inputs: Any, state: Any = None) -> Any:
+        """The outputs of the step model."""
+        outputs = self._model(inputs, state)
+        for name, array in getattr(state, "_now", {}).items():
+            if self._model._caches[name].dtype == "FLOAT16":  # noqa: SLF001
+                array[:] = array.astype(np.float16)
+        return outputs
+
+
+class NoPrefix:
+    """No cache of voices' prefixes: a sequence is run as a whole, in the chunks that Swift runs."""
+
+    def __call__(self, voice: Voice) -> None:
+        """No prefix."""
+
+    def cache_clear(self) -> None:
+        """There is nothing to clear."""
+
+
+def arithmetic_of_core_ml(tts: VoxCPM) -> None:
+    """Let the step models whose state the caller keeps round it; the stand-in for Core ML keeps the others' itself."""
+    tts._prefix = NoPrefix()  # type: ignore[assignment]  # noqa: SLF001
+    manifest = tts.bundle.manifest
+    kept = {
+        part.name
+        for name in manifest.step_models
+        for part in manifest.parts(name)
+        if manifest.form(part).state == "native"
+    }
+    models = {n: m if n in kept else HalfStates(m) for n, m in tts.driver.models.items()}
+    tts._driver = tts.driver.over(models)  # noqa: SLF001
+
+
 def record(folder: Path, bundles: Sequence[Path]) -> None:
     """All cases."""
     record_lengths(folder / "lengths")
@@ -56,6 +98,7 @@ def record(folder: Path, bundles: Sequence[Path]) -> None:
         precisions = json.loads((bundle / "manifest.json").read_text())["precisions"]
         for precision in precisions:
             with VoxCPM.from_bundle(bundle, precision=precision) as tts:
+                arithmetic_of_core_ml(tts)
                 record_speech(folder / "speech", tts, bundle)
 
 
@@ -96,6 +139,9 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
             "retried": (SHORT, voice, {"retry_badcase_ratio_threshold": 0.3, "min_len": 1}),
         }
     for name, (text, voice, options) in cases.items():
+        # Of quantised arithmetic one speech is enough; where it stops is chance (TRIALS.md).
+        if tts.bundle.precision in ("int8", "int4") and not is_built_in and name not in ("zero", "continued", "guided"):
+            continue
         write_speech(folder / f"{stem}-{name}", tts, bundle, text, voice, options)
     if not is_built_in:
         write_session(folder / f"{stem}-session", tts, bundle, prompt)

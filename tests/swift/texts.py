@@ -1,80 +1,102 @@
-"""Texts as Python cuts, tokenises and spells them: cases for swift/Tests/VoxCPMTests/TextTests.swift."""
+"""Texts with what Python makes of them, for the Swift package: tokens, sentences, segments, and spelled text."""
 
 from __future__ import annotations
 
 import json
 import random
-import re
+import sys
+import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.normalization import said_text, spelled
-from voxcpm_runtime.text.segments import each_segment
+from voxcpm_runtime.text.normalization import spelled
+from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import sentences
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
-LISTENING = Path(__file__).parents[2] / "validation" / "voxcpm_validation" / "listening_test"
-COUNT = 500
-TARGETS = (12, 40, 200)
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent.parent / "shared/data"
+LETTERS = ROOT / "runtime/voxcpm_runtime/default_bundle/tokenizer"
+TARGETS = (8, 40, 200)
 
-WRITTEN = (
-    "Dr. Smith arrived at 5 p.m. on Oak St. He left.", "No. 5 is alive. Fig. 3 shows it, cf. p. 12.",
-    "“Who are you?” she asked. “I am Ann.” (It was late.) Yes!", "3.14 and example.com. Then U.S. troops left.",
-    "1. First item\n2. Second item\n- a dash\n# Heading\nText after it.", "a text. without capitals. and more",
-    "你好，世界。今天天气很好！我们去公园吧？好的。", "我在北京大学学习 machine learning，每天 8 小时。", "こんにちは。元気ですか？はい、元気です。",
-    "Привет, мир. Как дела? Хорошо.", "مرحبا بالعالم؟ نعم۔", "हम यहाँ हैं। आप कहाँ हैं?",
-    "Emoji 😀 in the middle. 👩‍👩‍👧‍👦 Family! 🎉🎉 Done 👍🏽.", "caf\u00e9 and cafe\u0301, na\u00efve and nai\u0308ve.",
-    "One blank line.\n\nAnother paragraph.\n\n\n* * *\n\nThe last one.", "   \n  leading and trailing   \n\n",
-    "He said: \"Stop!\" and left… Then... nothing?! 5\" wide, 6' tall.", "I'm, it's, don't; rock 'n' roll — dash – en-dash.",
-    "word " * 300, "no_spaces" * 80, "，" * 30 + "。", "ﬁ ﬂ ½ ² ™ ® © № ①", "\u200bzero\u200dwidth\ufeff mark",
-    "<|audio_start|> is special, <unk> too, </s>.", "x = y + 2; a[3] {k: v} :( :) /path/to/file", "ＦＵＬＬ　ＷＩＤＴＨ　ｔｅｘｔ。",
-    "I have 3 cats and 42 dogs; 1,234 people came.", "It was 1984, then 2005, 1900 and 2024.", "3.14 is pi, 0.5 is half, 5% of 100%.",
-    "He came 1st, 2nd, 3rd, 21st and 112th.", "It costs $5, $4.20 or $1,200.", "At 3:30, at 10:00 and at 7:05.",
-    "Mr. Jones & Mrs. Brown met Dr. Who.", "room 007", "-5 degrees, 2 + 2 = 4",
-)  # fmt: skip
-
-
-def prose() -> list[str]:
-    """Paragraphs and sentences of the listening test, and parts of them put together at random."""
-    files = sorted(LISTENING.rglob("*.txt"))
-    paragraphs = [p for file in files for p in re.split(r"\n\n+", file.read_text(encoding="utf-8")) if p.strip()]
-    rng = random.Random(0)
-    found = [*WRITTEN, *paragraphs]
-    while len(found) < COUNT:
-        parts = rng.sample([*WRITTEN, *paragraphs], rng.randint(1, 4))
-        found.append(rng.choice([" ", "\n", "\n\n", ""]).join(part[: rng.randint(1, 400)] for part in parts))
-    return found[:COUNT]
+_WRITTEN = """
+The river runs to the sea.|Hello!|Is it? Yes, it is.|Mr. Smith went to Washington, D.C. on Monday. He came back.
+"Stop!" she cried. "Not here."|He said “no.” Then he left.|I live in the U.S. now. It is large.|See Fig. 3 and No. 7.
+1. Buy milk. 2. Sell it.|- one\n- two\n- three\n|# A heading\n\nThe text under it.\n\n\nAnd more.|a\n\nb\n\nc
+今天天气很好。我们去公园吧！你说呢？|他说：“你好。”然后走了。|我用Python写代码，it is fun。|价格是25元，涨了3.5%。|「はい。」と言った。
+中文和 English 混排, with commas，and 3.14 numbers。|नमस्ते। आप कैसे हैं?|مرحبا؟ نعم۔|Привет, мир! Как дела?|안녕하세요. 반갑습니다.
+Great 👍🏽! Thanks 👩‍👩‍👧‍👦 all.|🎉🎉🎉|Wow…🎉 Then what?|☃ snow ☃. More.|:( sad. :) happy.|5" wide. And 6" long.
+café crème, naïve façade|café crème, naïve façade|Ångström Å Å|ﬁne ﬂow ½ ² ™|ÀÉÎÕÜ|İstanbul ıssız
+|   |\n\n\n|...|. . .|!!!|?!|—|a|Z|""|()|«Oui.» « Non. » Si.|The dogs' bowls, 'tis true. 'Twas.|Wait... what?|Well...|e.g. this, i.e. that.
+AAAA BBBB|iPhone users. iPad too.|p.m. and a.m. times|Ph.D. students, J. R. R. Tolkien wrote.|<s> and </s> and <unk>|<|audio_start|> x <|audio_end|>
+tab\tand\x1cseparator\x85next\u2028line\u3000wide|zero\u200bwidth\u200djoin\ufeffbom|\u202eright to left\u202c|a\u0301\u0327\u0308b|\U00020000\U0002a6df|\U0001f468\u200d\U0001f469
+▁word▁ ▁▁|  leading and  double  spaces  |trailing \n|中|中国|人工智能技术|北京大学的学生们|龘靐齉|〇二三|々|①②③ ⅷ|Ⅳ世|٣٤٥|१२३
+He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we came.|The 21st of May 1999.|1,234,567 people|0.5 or 10
+3 apples and 12 pears.|Chapter 4|In 1984 he wrote it.|the 1st, 2nd, 3rd and 4th|He is 42 years old.|100 percent sure.|£20 and €1.50
+"""
 
 
-def _said(text: str, tokenizer: TextTokenizer) -> str | None:
-    try:
-        return spelled(said_text(text), tokenizer)
-    except InputError:
-        return None
+def texts() -> list[str]:
+    """At least 500 different texts: written ones, the project's pages in pieces, and random ones of a fixed seed."""
+    found = [text for line in _WRITTEN.strip("\n").split("\n") for text in line.encode().decode("utf-8").split("|")]
+    found = [text.replace("\\n", "\n") for text in found]
+    found += [unicodedata.normalize(form, text) for text in found for form in ("NFC", "NFD")]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in pages[:6]:
+        written = page.read_text(encoding="utf-8")
+        found += written.split("\n\n")[:40]
+        found.append(written[:9000])
+    rng = random.Random(5)
+    pieces = [*_WRITTEN.replace("|", " ").split(" "), *" \n\n.。!?,，\"'”’«»()（）「」…—-"]
+    for _ in range(200):
+        found.append("".join(rng.choice(pieces) + rng.choice(("", " ", " ", "\n")) for _ in range(rng.randrange(1, 60))))
+    for _ in range(120):  # any scalar of Unicode
+        ranges = ((32, 127), (0x80, 0x250), (0x300, 0x370), (0x2000, 0x2BFF), (0x3000, 0x9FFF), (0x1F300, 0x1F9FF), (0, 0x10FFFF))
+        chars = (chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(1, 200)))
+        found.append("".join(char for char in chars if _is_old(char)))
+    found += ["word " * 3000, "字" * 9000, "x" * 9000, "a, " * 3000, "Yes. " * 2000, "（" * 500, "．." * 400, "\u0301" * 300]
+    return list(dict.fromkeys(found))
 
 
-def record(folder: Path, tokenizers: dict[str, Path]) -> None:
-    """Tokens, sentences, segments and spelling of all texts, with each tokenizer."""
-    for name, path in tokenizers.items():
-        tokenizer = TextTokenizer.from_folder(path)
-        cases: list[dict[str, Any]] = []
-        for text in prose():
-            segments = {
-                str(target): [
-                    [segment.text, segment.ends_paragraph]
-                    for segment in each_segment(text, lambda part: len(tokenizer(part)), target)
-                ]
-                for target in TARGETS
-            }
-            cases.append({
-                "text": text,
-                "tokens": tokenizer(said_text(text)),
-                "unknown": tokenizer.unknown_characters(text),
-                "sentences": [[sentence.text, sentence.ends_paragraph] for sentence in sentences(text)],
-                "segments": segments,
-                "spelled": _said(text, tokenizer),
-            })  # fmt: skip
-        (folder / name).mkdir(parents=True)
-        document = {"tokenizer": str(path), "texts": cases}
-        (folder / name / "case.json").write_text(json.dumps(document))
+def _is_old(char: str) -> bool:
+    """Whether Python and Swift know the character, whatever their releases of Unicode; it is no surrogate."""
+    return unicodedata.category(char) not in ("Cn", "Cs")
+
+
+def record(folder: Path) -> None:
+    """Write texts.json."""
+    tokenizers = {"words": DATA / "tokenizer", "letters": LETTERS}
+    opened = {name: TextTokenizer.from_folder(path) for name, path in tokenizers.items() if path.exists()}
+    cases = [case for text in texts() for case in _case(text, opened)]
+    target = folder / "texts"
+    target.mkdir(parents=True, exist_ok=True)
+    document = {"folders": {name: str(tokenizers[name]) for name in opened}, "targets": TARGETS, "cases": cases}
+    (target / "case.json").write_text(json.dumps(document), encoding="utf-8")
+    print(f"{len(cases)} texts")
+
+
+def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str, object]]:
+    case: dict[str, object] = {
+        "text": text,
+        "sentences": [list(sentence) for sentence in sentences(text)],
+        "one": [list(segment) for segment in one_segment(text)],
+    }
+    for name, tokenizer in tokenizers.items():
+        count = lambda part, of=tokenizer: len(of(part))  # noqa: E731
+        targets = TARGETS if len(text) < 3000 else TARGETS[-1:]
+        case[name] = {
+            "tokens": tokenizer(text),
+            "unknown": tokenizer.unknown_characters(text),
+            "segments": {str(target): [list(part) for part in each_segment(text, count, target)] for target in targets},
+        }
+        if name == "letters":
+            try:
+                case["spelled"] = spelled(text, tokenizer)
+            except InputError:
+                case["spelled"] = None
+    yield case
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))

@@ -7,16 +7,15 @@ import XCTest
 /// Speech that tests/swift/speech.py recorded, from Python's noise, on the same packages.
 final class SpeechTests: XCTestCase {
     /// Floors of latents and of samples by precision; see TRIALS.md.
-    private static let floors: [String: Double] = ["fp32": 0.99999, "fp16": 0.99999, "int8": 0.99, "int4": 0.99]
+    private static let floors: [String: Double] = ["fp32": 0.99999, "fp16": 0.99999, "int8": 0.999, "int4": 0.998]
 
     func testSpeaksAsPython() async throws {
         let cases = try Recorded.cases("speech").filter { $0.document["segments"] != nil }
         XCTAssertGreaterThan(cases.count, 5)
-        var worst: [String: Double] = [:]
+        var worst: [String: [Double]] = [:]
         for recorded in cases {
             let case_ = try Case(recorded), precision = recorded.string("precision")
-            let loaded = try await Loader(
-                .folder(recorded.url("bundle")), case_.configuration).bundle()
+            let loaded = try await bundle(recorded, case_.configuration)
             let plan = try Plan(
                 loaded.bundle.manifest, loaded.tokenizer, text: recorded.string("text"), voice: case_.voice,
                 options: case_.options)
@@ -24,7 +23,8 @@ final class SpeechTests: XCTestCase {
             let latents = correlation(made.latents, try recorded.floats("latents"))
             let samples = correlation(made.samples, try recorded.floats("samples"))
             print(recorded.name, "latents", latents, "samples", samples)
-            worst[precision] = min(worst[precision] ?? 1, latents, samples)
+            let before = worst[precision] ?? [1, 1]
+            worst[precision] = [min(before[0], latents), min(before[1], samples)]
             let expected = case_.segments
             XCTAssertEqual(made.segments.count, expected.count, recorded.name)
             for (segment, wanted) in zip(made.segments, expected) {
@@ -41,6 +41,83 @@ final class SpeechTests: XCTestCase {
             XCTAssertGreaterThanOrEqual(samples, floor, recorded.name)
         }
         print("worst", worst)
+    }
+
+    /// Text to segments and tokens, exactly.
+    func testPlansAsPython() async throws {
+        for recorded in try Recorded.cases("speech") where recorded.document["planned"] != nil {
+            let case_ = try Case(recorded)
+            let bundle = try OpenBundle(recorded.url("bundle"), precision: case_.configuration.precision)
+            let tokenizer = try TextTokenizer(folder: bundle.folder.appendingPathComponent("tokenizer"))
+            let plan = try Plan(
+                bundle.manifest, tokenizer, text: recorded.string("text"), voice: case_.voice, options: case_.options)
+            var segments = try plan.segments(), found: [PlannedSegment] = []
+            while let segment = try segments.next() { found.append(segment) }
+            XCTAssertEqual(found, case_.planned, recorded.name)
+        }
+    }
+
+    /// Samples of a stream, in any chunks, are those of the whole speech, to the bit.
+    func testStreamsAreTheWholeSpeech() async throws {
+        for recorded in try Recorded.cases("speech") where recorded.name.hasSuffix("-segments") {
+            let case_ = try Case(recorded), loaded = try await bundle(recorded, case_.configuration)
+            var options = case_.options
+            options.retryBadcase = false
+            options.noise = nil
+            options.seed = 11
+            options.maxLen = 30
+            let tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
+            let whole = try await tts.speak(recorded.string("text"), voice: case_.voice, options: options)
+            options.chunkPatches = 4
+            var samples: [Float] = []
+            for try await chunk in tts.stream(recorded.string("text"), voice: case_.voice, options: options) {
+                XCTAssertEqual(chunk.offset, samples.count)
+                XCTAssertEqual(chunk.sampleRate, loaded.driver.architecture.outputSampleRate)
+                samples += chunk.samples
+            }
+            XCTAssertEqual(samples, whole.samples, recorded.name)
+            XCTAssertGreaterThan(whole.segments.count, 1)
+        }
+    }
+
+    /// Python's session gives 16-bit samples.
+    func testSessionsSpeakAsPython() async throws {
+        for recorded in try Recorded.cases("speech") where recorded.name.hasSuffix("-session") {
+            let precision = recorded.string("precision")
+            guard ["fp16", "fp32"].contains(precision) else { continue }
+            let case_ = try Case(recorded)
+            let tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
+            let session = try await tts.session(voice: case_.voice, options: case_.options)
+            for text in recorded.document["pushed"] as? [String] ?? [] { try session.push(text) }
+            try session.finish()
+            var samples: [Float] = []
+            for try await chunk in session.chunks { samples += chunk.samples.map { min(max($0, -1), 1) } }
+            let heard = correlation(samples, try recorded.floats("samples"))
+            print(recorded.name, heard)
+            XCTAssertGreaterThan(heard, 0.9999, recorded.name)
+        }
+    }
+
+    /// The step models on the stand-in agree with the bundle's own vectors.
+    func testExaminationOfTheBuiltInVoice() async throws {
+        var configuration = Configuration(cache: FileManager.default.temporaryDirectory.appendingPathComponent("voxcpm-tests"))
+        configuration.verifies = false
+        _ = try Recorded.folder("speech")
+        let found = try await VoxCPM(.folder(builtInBundle), configuration).examine()
+        XCTAssertEqual(found.count, 6)
+        for one in found {
+            print(one.model.rawValue, one.streams, one.seconds)
+            XCTAssertTrue(one.isCorrect, one.model.rawValue)
+        }
+    }
+
+    private var loaders: [String: Loader] = [:]
+
+    private func bundle(_ recorded: Recorded, _ configuration: Configuration) async throws -> LoadedBundle {
+        let key = recorded.string("bundle") + recorded.string("precision")
+        let loader = loaders[key] ?? Loader(.folder(recorded.url("bundle")), configuration)
+        loaders[key] = loader
+        return try await loader.bundle()
     }
 
     private func speech(
@@ -83,7 +160,9 @@ struct Case {
         let file = recorded.folder.appendingPathComponent("case.voice")
         voice = recorded.document["voiced"] as? Bool == true ? try Voice(contentsOf: file) : nil
         let cache = FileManager.default.temporaryDirectory.appendingPathComponent("voxcpm-tests")
-        configuration = Configuration(precision: .init(rawValue: recorded.string("precision")), cache: cache)
+        var configuration = Configuration(precision: .init(rawValue: recorded.string("precision")), cache: cache)
+        configuration.verifies = false
+        self.configuration = configuration
         func decoded<T: Decodable>(_ key: String, _ type: [T].Type) throws -> [T] {
             let value = recorded.document[key] ?? []
             return try JSONDecoder().decode(type, from: JSONSerialization.data(withJSONObject: value))

@@ -3,54 +3,103 @@ import XCTest
 
 @testable import VoxCPM
 
-/// The texts of tests/swift/texts.py, with a vocabulary of letters and one of a published form.
+/// Texts that tests/swift/texts.py wrote, with what Python makes of them.
 final class TextTests: XCTestCase {
-    private func same(_ found: [String], _ expected: [String]) -> Bool {
-        // Not Swift's equality, to which é as one character and as two are the same.
-        found.map { Array($0.utf8) } == expected.map { Array($0.utf8) }
-    }
+    private struct Cases {
+        let folders: [String: String]
+        let cases: [[String: Any]]
 
-    func testTextsAreCutTokenisedAndSpelledAsInPython() throws {
-        for recorded in try Recorded.cases("texts") {
-            let tokenizer = try TextTokenizer(recorded.url("tokenizer"))
-            let texts = recorded.document["texts"] as? [[String: Any]] ?? []
-            XCTAssertGreaterThanOrEqual(texts.count, 500)
-            var spelledDifferently = 0, failures = 0
-            for document in texts where failures < 10 {
-                let text = document["text"] as? String ?? ""
-                func check(_ what: String, _ isSame: Bool, _ found: Any) {
-                    if isSame { return }
-                    failures += 1
-                    XCTFail("\(recorded.name): \(what) of \(text.debugDescription.prefix(200)): \(found)")
-                }
-                let tokens = try tokenizer(saidText(text))
-                check("tokens", tokens == (document["tokens"] as? [NSNumber])?.map(\.intValue), tokens)
-                let unknown = tokenizer.unknownCharacters(text)
-                check("unknown", same([unknown], [document["unknown"] as? String ?? ""]), unknown)
-                let cut = sentences(text)
-                check("sentences", same(cut.map(\.text), parts(document["sentences"])), cut)
-                check("blank lines", cut.map(\.endsParagraph) == flags(document["sentences"]), cut)
-                for (target, expected) in document["segments"] as? [String: Any] ?? [:] {
-                    let found = try eachSegment(text, target: Int(target) ?? 0) { try tokenizer($0).count }
-                    check("segments of \(target)", same(found.map(\.text), parts(expected)), found)
-                    check("ends of \(target)", found.map(\.endsParagraph) == flags(expected), found)
-                }
-                let said = try? spelled(saidText(text), tokenizer)
-                let expected = document["spelled"] as? String
-                if !same([said ?? "-"], [expected ?? "-"]) {
-                    spelledDifferently += 1
-                    if ProcessInfo.processInfo.environment["VOXCPM_VERBOSE"] != nil {
-                        print(recorded.name, "|", said ?? "-", "|", expected ?? "-")
-                    }
-                }
-            }
-            print(recorded.name, "spelled differently:", spelledDifferently, "of", texts.count)
-            // What the rules of English that are not ported would read: abbreviations, dates, units.
-            XCTAssertLessThan(spelledDifferently, tokenizer.hasLettersOnly ? texts.count / 4 : 1)
+        init() throws {
+            guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else { throw XCTSkip("nothing recorded") }
+            let file = URL(fileURLWithPath: root).appendingPathComponent("texts/case.json")
+            guard let data = try? Data(contentsOf: file) else { throw XCTSkip("no texts recorded") }
+            let document = try XCTUnwrap(JSONSerialization.jsonObject(with: data) as? [String: Any])
+            folders = try XCTUnwrap(document["folders"] as? [String: String])
+            cases = try XCTUnwrap(document["cases"] as? [[String: Any]])
+            XCTAssertGreaterThan(cases.count, 500)
         }
     }
 
-    private func parts(_ value: Any?) -> [String] { (value as? [[Any]] ?? []).map { $0[0] as? String ?? "" } }
+    private func parts(_ value: Any?) throws -> [String] {
+        try XCTUnwrap(value as? [[Any]]).map { "\(try XCTUnwrap($0[0] as? String))|\(try XCTUnwrap($0[1] as? Bool))" }
+    }
 
-    private func flags(_ value: Any?) -> [Bool] { (value as? [[Any]] ?? []).map { ($0[1] as? NSNumber)?.boolValue ?? false } }
+    private func assertSame(_ found: [String], _ expected: [String], _ what: String) {
+        let same = found.count == expected.count && zip(found, expected).allSatisfy { $0.utf8.elementsEqual($1.utf8) }
+        XCTAssertTrue(same, "\(what)\nfound    \(found.map(\.debugDescription).joined(separator: " ").prefix(700))\nexpected \(expected.map(\.debugDescription).joined(separator: " ").prefix(700))")
+    }
+
+    func testSentencesAreThoseOfPython() throws {
+        for recorded in try Cases().cases {
+            let text = try XCTUnwrap(recorded["text"] as? String)
+            let expected = try parts(recorded["sentences"])
+            assertSame(sentences(text).map { "\($0.text)|\($0.endsParagraph)" }, expected, "whole")
+            var cutter = SentenceCutter(), found: [Sentence] = []
+            for char in text.unicodeScalars { found += cutter.push(String(char)) }
+            found += cutter.flush()
+            assertSame(found.map { "\($0.text)|\($0.endsParagraph)" }, expected, "pushed by characters")
+            assertSame(oneSegment(text).map { "\($0.text)|\($0.endsParagraph)" }, try parts(recorded["one"]), "one")
+        }
+    }
+
+    func testTokensAndSegmentsAreThoseOfPython() throws {
+        let recorded = try Cases()
+        for (name, folder) in recorded.folders {
+            let tokenizer = try TextTokenizer(folder: URL(fileURLWithPath: folder))
+            XCTAssertEqual(tokenizer.hasLettersOnly, name == "letters")
+            var tokens = 0, segmented = 0
+            for recorded in recorded.cases {
+                let text = try XCTUnwrap(recorded["text"] as? String)
+                let expected = try XCTUnwrap(recorded[name] as? [String: Any])
+                let ids = try tokenizer(text)
+                tokens += ids.count
+                XCTAssertEqual(ids, (expected["tokens"] as? [NSNumber])?.map(\.intValue), "\(name) \(text.prefix(200).debugDescription)")
+                if !text.unicodeScalars.contains(where: { $0 == "▁" || $0 == "<" }) {
+                    let unknown = try XCTUnwrap(expected["unknown"] as? String)
+                    assertSame([tokenizer.unknownCharacters(text)], [unknown], "unknown to \(name)")
+                }
+                for (target, expected) in try XCTUnwrap(expected["segments"] as? [String: Any]) {
+                    var segments = Segments(text, target: Int(target) ?? 0) { try tokenizer($0).count }
+                    var found: [String] = []
+                    while let segment = try segments.next() { found.append("\(segment.text)|\(segment.endsParagraph)") }
+                    assertSame(found, try parts(expected), "\(name) \(target)")
+                    segmented += found.count
+                }
+            }
+            print(name, recorded.cases.count, "texts", tokens, "tokens", segmented, "segments")
+        }
+    }
+
+    func testSpelledTextIsThatOfPython() throws {
+        XCTAssertFalse(EnglishReader.all.contains { $0 == nil }, "a pattern does not compile")
+        let recorded = try Cases()
+        let tokenizer = try TextTokenizer(folder: URL(fileURLWithPath: try XCTUnwrap(recorded.folders["letters"])))
+        var same = 0, other = 0, refused = 0
+        for recorded in recorded.cases {
+            let text = try XCTUnwrap(recorded["text"] as? String), expected = recorded["spelled"] as? String
+            let found = try? tokenizer.spelled(text)
+            if found == expected {
+                same += 1
+                if found == nil { refused += 1 }
+            } else if recorded["reads_more"] as? Bool ?? false {
+                other += 1  // Python has rules for it that this package lacks
+            } else {
+                let shown = [text, found ?? "refused", expected ?? "refused"].map { String($0.prefix(400)).debugDescription }
+                XCTFail("spelled \(shown[0])\nfound    \(shown[1])\nexpected \(shown[2])")
+            }
+        }
+        print("spelled", same, "as Python,", refused, "of them refused;", other, "read differently on purpose")
+    }
+
+    func testReadsNumbers() throws {
+        let said = [
+            "0": "zero", "21": "twenty-one", "105": "one hundred five", "1,234,567": "one million two hundred thirty-four thousand five hundred sixty-seven",
+            "007": "zero zero seven", "100": "one hundred",
+        ]
+        for (number, name) in said { XCTAssertEqual(NumberNames.cardinal(number), name) }
+        XCTAssertEqual(NumberNames.ordinal("112"), "one hundred twelfth")
+        XCTAssertEqual(NumberNames.ordinal("20"), "twentieth")
+        XCTAssertEqual(NumberNames.cardinal(String(repeating: "9", count: 36)).split(separator: " ").suffix(3).joined(separator: " "), "nine hundred ninety-nine")
+        XCTAssertEqual(NumberNames.cardinal(String(repeating: "9", count: 37)).split(separator: " ").count, 37)
+    }
 }

@@ -129,7 +129,7 @@ private func loadedBundle(
     case .folder(let folder): try OpenBundle(folder, precision: configuration.precision)
     }
     if verifies { try bundle.verify { report(.verifying($0)) } }
-    let tokenizer = try TextTokenizer(bundle.folder.appendingPathComponent("tokenizer"))
+    let tokenizer = try TextTokenizer(folder: bundle.folder.appendingPathComponent("tokenizer"))
     let constants = try Constants(bundle.folder, bundle.manifest.architecture)
     let isTight = configuration.isTight(bundle)
     var models: [StepModelName: any StepFunction] = [:], units: [StepModelName: ComputeUnit] = [:]

@@ -19,7 +19,7 @@ struct Narration {
     /// The plan's voice; without one, the first segments become it.
     private var voice: Voice?
     /// Letters that are spoken in the voice's prompt; nil once a suspicious segment is part of it.
-    private var letters: Int?
+    private var promptLetters: Int?
     private var noise: (any NoiseSource)?
     /// Patches that the speech may still have.
     private var left: Int?
@@ -35,10 +35,10 @@ struct Narration {
         voice = plan.voice
         noise = plan.options.noise
         left = plan.maxPatches
-        letters = try plan.voice.map { voice in
+        promptLetters = try plan.voice.map { voice in
             let takesControl = plan.manifest.architecture.generation.takesReference
-            let spoken = voice.turns.map { takesControl ? withoutControl($0.text) : $0.text }.joined()
-            return lettersIn(try spelledTranscript(spoken, plan.tokenizer))
+            let spoken = voice.turns.map { takesControl ? Control.withoutControl($0.text) : $0.text }.joined()
+            return try letters(in: plan.tokenizer.spelledTranscript(spoken))
         } ?? 0
     }
 
@@ -61,7 +61,7 @@ struct Narration {
                 samples = plan.pause
             }
         }
-        let utterance = try Utterance(plan, index, segment, voice, promptLetters: letters ?? 0, left: left)
+        let utterance = try Utterance(plan, index, segment, voice, promptLetters: promptLetters ?? 0, left: left)
         let prefilled = try await driver.prefill(utterance.sequence)
         if isTight {
             for name in [StepModelName.baseLMStep, .residualLMStep] { await driver.models[name]?.unloadPrefill() }
@@ -111,7 +111,7 @@ struct Narration {
             let architecture = plan.manifest.architecture, none = Rows(width: spoken.latents.width)
             voice = voice?.extended(segment.transcript, spoken.latents)
                 ?? Voice(architecture, transcript: segment.transcript, prompt: spoken.latents, reference: none)
-            letters = spoken.suspicion == nil ? letters.map { $0 + segment.letters } : nil
+            promptLetters = spoken.suspicion == nil ? promptLetters.map { $0 + segment.letters } : nil
         }
         left = left.map { $0 - spoken.latents.count }
         index += 1

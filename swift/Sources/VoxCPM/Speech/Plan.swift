@@ -97,36 +97,35 @@ struct Plan: Sendable {
         if try fitsAlone(text, anchored: false) {
             var only = try reader.read(Segment(text: text, endsParagraph: false))
             only.followed = false
-            return TextSegments(reader: reader, read: [only], waiting: [])
+            return TextSegments(reader: reader, read: [only])
         }
-        var segments = TextSegments(reader: reader, read: [], waiting: try split(text, more: false).reversed())
+        var segments = try TextSegments(reader: reader, waiting: parts(text), orElse: text)
         if text.unicodeScalars.count <= Self.readAtOnce {
             var all: [PlannedSegment] = []
             while let segment = try segments.next() { all.append(segment) }
-            return TextSegments(reader: segments.reader, read: all, waiting: [])
+            return TextSegments(reader: segments.reader, read: all)
         }
         return segments
     }
 
-    /// The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
+    /// A long text in segments whose speech fits into the KV cache.
     ///
-    /// Without a voice, room is left for the first segment, which the others continue. more: whether there are other
-    /// segments in any case.
-    func split(_ text: String, more: Bool) throws -> [Segment] {
-        let alone = Segment(text: text, endsParagraph: false)
-        if try fitsAlone(text, anchored: more && voice == nil) { return [alone] }
+    /// Without a voice, room is left for the first segment, which the others continue.
+    private func parts(_ text: String) throws -> Segments {
         // If nothing can be said, the error about the whole text is the better one.
         let target = max(try longestSegment(anchored: voice == nil), Lengths.minSegmentTokens)
-        let parts = try eachSegment(text, target: target) { try count($0, target) }
-        return parts.isEmpty ? [alone] : parts
+        return Segments(text, target: target) { try count($0, target) }
     }
 
     /// A sentence, with the white space after it, as segments; empty if there is nothing to say.
     func split(sentence: String) throws -> [Segment] {
-        guard let whole = oneSegment(sentence) else { return [] }
-        var parts = try split(whole.text, more: true)
-        if let last = parts.popLast() { parts.append(Segment(text: last.text, endsParagraph: whole.endsParagraph)) }
-        return parts
+        guard let whole = oneSegment(sentence).first else { return [] }
+        // There may be others, before or after it.
+        if try fitsAlone(whole.text, anchored: voice == nil) { return [whole] }
+        var source = try parts(whole.text), found: [Segment] = []
+        while let part = try source.next() { found.append(part) }
+        guard let last = found.popLast() else { return [whole] }
+        return found + [Segment(text: last.text, endsParagraph: whole.endsParagraph)]
     }
 
     func longestSegment(anchored: Bool) throws -> Int {
@@ -144,37 +143,43 @@ struct Plan: Sendable {
 
     /// Number of tokens of a text; more than `target` also if it is expected to take more than `longestSeconds`.
     private func count(_ text: String, _ target: Int) throws -> Int {
-        let said = (try? spelled(text, tokenizer)) ?? text
+        let said = (try? tokenizer.spelled(text)) ?? text
         let tokens = try tokenizer(said).count
         guard let profile = lengths.profile, options.segmentTokens == nil else { return tokens }
-        let share = profile.expectedSeconds(lettersIn(said)) / profile.longestSeconds
+        let share = profile.expectedSeconds(letters(in: said)) / profile.longestSeconds
         return max(tokens, Int(min((Double(target) * share).rounded(.up), 1e12)))
     }
 }
 
 /// The segments of a text in turn.
-struct TextSegments: Sendable {
-    fileprivate(set) var reader: SegmentReader
+struct TextSegments {
+    fileprivate private(set) var reader: SegmentReader
     /// Those that are read and checked.
-    private var read: ArraySlice<PlannedSegment>
-    /// The others, the next one last.
-    private var waiting: [Segment]
+    private var read: ArraySlice<PlannedSegment> = []
+    private var waiting: Segments?
+    /// The one after those that were given.
+    private var ahead: Segment?
 
-    fileprivate init(reader: SegmentReader, read: [PlannedSegment], waiting: [Segment]) {
+    fileprivate init(reader: SegmentReader, read: [PlannedSegment]) {
         self.reader = reader
         self.read = read[...]
+    }
+
+    /// - Parameter text: the only segment if there is none to say, so that the error is about it.
+    fileprivate init(reader: SegmentReader, waiting: Segments, orElse text: String) throws {
+        self.reader = reader
+        var waiting = waiting
+        ahead = try waiting.next() ?? Segment(text: text, endsParagraph: false)
         self.waiting = waiting
     }
 
-    /// Those that are read.
-    var known: [PlannedSegment] { Array(read) }
-
     mutating func next() throws -> PlannedSegment? {
         if let known = read.popFirst() { return known }
-        guard let segment = waiting.popLast() else { return nil }
+        guard let segment = ahead else { return nil }
+        ahead = try waiting?.next()
         var planned = try reader.read(segment)
         // The edge of its speech depends on whether another one follows.
-        planned.followed = !waiting.isEmpty
+        planned.followed = ahead != nil
         return planned
     }
 }
@@ -217,19 +222,49 @@ struct SegmentReader: Sendable {
         let tokenizer = plan.tokenizer
         // A segment that continues the first one continues its style, too.
         let hasControl = !plan.description.isEmpty && (plan.voice != nil || transcript.isEmpty)
-        let said = saidText(hasControl ? controlled(segment.text, plan.description) : segment.text)
-        let target = try spelled(said, tokenizer)
-        let before = try spelledTranscript(plan.voice?.transcript ?? transcript, tokenizer)
+        let said = saidText(hasControl ? Control.controlled(segment.text, plan.description) : segment.text)
+        let target = try tokenizer.spelled(said)
+        let before = try tokenizer.spelledTranscript(plan.voice?.transcript ?? transcript)
         // The prompt's transcript is used as given, with or without a trailing space.
         let tokens = try tokenizer(before + target)
         // The control is read, too, but not spoken.
-        let spoken = hasControl ? try spelled(saidText(segment.text), tokenizer) : target
+        let spoken = hasControl ? try tokenizer.spelled(saidText(segment.text)) : target
         let planned = PlannedSegment(
-            text: segment.text, transcript: continuedTranscript(said, tokenizer), tokens: tokens,
+            text: segment.text, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
             transcriptTokens: before.isEmpty ? 0 : try tokenizer(before).count,
-            targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: lettersIn(spoken),
+            targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: letters(in: spoken),
             endsParagraph: segment.endsParagraph)
         _ = try plan.limit(planned, plan.voice, continued: continued)
         return planned
     }
+}
+
+/// Throws `VoxCPMError.text` for a text that is blank or too long.
+func checkText(_ text: String) throws {
+    let most = 64 << 20
+    guard text.utf8.count <= 4 * most, text.unicodeScalars.count <= most else {
+        throw VoxCPMError.text("the text has more than \(most) characters: give it in parts")
+    }
+    guard text.unicodeScalars.contains(where: { !$0.properties.isWhitespace }) else {
+        throw VoxCPMError.text("the text is empty; expected something to say")
+    }
+}
+
+/// The description in a control. Throws a `VoxCPMError` before VoxCPM2, and together with a prompt.
+private func checkedControl(
+    _ control: String?, _ generation: Manifest.Generation, continues: Bool
+) throws -> String {
+    let description = try Control.described(control)
+    guard description.isEmpty || generation.takesReference else {
+        throw VoxCPMError.unsupported(
+            "control (voice design, style control) needs VoxCPM2, and this bundle is of an earlier VoxCPM; leave it out, "
+                + "or give a prompt to continue")
+    }
+    guard description.isEmpty || !continues else {
+        throw VoxCPMError.argument(
+            name: "control",
+            problem: "it cannot be used together with a prompt to continue, which brings its own style; give one of "
+                + "them, or the recording as a reference")
+    }
+    return description
 }

@@ -1,66 +1,83 @@
-// Characters are Unicode scalars, as in Python, and never Swift's `Character`, which joins an accent to its letter: texts
-// must be cut and tokenised as the reference implementation does it.
-
-typealias Scalars = [Unicode.Scalar]
-
+/// Properties of characters as Python names them. Texts are cut and compared by Unicode scalars.
 extension Unicode.Scalar {
-    /// White space, and the separators that Python counts among it.
-    var isSpace: Bool { properties.isWhitespace || (0x1C...0x1F).contains(value) }
+    var isSpace: Bool {
+        switch value {
+        case 9...13, 28...32, 0x85, 0xA0, 0x1680, 0x2000...0x200A, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000: true
+        default: false
+        }
+    }
 
     var isLetter: Bool {
-        switch properties.generalCategory {
+        if isASCII { return (65...90).contains(value) || (97...122).contains(value) }
+        return switch properties.generalCategory {
         case .uppercaseLetter, .lowercaseLetter, .titlecaseLetter, .modifierLetter, .otherLetter: true
         default: false
         }
     }
 
-    /// A letter, or a number of any kind.
-    var isAlphanumeric: Bool { isLetter || properties.numericType != nil }
+    /// A digit of a decimal system, such as 7 and ٧.
+    var isDecimal: Bool {
+        if isASCII { return (48...57).contains(value) }
+        return properties.generalCategory == .decimalNumber
+    }
 
-    /// What `\w` matches.
-    var isWordCharacter: Bool { isAlphanumeric || self == "_" }
+    var isLetterOrNumber: Bool {
+        if isASCII { return isLetter || isDecimal }
+        return isLetter || properties.numericType != nil
+    }
 
-    var isDecimalDigit: Bool { properties.numericType == .decimal }
+    /// `\w` of regular expressions.
+    var isWordCharacter: Bool { isLetterOrNumber || self == "_" }
+
+    var isSmall: Bool { isASCII ? (97...122).contains(value) : properties.isLowercase }
+
+    var isCapital: Bool { isASCII ? (65...90).contains(value) : properties.isUppercase }
 
     var isMark: Bool {
-        switch properties.generalCategory {
+        guard !isASCII else { return false }
+        return switch properties.generalCategory {
         case .nonspacingMark, .spacingMark, .enclosingMark: true
         default: false
         }
     }
 
-    /// Chinese or Japanese, with the marks that repeat a character.
-    var isChineseOrJapanese: Bool {
-        switch value {
-        case 0x3005...0x3007, 0x3040...0x30FF, 0x3400...0x4DBF, 0x4E00...0x9FFF, 0xF900...0xFAFF, 0x20000...0x3FFFF:
-            true
+    /// An emoji or a part of one, such as a joiner; it belongs to the sentence before it.
+    var isEmoji: Bool {
+        guard value > 0x2190 || value == 0x200D else { return false }
+        if value == 0x200D { return true }
+        return switch properties.generalCategory {
+        case .otherSymbol, .modifierSymbol, .nonspacingMark, .enclosingMark, .format: true
         default: false
         }
     }
-}
 
-extension Array where Element == Unicode.Scalar {
-    init(_ text: String) { self = Array(text.unicodeScalars) }
-
-    var text: String {
-        var view = String.UnicodeScalarView()
-        view.append(contentsOf: self)
-        return String(view)
-    }
-
-    /// Without white space at both ends.
-    var trimmed: Scalars {
-        guard let first = firstIndex(where: { !$0.isSpace }), let last = lastIndex(where: { !$0.isSpace }) else {
-            return []
+    /// Hiragana, katakana and Chinese characters. As in Python, whose range begins at U+8C48 where the compatibility
+    /// characters were meant, everything up to these is in it, Korean too.
+    var isWide: Bool {
+        switch value {
+        case 0x3040...0x30FF, 0x3400...0x4DBF, 0x4E00...0xFAFF: true
+        default: false
         }
-        return Array(self[first...last])
     }
 
-    var lowercased: Scalars { flatMap { Array($0.properties.lowercaseMapping.unicodeScalars) } }
+    /// Chinese or Japanese, with the marks of repetition and the rare characters.
+    var isChinese: Bool { isWide || (0x3005...0x3007).contains(value) || (0x20000...0x3FFFF).contains(value) }
 }
 
-/// Number of letters and digits of a text, from which its expected time follows.
-func lettersIn(_ text: String) -> Int { text.unicodeScalars.reduce(0) { $0 + ($1.isAlphanumeric ? 1 : 0) } }
+extension Collection<Unicode.Scalar> {
+    var string: String {
+        var scalars = String.UnicodeScalarView()
+        scalars.append(contentsOf: self)
+        return String(scalars)
+    }
+}
 
-/// Whether the text has anything to say: a letter or a digit.
-func hasWords(_ text: Scalars) -> Bool { text.contains(where: \.isAlphanumeric) }
+extension BidirectionalCollection<Unicode.Scalar> {
+    /// Without the characters at both ends for which `isOuter` is true.
+    func trimming(_ isOuter: (Unicode.Scalar) -> Bool) -> SubSequence {
+        guard let first = firstIndex(where: { !isOuter($0) }), let last = lastIndex(where: { !isOuter($0) }) else {
+            return self[startIndex..<startIndex]
+        }
+        return self[first...last]
+    }
+}

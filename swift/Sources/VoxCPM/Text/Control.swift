@@ -1,50 +1,46 @@
-// The control of VoxCPM2: a description of voice or style in parentheses before the text.
+/// The control in parentheses before a text (VoxCPM2), such as "(warm, slow)".
+enum Control {
+    private static let opening = Marks.set("(（"), closing = Marks.set(")）")
 
-private func depth(_ scalar: Unicode.Scalar) -> Int {
-    switch scalar {
-    case "(", "（": 1
-    case ")", "）": -1
-    default: 0
+    private static func depth(_ char: Unicode.Scalar) -> Int {
+        (opening.contains(char) ? 1 : 0) - (closing.contains(char) ? 1 : 0)
     }
-}
 
-/// The description in a control, such as "warm, slow", without parentheses around it; empty for none.
-///
-/// Throws for a control that the generation or the voice does not take, and for an unmatched parenthesis.
-func checkedControl(
-    _ control: String?, _ generation: Manifest.Generation, continues: Bool
-) throws -> String {
-    var description = Scalars(control ?? "").trimmed, level = 0
-    for scalar in description where level >= 0 { level += depth(scalar) }
-    guard level == 0 else {
-        throw VoxCPMError.argument(name: "control", problem: "it has an unmatched parenthesis; remove it")
+    /// The description in a control, without parentheses around it; empty for none.
+    ///
+    /// Throws `VoxCPMError.argument` for an unbalanced parenthesis, which would end the description early.
+    static func described(_ control: String?) throws -> String {
+        var description = Array((control ?? "").unicodeScalars).trimming(\.isSpace)
+        var open = 0
+        for char in description {
+            open += depth(char)
+            if open < 0 { break }
+        }
+        guard open == 0 else {
+            throw VoxCPMError.argument(
+                name: "control",
+                problem: "expected a description such as \"warm, slow\", but a parenthesis has no partner; leave it out")
+        }
+        while !description.isEmpty, withoutControl(description).isEmpty {
+            description = description.dropFirst().dropLast().trimming(\.isSpace)
+        }
+        return description.string
     }
-    while !description.isEmpty, withoutControl(description.text).isEmpty {
-        description = Array(description.dropFirst().dropLast()).trimmed
-    }
-    if description.isEmpty { return "" }
-    guard generation.takesReference else {
-        throw VoxCPMError.unsupported("control needs VoxCPM2, and this bundle is of an earlier VoxCPM; leave it out")
-    }
-    guard !continues else {
-        throw VoxCPMError.argument(
-            name: "control", problem: "a prompt to continue has its own style; give one of them, or a reference")
-    }
-    return description.text
-}
 
-/// The text with the description, if there is one, in parentheses before it.
-func controlled(_ text: String, _ description: String) -> String {
-    description.isEmpty ? text : "(\(description))\(text)"
-}
-
-/// The text without the description in parentheses that it begins with.
-func withoutControl(_ text: String) -> String {
-    let scalars = Scalars(text)
-    var level = 0
-    for (index, scalar) in scalars.enumerated() {
-        level += depth(scalar)
-        if level <= 0 { return index > 0 ? Array(scalars[(index + 1)...]).text : text }
+    /// The text with the description, if there is one, in parentheses before it.
+    static func controlled(_ text: String, _ description: String) -> String {
+        description.isEmpty ? text : "(\(description))\(text)"
     }
-    return text
+
+    /// The text without the description in parentheses, ASCII or full-width, that it begins with.
+    static func withoutControl(_ text: String) -> String { withoutControl(Array(text.unicodeScalars)[...]).string }
+
+    private static func withoutControl(_ text: ArraySlice<Unicode.Scalar>) -> ArraySlice<Unicode.Scalar> {
+        var open = 0
+        for (at, char) in zip(text.indices, text) {
+            open += depth(char)
+            if open <= 0 { return at > text.startIndex ? text[(at + 1)...] : text }
+        }
+        return text
+    }
 }

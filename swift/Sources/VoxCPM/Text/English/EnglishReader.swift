@@ -1,0 +1,152 @@
+import Foundation
+
+/// An English sentence as it is read aloud, for a vocabulary of letters: everything in words.
+///
+/// Numbers, years, ordinals, dates, times, money, percent, common units, titles, initials and acronyms are read as
+/// Python reads them. Python also reads addresses and file names, Roman numerals, most abbreviations, telephone numbers
+/// of other countries, rare units and currencies, Greek letters, and acronyms in headings.
+enum EnglishReader {
+    private static let plain: [Unicode.Scalar: String] = [
+        "’": "'", "‘": "'", "‚": "'", "‛": "'", "ʼ": "'", "´": "'", "`": "'", "′": "'", "“": "\"", "”": "\"", "„": "\"",
+        "‟": "\"", "«": "\"", "»": "\"", "″": "\"", "‐": "-", "‑": "-", "‒": "–", "―": "—", "−": "-", "⁄": "/", "∕": "/",
+        "™": "", "®": "", "℠": "", "\u{AD}": "", "\u{200B}": "", "\u{2060}": "", "\u{FEFF}": "", "Æ": "AE", "æ": "ae",
+        "Ø": "O", "ø": "o", "Œ": "OE", "œ": "oe", "ß": "ss", "ẞ": "SS", "Ł": "L", "ł": "l", "Đ": "D", "đ": "d",
+        "Ð": "D", "ð": "d", "Þ": "Th", "þ": "th", "ı": "i", "ħ": "h", "ŋ": "ng", "…": "...", "。": ".", "、": ",",
+        "¿": "", "¡": "", "\u{200C}": "", "\u{200D}": "",
+    ]
+    private static let superscripts = Array("⁰¹²³⁴⁵⁶⁷⁸⁹⁻".unicodeScalars)
+    private static let symbols: [Unicode.Scalar: String] = [
+        "&": "and", "+": "plus", "=": "equals", "×": "times", "÷": "divided by", "≤": "less than or equal to",
+        "≥": "greater than or equal to", "≠": "not equal to", "≈": "approximately", "±": "plus or minus",
+        "√": "square root of", "∞": "infinity", "°": "degrees", "%": "percent", "‰": "per mille", "§": "section",
+        "¶": "paragraph", "©": "copyright", "@": "at", "$": "dollar", "£": "pound", "€": "euro", "¥": "yen",
+        "¢": "cent", "₹": "rupee", "№": "number", "∑": "sum", "∫": "integral", "∂": "partial", "∈": "in",
+        "∝": "proportional to",
+    ]
+
+    /// Rules that change only texts with a digit.
+    private static let numberRules = rules(listMarkers, Dates.first, Quantities.first)
+    private static let laterNumberRules = rules(Dates.lone4, besideNumbers, Quantities.rest)
+    private static let titleRules = rules(titles)
+    private static let symbolRules = rules(signs)
+    private static let letterRules = rules(letters)
+    private static let markRules = rules(marks)
+
+    /// All rules; nil for a pattern that does not compile.
+    static var all: [Rule?] {
+        listMarkers + Dates.first + Quantities.first + titles + Dates.lone4 + besideNumbers + Quantities.rest + signs
+            + letters + marks
+    }
+
+    private static func rules(_ tables: [Rule?]...) -> [Rule] { tables.joined().compactMap(\.self) }
+
+    /// The sentence in words. Small letters or as they were written; letters of other alphabets stay.
+    static func readAloud(_ sentence: String) -> String {
+        var text = plainCharacters(sentence)
+        text = numberRules(text)
+        text = titleRules(text)
+        if text.unicodeScalars.contains(where: \.isDecimal) { text = laterNumberRules(text) }
+        text = symbolRules(text)
+        text = text.unicodeScalars.map { char in symbols[char].map { " \($0) " } ?? String(char) }.joined()
+        text = letterRules(text.unicodeScalars.map { "#*_/\\^|<>~".unicodeScalars.contains($0) ? " " : String($0) }.joined())
+        return markRules(text)
+    }
+
+    /// ASCII for compatibility characters, plain quotes, and no emoji and ornaments. ½ becomes 1/2, a superscript ^2.
+    private static func plainCharacters(_ sentence: String) -> String {
+        if sentence.utf8.allSatisfy({ (32..<127).contains($0) && $0 != UInt8(ascii: "`") }) { return sentence }
+        var text = "", isRaised = false
+        var previous: Unicode.Scalar?
+        for char in sentence.unicodeScalars {
+            defer { previous = char }
+            if let power = superscripts.firstIndex(of: char) {
+                text += (isRaised ? "" : "^") + (power == 10 ? "-" : String(power))
+                isRaised = true
+                continue
+            }
+            isRaised = false
+            if (0xBC...0xBE).contains(char.value) || (0x2150...0x215E).contains(char.value), previous?.isDecimal == true {
+                text += " "
+            }
+            if char.value < 32 || char.value == 127 { text += " " } else { text += plain[char] ?? String(char) }
+        }
+        let compatible = text.precomposedStringWithCompatibilityMapping
+        return compatible.unicodeScalars.map { plain[$0] ?? String($0) }.joined().unicodeScalars.map(plainCharacter).joined()
+    }
+
+    private static func plainCharacter(_ char: Unicode.Scalar) -> String {
+        if char.isASCII || symbols[char] != nil { return String(char) }
+        if char.isDecimal, let value = char.properties.numericValue, (0..<10).contains(value) { return String(Int(value)) }
+        return switch char.properties.generalCategory {
+        case .otherSymbol, .control: " "
+        case .modifierSymbol, .format, .enclosingMark, .privateUse, .unassigned, .surrogate: ""
+        default: (0xFE00...0xFE0F).contains(char.value) ? "" : String(char)
+        }
+    }
+
+    private static let smallRomans = ["i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii"]
+
+    private static let listMarkers: [Rule?] = [
+        Rule(#"^\s*\(?(?<mark>\d{1,2}|[A-Za-z](?=\))|[ivx]{2,5})(?<stop>\)|\.(?=\s+\w))\s*"#) { found in
+            let mark = found["mark"], roman = smallRomans.firstIndex(of: mark).map { String($0 + 1) }
+            let isNumber = mark.unicodeScalars.allSatisfy(\.isDecimal)
+            let said = (isNumber ? mark : roman).map(NumberNames.cardinal) ?? NumberNames.letterByLetter(mark)
+            return said + (found["stop"] == "." ? ". " : ", ")
+        }
+    ]
+
+    private static let titleNames = [
+        "Mr": "mister", "Mrs": "missus", "Ms": "miz", "Messrs": "messrs", "Mme": "madame", "Dr": "doctor", "St": "saint",
+        "Mt": "mount", "Ft": "fort", "Prof": "professor", "Gen": "general", "Col": "colonel", "Capt": "captain",
+        "Cpt": "captain", "Maj": "major", "Lt": "lieutenant", "Sgt": "sergeant", "Cpl": "corporal", "Cmdr": "commander",
+        "Adm": "admiral", "Rev": "reverend", "Hon": "honorable", "Gov": "governor", "Sen": "senator",
+        "Rep": "representative", "Pres": "president", "Insp": "inspector", "Supt": "superintendent",
+    ]
+
+    private static let titles: [Rule?] = [
+        Rule(#"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d)"#, "number "),
+        Rule(#"(?<=\w\s)No\s(?=\d)"#, "number "),
+        Rule(#"(?<=[a-z]\s)St\.(?!\s?[A-Z])|(?<=\w\s)St\.?(?=,|\s*$)"#, "street"),
+        Rule(#"(?<=[a-z]\s)Dr\.(?!\s?[A-Z])|(?<=\w\s)Dr\.?(?=,|\s*$)"#, "drive"),
+        Rule(#"\b(\#(anyOf(titleNames.keys)))\b(?:\.|(?=\s[A-Z][a-z]))"#) { titleNames[$0[1]] ?? $0.whole },
+    ]
+
+    private static let besideNumbers: [Rule?] = [
+        Rule(#"(?<=[\w)]\s)<(?=\s)|<(?=\d)"#, " less than "),
+        Rule(#"(?<=[\w)]\s)>(?=\s)|(?<!\w)>(?=\d)"#, " greater than "),
+        Rule(#"[~≈](?=\s?\d)"#, " about "),
+        Rule(#"#(?=\d)"#, " number "),
+        Rule(#"(?<=\w) \* (?=\w)|(?<=\d)\*(?=\d)"#, " times "),
+    ]
+
+    private static let signs: [Rule?] = [Rule("[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>", ", "), Rule("={2,}", "=")]
+
+    private static let letters: [Rule?] = [
+        // Initials: U.S., J.R.R. Tolkien, George W. Bush.
+        Rule(#"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?"#) { NumberNames.letterByLetter($0.whole) },
+        Rule(#"(?<![\w.'])([A-HJ-Z])\.(?=\s*[A-Z])"#) { "\(NumberNames.letterByLetter($0[1])) " },
+        // iPhone, eBay
+        Rule(#"(?<!\w)([ei])(?=[A-Z])"#) { "\(NumberNames.letterByLetter($0[1])) " },
+        // A is an article before a word, and a letter elsewhere.
+        Rule(#"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$|\s(?:and|or|to)\s[B-HJ-Z]\b)"#, "ay"),
+        Rule(#"(?:(?<=\b[Aa]n )|(?<=\b[Tt]he ))A(?![\w'.])"#, "ay"),
+        Rule(#"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)"#) { NumberNames.letterByLetter($0.whole) },
+        Rule(#"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])"#) {
+            Acronyms.isSound($0.whole) ? $0.whole : NumberNames.letterByLetter($0.whole)
+        },
+        Rule(#"(?<![\w'])([A-Z]{2,})('?s|'S)?(?![\w]|'[a-rt-z])"#) { Acronyms.said($0[1], $0[2].lowercased()) },
+    ]
+
+    private static let marks: [Rule?] = [
+        Rule(#"(?<!\w)'(?!\w)"#, " "),
+        // 'a quotation', but not 'tis or the dogs' bowls.
+        Rule(#"(?<!\w)'(?!(?:tis|twas|twere|em|til|cause|bout|round|n)\b)(?=\w)"#, ""),
+        Rule(#"(?<![\Ws])'(?!\w)"#, ""),
+        Rule(#"""#, ""),
+        Rule(#"(?<!\.)\.{2,}(?=\s*[?!])"#, ""),
+        Rule(#"\.{2,}(?=\s*\w)"#, ", "),
+        Rule(#"(?:\s*\.){2,}"#, "."),
+        Rule(#"\s-{1,3}(?=\s)|-{2,}"#, ", "),
+        Rule(#"(?<!\w)-|-(?!\w)"#, " "),
+    ]
+}

@@ -1,0 +1,66 @@
+import Foundation
+
+/// What a pattern is replaced with.
+struct Rule: Sendable {
+    private let pattern: NSRegularExpression
+    private let said: @Sendable (Found) -> String
+
+    /// A match, and the text that it is in.
+    struct Found {
+        fileprivate let result: NSTextCheckingResult
+        fileprivate let text: NSString
+
+        private func part(_ range: NSRange) -> String? {
+            range.location == NSNotFound || NSMaxRange(range) > text.length ? nil : text.substring(with: range)
+        }
+
+        var whole: String { part(result.range) ?? "" }
+
+        /// A group, by number; empty if it is not in the match.
+        subscript(index: Int) -> String { index < result.numberOfRanges ? part(result.range(at: index)) ?? "" : "" }
+
+        /// A group of this pattern, by name; empty if it is not in the match.
+        subscript(name: String) -> String { part(result.range(withName: name)) ?? "" }
+
+        /// Up to 40 UTF-16 units after the match.
+        var after: String {
+            let end = NSMaxRange(result.range)
+            return text.substring(with: NSRange(location: end, length: min(40, max(0, text.length - end))))
+        }
+    }
+
+    /// Patterns are those of Python, in ICU's syntax; a test compiles them all.
+    init?(_ pattern: String, _ said: @escaping @Sendable (Found) -> String) {
+        guard let pattern = try? NSRegularExpression(pattern: pattern) else { return nil }
+        self.pattern = pattern
+        self.said = said
+    }
+
+    init?(_ pattern: String, _ said: String) { self.init(pattern) { _ in said } }
+
+    func callAsFunction(_ text: String) -> String {
+        let source = text as NSString
+        let found = pattern.matches(in: text, range: NSRange(location: 0, length: source.length))
+        guard !found.isEmpty else { return text }
+        var parts: [String] = [], end = 0
+        for result in found {
+            let range = result.range
+            parts.append(source.substring(with: NSRange(location: end, length: max(0, range.location - end))))
+            parts.append(said(Found(result: result, text: source)))
+            end = NSMaxRange(range)
+        }
+        parts.append(source.substring(from: end))
+        return parts.joined()
+    }
+}
+
+extension [Rule] {
+    /// The text after all rules in order; each works on the result of those before it.
+    func callAsFunction(_ text: String) -> String { reduce(text) { $1($0) } }
+}
+
+/// A pattern of any of the words, the longest first.
+func anyOf(_ words: some Sequence<String>) -> String {
+    let sorted = words.sorted { ($1.count, $0) < ($0.count, $1) }
+    return "(?:\(sorted.map(NSRegularExpression.escapedPattern(for:)).joined(separator: "|")))"
+}

@@ -1,0 +1,105 @@
+import Foundation
+
+/// The text on one line, as upstream reads it: each run of white space is one space.
+public func saidText(_ text: String) -> String {
+    var said = String.UnicodeScalarView(), isGap = false
+    for char in text.unicodeScalars {
+        if !char.isSpace { said.append(char) } else if !isGap { said.append(" ") }
+        isGap = char.isSpace
+    }
+    return String(said)
+}
+
+/// How a vocabulary of letters, as the built-in voice has, gets everything in words. Published vocabularies have every
+/// character, and their texts stay as they are.
+///
+/// English is read by rules: numbers, decimals, years, ordinals, dates, times, money, percent, common units, titles
+/// and acronyms as Python reads them. Web addresses, file names, Roman numerals, most abbreviations, Greek letters and
+/// rare units are read differently, or mark by mark: an app that knows better passes its own words.
+extension TextTokenizer {
+    /// The text as it is read aloud, with small letters and the vocabulary's marks; unchanged if the vocabulary has
+    /// digits. Never spell it again: without its capitals, the name Max is an abbreviation.
+    ///
+    /// Throws `VoxCPMError.text` for letters of other alphabets, and if nothing is left to say.
+    public func spelled(_ text: String) throws -> String {
+        guard hasLettersOnly else { return text }
+        // By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
+        var said = sentences(text).map { EnglishReader.readAloud($0.text).pythonLowercased }
+        let unknown = Set(unknownCharacters(said.joined()).unicodeScalars)
+        if !unknown.isEmpty {
+            let left = unknownCharacters(unknown.sorted().map(Self.replacement).joined())
+            guard left.isEmpty else {
+                let shown = left.unicodeScalars.prefix(10).map { "'\($0)'" }.joined(separator: ", ")
+                throw VoxCPMError.text(
+                    "this voice knows the letters a to z only, and cannot say \(shown); write the text in English letters")
+            }
+            said = said.map { part in
+                part.unicodeScalars.map { unknown.contains($0) ? Self.replacement($0) : String($0) }.joined()
+            }
+        }
+        let whole = said.map(Self.tidy).filter { !$0.isEmpty }.joined(separator: " ")
+        guard !whole.isEmpty else {
+            throw VoxCPMError.text("nothing is left to say of \(text.prefix(60).debugDescription): this voice knows letters only")
+        }
+        return whole
+    }
+
+    /// The transcript as `spelled` rewrites it, with a space after it; empty if it was empty.
+    public func spelledTranscript(_ transcript: String) throws -> String {
+        transcript.isEmpty || !hasLettersOnly ? transcript : "\(try spelled(transcript)) "
+    }
+
+    /// Throws `VoxCPMError.text`, as `spelled` does, for a text with letters of other alphabets, without reading it.
+    public func checkSayable(_ text: String) throws {
+        guard hasLettersOnly else { return }
+        for char in Set(text.unicodeScalars) where char.isLetter && !char.isASCII { _ = try spelled("a \(char) a") }
+    }
+
+    /// The transcript of a text that other segments continue, before it is spelled; transcripts are concatenated.
+    ///
+    /// For a voice of letters a blank line ends the sentence. Otherwise a space follows, if the script uses spaces.
+    public func continuedTranscript(_ said: String) -> String {
+        if hasLettersOnly { return "\(said)\n\n" }
+        guard let last = said.unicodeScalars.last, !last.isSpace, !last.isFullWidth else { return said }
+        return "\(said) "
+    }
+
+    /// What an unknown character is read as: a comma for a long dash, e for é.
+    private static func replacement(_ char: Unicode.Scalar) -> String {
+        if Marks.set(";:()[]{}–—").contains(char) { return "," }
+        guard char.isLetter else { return " " }
+        let parts = String(char).decomposedStringWithCompatibilityMapping.unicodeScalars
+        return parts.filter { $0.properties.canonicalCombiningClass == .notReordered }.map(String.init).joined()
+    }
+
+    private static let tidying: [Rule] = [
+        // What was replaced leaves spaces before marks, and commas next to other marks.
+        Rule(#"[ ,]+(?=[,.!?])"#, ""),
+        Rule(#"(?<=[.!?])[ ,]*,"#, ""),
+        Rule(#"\.+"#, "."),
+        Rule(#"\.(?=[!?])|(?<=[!?])\."#, ""),
+        Rule(#",(?=[^\W_])"#, ", "),
+        Rule(#"(?<=[.!?])(?=[^\W_])"#, " "),
+    ].compactMap(\.self)
+
+    /// The sentence with one space between words and one mark between clauses; empty if it has no word.
+    private static func tidy(_ text: String) -> String {
+        let ends = Marks.set(" ,")
+        var tidy = Array(tidying(saidText(text)).unicodeScalars).trimming(ends.contains)
+        guard tidy.contains(where: \.isLetter) else { return "" }
+        if let first = tidy.first, Marks.set(".!?,-").contains(first) { tidy = tidy.drop(while: Marks.set(" ,.!?-'").contains) }
+        return tidy.string + (tidy.last.map(Marks.set(".!?").contains) ?? false ? "" : ".")
+    }
+}
+
+extension Unicode.Scalar {
+    /// East Asian wide and full-width characters, after which no space is written.
+    var isFullWidth: Bool {
+        switch value {
+        case 0x1100...0x115F, 0x2E80...0x303E, 0x3041...0xA4CF, 0xA960...0xA97C, 0xAC00...0xD7A3, 0xF900...0xFAFF,
+            0xFE30...0xFE6B, 0xFF01...0xFF60, 0xFFE0...0xFFE6, 0x1F300...0x1F64F, 0x1F900...0x1F9FF, 0x20000...0x3FFFD:
+            true
+        default: false
+        }
+    }
+}
