@@ -51,16 +51,17 @@ public final class MLMultiArray {
         try body(storage, strides.map(\.intValue))
     }
 
-    /// Offsets in bytes of the elements, in C order.
-    var offsets: [Int] {
-        let shape = self.shape.map(\.intValue), strides = self.strides.map(\.intValue)
-        return (0..<shape.reduce(1, *)).map { index in
-            var rest = index, offset = 0
-            for axis in shape.indices.reversed() {
+    /// The bytes of each row along the last axis, in C order.
+    var rows: [Range<Int>] {
+        let shape = self.shape.map(\.intValue), strides = self.strides.map(\.intValue), width = dataType.width
+        let columns = shape.last ?? 1
+        return (0..<(columns == 0 ? 0 : shape.reduce(1, *) / columns)).map { row in
+            var rest = row, offset = 0
+            for axis in shape.indices.dropLast().reversed() {
                 offset += (rest % shape[axis]) * strides[axis]
                 rest /= shape[axis]
             }
-            return offset * dataType.width
+            return (offset * width)..<((offset + columns) * width)
         }
     }
 }
@@ -178,8 +179,7 @@ public final class MLModel: @unchecked Sendable {
         for name in input.featureNames.sorted() {
             let array = input.featureValue(for: name)!.multiArrayValue!
             tensors.append(["name": name, "shape": array.shape.map(\.intValue), "type": "\(array.dataType)"])
-            let width = array.dataType.width
-            for offset in array.offsets { data.append(contentsOf: array.storage[offset..<(offset + width)]) }
+            for row in array.rows { data.append(contentsOf: array.storage[row]) }
         }
         let request: [String: Any] = [
             "run": package, "function": function, "state": state?.id ?? "", "tensors": tensors,
@@ -189,9 +189,9 @@ public final class MLModel: @unchecked Sendable {
         for tensor in answer.header["tensors"] as! [[String: Any]] {
             let type = named(tensor["type"] as! String)
             let array = MLMultiArray(shape: tensor["shape"] as! [Int], dataType: type, padding: 3)
-            for offset in array.offsets {
-                for byte in 0..<type.width { array.storage[offset + byte] = answer.data[place + byte] }
-                place += type.width
+            for row in array.rows {
+                answer.data.copyBytes(to: UnsafeMutableRawBufferPointer(rebasing: array.storage[row]), from: place..<(place + row.count))
+                place += row.count
             }
             results[tensor["name"] as! String] = MLFeatureValue(multiArray: array)
         }
