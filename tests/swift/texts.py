@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.english import abbreviations, acronyms, dates, quantities, reading
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import sentences
@@ -55,6 +57,7 @@ def texts() -> list[str]:
         ranges = ((32, 127), (0x80, 0x250), (0x300, 0x370), (0x2000, 0x2BFF), (0x3000, 0x9FFF), (0x1F300, 0x1F9FF), (0, 0x10FFFF))
         chars = (chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(1, 200)))
         found.append("".join(char for char in chars if _is_old(char)))
+    found += [_with_numbers(rng) for _ in range(200)]
     found += ["word " * 3000, "字" * 9000, "x" * 9000, "a, " * 3000, "Yes. " * 2000, "（" * 500, "．." * 400, "\u0301" * 300]
     return list(dict.fromkeys(found))
 
@@ -62,6 +65,62 @@ def texts() -> list[str]:
 def _is_old(char: str) -> bool:
     """Whether Python and Swift know the character, whatever their releases of Unicode; it is no surrogate."""
     return unicodedata.category(char) not in ("Cn", "Cs")
+
+
+def _with_numbers(rng: random.Random) -> str:
+    """An English sentence with numbers as people write them."""
+    n, small, cents = rng.randrange(1, 10 ** rng.randrange(1, 9)), rng.randrange(1, 13), rng.randrange(100)
+    year, day, minute, hour = rng.randrange(1100, 2099), rng.randrange(1, 29), rng.randrange(60), rng.randrange(1, 13)
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10 if n % 100 not in (11, 12, 13) else 0, "th")
+    return rng.choice((
+        f"They counted {n:,} people and {small} dogs.", f"It cost ${n}.{cents:02} in {year}.", f"About {n}.{cents}% of it is left.",
+        f"She was the {n}{ending} to arrive.", f"We met at {hour}:{minute:02} on May {day}, {year}.", f"The price fell from €{small} to £{n}.",
+        f"Come at {hour} pm, or at {hour}:{minute:02} a.m. tomorrow.", f"The {day}th of March {year} was cold: -{small}°C.",
+        f"He ran {small}.{cents} km in {minute + 1} min.", f"In the {year // 10 * 10}s nobody had {n} of them.", f"Mr. Jones paid {n} USD; Dr. Smith, {small}/{small + 3} of it.",
+        f"From {year} to {year + 7}, {small}-{small + 4} boxes a day.", f"A ${small} million plan, {n:,}.{cents} in all.", f"Call 555-{n % 9000 + 1000} or {small}x{day}.",
+    ))  # fmt: skip
+
+
+_OWN_UNITS = re.compile(
+    r"(?:%|°[CF]?|[kcm]?m|[km]?g|m?l|ft|mph|mi|lbs?|oz|[kMG]?Hz|min|hr?s?|m?s|[kKMGT]B|kWh?)"
+)
+
+
+def reads_more(text: str) -> bool:
+    """Whether a rule of English that the Swift package lacks changes the text, or a word is read as in a heading."""
+    lacking = {pattern.pattern for pattern, _ in (*acronyms.addresses(True), *abbreviations.ROMAN_NUMERALS)}
+    lacking |= {pattern.pattern for pattern, _ in abbreviations.abbreviations(True) if not _is_kept(pattern.pattern)}
+    lacking |= {
+        pattern.pattern
+        for pattern, said in (*quantities.quantities(True), *quantities.numbers(True), *dates.dates(True))
+        if said is quantities._height
+        or any(part in pattern.pattern for part in (quantities._COUNTED, quantities._PER, "ISBN", "inch", r"in\.", "0\\d{2,4}"))
+        or quantities._CALLED_IN_PAIRS in pattern.pattern
+        or "[A-Z]{2} )" in pattern.pattern
+    }
+    for sentence in sentences(text):
+        said = reading._plain_characters(sentence.text, True)
+        for pattern, replacement in reading._rules(True):
+            before, said = said, pattern.sub(replacement, said)
+            found = pattern.search(before)
+            if before != said and pattern.pattern in lacking:
+                return True
+            if before != said and found and (unit := found.groupdict().get("unit")) and not _OWN_UNITS.fullmatch(unit):
+                return True
+        words = re.findall("[A-Za-z]{2,}", said)
+        capitals = list(filter(str.isupper, words))
+        heading = len(capitals) > 1 and 2 * len(capitals) >= len(words)
+        if heading or acronyms._SHOUTED.search(said) or acronyms._NAMES.search(said):
+            return True
+        if any(char in reading._GREEK for char in said):
+            return True
+    return False
+
+
+def _is_kept(pattern: str) -> bool:
+    """Whether a rule of abbreviations is in the Swift package: No., St., Dr. and titles."""
+    kept = (r"\bno\.", r"(?<=\w\s)No\s", r"(?<=[a-z]\s)St\.", r"(?<=[a-z]\s)Dr\.")
+    return pattern.startswith(kept) or pattern == rf"\b({abbreviations.any_of(abbreviations._TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))"
 
 
 def record(folder: Path) -> None:
@@ -95,6 +154,7 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
                 case["spelled"] = spelled(text, tokenizer)
             except InputError:
                 case["spelled"] = None
+            case["reads_more"] = reads_more(text)
     yield case
 
 

@@ -21,6 +21,12 @@ extension Unicode.Scalar {
         return properties.generalCategory == .decimalNumber
     }
 
+    /// 0 to 9 for a digit of a decimal system.
+    var decimalValue: Int? {
+        guard isDecimal, let value = properties.numericValue, (0..<10).contains(value) else { return nil }
+        return Int(value)
+    }
+
     var isLetterOrNumber: Bool {
         if isASCII { return isLetter || isDecimal }
         return isLetter || properties.numericType != nil

@@ -80,7 +80,7 @@ public struct Segments {
     private func fit(_ text: ArraySlice<Unicode.Scalar>, _ ends: [Int], _ parts: inout [String]) throws {
         let said = text.trimming(\.isSpace)
         guard !said.isEmpty else { return }
-        let tokens = try count(said.string), pieces = (max(tokens, 0) + target - 1) / target
+        let tokens = min(max(try count(said.string), 0), 1 << 30), pieces = (tokens + target - 1) / target
         let wanted = Double(text.count * (pieces / 2)) / Double(max(pieces, 1))
         guard pieces > 1, let cut = cutPoint(in: Array(text), ends, wanted) else {
             parts.append(said.string)

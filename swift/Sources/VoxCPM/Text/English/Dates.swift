@@ -97,7 +97,7 @@ enum Dates {
     private static let beforeYears = "(?:after|before|by|circa|during|from|in|since|till|until|year)"
 
     /// After numbers with units are words.
-    static let lone4: [Rule?] = [
+    static let alone: [Rule?] = [
         Rule(#"\#(lone)(?<year>1\d{3}|20\d\d)\s?[–-]\s?(?<last>1\d{3}|20\d\d|\d\d)(?![\w%]|[.,-]\d)"#, years),
         Rule(#"\b(\#(beforeYears)\s)\#(loneYear)"#) { $0[1] + NumberNames.year($0["year"]) },
         // Before a plural it is a count: 1500 pages.

@@ -24,17 +24,15 @@ enum EnglishReader {
         "∝": "proportional to",
     ]
 
-    /// Rules that change only texts with a digit.
-    private static let numberRules = rules(listMarkers, Dates.first, Quantities.first)
-    private static let laterNumberRules = rules(Dates.lone4, besideNumbers, Quantities.rest)
-    private static let titleRules = rules(titles)
-    private static let symbolRules = rules(signs)
+    // What its neighbors explain comes first: 14:30 and $4.20 are words by the time other numbers are read.
+    private static let numberRules = rules(
+        listMarkers, Dates.first, Quantities.first, titles, Dates.alone, besideNumbers, Quantities.rest)
     private static let letterRules = rules(letters)
     private static let markRules = rules(marks)
 
     /// All rules; nil for a pattern that does not compile.
     static var all: [Rule?] {
-        listMarkers + Dates.first + Quantities.first + titles + Dates.lone4 + besideNumbers + Quantities.rest + signs
+        listMarkers + Dates.first + Quantities.first + titles + Dates.alone + besideNumbers + Quantities.rest
             + letters + marks
     }
 
@@ -42,11 +40,7 @@ enum EnglishReader {
 
     /// The sentence in words. Small letters or as they were written; letters of other alphabets stay.
     static func readAloud(_ sentence: String) -> String {
-        var text = plainCharacters(sentence)
-        text = numberRules(text)
-        text = titleRules(text)
-        if text.unicodeScalars.contains(where: \.isDecimal) { text = laterNumberRules(text) }
-        text = symbolRules(text)
+        var text = numberRules(plainCharacters(sentence))
         text = text.unicodeScalars.map { char in symbols[char].map { " \($0) " } ?? String(char) }.joined()
         text = letterRules(text.unicodeScalars.map { "#*_/\\^|<>~".unicodeScalars.contains($0) ? " " : String($0) }.joined())
         return markRules(text)
@@ -76,7 +70,7 @@ enum EnglishReader {
 
     private static func plainCharacter(_ char: Unicode.Scalar) -> String {
         if char.isASCII || symbols[char] != nil { return String(char) }
-        if char.isDecimal, let value = char.properties.numericValue, (0..<10).contains(value) { return String(Int(value)) }
+        if let value = char.decimalValue { return String(value) }
         return switch char.properties.generalCategory {
         case .otherSymbol, .control: " "
         case .modifierSymbol, .format, .enclosingMark, .privateUse, .unassigned, .surrogate: ""
@@ -112,14 +106,18 @@ enum EnglishReader {
     ]
 
     private static let besideNumbers: [Rule?] = [
+        Rule("[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>", ", "),
+        Rule(#"(?<=\s)<=(?=\s)"#, " less than or equal to "),
+        Rule(#"(?<=\s)>=(?=\s)"#, " greater than or equal to "),
+        Rule(#"(?<=\s)!=(?=\s)"#, " not equal to "),
         Rule(#"(?<=[\w)]\s)<(?=\s)|<(?=\d)"#, " less than "),
+        Rule("(?<=[A-Za-z]{3}) > (?=[A-Za-z]{3})", ", "),
         Rule(#"(?<=[\w)]\s)>(?=\s)|(?<!\w)>(?=\d)"#, " greater than "),
         Rule(#"[~≈](?=\s?\d)"#, " about "),
         Rule(#"#(?=\d)"#, " number "),
         Rule(#"(?<=\w) \* (?=\w)|(?<=\d)\*(?=\d)"#, " times "),
+        Rule("={2,}", "="),
     ]
-
-    private static let signs: [Rule?] = [Rule("[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>", ", "), Rule("={2,}", "=")]
 
     private static let letters: [Rule?] = [
         // Initials: U.S., J.R.R. Tolkien, George W. Bush.

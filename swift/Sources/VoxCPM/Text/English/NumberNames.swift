@@ -14,7 +14,7 @@ enum NumberNames {
         "twelve": "twelfth",
     ]
 
-    private static func digits(_ number: String) -> [Int] { number.unicodeScalars.compactMap { $0.isDecimal ? $0.properties.numericValue.map { Int($0) } : nil } }
+    private static func digits(_ number: String) -> [Int] { number.unicodeScalars.compactMap(\.decimalValue) }
 
     /// The digits one by one: "nine one one".
     static func digitNames(_ number: String) -> String { digits(number).map { small[$0] }.joined(separator: " ") }

@@ -31,7 +31,10 @@ struct Rule: Sendable {
 
     /// Patterns are those of Python, in ICU's syntax; a test compiles them all.
     init?(_ pattern: String, _ said: @escaping @Sendable (Found) -> String) {
-        guard let pattern = try? NSRegularExpression(pattern: pattern) else { return nil }
+        // In ICU a combining accent is a character of a word, too.
+        let pythonic = pattern.replacingOccurrences(of: #"\w"#, with: #"[\p{L}\p{N}_]"#)
+            .replacingOccurrences(of: #"\W"#, with: #"[^\p{L}\p{N}_]"#)
+        guard let pattern = try? NSRegularExpression(pattern: pythonic) else { return nil }
         self.pattern = pattern
         self.said = said
     }
