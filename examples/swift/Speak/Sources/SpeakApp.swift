@@ -1,0 +1,14 @@
+// Never run on a Mac or a phone: type-checked on Linux against stand-ins, and on macOS in continuous integration.
+
+import SwiftUI
+
+@main
+struct SpeakApp: App {
+    @StateObject private var model = SpeakModel()
+
+    var body: some Scene {
+        WindowGroup {
+            SpeakView(model: model)
+        }
+    }
+}

@@ -1,0 +1,109 @@
+import Foundation
+import SwiftUI
+import VoxCPM
+import VoxCPMCoreML
+import VoxCPMPlayback
+
+/// What the app does: open a bundle, speak while the speech is made, make and keep voices.
+@MainActor
+final class SpeakModel: ObservableObject {
+    @Published var text = "Hello from Core ML."
+    @Published var voiceName = SpeakModel.noVoice
+    @Published private(set) var voices: [String: Voice] = [:]
+    @Published private(set) var status = "Choose a bundle."
+    @Published private(set) var isReady = false
+    @Published private(set) var isSpeaking = false
+
+    static let noVoice = "The voice of the model"
+
+    private let player = SpeechPlayer()
+    private var speech: VoxCPM?
+    private var speaking: Task<Void, Never>?
+    private var heard: [Float] = []
+    private var sampleRate = 0
+
+    private var voicesFolder: URL { URL.documentsDirectory.appending(path: "Voices") }
+
+    init() { readVoices() }
+
+    /// Open a bundle's folder. Compiling it the first time takes minutes, so each step is shown.
+    func open(_ bundle: URL) {
+        _ = bundle.startAccessingSecurityScopedResource()
+        let opened = VoxCPM(.folder(bundle), Configuration(predictor: CoreMLPredictor()))
+        isReady = false
+        Task {
+            do {
+                for try await step in opened.prepare() { status = words(step) }
+                speech = opened
+                isReady = true
+            } catch {
+                status = "\(error)"
+            }
+        }
+    }
+
+    func speak() {
+        guard let speech, !isSpeaking else { return }
+        let chunks = speech.stream(text, voice: voices[voiceName])
+        heard = []
+        isSpeaking = true
+        speaking = Task {
+            do {
+                try await player.play(chunks) { chunk in
+                    heard += chunk.samples
+                    sampleRate = chunk.sampleRate
+                    status = String(format: "%.1f s", Double(heard.count) / Double(chunk.sampleRate))
+                }
+            } catch is CancellationError {
+                status = "Stopped."
+            } catch {
+                status = "\(error)"
+            }
+            isSpeaking = false
+        }
+    }
+
+    func stop() {
+        speaking?.cancel()
+        player.stop()
+    }
+
+    /// The speech that was played last, as a WAV file.
+    var file: Data? { heard.isEmpty ? nil : wavFile(heard, sampleRate: sampleRate) }
+
+    /// Make a voice of a recording and what is said in it, and keep it.
+    func makeVoice(_ recording: URL, transcript: String, name: String) {
+        guard let speech else { return }
+        let folder = voicesFolder
+        Task {
+            do {
+                _ = recording.startAccessingSecurityScopedResource()
+                let prompt = try Recording(contentsOf: recording)
+                let voice = try await speech.makeVoice(name: name, prompt: prompt, transcript: transcript + " ")
+                try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
+                try voice.write(to: folder.appending(path: "\(name).voice"))
+                readVoices()
+                voiceName = name
+                status = "Kept \(name)."
+            } catch {
+                status = "\(error)"
+            }
+        }
+    }
+
+    private func readVoices() {
+        let files = (try? FileManager.default.contentsOfDirectory(at: voicesFolder, includingPropertiesForKeys: nil)) ?? []
+        for file in files where file.pathExtension == "voice" {
+            voices[file.deletingPathExtension().lastPathComponent] = try? Voice(contentsOf: file)
+        }
+    }
+
+    private func words(_ step: Preparation) -> String {
+        switch step {
+        case .verifying(let share): "Verifying: \(Int(100 * share)) %"
+        case .compiling(let model): "Preparing \(model.rawValue), once on this device …"
+        case .fellBack(let model, let unit, let reason): "\(model.rawValue) does not run on \(unit.rawValue): \(reason)"
+        case .ready: "Ready."
+        }
+    }
+}
