@@ -190,6 +190,19 @@ class GenerationOptions:
         if self.max_len is not None and self.max_len < self.min_len:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
 
+    @property
+    def min_patches(self) -> int:
+        """Number of patches of the shortest segment: upstream first reads the stop head at index `min_len` + 1."""
+        return min(self.min_len + 2, self.max_len or self.min_len + 2)
+
+    def patch_bound(self, text_tokens: int) -> int:
+        """Maximum number of patches for a text of so many tokens, KV cache aside (upstream `_generate`).
+
+        Unlike upstream's bound, it is never below `min_patches`.
+        """
+        by_ratio = int(text_tokens * self.retry_badcase_ratio_threshold + 10)
+        return max(min(by_ratio, self.max_len or DEFAULT_MAX_LEN), self.min_patches)
+
     def changed(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name."""
         values = ((declared, getattr(self, declared.name)) for declared in option_table())

@@ -8,31 +8,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
-from voxcpm_runtime.argument_types import function, instance, switch, text_argument
+from voxcpm_runtime.argument_types import (
+    checked_text,
+    instance,
+    switch,
+    text_argument,
+    valid_unicode,
+    wrong_type,
+)
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
 from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, choose_backend, chosen_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.model.driver import Driver, Prefix
+from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
-from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, Keywords, named_arguments, several
-from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, CancelToken, Keywords
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, Gathered, checked_chunking, chunked, stream
-from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
-from voxcpm_runtime.text.input_text import checked_text, valid_unicode
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.upstream_names import UpstreamNames
-from voxcpm_runtime.voices.prefix_cache import cached_prefixes
+from voxcpm_runtime.voices.prefix_cache import cached_prefixes, computed_prefix
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
@@ -64,7 +66,7 @@ class VoxCPM(UpstreamNames):
         self.bundle = bundle
         self._driver: Driver | None = driver
         self._key = f"{bundle.digest}|{text_argument(arithmetic, 'arithmetic')}"
-        self._prefix = cached_prefixes(self._make_prefix, self._key, self._prefix_fits)
+        self._prefix = cached_prefixes(lambda voice: computed_prefix(bundle, self.driver, voice), self._key)
 
     @classmethod
     @system_errors_as(BundleError)
@@ -94,6 +96,8 @@ class VoxCPM(UpstreamNames):
         for a GPU that cannot be used.
         """
         switch(verify, "verify")
+        if not callable(on_first_use):
+            raise wrong_type(on_first_use, "on_first_use", "a function")
         if isinstance(path, Bundle) and (precision not in (None, path.precision) or verify):
             raise InputError(
                 f"an open bundle has its precision already ({path.precision}) and was verified when it was opened; "
@@ -107,7 +111,7 @@ class VoxCPM(UpstreamNames):
             threads=threads,
             device=device,
             compute_units=compute_units,
-            first_use=function(on_first_use, "on_first_use"),
+            first_use=on_first_use,
         )
         models = {name: step_model.model for name, step_model in placed.items()}
         next_patch = load_next_patch(bundle, models, device)
@@ -226,7 +230,7 @@ class VoxCPM(UpstreamNames):
         Raises what `speak` raises, and InputError for any utterance before the first one is spoken.
         """
         plans: list[Plan] = []
-        given = several(utterances)
+        given = _several(utterances)
         try:
             plans += map(self._planned, given)
         except InputError as error:
@@ -238,7 +242,7 @@ class VoxCPM(UpstreamNames):
 
         utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
-        for index, given in enumerate(several(utterances)):
+        for index, given in enumerate(_several(utterances)):
             spoken: Speech | VoxCPMError
             try:
                 with system_errors_as(InputError):
@@ -344,9 +348,11 @@ class VoxCPM(UpstreamNames):
         return unencoded.encoded(self.driver, name, origin)
 
     def _planned(self, given: AnyArguments) -> Plan:
-        return (
-            plan(self.bundle, given) if isinstance(given, Arguments) else self.plan(**named_arguments(given))
-        )
+        if isinstance(given, Arguments):
+            return plan(self.bundle, given)
+        if not isinstance(given, str | Mapping):
+            raise wrong_type(given, "an utterance", "a text or a mapping of arguments by name")
+        return self.plan(given) if isinstance(given, str) else self.plan(**{"text": None, **given})
 
     def _stream(
         self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: Gathered | None = None
@@ -356,11 +362,9 @@ class VoxCPM(UpstreamNames):
         voice = plan.encoded_voice(self.driver)
         return stream(plan, segments, self.driver, voice, self._prefix, whole)
 
-    def _make_prefix(self, voice: Voice) -> Prefix:
-        a = self.bundle.architecture
-        nothing = np.zeros((0, a.patch_size, a.feat_dim), np.float32)
-        prompt = nothing if voice.prompt is None else voice.prompt
-        return self.driver.prefix(voice_lead(self.bundle, voice), prompt)
 
-    def _prefix_fits(self, voice: Voice, prefix: Prefix) -> bool:
-        return self.driver.has_shape_of(prefix, len(voice_lead(self.bundle, voice)), voice.prompt_patches)
+def _several(utterances: object) -> list[AnyArguments]:
+    """Utterances as a list. Raises InputError for a single one, such as a text, whose letters would be spoken."""
+    if isinstance(utterances, str | bytes | Mapping) or not isinstance(utterances, Iterable):
+        raise wrong_type(utterances, "utterances", "a list of texts, or of arguments by name")
+    return list(utterances)

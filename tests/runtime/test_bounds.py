@@ -11,9 +11,9 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.text.input_text import checked_text
 
 needs_devices = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
 
@@ -70,7 +70,7 @@ def test_a_small_file_of_too_many_samples_is_refused(refused):
 
 
 def test_a_text_beyond_its_bound_is_refused(monkeypatch):
-    monkeypatch.setattr("voxcpm_runtime.text.input_text.MAX_CHARACTERS", 10)
+    monkeypatch.setattr("voxcpm_runtime.argument_types.MAX_CHARACTERS", 10)
 
     assert checked_text("ten signs.", "text") == "ten signs."
     with pytest.raises(InputError, match="the text has 11 characters; expected at most 10"):

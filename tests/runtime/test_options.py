@@ -7,7 +7,6 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.commands.batch_lines import json_line
 from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
 from voxcpm_runtime.speech.arguments import Arguments, Keywords
-from voxcpm_runtime.speech.lengths import patch_bound, patch_limit
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
 
@@ -74,25 +73,7 @@ def test_denoising_is_refused_and_its_absence_is_not():
     ],
 )
 def test_the_bound_is_upstreams(tokens, options, bound):
-    assert patch_bound(tokens, GenerationOptions(**options)) == bound
-
-
-def test_a_default_length_shrinks_to_what_fits():
-    assert patch_limit(20, 5, GenerationOptions(), capacity=100) == 40
-    assert patch_limit(70, 5, GenerationOptions(), capacity=100) == 30
-    assert patch_limit(96, 5, GenerationOptions(), capacity=100) == 4
-
-
-def test_a_largest_length_is_no_length_that_must_fit():
-    assert patch_limit(70, 5, GenerationOptions(max_len=29), capacity=100) == 29
-    assert patch_limit(70, 5, GenerationOptions(max_len=31), capacity=100) == 30
-
-
-def test_a_least_length_must_fit():
-    with pytest.raises(
-        InputError, match="70 positions and the speech at least 31: 101 needed, but the KV cache has 100"
-    ):
-        patch_limit(70, 5, GenerationOptions(min_len=31, max_len=31), capacity=100)
+    assert GenerationOptions(**options).patch_bound(tokens) == bound
 
 
 def test_every_keyword_reaches_the_arguments_and_jsonl_has_the_options():

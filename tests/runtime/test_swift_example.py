@@ -31,7 +31,6 @@ from voxcpm_constants.step_models import (
 from voxcpm_runtime.audio import pcm
 from voxcpm_runtime.model import driver, flow_matching, sequence
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
-from voxcpm_runtime.speech.lengths import patch_bound
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SWIFT = REPOSITORY / "examples" / "swift" / "VoxCPMSpeech.swift"
@@ -95,7 +94,7 @@ def test_the_constants_are_those_of_python() -> None:
         "angleScale": float(flow_matching._ANGLE_SCALE),
         "lowestFrequency": flow_matching._LOWEST_FREQUENCY,
         "callCost": sequence._CALL_COST,
-        "patchesBeyondTheRatio": patch_bound(0, GenerationOptions()),
+        "patchesBeyondTheRatio": GenerationOptions().patch_bound(0),
         "peak": pcm._PEAK,
         "oneChinese": (0x4E00, 0x9FFF),
         "decoderContextPatches": {name: t.decoder_context_patches for name, t in GENERATIONS.items()},

@@ -41,7 +41,7 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
 from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 
 SOME_FAILED = 1

@@ -18,8 +18,7 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine
 from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes, progress_text, speech_summary
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.arguments import Arguments, CancelToken
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.voxcpm import VoxCPM

@@ -13,7 +13,7 @@ from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.argument_types import shown
+from voxcpm_runtime.argument_types import checked_text, shown
 from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.commands.shared_arguments import (
     STANDARD_INPUT,
@@ -22,7 +22,7 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.options import GenerationOptions, option_table
 from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.text.input_text import checked_control
+from voxcpm_runtime.text.control import checked_control
 from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 
@@ -153,7 +153,9 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
         **asdict(defaults.options),
         **{name: given[name] for name in _OPTIONS if name in given},
     }
-    arguments = Arguments.of(given["text"], _recordings(given, defaults.recordings, folder), named)
+    arguments = Arguments.of(
+        checked_text(given["text"], "text"), _recordings(given, defaults.recordings, folder), named
+    )
     checked_control(arguments.control, defaults.architecture, continues=arguments.recordings.continues)
     output = given.get("output")
     return BatchLine(

@@ -36,9 +36,8 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_summary, status_line
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.plan import first_seed, plan
+from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
+from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
 

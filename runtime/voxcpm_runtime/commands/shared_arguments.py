@@ -13,13 +13,13 @@ from voxcpm_constants.bounded_files import bounded, read_bounded
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
+from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
-from voxcpm_runtime.text.input_text import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voxcpm import VoxCPM

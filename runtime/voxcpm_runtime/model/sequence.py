@@ -67,25 +67,17 @@ def build_sequence(
     *,
     prompt: Latents | None = None,
     reference: Latents | None = None,
+    starts_audio: bool = True,
 ) -> Sequence:
     """The sequence of one generation.
 
-    patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim).
+    patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim). starts_audio:
+    False for the positions of a voice itself, before any text to speak; there may be none.
     """
-    return build_lead([*text_tokens, AUDIO_START], patch_shape, reference=reference, prompt=prompt)
-
-
-def build_lead(
-    text_tokens: list[int],
-    patch_shape: tuple[int, int],
-    *,
-    reference: Latents | None = None,
-    prompt: Latents | None = None,
-) -> Sequence:
-    """The positions without the start of audio: those of a voice itself, before any text to speak, may be none."""
-    parts: list[list[int] | Latents] = [text_tokens]
+    text = [*text_tokens, AUDIO_START] if starts_audio else text_tokens
+    parts: list[list[int] | Latents] = [text]
     if reference is not None:
-        parts = [[REFERENCE_START], reference, [REFERENCE_END], text_tokens]
+        parts = [[REFERENCE_START], reference, [REFERENCE_END], text]
     if prompt is not None:
         parts.append(prompt)
     tokens: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
-from voxcpm_runtime.text.input_text import joined_surrogates, valid_unicode
+from voxcpm_runtime.argument_types import valid_unicode
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 
 
@@ -94,3 +94,15 @@ class Slice:
     def cut(self) -> list[Sentence]:
         """The sentences that are complete with it. It takes time, and needs no lock."""
         return self._cutter.flush() if self._text is None else self._cutter.push(self._text)
+
+
+def joined_surrogates(text: str) -> tuple[str, str]:
+    """A fragment with its surrogate pairs joined, and the high surrogate at its end, whose pair is still to come.
+
+    Raises InputError for any other half of a pair.
+    """
+    high = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+    try:
+        return text.removesuffix(high).encode("utf-16-le", "surrogatepass").decode("utf-16-le"), high
+    except UnicodeDecodeError:
+        return valid_unicode(text, "text"), ""

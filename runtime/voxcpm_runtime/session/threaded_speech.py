@@ -18,7 +18,7 @@ from voxcpm_constants.bounds import MAX_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
 from voxcpm_runtime.session.text_queue import TextQueue
-from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -13,9 +14,12 @@ import numpy as np
 
 from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
-from voxcpm_runtime.model.driver import Prefix
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.model.driver import Driver, Prefix
+from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
 
 _KEPT_IN_MEMORY = 4
@@ -34,13 +38,11 @@ class Prefixes(Protocol):
         """Drop the prefixes in memory."""
 
 
-def cached_prefixes(
-    make: Callable[[Voice], Prefix], key: str, fits: Callable[[Voice, Prefix], bool]
-) -> Prefixes:
+def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> Prefixes:
     """A function from a voice to its prefix that computes each prefix once.
 
-    make: computes a prefix. key: identifies the step models and the backend. fits: whether a prefix from a file has the
-    right shapes. A file that is damaged or does not fit is replaced; if that fails, the prefix is kept in memory only.
+    make: computes a prefix. key: identifies the step models and the backend. A damaged file is replaced; if that fails,
+    as in a read-only folder, the prefix is kept in memory only.
     """
 
     @functools.lru_cache(maxsize=_KEPT_IN_MEMORY)
@@ -49,13 +51,22 @@ def cached_prefixes(
             return make(voice)
         digest = hashlib.sha256(f"{key}|{voice.digest}".encode()).hexdigest()[:16]
         path = voice.path.with_name(f"{voice.path.name}.{digest}{_SUFFIX}")
-        known = _read(path)
-        if known is None or not fits(voice, known):
+        if (known := _read(path)) is None:
             known = make(voice)
             _write(path, known)
         return known
 
     return prefix
+
+
+def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
+    """The prefix of a voice: its own positions, before any text to speak, run through the language models."""
+    a = bundle.architecture
+    shape = (a.patch_size, a.feat_dim)
+    transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
+    tokens = bundle.tokenizer(transcript) if transcript else []
+    lead = build_sequence(tokens, shape, reference=voice.reference, starts_audio=False)
+    return driver.prefix(lead, np.zeros((0, *shape), np.float32) if voice.prompt is None else voice.prompt)
 
 
 def prefix_files(voice_path: Path) -> list[Path]:
@@ -72,22 +83,18 @@ def _read(path: Path) -> Prefix | None:
         tensors, _, has_digest = unsealed(read_bounded(path, MAX_VOICE_BYTES))
     except (OSError, ValueError):
         return None
-    if not has_digest or not all(np.isfinite(array).all() for array in tensors.values()):
+    if not has_digest or _PROMPT not in tensors:
         return None
 
     def part(start: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(start): array for name, array in tensors.items() if name.startswith(start)}
 
-    return Prefix(part(_BASE), part(_RESIDUAL), tensors[_PROMPT]) if _PROMPT in tensors else None
+    return Prefix(part(_BASE), part(_RESIDUAL), tensors[_PROMPT])
 
 
 def _write(path: Path, prefix: Prefix) -> None:
     tensors = {f"{_BASE}{name}": array for name, array in prefix.base_rows.items()}
     tensors |= {f"{_RESIDUAL}{name}": array for name, array in prefix.residual_rows.items()}
     tensors[_PROMPT] = prefix.prompt_embeddings
-    try:
-        with whole_file(path) as file:
-            file.write(sealed(tensors))
-    except OSError:
-        # In a read-only folder, for example: the voice works, but its first speech starts later.
-        return
+    with contextlib.suppress(OSError), whole_file(path) as file:
+        file.write(sealed(tensors))

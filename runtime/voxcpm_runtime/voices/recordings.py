@@ -15,11 +15,11 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
-from voxcpm_runtime.argument_types import text_argument, wrong_type
+from voxcpm_runtime.argument_types import checked_text, text_argument, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource, audio_content, read_audio, trim_silence
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.text.input_text import checked_text, require_references
+from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 

@@ -29,13 +29,14 @@ from voxcpm_runtime.argument_types import (
     shown,
     switch,
     text_argument,
+    valid_unicode,
     whole_number,
     wrong_type,
 )
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
-from voxcpm_runtime.text.input_text import require_references, valid_unicode
+from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"
 FORMAT = 2

@@ -20,7 +20,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session import threaded_speech
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.session.threaded_speech import AudioChunk
-from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment
 from waiting import until

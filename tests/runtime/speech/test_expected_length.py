@@ -14,11 +14,11 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
-from voxcpm_runtime.speech import lengths as rule
-from voxcpm_runtime.speech.lengths import expected_length, letters_in, pace
+from voxcpm_runtime.speech import plan, utterance
+from voxcpm_runtime.speech.plan import letters_in
 from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.speech.utterance import voice_of_speech
+from voxcpm_runtime.speech.utterance import expected_length, voice_of_speech
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -30,8 +30,8 @@ PROFILE = SpeechProfile(longest_seconds=1, longest_tokens=13, seconds_per_letter
 @pytest.fixture
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> VoxCPM:
     """A voice with a `speech.json`, in which a prompt of ten tokens tells a pace."""
-    monkeypatch.setattr(rule, "_MORE", 0.0)
-    monkeypatch.setattr(rule, "_ANCHOR_SECONDS", 0.1)
+    monkeypatch.setattr(utterance, "_MORE", 0.0)
+    monkeypatch.setattr(plan, "_ANCHOR_SECONDS", 0.1)
     Manifest.read(bundle_folder).model_copy(update={"speech": PROFILE}).write(bundle_folder)
     return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 
@@ -70,11 +70,15 @@ def test_the_bands_are_shares_of_the_expected_time() -> None:
     assert length.reason(3, stopped=False) == ""
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(1.0, 1.0), (1.2, 1.2), (0.1, 0.8), (9.0, 1.5)])
-def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(seconds: float, expected: float) -> None:
-    profile = SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1)
-    assert pace(profile, 10, seconds) == pytest.approx(expected)
-    assert pace(profile, 0, seconds) == 1.0
+@pytest.mark.parametrize(("patches", "pace"), [(11, 11 / 8), (14, 1.5), (6, 0.8)])
+def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(tts, lengths, patches, pace) -> None:
+    lengths(4)
+
+    speech = tts.speak(
+        "it is.", voice=slow_voice(tts, "hello you ", patches), seed=5, retry_badcase_max_times=1
+    )
+
+    assert speech.segments[0].expected_seconds == pytest.approx(4 * 0.02 * pace)
 
 
 @pytest.mark.parametrize("bad", [5, 14])
@@ -284,7 +288,7 @@ def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, monkeypat
 
 def test_a_slow_heading_does_not_make_good_segments_short(tts, lengths, monkeypatch) -> None:
     """Two letters in 5 patches may be; at that pace 7 patches for the next eight letters would be too short."""
-    monkeypatch.setattr(rule, "_MORE", 0.1)
+    monkeypatch.setattr(utterance, "_MORE", 0.1)
     lengths(5, 7, 6)
 
     speech = tts.speak("so.\n\nhello you. hello me.", seed=5, segment_tokens=11)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech import lengths, plan
+from voxcpm_runtime.speech import plan
 from voxcpm_runtime.speech.utterance import voice_of_speech
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -44,13 +44,13 @@ def test_every_segment_fits_the_cache_with_its_speech_at_its_slowest(
     monkeypatch.setattr(plan, "MIN_SEGMENT_TOKENS", 1)
     voice = tts.create_voice(prompt_audio, "so ", name="ada") if with_voice else None
     tokenizer, capacity = tts.bundle.tokenizer, tts.bundle.manifest.sizes.kv_length
-    slowest = lengths.SECONDS_PER_TOKEN / tts.bundle.architecture.patch_seconds
+    slowest = plan.SECONDS_PER_TOKEN / tts.bundle.architecture.patch_seconds
 
     speech = tts.speak(CHAPTER, voice=voice, seed=3)
 
     counts = [len(tokenizer(segment.text)) for segment in speech.segments]
     anchored = counts[0] * (1 + slowest)
-    before = lengths.positions(len(tokenizer("so ")), voice) - 1 if with_voice else anchored
+    before = plan.positions(len(tokenizer("so ")), voice) - 1 if with_voice else anchored
     assert all(before + count * (1 + slowest) + 1 <= capacity for count in counts[1:])
 
 
@@ -126,7 +126,7 @@ def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
 @pytest.mark.usefixtures("stopping")
 def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     """The segments after it are added to the voice until there is enough of it."""
-    monkeypatch.setattr(lengths, "_ANCHOR_SECONDS", 0.1)  # ten tokens
+    monkeypatch.setattr(plan, "_ANCHOR_SECONDS", 0.1)  # ten tokens
     text = "so.\n\nit is so.\n\nso be it.\n\nand it is so."
 
     # Segments as long as if speech were short, for which there is room.

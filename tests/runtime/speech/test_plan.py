@@ -18,9 +18,8 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech import lengths
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech import plan as plan_module
+from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.segments import Segment
@@ -72,7 +71,7 @@ def test_the_target_alone_is_normalised(tts):
 
 def test_a_continued_segment_is_spelled_once(tts, monkeypatch):
     """Read again, max. would be maximum and ed. edition."""
-    monkeypatch.setattr(lengths, "_ANCHOR_SECONDS", 0)
+    monkeypatch.setattr(plan_module, "_ANCHOR_SECONDS", 0)
     tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
     tts.bundle = replace(tts.bundle, tokenizer=tokenizer)
     text = "I met Max.\n\nHe was with Ed.\n\nThey left."

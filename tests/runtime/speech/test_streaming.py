@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
 from voxcpm_runtime.speech.utterance import one_ahead
 
 TEXT = "hello there."

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.input_text import checked_control, controlled, described, without_control
+from voxcpm_runtime.text.control import checked_control, controlled, described, without_control
 
 
 def written(text, control):

@@ -174,7 +174,7 @@ def test_a_voice_with_any_byte_flipped_is_refused_or_the_same(tts, audio, tmp_pa
             assert (found, found.header) == (voice, voice.header), position
 
 
-@pytest.mark.parametrize("spoil", ["nan", "shape", "undigested"])
+@pytest.mark.parametrize("spoil", ["cut", "undigested"])
 def test_a_damaged_prefix_is_made_again_without_a_word(
     tts, audio, tmp_path, models, architecture, recwarn, spoil
 ):
@@ -186,15 +186,9 @@ def test_a_damaged_prefix_is_made_again_without_a_word(
     (prefix,) = prefix_files(path)
     content = prefix.read_bytes()
     tensors = unsealed(content).tensors
-    tensors = {name: array.copy() for name, array in tensors.items()}
+    damaged = content[:-1]
     if spoil == "undigested":
         damaged = save({name: np.zeros_like(array) for name, array in tensors.items()})
-    else:
-        if spoil == "nan":
-            tensors["prompt_embeddings"][0, 0] = np.nan
-        else:
-            tensors["base.cache"] = tensors["base.cache"][:, :, :-1]
-        damaged = sealed(tensors)
     prefix.write_bytes(damaged)
     again = VoxCPM(tts.bundle, tts.driver)
     before = len(models["base_lm_step"].calls)
