@@ -1,0 +1,350 @@
+"""Dates, money, measures, telephone numbers, versions, fractions, and at last all other numbers, in words."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from voxcpm_runtime.english.vocabulary import (
+    TABLES,
+    any_of,
+    cardinal,
+    decimal,
+    digit_names,
+    fraction,
+    in_pairs,
+    letter_by_letter,
+    minutes,
+    ordinal,
+    plural,
+)
+from voxcpm_runtime.text.normalization import Substitution, rules
+
+_MONTH_OF = TABLES.pairs("months")
+_MONTHS = tuple(_MONTH_OF.values())
+DAYS = TABLES.pairs("days of the week")
+_MONTH = rf"(?P<month>{any_of(_MONTHS)}|(?:{'|'.join(_MONTH_OF)}|Sept)\b\.?)"
+_DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
+_YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
+_MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
+_HOUR, _MINUTE = r"(?P<hour>[01]?\d|2[0-4])", r"(?P<minute>[0-5]\d)"
+_AFTER_TIMES = {*_MONTHS, *DAYS, *DAYS.values(), "Central", "Eastern", "Greenwich", "Mountain", "Pacific"}
+_FIRST_YEAR = 1010
+"""The first number that is read as a year; those before it are said like other numbers."""
+
+
+def year(number: str) -> str:
+    """Four digits as a year: "nineteen eighty-four"."""
+    return in_pairs(number) if int(number) >= _FIRST_YEAR else cardinal(number)
+
+
+def month_name(month: str) -> str:
+    """The name of a month from its first three letters."""
+    return _MONTH_OF[month[:3]]
+
+
+def _date(found: re.Match[str], *, day_first: bool = False) -> str:
+    day, month = found["day"], found["month"]
+    if month.isdigit():
+        # Americans write the month first; a number above 12 must be the day.
+        first, day = (month, day) if int(month) <= len(_MONTHS) else (day, month)
+        month = _MONTHS[int(first) - 1]
+    day = day.lstrip("0")
+    if said := found.groupdict().get("year") or "":
+        said = f", {year(said) if len(said) > 2 else cardinal(said)}"
+    name = month_name(month)
+    return f"the {ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
+
+
+def _numeric(found: re.Match[str]) -> str:
+    """A date of numbers; unchanged if neither of the first two numbers can be a month."""
+    both = int(found["day"]), int(found["month"])
+    return _date(found) if 0 < min(both) <= len(_MONTHS) and max(both) <= 31 else found[0]
+
+
+def _time(found: re.Match[str], *, spelled: bool) -> str:
+    parts = found.groupdict()
+    hour, minute, second, half = (parts.get(name) for name in ("hour", "minute", "second", "meridiem"))
+    words = [cardinal(str(int(found["hour"])))]
+    if second:
+        words += [minutes(minute or "00"), minutes(second)]
+    elif minute == "00" and not half:
+        plain = re.match(r"\s*(?:noon|midnight)", found.string[found.end() : found.end() + 40])
+        words += [] if plain else ["o'clock" if 0 < int(hour or 0) <= 12 else "hundred"]
+    elif minute and minute != "00":
+        words.append(minutes(minute))
+    if half:
+        words.append(letter_by_letter(f"{half}m") if spelled else f"{half}m".upper())
+    # The dot of p.m. is the sentence's as well, except before the day or the zone.
+    after = re.match(r"\s+([A-Z][a-z]+)|\s*$", found.string[found.end() : found.end() + 40])
+    ends = half and found[0].endswith(".") and after is not None and after[1] not in _AFTER_TIMES
+    return " ".join(words) + ("." if ends else "")
+
+
+def _decade(found: re.Match[str]) -> str:
+    number = found["decade"]
+    return plural(year(number) if len(number) == 4 else cardinal(number))
+
+
+def _years(found: re.Match[str]) -> str:
+    last = found["last"]
+    return f"{year(found['year'])} to {year(last) if len(last) > 2 else cardinal(last)}"
+
+
+def dates(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for dates, decades and times, before anything else makes words of their numbers."""
+    time = partial(_time, spelled=spelled)
+    weekday_before = rf",? (?:{_DAY} )?{_MONTH.replace('(?P<month>', '(?:')}"
+    return rules(
+        {
+            # 2024-05-03T14:30 is a date and a time.
+            r"(?<=\d\d-\d\d)T(?=\d\d:\d\d)": " ",
+            r"(?<![\w-])(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?![\w-])": _numeric,
+            r"(?<![\w/])(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d\d)(?![\w/])": _numeric,
+            r"(?<![\w.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?!\w|\.\d)": _numeric,
+            rf"(?<!\w){any_of(DAYS)}\b\.?(?={weekday_before})": lambda found: DAYS[found[0].rstrip(".")],
+            rf"\b(?:the )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": partial(
+                _date, day_first=True
+            ),
+            # In May 5 men came.
+            rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?": _date,
+            rf"\b{_MONTH} {_DAY},? {_YEAR}": _date,
+            rf"\b{_MONTH},? {_YEAR}": lambda found: f"{month_name(found['month'])} {year(found['year'])}",
+            r"(?<!\w)'?(?P<decade>1\d\d0|20\d0|[2-9]0)'?s\b": _decade,
+            # Times: first a range, whose first part may have its half of the day from the second.
+            r"(?:(?<=\d[ap]m)|(?<=\d [ap]m)|(?<=[ap]\.m\.))\s?[–-]\s?(?=\d)": " to ",
+            r"(?<=\d)\s?[–-]\s?(?=[01]?\d(?::[0-5]\d)?\s?[AaPp]\.?[Mm]\b)": " to ",
+            r"(?<=\d:[0-5]\d)\s?[–-]\s?(?=\d{1,2}:[0-5]\d)": " to ",
+            rf"(?<![\w:.,]){_HOUR}:{_MINUTE}(?::(?P<second>[0-5]\d))?(?:\s?{_MERIDIEM})?(?![\w:]|[.,]\d)": time,
+            rf"(?<![\w:.,$£€]){_HOUR}\s?{_MERIDIEM}(?!\w)": time,
+        }
+    )
+
+
+_LONE = r"(?<![\w.,/:$£€^'-])"
+_LONE_YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\w%]|[.,:/-]\d)"
+_BEFORE_YEARS = "(?:after|before|by|circa|during|from|in|since|till|until|year)"
+YEARS = rules(
+    {
+        rf"{_LONE}(?P<year>1\d{{3}}|20\d\d)\s?[–-]\s?(?P<last>1\d{{3}}|20\d\d|\d\d)(?![\w%]|[.,-]\d)": _years,
+        rf"\b({_BEFORE_YEARS}\s){_LONE_YEAR}": lambda found: found[1] + year(found["year"]),
+        # Before a plural it is a count: 1500 pages.
+        rf"{_LONE}{_LONE_YEAR}(?!\s(?:people|[a-z]{{4,20}}s)\b)": lambda found: year(found["year"]),
+    }
+)
+"""Numbers that are read as years, after those with units are words."""
+
+
+_PREFIXES = {
+    "1": "", "k": "kilo", "c": "centi", "d": "deci", "m": "milli", "μ": "micro", "n": "nano", "M": "mega", "G": "giga",
+}  # fmt: skip
+_UNITS = {
+    **{
+        prefix.strip("1") + base: (f"{_PREFIXES[prefix]}{name}", f"{_PREFIXES[prefix]}{name}s")
+        for base, (name, prefixes) in TABLES.rows("units with prefixes").items()
+        for prefix in prefixes
+    },
+    **{symbol: (name, f"{name}s") for symbol, name in TABLES.pairs("units of data").items()},
+    **{symbol: (one, several) for symbol, (one, several) in TABLES.rows("units").items()},
+}
+"""Symbol → singular and plural, as "km" → "kilometer", "kilometers"."""
+_ATTACHED_UNITS = frozenset(["in", "k", "M", "B"])
+"""Symbols that are units only right after a number: in `5 in` there may be a preposition."""
+_CURRENCIES = TABLES.rows("currencies")
+"""Symbol or code → singular and plural of the currency and, if it has one, of its hundredth."""
+_SCALES = TABLES.pairs("scales")
+"""What follows an amount of money."""
+
+# Lengths are bounded, so that a long line of digits is searched in linear time.
+_NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
+_LEAST = rf"(?P<least>{_NUMBER})\s?[–-]\s?"
+_AMOUNT = rf"(?:{_LEAST})?(?P<number>{_NUMBER})"
+_BEFORE = r"(?P<article>\b[Aa]n?\s)?(?P<sign>(?<![\w.)])[-−])?"
+_SCALE = rf"(?:\s?(?P<scale>{any_of(_SCALES)})\b)?"
+_SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in _CURRENCIES if not symbol.isalpha())})"
+_CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
+_UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
+_SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
+_MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
+_LETTER_UNITS = frozenset("AVWJNLF")
+_PER = any_of(TABLES.words("per"))
+_COUNTED = any_of(TABLES.words("numbered in parts"))
+_CALLED_IN_PAIRS = any_of(TABLES.words("numbered in pairs"))
+
+
+def _with_least(found: re.Match[str], said: str) -> str:
+    """A range, if there is a lower end: three to five dollars."""
+    return f"{decimal(found['least'])} to {said}" if found["least"] else said
+
+
+def _is_one(found: re.Match[str]) -> bool:
+    """Whether the unit is in the singular: after 1, and in a 5 km run."""
+    return found["article"] is not None or (found["number"] == "1" and found["least"] is None)
+
+
+def _money(found: re.Match[str], *, spelled: bool) -> str:
+    one, several, *coin_names = _CURRENCIES[found["currency"]]
+    if spelled and one.startswith("US "):
+        one, several = f"{letter_by_letter('US')} dollar", f"{letter_by_letter('US')} dollars"
+    number, scale = found["number"], found["scale"]
+    sign = "minus " if found["sign"] else ""
+    whole, _, part = number.replace(",", "").partition(".")
+    article = found["article"] or ""
+    unit = one if _is_one(found) and not (scale and not article) else several
+    if scale or len(part) not in (0, 2) or not coin_names:
+        said = " ".join(filter(None, (decimal(number), _SCALES.get(scale or ""), unit)))
+        return article + _with_least(found, sign + said)
+    coins = f"{cardinal(str(int(part)))} {coin_names[int(part) != 1]}" if part.strip("0") else ""
+    notes = f"{cardinal(whole)} {unit}" if whole.strip("0") or not coins else ""
+    return article + _with_least(found, sign + " and ".join(filter(None, (notes, coins))))
+
+
+def _is_no_unit(found: re.Match[str]) -> bool:
+    """Whether a letter after a number and a space is a name, as in 3 V necks and Section 5 A."""
+    numbered = re.search(r"\b[A-Z][a-z]+\s$", found.string[: found.start()][-20:])
+    return bool(numbered) or not re.match(
+        r"\s*(?:[^\w\s]|$)|\s(?:and|at|from|in|is|of|on|or|to|was)\b",
+        found.string[found.end() : found.end() + 40],
+    )
+
+
+def _measure(found: re.Match[str]) -> str:
+    unit, _, per = found["unit"].partition("/")
+    if found["dash"] == " " and unit in _LETTER_UNITS and _is_no_unit(found):
+        return found[0]
+    words = _named(unit, one=_is_one(found) or found["dash"] == "-")
+    if per:
+        words += f" per {_named(per, one=True)}"
+    number = _with_least(found, decimal(found["number"]))
+    return f"{found['article'] or ''}{'minus ' if found['sign'] else ''}{number} {words}"
+
+
+def _named(unit: str, *, one: bool) -> str:
+    symbol, _, power = unit.partition("^")
+    if symbol not in _UNITS:  # a word: per person
+        return unit
+    name = _UNITS[symbol][0 if one else 1]
+    if symbol == "s" and power:
+        return f"{name} {'squared' if power == '2' else 'cubed'}"
+    return f"{'square' if power == '2' else 'cubic'} {name}" if power else name
+
+
+def _height(found: re.Match[str]) -> str:
+    pairs = ((found[1], "ft"), (found[2], "in"))
+    return " ".join(f"{cardinal(number)} {_named(unit, one=number == '1')}" for number, unit in pairs)
+
+
+def _groups(found: re.Match[str]) -> str:
+    """A telephone number: digits, with a pause after each group."""
+    groups = ", ".join(digit_names(group) for group in re.findall(r"\d+", found[0]))
+    return f"plus {groups}" if found[0].startswith("+") else groups
+
+
+def _parts(found: re.Match[str]) -> str:
+    """The parts of a version, after the word before it if that is in the pattern."""
+    before = found.groupdict().get("name") or ""
+    return before + " point ".join(cardinal(part) for part in found["number"].split("."))
+
+
+def _internet_number(found: re.Match[str]) -> str:
+    return " dot ".join(map(digit_names, found[0].split(".")))
+
+
+def _fraction(found: re.Match[str]) -> str:
+    said = fraction(found["upper"], found["lower"])
+    # Two and one half is two and a half.
+    return f"{cardinal(found['whole'])} and {said.replace('one ', 'a ', 1)}" if found["whole"] else said
+
+
+def _size(found: re.Match[str]) -> str:
+    """1920x1080 is nineteen twenty by ten eighty."""
+    return f"{_side(found[1])} {'times' if found[2] == '×' else 'by'} {_side(found[3])}"
+
+
+def _side(number: str) -> str:
+    return in_pairs(number) if len(number) == 4 else decimal(number)
+
+
+def _mixed(found: re.Match[str], *, spelled: bool) -> str:
+    """Letters and digits in one word: MP3, H2O, 4K. Words of small letters stay words."""
+
+    def said(piece: str) -> str:
+        if piece.isdigit():
+            return _short_number(piece)
+        return letter_by_letter(piece) if spelled and len(piece) <= 3 else piece
+
+    return " ".join(map(said, re.findall(r"\d+|[A-Za-z]+", found[0])))
+
+
+def _short_number(number: str) -> str:
+    if len(number) == 4:
+        return in_pairs(number)
+    return cardinal(number) if len(number) < 3 else digit_names(number)
+
+
+def _power(found: re.Match[str]) -> str:
+    if found[0] in ("^2", "^3"):
+        return " squared" if found[0] == "^2" else " cubed"
+    return f" to the power of {'minus ' if found[1] else ''}{cardinal(found[2])}"
+
+
+def quantities(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for numbers whose neighbours say what they are."""
+    money = partial(_money, spelled=spelled)
+    return rules(
+        {
+            # Telephone and Internet numbers.
+            r"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])": _groups,
+            r"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])": _groups,
+            r"(?<![\w.,-])\d{3}-\d{4}(?![\w-]|[.,]\d)": _groups,
+            r"(?<![\w.,+-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-]|[.,]\d)": _groups,
+            r"(?<=\bISBN )[\d-]{10,17}": _groups,
+            r"(?<=\b[Cc]all )\d{3}\b|(?<=\b[Dd]ial )\d{3}\b": lambda found: digit_names(found[0]),
+            r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)": _internet_number,
+            # Money.
+            r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)": " to ",
+            rf"{_BEFORE}{_SYMBOL}\s?(?:{_LEAST}(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}": money,
+            rf"{_BEFORE}(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)": money,
+            # Measures. With its dot inside a sentence, in. is no preposition.
+            r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])": r"\1 inch",
+            r"(?<=\d)\s?in\.(?=\s+[a-z])": "in",
+            r"(?<![\w.,])(\d{1,2})(?:'|\s?ft\.?)\s?(\d{1,2})(?:\"|''|\s?in\b\.?)": _height,
+            rf"{_BEFORE}(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?{_MEASURE}(?:\.(?=\s+[a-z]))?": _measure,
+            rf"(?<=[a-z])/({_PER})\b": lambda found: f" per {_named(found[1], one=True)}",
+            # Postal codes of states.
+            r"(?<=\b[A-Z]{2} )\d{5}\b": lambda found: digit_names(found[0]),
+        }
+    )
+
+
+def numbers(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for all other numbers."""
+    mixed = partial(_mixed, spelled=spelled)
+    return rules(
+        {
+            r"(?<![\w.])(?:v|V(?=\d+\.\d)|v\.\s?)(?P<number>\d+(?:\.\d+){0,9})(?!\w|\.\d)": lambda found: (
+                f"version {_parts(found)}"
+            ),
+            r"(?<![\w.])(?P<number>\d+(?:\.\d+){2,9})(?!\w|\.\d)": _parts,
+            rf"(?P<name>\b{_COUNTED}\s)(?P<number>\d+\.\d+)(?!\w|\.\d)": _parts,
+            rf"(\b{_CALLED_IN_PAIRS}\s)([1-9]\d\d)(?!\w|[.,/-]\d)": lambda found: (
+                found[1] + in_pairs(found[2])
+            ),
+            r"(?<=\b[Aa] )1/2(?=\s[a-z])": "half",
+            r"(?<![\w.,/^])(?:(?P<whole>\d{1,3}) )?(?P<upper>\d{1,3})/(?P<lower>\d{1,3})(?![\w/]|[.,]\d)": _fraction,
+            r"(?<![\w.])(\d+(?:\.\d+)?)\s?([x×])\s?(\d+(?:\.\d+)?)(?!\w|\.\d)": _size,
+            r"(?<![\w.])(\d+(?:\.\d+)?)[x×](?![\w^])": lambda found: f"{decimal(found[1])} times",
+            r"(?<=\w)\^([-−]?)(\d+)": _power,
+            r"(?<=\d)\s?[–—]\s?(?=\d)|(?<=[\d%])-(?=\d)": " to ",
+            r"(?<=\d) [-−] (?=\d)": " minus ",
+            r"(?<![\w.)])[-−](?=\.?\d)": "minus ",
+            r"(?<=\d):(?=\d)": " to ",
+            r"(?<![\w.,])(\d[\d,]{0,40})(?:st|nd|rd|th|ST|ND|RD|TH)\b": lambda found: ordinal(found[1]),
+            # COVID-19, F-16, R2-D2; and USB-C, if it is spelled.
+            rf"(?<=[A-Z])-(?=[\d{'A-Z' if spelled else ''}])|(?<=\d)-(?=[A-Z])": " ",
+            r"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)": mixed,
+            rf"(?<![\d.])(?:{_NUMBER})": lambda found: decimal(found[0]),
+            # What is left stands beside letters or in odd forms.
+            r"\d+": lambda found: f" {digit_names(found[0])} ",
+        }
+    )

@@ -1,0 +1,211 @@
+"""Abbreviations, Roman numerals, list markers and addresses in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from voxcpm_runtime.english.numbers import DAYS, month_name, year
+from voxcpm_runtime.english.vocabulary import (
+    TABLES,
+    any_of,
+    cardinal,
+    digit_names,
+    has_vowel,
+    is_sayable,
+    letter_by_letter,
+    ordinal,
+    said_acronym,
+)
+from voxcpm_runtime.text.normalization import Substitution, rules
+
+_SYMBOL_PHRASES = TABLES.pairs("phrases with symbols")
+_PHRASES = _SYMBOL_PHRASES | TABLES.pairs("phrases")
+_MAY_BE_LAST = TABLES.words("phrases that may be last")
+_NOT_FIRST = TABLES.words("after company names")
+_TITLES = TABLES.pairs("titles")
+_TITLES_IN_ONE_CASE = {
+    **{title.upper(): _TITLES[title] for title in TABLES.words("titles in capitals")},
+    **{title.lower(): _TITLES[title] for title in TABLES.words("titles in small letters")},
+}
+_NUMBERED_WITHOUT_DOT = TABLES.pairs("before numbers, without a dot")
+_BEFORE_NUMBERS = _NUMBERED_WITHOUT_DOT | TABLES.pairs("before numbers")
+_ANSWERS = TABLES.words("before an answer")
+_NUMBERED = any_of(TABLES.words("numbered things"))
+_MONARCHS = any_of(TABLES.words("monarchs"))
+_MONTHS_ALONE = any_of(["Feb", "Mar", "Apr", "Jun", "Jul", "Aug", "Sep", "Sept", "Oct", "Nov", "Dec"])
+_STREET = rf"(?!{any_of(DAYS.values())})(?:[A-Z][a-z]+\s){{1,2}}"
+_DIGIT_NAMES = "(?:plus|zero|one|two|three|four|five|six|seven|eight|nine)"
+_BEFORE_MONTHS = "|".join(rf"(?<=\b{word} )" for word in ("in", "In", "and", "since", "next", "last"))
+_ONE = r"(?<=[Ww]ar )I|I(?=\s*(?:[^\w\s'\"]|$)|\sof\b)"
+_SEVERAL = r"\d{1,3}[a-z]?(?:\s?[-–,&]|\s(?:and|to)\b)"
+_ROMAN = re.compile(
+    r"(?=[IVXLCDM])M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE
+)
+_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100, "d": 500, "m": 1000}
+
+
+def _roman_value(numeral: str) -> str | None:
+    """The value of a Roman numeral, as digits; None for other letters."""
+    if not _ROMAN.fullmatch(numeral):
+        return None
+    values = [_VALUES[letter] for letter in numeral.lower()]
+    # A smaller value before a larger one is subtracted.
+    pairs = zip(values, [*values[1:], 0], strict=True)
+    return str(sum(-value if value < after else value for value, after in pairs))
+
+
+def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
+    """A replacement of Roman numerals: in words, after what stands before them. Other words stay."""
+
+    def said(found: re.Match[str]) -> str:
+        value = _roman_value(found["numeral"])
+        if value is None:
+            return found[0]
+        return f"{found['before']} {say(value)}" if found["before"] else say(value)
+
+    return said
+
+
+def _phrase(found: re.Match[str]) -> str:
+    phrase = found[0]
+    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() : found.end() + 40])
+    ends = phrase in _MAY_BE_LAST and after is not None and after[1] not in _NOT_FIRST
+    return f"{_PHRASES[phrase]}{'.' if ends else ' '}"
+
+
+def _before_number(found: re.Match[str]) -> str:
+    return f"{_BEFORE_NUMBERS[found['word'].lower()]} "
+
+
+def _number_sign(found: re.Match[str]) -> str:
+    before = re.search(r"(\w+)\s$", found.string[: found.start()][-20:])
+    answer = before is None or before[1].lower() in _ANSWERS
+    return found[0] if answer and found[0][0] == "n" else "number "
+
+
+def _month_alone(found: re.Match[str]) -> str:
+    stop = "." if re.match(r"\s+[A-Z]", found.string[found.end() : found.end() + 40]) else ""
+    return month_name(found[0]) + stop
+
+
+def list_markers(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for a marker at the beginning of a sentence: 1., a), (b), iv."""
+
+    def said(found: re.Match[str]) -> str:
+        mark, stop = found["mark"], "." if found["stop"] == "." else ","
+        value = mark if mark.isdecimal() else _roman_value(mark) if len(mark) > 1 or mark in "ivx" else None
+        if value or spelled:
+            return f"{cardinal(value) if value else letter_by_letter(mark)}{stop} "
+        return found[0]
+
+    return rules({r"^\s*\(?(?P<mark>\d{1,2}|[A-Za-z](?=\))|[ivx]{2,5})(?P<stop>\)|\.(?=\s+\w))\s*": said})
+
+
+_BESIDE_NUMBERS = rules(
+    {
+        # The digits of telephone numbers are words by now.
+        rf"(?i)\btel\.:?\s?(?=\+|\d|{_DIGIT_NAMES}\b)": "telephone ",
+        r"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d|[IVXLC]{2,8}\b)": _number_sign,
+        r"(?<=\w\s)No\s(?=\d)": "number ",
+        rf"\b[Ff]igs\.\s?(?={_SEVERAL})": "figures ",
+        rf"\b[Aa]rts\.\s?(?={_SEVERAL})": "articles ",
+        rf"\b(?P<word>(?i:{any_of(_BEFORE_NUMBERS)}))\.\s?(?=\d|[IVXLC]{{2,8}}\b|[VX]\b)": _before_number,
+        rf"(?i)\b(?P<word>{any_of(_NUMBERED_WITHOUT_DOT)})\s(?=\d)": _before_number,
+        r"\bArt\.\s?(?=\d)": "article ",
+    }
+)
+_BESIDE_NAMES = rules(
+    {
+        # After names St. and Dr. are not titles: I live on Oak Dr. Turn left.
+        rf"(?P<name>\b(?:(?:on|along|down|off)\s|\d\s){_STREET})Dr(?=\.\s+[A-Z])": r"\g<name>drive",
+        r"(?<=[a-z]\s)St\.(?!\s?[A-Z])|(?<=\w\s)St\.?(?=,|\s*$)": "street",
+        r"(?<=[a-z]\s)Dr\.(?!\s?[A-Z])|(?<=\w\s)Dr\.?(?=,|\s*$)": "drive",
+        rf"\b({any_of(_TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))": lambda found: _TITLES[found[1]],
+        rf"\b({any_of(_TITLES_IN_ONE_CASE)})\.(?=\s?[A-Za-z])": lambda found: _TITLES_IN_ONE_CASE[found[1]],
+    }
+)
+# Jan is a name, too.
+_MONTHS = rules({rf"\b{_MONTHS_ALONE}\.|\bJan\.(?=\s*[a-z\d,–-])|(?:{_BEFORE_MONTHS})Jan\.": _month_alone})
+
+
+def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for what is read in one way wherever it stands, and for what the words next to it decide."""
+    phrases = _PHRASES if spelled else _SYMBOL_PHRASES
+    return (
+        *rules({rf"(?<![\w.&'/]){any_of(phrases)}(?![\w'&/]|\.\w)": _phrase}),
+        *_BESIDE_NUMBERS,
+        *(_BESIDE_NAMES if spelled else ()),
+        *_MONTHS,
+    )
+
+
+ROMAN_NUMERALS = rules(
+    {
+        rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')": _numeral(cardinal),
+        # One letter is a numeral after a capital only: Part I, but the part I like.
+        rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numeral(cardinal),
+        r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _numeral(lambda value: f" {cardinal(value)}, "),
+        rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b": _numeral(
+            lambda value: f"the {ordinal(value)}"
+        ),
+        r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b": _numeral(cardinal),
+        r"(?P<before>)\b(?P<numeral>[IVXLCDM]{5,15})\b": _numeral(
+            lambda value: year(value) if len(value) == 4 else cardinal(value)
+        ),
+    }
+)
+
+
+_MARKS = TABLES.pairs("marks in addresses")
+_DOMAINS = any_of(TABLES.words("top-level domains"))
+_WORDY_DOMAINS = any_of(TABLES.words("top-level domains that are words"))
+_TOP_DOMAIN = rf"(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w))"
+_FILES = any_of(TABLES.words("file extensions"))
+# Lengths are bounded, so that a long line without any mark of an address is searched in linear time.
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,8}}"
+_TAIL = r"(?::\d{1,5})?(?:[/?#][\w./?=&#%~+:@-]{0,500})?"
+
+
+def addresses(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for addresses, from the surest form to the least sure."""
+
+    def piece(text: str) -> str:
+        if text.isdigit():
+            return cardinal(text) if len(text) <= 2 else digit_names(text)  # as in page12
+        if not text.isalpha() or not text.isascii():
+            return _MARKS.get(text, text)
+        return _piece_spelled(text) if spelled else text
+
+    def address(found: re.Match[str]) -> str:
+        # A mark at the end is the sentence's, not the address's; a slash there is not said.
+        whole = found["address"].rstrip(".,?:-")
+        said = map(piece, re.findall(r"[A-Za-z]+|\d+|[^\W_]|[\W_]", whole.rstrip("/")))
+        return f" {' '.join(said)} {found['address'][len(whole) :]}"
+
+    return rules(
+        {
+            r"<(?:mailto:)?([^<>\s]{3,500})>": r" \1 ",
+            rf"(?<![\w.+-])(?P<address>[A-Za-z0-9][\w.+-]{{0,63}}@{_HOST})": address,
+            rf"(?i)(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})": address,
+            rf"(?i)(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})": address,
+            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.{_TOP_DOMAIN}{_TAIL})(?![\w@]|\.\w)": address,
+            rf"(?<![\w.])(?P<address>[\w-]{{0,80}}\.{_FILES})(?![\w@]|\.\w)": address,
+            r"(?<![\w.~/])(?P<address>(?:[A-Za-z]:|~)(?:[/\\][\w.-]{1,80}){1,30}|(?:[/\\][\w.-]{1,80}){2,30})": address,
+            r"(?<![\w&])(?P<mark>[#@])(?P<words>[A-Za-z]\w{0,80})": _tag,
+        }
+    )
+
+
+def _piece_spelled(piece: str) -> str:
+    if said := said_acronym(piece.upper()):
+        return said
+    # Up to three letters may be an abbreviation although they have a vowel.
+    is_word = is_sayable(piece) or (len(piece) > 3 and has_vowel(piece))
+    return piece.lower() if is_word else letter_by_letter(piece)
+
+
+def _tag(found: re.Match[str]) -> str:
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", found["words"])
+    return f" {'hashtag' if found['mark'] == '#' else 'at'} {' '.join(words)} "
