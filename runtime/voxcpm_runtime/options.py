@@ -34,8 +34,7 @@ UPSTREAM_ORDER = (
     "retry_badcase_ratio_threshold",
 )
 """Options that a call takes by position, too, after text and recordings: upstream's, in upstream's order."""
-SEGMENT_TOKENS = 200
-"""Default of `segment_tokens` for a checkpoint without a `speech.json`."""
+SEGMENT_TOKENS = 200  # Default of `segment_tokens` for a checkpoint without a `speech.json`
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,10 @@ class Option:
     """The help text, range, unit, flags and generations of one option."""
 
     help: str
-    bounds: tuple[float, float] | None = None
-    """Smallest and largest allowed number; None for a switch."""
+    bounds: tuple[float, float] | None = None  # Smallest and largest allowed number; None for a switch
     unit: str = ""
-    flags: tuple[str, ...] = ()
-    """Flags of the command line, if they differ from the field's name."""
-    default: str = ""
-    """What the default None means, in words."""
+    flags: tuple[str, ...] = ()  # Flags of the command line, if they differ from the field's name
+    default: str = ""  # What the default None means, in words
     generations: tuple[Generation, ...] = tuple(GENERATIONS)
     """Generations that have the option; others refuse it with a clear error."""
 
@@ -71,8 +67,7 @@ class Declared(NamedTuple):
     """One row of the option table: the name, type, default and declaration of a field of `GenerationOptions`."""
 
     name: str
-    type: Any
-    """int, float or bool, or one of them or None."""
+    type: Any  # int, float or bool, or one of them or None
     default: Any
     option: Option
 

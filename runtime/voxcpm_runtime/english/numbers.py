@@ -29,8 +29,7 @@ _YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
 _MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
 _HOUR, _MINUTE = r"(?P<hour>[01]?\d|2[0-4])", r"(?P<minute>[0-5]\d)"
 _AFTER_TIMES = {*_MONTHS, *DAYS, *DAYS.values(), "Central", "Eastern", "Greenwich", "Mountain", "Pacific"}
-_FIRST_YEAR = 1010
-"""The first number that is read as a year; those before it are said like other numbers."""
+_FIRST_YEAR = 1010  # The first number that is read as a year; those before it are said like other numbers
 
 
 def year(number: str) -> str:
@@ -152,8 +151,7 @@ _ATTACHED_UNITS = frozenset(["in", "k", "M", "B"])
 """Symbols that are units only right after a number: in `5 in` there may be a preposition."""
 _CURRENCIES = TABLES.rows("currencies")
 """Symbol or code → singular and plural of the currency and, if it has one, of its hundredth."""
-_SCALES = TABLES.pairs("scales")
-"""What follows an amount of money."""
+_SCALES = TABLES.pairs("scales")  # What follows an amount of money
 
 # Lengths are bounded, so that a long line of digits is searched in linear time.
 _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"

@@ -48,8 +48,7 @@ BY_LETTER = TABLES.words("acronyms said by letter")
 WORDS_IN_CAPITALS = TABLES.words("words in capitals")
 _LETTER_NAMES = TABLES.pairs("letters")
 _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
-_MAX_DIGITS = 36
-"""Longer numbers are read digit by digit: few people know names beyond decillions."""
+_MAX_DIGITS = 36  # Longer numbers are read digit by digit: few people know names beyond decillions
 _SAYABLE = re.compile(
     r"""
     (?:sch|scr|shr|spl|spr|squ|str|thr|ch?[lr]?|ph[lr]?|qu|rh|s[chklmnptw]|sh|t[hrw]|wh|wr|gh|gn|kn|

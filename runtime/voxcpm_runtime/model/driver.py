@@ -56,10 +56,8 @@ class Prefix:
 
     base_rows: dict[str, Floats]
     """The base model's keys and values of the voice (1, kv_heads, positions, head_dim), by name of the state tensor."""
-    residual_rows: dict[str, Floats]
-    """The residual model's keys and values, likewise."""
-    prompt_embeddings: Floats
-    """Embeddings of the prompt's patches (patches, hidden)."""
+    residual_rows: dict[str, Floats]  # The residual model's keys and values, likewise
+    prompt_embeddings: Floats  # Embeddings of the prompt's patches (patches, hidden)
 
 
 @dataclass(frozen=True)
@@ -72,26 +70,21 @@ class Prefilled:
     base_state: StepState
     residual_state: StepState
     position: int
-    hidden: Floats
-    """Last hidden state of the base model (hidden,): raw after text, quantised after audio."""
-    residual_hidden: Floats
-    """Last hidden state of the residual model (hidden,)."""
-    stop_logits: Floats
-    """Logits of the stop head (2,): continue, stop."""
-    last_patch: Latents
-    """The patch before the first one that is generated (frames, latent_dim); zeros after text."""
+    hidden: Floats  # Last hidden state of the base model (hidden,): raw after text, quantised after audio
+    residual_hidden: Floats  # Last hidden state of the residual model (hidden,)
+    stop_logits: Floats  # Logits of the stop head (2,): continue, stop
+    last_patch: (
+        Latents  # The patch before the first one that is generated (frames, latent_dim); zeros after text
+    )
 
 
 @dataclass(frozen=True)
 class Patch:
     """One generated patch."""
 
-    index: int
-    """Index of the patch in the speech, from 0."""
-    latents: Latents
-    """(frames, latent_dim)"""
-    stops: bool
-    """Whether the stop head ends the speech with this patch."""
+    index: int  # Index of the patch in the speech, from 0
+    latents: Latents  # (frames, latent_dim)
+    stops: bool  # Whether the stop head ends the speech with this patch
 
 
 class Driver:

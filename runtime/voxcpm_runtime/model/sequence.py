@@ -23,20 +23,18 @@ from voxcpm_constants.tokenizer_file import AUDIO_START, REFERENCE_END, REFERENC
 # A call reads all weights once, which costs about as much time as the arithmetic of this many items.
 _CALL_COST = 8
 
-Latents = npt.NDArray[np.float32]
-"""Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)."""
+Latents = npt.NDArray[
+    np.float32
+]  # Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)
 
 
 @dataclass(frozen=True)
 class Sequence:
     """What both language models are prefilled with."""
 
-    tokens: npt.NDArray[np.int32]
-    """Token ids (positions,); 0 at audio positions."""
-    is_audio: npt.NDArray[np.bool_]
-    """Whether each position is audio (positions,)."""
-    patches: Latents
-    """The patches of the audio positions, in order: (audio positions, frames, latent_dim)."""
+    tokens: npt.NDArray[np.int32]  # Token ids (positions,); 0 at audio positions
+    is_audio: npt.NDArray[np.bool_]  # Whether each position is audio (positions,)
+    patches: Latents  # The patches of the audio positions, in order: (audio positions, frames, latent_dim)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -112,8 +110,7 @@ def plan_chunks(
     must fit; it is overwritten before anything attends to it. Raises ValueError if `count` items do not fit.
     """
     end = position + count
-    best: list[tuple[int, int]] = [(0, 0)]
-    """(cost, size of the first chunk) for the last `index` items."""
+    best: list[tuple[int, int]] = [(0, 0)]  # (cost, size of the first chunk) for the last `index` items
     for left in range(1, count + 1):
         choices = [
             (_CALL_COST + size + best[max(0, left - size)][0], -size)

@@ -25,14 +25,11 @@ class TextQueue:
         """Drop everything."""
         self.characters = 0
         """Characters that were pushed and not taken, including those of an unfinished sentence."""
-        self._high = ""
-        """The high surrogate of a pair that was cut between two fragments."""
+        self._high = ""  # The high surrogate of a pair that was cut between two fragments
         self._cutter = SentenceCutter()
         self._sentences: deque[str] = deque()
-        self._uncut: deque[str | None] = deque()
-        """Slices of text in order; None for a flush."""
-        self._is_cut = False
-        """Whether a slice is being cut."""
+        self._uncut: deque[str | None] = deque()  # Slices of text in order; None for a flush
+        self._is_cut = False  # Whether a slice is being cut
 
     def __bool__(self) -> bool:
         """Whether there is a complete sentence, or text that may have one."""

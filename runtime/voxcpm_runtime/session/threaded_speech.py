@@ -29,8 +29,9 @@ LINGER_SECONDS = 0.5
 ENDING_SECONDS = 10.0
 """How long an exiting program waits for session threads. A step takes less; a turn may never come."""
 
-_STARTED: weakref.WeakSet[ThreadedSpeech] = weakref.WeakSet()
-"""Sessions that had a thread; they are joined at exit."""
+_STARTED: weakref.WeakSet[ThreadedSpeech] = (
+    weakref.WeakSet()
+)  # Sessions that had a thread; they are joined at exit
 
 
 class Narrate(Protocol):
@@ -44,12 +45,9 @@ class Narrate(Protocol):
 class AudioChunk:
     """A chunk of speech: a part of one sentence, or the pause before it."""
 
-    pcm: Pcm = field(repr=False)
-    """16-bit samples (samples,)."""
-    offset: int
-    """Index of the chunk's first sample, counted from the session's beginning."""
-    sentence: int
-    """Index of the sentence, from 0; sentences with nothing to say are not counted."""
+    pcm: Pcm = field(repr=False)  # 16-bit samples (samples,)
+    offset: int  # Index of the chunk's first sample, counted from the session's beginning
+    sentence: int  # Index of the sentence, from 0; sentences with nothing to say are not counted
     state_id: str
     """16 hexadecimal digits, equal only if everything that determines the sound is equal: the session's seed, the text
     before, the sentence, and the position in it."""
@@ -97,12 +95,9 @@ class ThreadedSpeech:
         self._working = False
         self._ended = False
         self._error: Exception | None = None
-        self._chunks: deque[AudioChunk] = deque()
-        """Chunks that wait to be read."""
-        self._filled = 0
-        """Samples that wait to be read."""
-        self._unwritten: deque[AudioChunk] = deque()
-        """Chunks that are spoken, but do not fit the buffer yet."""
+        self._chunks: deque[AudioChunk] = deque()  # Chunks that wait to be read
+        self._filled = 0  # Samples that wait to be read
+        self._unwritten: deque[AudioChunk] = deque()  # Chunks that are spoken, but do not fit the buffer yet
         self._thread: threading.Thread | None = None
 
     def push_text(self, text: str) -> None:

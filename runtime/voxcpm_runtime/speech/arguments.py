@@ -26,8 +26,7 @@ from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
-_SEED_BITS = 32
-"""Length of a random seed."""
+_SEED_BITS = 32  # Length of a random seed
 
 
 class Cancelled(VoxCPMError):
@@ -68,23 +67,15 @@ class CancelToken:
 class Arguments:
     """The arguments of one call. The options are checked; `plan` reads and checks the rest."""
 
-    text: str | None = None
-    """The text to speak; None in a session, whose text comes later."""
-    recordings: Recordings = field(default_factory=Recordings)
-    """The voice to speak in."""
-    control: str | None = None
-    """Voice or style in words, such as "warm, slow" (VoxCPM2)."""
+    text: str | None = None  # The text to speak; None in a session, whose text comes later
+    recordings: Recordings = field(default_factory=Recordings)  # The voice to speak in
+    control: str | None = None  # Voice or style in words, such as "warm, slow" (VoxCPM2)
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    seed: int | None = None
-    """The seed of the first attempt; random by default."""
-    rng: NoiseSource | None = None
-    """A source of noise instead of a seed."""
-    progress: ProgressCallback | None = None
-    """Called after every patch."""
-    cancel: CancelToken | None = None
-    """Cancels the generation, which then raises Cancelled."""
-    keep_partial: bool = False
-    """After `cancel`, return what was spoken so far instead of raising Cancelled."""
+    seed: int | None = None  # The seed of the first attempt; random by default
+    rng: NoiseSource | None = None  # A source of noise instead of a seed
+    progress: ProgressCallback | None = None  # Called after every patch
+    cancel: CancelToken | None = None  # Cancels the generation, which then raises Cancelled
+    keep_partial: bool = False  # After `cancel`, return what was spoken so far instead of raising Cancelled
     saved_segments: SavedSegments | None = None
     """Where finished segments of a long text are saved, so that a later run can resume."""
 

@@ -49,8 +49,7 @@ _CHARACTERS_PER_TOKEN = 16
 SECONDS_PER_TOKEN, SECONDS_PER_LETTER = 0.5, 0.12
 _ANCHOR_SECONDS = 5.0
 """Speech, by the estimates above, that is enough to be continued as the voice of a text; a heading alone is not."""
-_SPARE_PATCHES = 10
-"""Patches of silence that speech may have in addition to its text."""
+_SPARE_PATCHES = 10  # Patches of silence that speech may have in addition to its text
 _NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
 
 AnyVoice = Voice | UnencodedVoice
@@ -88,21 +87,17 @@ class Plan:
     """What is to be spoken, and how; make one with `VoxCPM.plan`."""
 
     bundle: Bundle
-    voice: AnyVoice | None
-    """The voice that was given; None if that of the first segments is continued."""
-    description: str
-    """The control, without its parentheses; empty for none."""
+    voice: AnyVoice | None  # The voice that was given; None if that of the first segments is continued
+    description: str  # The control, without its parentheses; empty for none
     options: GenerationOptions
     seed: int | None
     """The seed of the first attempt at the first segment; None if the caller gives a source of noise."""
-    rng: NoiseSource | None
-    """The caller's source of noise, for all attempts and segments."""
+    rng: NoiseSource | None  # The caller's source of noise, for all attempts and segments
     progress: ProgressCallback | None
     cancel: CancelToken
     keep_partial: bool
     saved_segments: SavedSegments | None
-    text: str | None = None
-    """The whole text; None if it comes later, as in a session."""
+    text: str | None = None  # The whole text; None if it comes later, as in a session
     opening: tuple[PlannedSegment, ...] = ()
     """All segments of a text of ordinary length, the very first of a longer one."""
     caller: tuple[str, int] = field(default_factory=_calling_line, compare=False, repr=False)

@@ -112,22 +112,17 @@ class Gathered:
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
         self._store = None if self._is_one_segment or not whole else plan.saved_segments
         self._segments: list[SpokenSegment] = []
-        self._pieces: list[Piece] = []
-        """The patches of the current attempt at the segment that is being spoken."""
-        self._longest = 0
-        """Patches of the longest attempt at this segment."""
-        self._complete = False
-        """Whether the last segment is spoken."""
-        self.cancelled = False
-        """Whether the stream was cancelled."""
+        self._pieces: list[
+            Piece
+        ] = []  # The patches of the current attempt at the segment that is being spoken
+        self._longest = 0  # Patches of the longest attempt at this segment
+        self._complete = False  # Whether the last segment is spoken
+        self.cancelled = False  # Whether the stream was cancelled
         # For the progress: discarded attempts do not count as work on this speech.
         self._began = time.perf_counter()
-        self._first_began: float | None = None
-        """When the first attempt at this segment began; None before it."""
-        self._wasted = 0.0
-        """Seconds of discarded attempts at segments before this one."""
-        self._patches = 0
-        """Patches of the segments before this one."""
+        self._first_began: float | None = None  # When the first attempt at this segment began; None before it
+        self._wasted = 0.0  # Seconds of discarded attempts at segments before this one
+        self._patches = 0  # Patches of the segments before this one
         self._finished_characters, self._finished_at = 0, 0.0
 
     def saved(self, index: int, planned: PlannedSegment, left: int | None) -> SpokenSegment | None:

@@ -38,8 +38,10 @@ _LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
 _MORE = 0.8
 _MORE_THAN_MIN_LEN = 3
 """Speech counts as too long from min_len + 3 patches at the earliest: the shortest speech has min_len + 2."""
-_PACES = (0.8, 1.5)
-"""Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another."""
+_PACES = (
+    0.8,
+    1.5,
+)  # Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another
 _CATEGORIES: dict[Reason, type[UserWarning]] = {
     "long": TooLongWarning,
     "short": TooShortWarning,
@@ -51,16 +53,11 @@ _CATEGORIES: dict[Reason, type[UserWarning]] = {
 class ExpectedLength:
     """The length that an utterance should have."""
 
-    seconds: float | None
-    """Expected seconds of speech; None without a `speech.json`."""
-    patch_seconds: float
-    """Seconds of a patch."""
-    long_from: float
-    """Patches from which the speech is suspiciously long."""
-    short_below: float = 0.0
-    """Patches below which speech that has ended is suspiciously short."""
-    maximum: float = math.inf
-    """Patches at which an attempt is ended, as it is hopeless."""
+    seconds: float | None  # Expected seconds of speech; None without a `speech.json`
+    patch_seconds: float  # Seconds of a patch
+    long_from: float  # Patches from which the speech is suspiciously long
+    short_below: float = 0.0  # Patches below which speech that has ended is suspiciously short
+    maximum: float = math.inf  # Patches at which an attempt is ended, as it is hopeless
 
     def reason(self, patches: int, *, stopped: bool) -> Reason:
         """What is suspicious about speech of so many patches. stopped: whether the stop head has ended it."""
@@ -98,19 +95,15 @@ def expected_length(
 class Utterance:
     """What to prefill, and how many patches may follow; make one with `utterance`."""
 
-    index: int
-    """Index of the segment in the speech, from 0."""
+    index: int  # Index of the segment in the speech, from 0
     segment: PlannedSegment
     sequence: Sequence
-    shared: int
-    """Number of positions at the start that are the voice's own."""
+    shared: int  # Number of positions at the start that are the voice's own
     limit: int
     """Maximum number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
     `max_len` leaves less."""
-    limited_by_cache: bool
-    """Whether the KV cache makes `limit` smaller."""
-    length: ExpectedLength
-    """The length that it should have."""
+    limited_by_cache: bool  # Whether the KV cache makes `limit` smaller
+    length: ExpectedLength  # The length that it should have
 
 
 def utterance(

@@ -27,11 +27,9 @@ Replacement = str | Callable[[re.Match[str]], str]
 Substitution = tuple[re.Pattern[str], Replacement]
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
-_PAUSES = ";:()[]{}–—"
-"""Marks that are read as a comma if the vocabulary lacks them."""
+_PAUSES = ";:()[]{}–—"  # Marks that are read as a comma if the vocabulary lacks them
 _STOPS = ".!?"
-_MAX_SHOWN = 60
-"""Characters of a text in an error."""
+_MAX_SHOWN = 60  # Characters of a text in an error
 _MAX_LISTED = 10
 
 

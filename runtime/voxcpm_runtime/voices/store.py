@@ -10,7 +10,7 @@ from pathlib import Path
 
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import DEFAULT_VOICE, voices_folder
-from voxcpm_runtime.argument_types import instance, path_argument, switch, text_argument
+from voxcpm_runtime.argument_types import path_argument, text_argument
 from voxcpm_runtime.storage.whole_file import make_folder
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
@@ -53,7 +53,6 @@ class VoiceStore:
 
         Raises InputError for a name that is taken, unless `overwrite`, and for a name that cannot be a file name.
         """
-        instance(voice, Voice, "voice", "a Voice")
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
         _forget_prefixes(path)
@@ -64,7 +63,7 @@ class VoiceStore:
         path = self.path(name)
         if name == DEFAULT_VOICE:
             raise InputError(f"voice name: {name} is the checkpoint's own voice; choose another name")
-        if not switch(overwrite, "overwrite") and path.exists():
+        if not overwrite and path.exists():
             raise InputError(f"a voice {name} already exists; choose another name, or give --overwrite")
         return path
 
@@ -105,9 +104,7 @@ class VoiceStore:
         if not _NAME.fullmatch(text_argument(name, "name")) or name != name.strip():
             raise InputError(f"voice name: expected letters, digits, spaces, dots and dashes, got {name!r}")
         if name.endswith(SUFFIX):
-            raise InputError(
-                f"voice name: {name!r} looks like a file; leave out {SUFFIX}, which is added to the name"
-            )
+            raise InputError(f"voice name: leave out {SUFFIX}, which is added to {name!r}")
         return self.folder / f"{name}{SUFFIX}"
 
 

@@ -189,7 +189,10 @@ def test_a_closed_session_takes_no_text() -> None:
 
 
 def test_what_is_no_text_and_a_buffer_without_room_are_refused() -> None:
-    with Session(Speaker(), RATE) as session, pytest.raises(InputError, match="text must be a str, got b.Hello"):
+    with (
+        Session(Speaker(), RATE) as session,
+        pytest.raises(InputError, match=r"text must be a str, got b.Hello"),
+    ):
         session.push_text(b"Hello.")
     for seconds in (0, float("nan"), 1e9, "10"):
         with pytest.raises(InputError, match="buffer_seconds must be a number from one sample to 3600 s"):
