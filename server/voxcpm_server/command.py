@@ -34,7 +34,7 @@ _BACKLOG = 2048
 def serve(
     *, bundle: BundleArgument = None, settings: AllSettings, engine: Engine, quiet: Quiet = False
 ) -> None:
-    """Serve speech over HTTP, as OpenAI's API: on 127.0.0.1:8000 with the built-in voice, unless told otherwise."""
+    """Serve speech over HTTP with OpenAI's API. Default: the built-in voice on 127.0.0.1:8000."""
     keys = read_keys(settings)
     check_exposure(settings, keys)
     read_aliases(settings.voice_aliases)

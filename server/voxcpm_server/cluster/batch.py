@@ -121,7 +121,7 @@ class RayExecutor:
                 try:
                     result = ray.get(ref)
                 except (RayError, DeviceError) as error:
-                    result = InputError(f"no process could speak it, the last one: {first_line(error)}"), []
+                    result = InputError(f"no process could speak it; last error: {first_line(error)}"), []
                 if isinstance(result, Refusal):
                     refused[result.node] = result.reason
                     _, needs = self._processes(refused)

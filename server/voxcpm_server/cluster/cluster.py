@@ -84,9 +84,7 @@ def same_bundle(name: str | None, engine: Engine, digest: str) -> Any:
     """The bundle on this machine. Raises InputError if its digest is another than the command's, and as `opened`."""
     bundle = opened(name, engine)
     if bundle.digest != digest:
-        raise InputError(
-            f"{bundle.folder} is another bundle than the command's; give all machines the same files"
-        )
+        raise InputError(f"{bundle.folder}: not the command's bundle; copy the same files to all machines")
     return bundle
 
 

@@ -85,7 +85,7 @@ def serve_on_ray(
                 typer.echo(f"listening on http://{settings.host}:{settings.port} (Ray Serve)", err=True)
             while not stop.wait(_POLL_SECONDS):
                 if not ray.is_initialized():
-                    raise InputError(f"Ray at {address}: the connection is lost")
+                    raise InputError(f"Ray at {address}: connection lost")
             # Replicas end when they have answered, or after `--drain-seconds`.
             serve.delete(_APP)
         finally:
@@ -102,9 +102,7 @@ def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
         with listening(settings.host, port, "--port or --host") as listener:
             port = listener.getsockname()[1]
     elif folder is None:
-        raise InputError(
-            "on a cluster, voices are in a folder that all machines share: name it with --voices-folder"
-        )
+        raise InputError("a cluster needs --voices-folder, a folder that all machines share")
     elif not port:
         raise InputError("--port 0: on a cluster, name the port of the head to listen on")
     return replace(
@@ -133,7 +131,7 @@ def _check_room(address: str, needs: dict[str, int], replicas: int) -> None:
     with contextlib.suppress(ValueError):
         ray.get_actor("SERVE_CONTROLLER_ACTOR", "serve")
         raise InputError(
-            f"Ray Serve runs on the cluster at {address} already; end it there (`serve shutdown`), or use another"
+            f"Ray Serve already runs on the cluster at {address}; stop it there (`serve shutdown`), or use another"
         )
     # Machines may still join a cluster.
     for name, each in needs.items() if address == LOCAL else ():

@@ -106,7 +106,7 @@ class JobStore:
             self._clean_up()
         except filelock.Timeout:
             raise InputError(
-                f"{folder}: another server uses this folder of jobs; give each its --jobs-folder"
+                f"{folder}: another server uses this folder; give each server its own --jobs-folder"
             ) from None
         except OSError as error:
             raise InputError(f"{folder}: jobs cannot be stored there ({os_reason(error)})") from None

@@ -78,7 +78,7 @@ def check_exposure(settings: Settings, keys: Keys) -> None:
     if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
         raise InputError(
             f"{settings.host} can be reached from other machines: give a key (--api-key-file, or "
-            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or say {_INSECURE}"
+            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or pass {_INSECURE}"
         )
 
 

@@ -41,30 +41,30 @@ class Metrics:
         histogram = partial(Histogram, registry=self.registry)
         self.requests = counter(
             "voxcpm_requests",
-            "Requests, by route and status; 499 is a client that went away.",
+            "Requests by route and status; 499: the client disconnected.",
             ["route", "status"],
         )
         self.speeches = counter("voxcpm_speeches", "Speeches: finished, cancelled or failed.", ["outcome"])
         self.first_audio = histogram(
             "voxcpm_first_audio_seconds",
-            "Seconds from a request to its first audio, its body, loading and waiting included; "
-            "of text in fragments, from its first complete sentence.",
+            "Seconds from a request, or for text in fragments from its first complete sentence, to its first "
+            "audio, including upload, loading and queue.",
             buckets=_SECONDS,
         )
         self.real_time_factor = histogram(
             "voxcpm_real_time_factor", "Seconds of work for a second of speech.", buckets=_FACTORS
         )
         self.underruns = counter(
-            "voxcpm_underruns", "Streams of which some audio was made later than it would have been heard."
+            "voxcpm_underruns", "Streams that would have stalled if played from their first piece on."
         )
         self.audio_seconds = counter("voxcpm_audio_seconds", "Seconds of speech.")
         self.suspicious = counter("voxcpm_suspicious", "Segments too long or too short for their text.")
         for name, description, value in (
-            ("voxcpm_queue_length", "Requests that wait.", lambda: queue.waiting),
-            ("voxcpm_speaking", "Texts that are being spoken.", lambda: queue.busy),
+            ("voxcpm_queue_length", "Waiting requests.", lambda: queue.waiting),
+            ("voxcpm_speaking", "Texts being spoken.", lambda: queue.busy),
             (
                 "voxcpm_conversations",
-                "Websockets and Wyoming connections that are open.",
+                "Open websockets and Wyoming connections.",
                 conversations.__len__,
             ),
             ("voxcpm_peak_memory_bytes", "Largest resident memory so far.", _peak_memory),

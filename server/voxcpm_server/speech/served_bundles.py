@@ -278,7 +278,7 @@ def read_named(given: list[str] | None) -> dict[str, str]:
         if not name or not path or not name.isprintable():
             raise InputError(f"--bundle: expected NAME=PATH, such as calm=voxcpm-2-calm, got {text!r}")
         if name in named:
-            raise InputError(f"--bundle: {name} is given twice; give each bundle a name of its own")
+            raise InputError(f"--bundle: {name} is given twice; give each bundle its own name")
         named[name] = path
     return named
 

@@ -135,7 +135,7 @@ def _check_folder(folder: Path) -> None:
     """Raises InputError if there is a file at the folder's path, or at one of its parents."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir():
-        raise InputError(f"{nearest}: expected a folder, for voices; name another one with --voices-folder")
+        raise InputError(f"{nearest}: expected a folder for voices; choose another with --voices-folder")
 
 
 def read_aliases(path: Path | None) -> dict[str, str]:
