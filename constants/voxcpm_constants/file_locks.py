@@ -49,7 +49,7 @@ def lock_folder(folder: Path) -> Lock:
     lock = Lock(descriptor)
     if try_lock(descriptor) is False:
         lock.release()
-        raise BlockingIOError(f"{folder}: another process works there")
+        raise BlockingIOError(f"{folder}: another process is using it")
     if not is_at(descriptor, folder):
         lock.release()
         raise FileNotFoundError(f"{folder}: no such folder")

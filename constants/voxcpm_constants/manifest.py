@@ -157,7 +157,7 @@ class Manifest(_Record):
             ) from None
         _check_own_digest(bundle, content)
         if manifest.target == CORE_AI and manifest.schema_version < SCHEMA_VERSION:
-            raise BundleError(f"{path}: an earlier release's form of Core AI programs; convert again")
+            raise BundleError(f"{path}: Core AI programs of an earlier release; convert again")
         return manifest
 
     @property
@@ -208,7 +208,7 @@ class Manifest(_Record):
                 is_folder = path.is_dir() and not path.is_symlink()
                 if not (listed or is_folder or _OF_THE_SYSTEM.fullmatch(path.name)):
                     raise BundleError(
-                        f"{path}: the manifest does not list it, so that nothing verifies it; remove it, copy the "
+                        f"{path}: not listed in the manifest, so it cannot be verified; remove it, copy the "
                         "bundle again or convert again"
                     )
 
@@ -303,7 +303,7 @@ def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool)
         path = bundle / name
         if not path.resolve().is_relative_to(allowed):
             raise BundleError(
-                f"{path}: a link out of the bundle; put the file itself there, or convert again"
+                f"{path}: a link that leaves the bundle; put the file itself there, or convert again"
             )
         if not path.is_file():
             raise BundleError(

@@ -100,10 +100,10 @@ class _Config(BaseModel):
 
 
 def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenizer, str]:
-    """The tokeniser of a folder, and its unknown token.
+    """The tokenizer of a folder, and its unknown token.
 
     needs_config: whether `tokenizer_config.json` must exist, as in a bundle; a checkpoint may lack it. Raises
-    ValueError, one line with the path, for a file that is missing, damaged, or not of a BPE tokeniser.
+    ValueError, one line with the path, for a file that is missing, damaged, or not of a BPE tokenizer.
     """
     config_path, path = folder / TOKENIZER_CONFIG_FILE, folder / TOKENIZER_FILE
     settings = _read(config_path, read_json) if needs_config or config_path.exists() else {}
@@ -111,7 +111,7 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
     try:
         config = _Config.model_validate(settings)
     except ValidationError as error:
-        raise ValueError(f"{config_path}: not a tokeniser file ({first_wrong_field(error)})") from None
+        raise ValueError(f"{config_path}: not a tokenizer file ({first_wrong_field(error)})") from None
     try:
         if document.get("normalizer") == _LLAMA_NORMALIZER:
             return _llama_tokenizer(document, config), config.unknown()
@@ -119,7 +119,7 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise ValueError(f"{path}: not a tokeniser file ({first_line(error)})") from None
+        raise ValueError(f"{path}: not a tokenizer file ({first_line(error)})") from None
 
 
 def is_panic(error: BaseException) -> bool:
@@ -133,9 +133,9 @@ def _bpe_document(path: Path) -> dict[str, Any]:
         raise ValueError("expected a JSON object")  # noqa: TRY004 - of the file, not of the argument
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        raise ValueError("expected a BPE tokeniser, as every VoxCPM has")
+        raise ValueError("expected a BPE tokenizer, as every VoxCPM has")
     if model.get("dropout"):
-        raise ValueError("expected a BPE without dropout, which draws the tokens of a text by chance")
+        raise ValueError("expected BPE without dropout, which makes tokens random")
     _check_steps(document)
     return document
 
@@ -199,7 +199,7 @@ def _read(path: Path, read: Callable[[Path], _T]) -> _T:
     try:
         return read(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: expected a tokeniser file, but it cannot be read ({error})") from None
+        raise ValueError(f"{path}: expected a tokenizer file, but it cannot be read ({error})") from None
 
 
 _STEPS = {

@@ -221,7 +221,7 @@ def _weights(file: WeightFile) -> dict[str, _Weight]:
         while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if name.startswith(prefix)), None):
             name = name.removeprefix(prefix)
         if stored.setdefault(name, key) != key:
-            raise CheckpointError(f"{file.paths[0]}: the weight {name} is there twice, under different names")
+            raise CheckpointError(f"{file.paths[0]}: the weight {name} appears twice, under different names")
     pairs: dict[str, tuple[str, ...]] = {}
     for name in list(stored):
         for magnitude, direction in _WEIGHT_NORM:

@@ -26,7 +26,7 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
     folder = Path(os.path.realpath(output))
     if os.path.lexists(folder):
         if not folder.is_dir():
-            raise InputError(f"{output}: what is here is not a folder; choose another output")
+            raise InputError(f"{output}: not a folder; choose another output")
         if not overwrite:
             raise InputError(f"{output}: already exists; choose another name, or replace it with --overwrite")
         for place in (place for given in inputs for place in _places(user_path(given))):

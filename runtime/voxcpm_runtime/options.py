@@ -236,10 +236,10 @@ def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
     options = dict(given)
     if switch(options.pop("denoise", False), "denoise"):
         raise InputError(
-            "denoise is a model of upstream's own and is not part of a bundle; clean the prompt audio beforehand"
+            "denoise is not offered: upstream's denoiser is not part of a bundle; clean the prompt audio beforehand"
         )
     if "streaming" in options:
         raise InputError(
-            "streaming is not offered: generate gives the whole speech, generate_streaming its chunks"
+            "streaming is not offered: use generate for whole speech, generate_streaming for chunks"
         )
     return GenerationOptions(**options)

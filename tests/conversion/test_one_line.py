@@ -61,8 +61,8 @@ def test_a_weight_that_is_not_finite_is_named(checkpoint):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokeniser file"),
-        ("tokenizer_config.json", '{"unk_token": 5}', "not a tokeniser file"),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokenizer file"),
+        ("tokenizer_config.json", '{"unk_token": 5}', "not a tokenizer file"),
         ("config.json", DEEP, "cannot be read"),
         ("speech.json", DEEP, "cannot be read"),
     ],

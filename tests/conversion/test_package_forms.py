@@ -119,7 +119,7 @@ def test_what_needs_no_checkpoint_is_checked_before_one_is_downloaded(
     ("options", "warning"),
     [
         (["--max-length", "16384"], ""),
-        (["--max-length", "16385"], "does not take caches of more than 16384"),
+        (["--max-length", "16385"], "does not support caches of more than 16384"),
         (["--target", "macos15", "--max-length", "100"], "needs a multiple of 32 for Core ML's states"),
     ],
 )

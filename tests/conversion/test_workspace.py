@@ -332,7 +332,7 @@ def test_only_a_bundle_is_replaced(here):
     (here / "loop").symlink_to("loop")
     for name in ("app/manifest.json", "pipe", "loop"):
         for overwrite in (True, False):
-            refused(name, match=f"{name}: what is here is not a folder", overwrite=overwrite)
+            refused(name, match=f"{name}: not a folder", overwrite=overwrite)
 
 
 def test_a_users_folder_of_a_name_that_conversion_uses_is_kept(here):

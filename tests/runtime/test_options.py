@@ -53,7 +53,7 @@ def test_a_greatest_length_below_the_least_is_refused():
 
 def test_denoising_is_refused_and_its_absence_is_not():
     assert checked_options({"normalize": False, "denoise": False}) == GenerationOptions()
-    with pytest.raises(InputError, match="denoise is a model of upstream's own"):
+    with pytest.raises(InputError, match="denoise is not offered"):
         checked_options({"denoise": True})
     with pytest.raises(TypeError, match="unexpected keyword argument 'cfg'"):
         checked_options({"cfg": 2})

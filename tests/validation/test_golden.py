@@ -162,14 +162,14 @@ def test_the_command_records_and_then_compares(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{bundle}"], "expected a bundle and --checkpoint"),
-        (["--checkpoint", "x"], "expected a bundle and --checkpoint"),
+        (["{bundle}"], "expected a bundle and the --checkpoint"),
+        (["--checkpoint", "x"], "expected a bundle and the --checkpoint"),
         (
             ["{bundle}", "--checkpoint", "x", "--prompt", "a.wav"],
-            "--prompt and --prompt-text belong together",
+            "--prompt and --prompt-text: give both",
         ),
         (["{bundle}", "--golden", "--text", "a", "--seed", "0"], "leave out --text, --seed"),
-        (["{bundle}", "--records", "."], "--record and --records belong to --golden"),
+        (["{bundle}", "--records", "."], "--record and --records need --golden"),
         (["nowhere", "--golden"], "no bundle here"),
         (["{bundle}", "--golden", "--precision", "int4"], "has no int4 precision"),
         (["{bundle}", "--golden", "--precision", "int3"], "expected one of fp16"),

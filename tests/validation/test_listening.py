@@ -194,7 +194,7 @@ def test_the_level_of_speech_leaves_out_its_pauses() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recogniser", "."], "expected a Whisper in CTranslate2's form"),
+        (["--recogniser", "."], "expected a Whisper in CTranslate2's format"),
         (["--precision", "int4"], "--precision int4: the bundle has"),
         (["--saved", "nowhere.json"], "nowhere.json: expected a listening.json of this version"),
     ],

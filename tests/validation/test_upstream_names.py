@@ -113,8 +113,8 @@ def test_positions_and_defaults_are_upstreams(upstream: Any) -> None:
 REASONS = {
     "VoxCPM": r"VoxCPM\.from_pretrained\(folder\)",
     "lora_config": r"read from lora_config\.json",
-    "denoise": "denoise is a model of upstream's own",
-    "streaming": "streaming is not offered: generate gives the whole speech, generate_streaming its chunks",
+    "denoise": "denoise is not offered",
+    "streaming": "streaming is not offered: use generate for whole speech, generate_streaming for chunks",
     "lora": "merged when a checkpoint is converted",
     "text_normalizer": "has no text_normalizer of upstream's: normalize=True",
     "denoiser": "has no denoiser of upstream's: clean the prompt audio",
@@ -151,7 +151,7 @@ def test_options_by_position_are_those_by_name(tiny_bundle: Path) -> None:
         by_position = tts.plan("hello.", None, None, None, *values[:count]).options
         assert by_position == tts.plan("hello.", **dict(list(by_name.items())[:count])).options
 
-    with pytest.raises(InputError, match="denoise is a model of upstream's own"):
+    with pytest.raises(InputError, match="denoise is not offered"):
         tts.plan("hello.", None, None, None, 2.0, 10, 2, None, False, True)
     with pytest.raises(TypeError, match="by position and by name"):
         tts.plan("hello.", None, None, None, 2.0, cfg_value=2.0)
@@ -199,7 +199,7 @@ def test_flags_are_what_the_table_says(
             if said == "not offered":
                 value = [] if action.nargs == 0 else ["1"]
                 (line,) = refusal(capsys, command, *whole.get(command, ()), name, *value)
-                why = "denoise is a model of upstream's own" if name == "--denoise" else "No such option: -"
+                why = "denoise is not offered" if name == "--denoise" else "No such option: -"
                 assert line.startswith(f"error: {why}"), line
             else:
                 assert name in ours, name

@@ -44,9 +44,7 @@ def validate(
         list[str] | None,
         typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all that the bundle has."),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Folder to write validation.json and validation.md into.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder for validation.json and validation.md.")] = None,
     text: Annotated[str | None, typer.Option(help="Text to speak.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Prompt audio of the continuation case.")] = None,
     prompt_text: Annotated[str | None, typer.Option(help="Transcript of the prompt audio.")] = None,
@@ -84,17 +82,17 @@ def validate(
             ("--prompt", prompt), ("--prompt-text", prompt_text), ("--patches", patches), ("--seed", seed),
         )  # fmt: skip
         if given := [name for name, value in others if value is not None]:
-            raise InputError(f"--golden has texts and seeds of its own; leave out {', '.join(given)}")
+            raise InputError(f"--golden has its own texts and seeds; leave out {', '.join(given)}")
         check_golden(bundle, precision or (), cast("Backend", backend), record=record, records=records)
         return
     if record or records is not None:
-        raise InputError("--record and --records belong to --golden; give it too, or leave them out")
+        raise InputError("--record and --records need --golden")
     if bundle is None or checkpoint is None:
         raise InputError(
-            "expected a bundle and --checkpoint, what it was converted from; only --golden needs neither"
+            "expected a bundle and the --checkpoint that it was converted from; only --golden needs neither"
         )
     if (prompt is None) != (prompt_text is None):
-        raise InputError("--prompt and --prompt-text belong together: give both or neither")
+        raise InputError("--prompt and --prompt-text: give both or neither")
     if report is not None:
         inputs = (bundle, checkpoint, lora, prompt)
         report_folder(report, ("validation.json", "validation.md"), inputs)

@@ -59,9 +59,7 @@ def check_output_path(
         missing = [folder for folder in target.parents if not os.path.lexists(folder)]
         nearest = target.parents[len(missing)]
         if not nearest.is_dir():
-            raise InputError(
-                f"{path}: cannot be written, because {nearest} is not a folder; choose another path"
-            )
+            raise InputError(f"{path}: cannot be written: {nearest} is not a folder; choose another path")
         for folder in reversed(missing):
             folder.mkdir()
             made.append(folder)

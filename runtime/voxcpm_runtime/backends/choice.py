@@ -59,7 +59,7 @@ def check_engine(
     named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
     chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
     if chosen == "coreai" and compute_units != AUTO:
-        raise InputError("compute units are Core ML's; Core AI chooses by itself: leave them out")
+        raise InputError("compute units are for Core ML only; leave them out")
     return chosen
 
 

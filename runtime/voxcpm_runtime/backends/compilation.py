@@ -93,7 +93,7 @@ class CompiledPackage:
         try:
             return self.cached(damaged)
         except (OSError, NotImplementedError) as error:
-            reason = os_reason(error) if isinstance(error, OSError) else "it knows no locks"
+            reason = os_reason(error) if isinstance(error, OSError) else "the file system has no locks"
             warnings.warn(
                 f"{cache_folder(_FOLDER)}: compiled step models cannot be saved there ({reason}), so that every start "
                 f"compiles them again; free space, or set {CACHE_VARIABLE} to another folder",

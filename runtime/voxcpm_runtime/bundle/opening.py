@@ -1,4 +1,4 @@
-"""Opening a bundle: the manifest, the files it lists, the constants and the tokeniser, in one precision."""
+"""Opening a bundle: the manifest, the files it lists, the constants and the tokenizer, in one precision."""
 
 from __future__ import annotations
 

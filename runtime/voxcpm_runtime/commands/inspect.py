@@ -28,7 +28,7 @@ _LEGEND = "Sizes in MB. An axis a|b takes either length; compute is float16, in 
 def inspect(
     bundle: BundleArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Also hash every file.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file too.")] = False,
 ) -> None:
     """Show a bundle: source, modes, precisions, and inputs, outputs and sizes of its step models."""
     folder = locate_bundle(bundle)

@@ -32,10 +32,12 @@ _REFUSALS = {
 def publish(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of a bundle.")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Hub id to upload to.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    branch: Annotated[str | None, typer.Option(help="Created if necessary. Default: main.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create a new repository as private.")] = False,
+    branch: Annotated[str | None, typer.Option(help="Branch, created if missing. Default: main.")] = None,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the files.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Verify and list the files without uploading.")
+    ] = False,
 ) -> None:
     """Check every file of a bundle and upload it to the Hugging Face hub, where `ORG/NAME` opens it again."""
     if not is_hub_id(repository):

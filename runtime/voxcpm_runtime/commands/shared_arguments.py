@@ -65,9 +65,9 @@ class Delivery:
     ] = "out.wav"  # fmt: skip
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace even a read-only file.")] = False
     seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: random.")] = None
-    keep_partial: Annotated[bool, typer.Option("--keep-partial", help="Save the speech before Ctrl-C.")] = (
-        False
-    )
+    keep_partial: Annotated[
+        bool, typer.Option("--keep-partial", help="After Ctrl-C, save what was spoken.")
+    ] = False
     quiet: Quiet = False
 
 

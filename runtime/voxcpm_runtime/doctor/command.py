@@ -49,7 +49,9 @@ def doctor(
     backend: Annotated[
         str, typer.Option(help="coreml, coreai, portable, or auto: all that run here.")
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print anonymous JSON for an issue.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON without names or paths, for an issue.")
+    ] = False,
     timeout: Annotated[int, typer.Option(help="Seconds per step model and unit.", min=1)] = 120,
     minutes: Annotated[
         float, typer.Option(help="Afterwards call the chosen units for this long (Core ML).", min=0, max=1440)

@@ -108,7 +108,7 @@ class ThreadedSpeech:
                 if self._waiting.characters + len(text) > MAX_CHARACTERS:
                     raise InputError(
                         f"{self._waiting.characters} characters wait to be spoken, and {len(text)} more were pushed; "
-                        f"expected at most {MAX_CHARACTERS}: push them when more is spoken"
+                        f"expected at most {MAX_CHARACTERS}: push them later"
                     )
                 self._waiting.push(text)
                 self._flushed = False
@@ -174,7 +174,7 @@ class ThreadedSpeech:
 
     def _require_open(self) -> None:
         if self._cancel.cancelled:
-            raise InputError("the session is closed; text can be pushed to an open one only")
+            raise InputError("the session is closed; push text to an open one")
 
     def _wake(self) -> None:
         """Start a thread if there is work and none does it, and signal the change."""

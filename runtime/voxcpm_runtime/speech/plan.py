@@ -285,7 +285,7 @@ class Plan:
         transcript = self.voice.transcript if self.voice else anchored
         transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
         if unknown := tokenizer.unknown_characters(transcript + target):
-            self.warn(f"this voice has no token for {listed(unknown)}, which it will not speak", UserWarning)
+            self.warn(f"this voice has no token for {listed(unknown)}: skipped", UserWarning)
         # The prompt's transcript is used as given, with or without a trailing space.
         tokens = tokenizer(transcript + target)
         # The control is read, too, but not spoken.

@@ -242,7 +242,7 @@ def attempts(
                     if retries:
                         spoken.append(piece)
                     elif reason and not before:
-                        _warn(plan, utterance, piece, "it cannot be tried again once it is heard")
+                        _warn(plan, utterance, piece, "a stream is not retried")
                     yield piece
                 finished = True
             finally:
@@ -262,7 +262,7 @@ def attempts(
             yield _restart(utterance, best[0].attempt, maximum, began)
             for piece in best:
                 yield replace(piece, attempts=maximum, began=began)
-        kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not tried again"
+        kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not retried"
         _warn(plan, utterance, best[-1], kept)
 
 
@@ -321,6 +321,6 @@ def _warn(plan: Plan, utterance: Utterance, last: Piece, then: str) -> None:
         if seconds is not None:
             against = f"{patches * utterance.length.patch_seconds:.1f} s, expected {seconds:.1f} s"
         what = f"is suspiciously {last.reason} for its text ({against})"
-        advice = "another seed may do better"
+        advice = "another seed may be better"
     message = f"segment {utterance.index + 1}: the speech {what}; {then}; {advice}"
     plan.warn(message, _CATEGORIES[last.reason])

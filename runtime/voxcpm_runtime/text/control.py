@@ -21,8 +21,8 @@ def described(control: str | None) -> str:
             break
     if depth:
         raise InputError(
-            f"control: expected a description such as 'warm, slow', got {control!r}, with a parenthesis that has no "
-            "partner; leave it out"
+            f"control: expected a description such as 'warm, slow', got {control!r}, with an unmatched "
+            "parenthesis; remove it"
         )
     while description and not without_control(description):
         description = description[1:-1].strip()
@@ -41,7 +41,7 @@ def checked_control(control: str | None, a: Architecture, *, continues: bool) ->
         )
     if description and continues:
         raise InputError(
-            "control cannot be used together with a prompt to continue, which brings its own style; "
+            "control cannot be used together with a prompt to continue, which has its own style; "
             "give one of them, or the audio as a reference"
         )
     return description

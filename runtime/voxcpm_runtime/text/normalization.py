@@ -117,7 +117,7 @@ def said_text(text: str, *, normalize: bool = False, letters_only: bool = False)
     said = re.sub(r"\s+", " ", text)
     if normalize and not (said := normalized(said, letters_only=letters_only)).strip():
         raise InputError(
-            "nothing is left of the text without its emoji, code and markup; expected words to say",
+            "only emoji, code or markup in the text; expected words to speak",
             argument="text",
         )
     return said

@@ -117,9 +117,7 @@ def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[
     bundle = bundle_of("macOS27")
 
     assert check_engine("auto", 100_000, "auto", bundle) == "coreai"
-    with pytest.raises(
-        InputError, match="compute units are Core ML's; Core AI chooses by itself: leave them out"
-    ):
+    with pytest.raises(InputError, match="compute units are for Core ML only; leave them out"):
         check_engine("auto", None, "cpu", bundle)
     with pytest.raises(InputError, match="threads must be a whole number from 1 to "):
         check_engine("auto", 0, "auto", bundle)
@@ -151,7 +149,11 @@ def test_there_are_no_more_threads_than_cores_this_process_may_use(
 def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
     speak = ["--text", "hello.", "-o", "hello.wav"]
     yield "macOS27", ["generate", "BUNDLE", *speak, "--backend", "portable"], "use --backend coreai"
-    yield "macOS27", ["generate", "BUNDLE", *speak, "--compute-units", "cpu"], "compute units are Core ML's"
+    yield (
+        "macOS27",
+        ["generate", "BUNDLE", *speak, "--compute-units", "cpu"],
+        "compute units are for Core ML only",
+    )
     yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "use another backend"
 
 

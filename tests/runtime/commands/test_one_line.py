@@ -44,8 +44,8 @@ def raising(error):
         (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
         (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
-        (MemoryError(), "the memory is not enough"),
-        (ImportError("a.so: failed to map segment from shared object"), "the memory is not enough"),
+        (MemoryError(), "not enough memory"),
+        (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
     ],
 )
 def test_an_error_of_the_system_is_one_line(capsys, monkeypatch, error, line):

@@ -179,7 +179,7 @@ def test_a_recording_that_the_memory_has_no_room_for_is_one_line(tts, models):
     recording = np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
 
     for call in (tts.generate, lambda *given: tts.session(*given[1:])):
-        with pytest.raises(InputError, match=r"^the memory is not enough$"):
+        with pytest.raises(InputError, match=r"^not enough memory$"):
             call("hi.", recording, "so. ")
 
 

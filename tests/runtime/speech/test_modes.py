@@ -166,7 +166,7 @@ def test_what_no_bundle_can_do_is_refused_before_one_is_opened(folder, capsys, c
     ("command", "options", "message"),
     [
         ("generate", ["--text", "a", *PROMPT, *CONTROL], "control cannot be used together with a prompt"),
-        ("design", ["--text", "a", "--control", "low) high"], "has no partner"),
+        ("design", ["--text", "a", "--control", "low) high"], "unmatched parenthesis"),
         ("design", ["--text", " ", *CONTROL], "the text is empty"),
         ("clone", ["--text", "a", "--reference", "nowhere.wav"], "no such file"),
         ("generate", ["--text", "hello there.", "--min-len", "400"], "but the KV cache has 48"),

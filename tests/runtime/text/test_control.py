@@ -54,7 +54,7 @@ def test_a_text_without_a_control_stays_whole(text):
 
 @pytest.mark.parametrize("control", ["warm) loud", "warm（", ")warm("])
 def test_a_parenthesis_without_a_partner_is_refused(control):
-    with pytest.raises(InputError, match="has no partner") as caught:
+    with pytest.raises(InputError, match="unmatched parenthesis") as caught:
         written("Hello.", control)
 
     assert repr(control) in str(caught.value)

@@ -94,7 +94,7 @@ def test_settings_of_the_configuration_are_obeyed(published, llama, tmp_path, ch
         assert ours(text) == theirs(text), text
 
 
-def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(as_it_stands, llama):
+def test_a_tokenizer_with_its_own_normaliser_runs_as_it_stands(as_it_stands, llama):
     folder = DEFAULT_CHECKPOINT
     ours = TextTokenizer.from_folder(folder)
     theirs, fifth = as_it_stands(folder), llama(folder)
@@ -120,11 +120,11 @@ def test_bytes_stand_for_what_a_published_vocabulary_lacks(published):
     ("file", "content", "message"),
     [
         ("tokenizer.json", "{", "cannot be read"),
-        ("tokenizer.json", '{"model": {"type": "Unigram"}}', "expected a BPE tokeniser"),
+        ("tokenizer.json", '{"model": {"type": "Unigram"}}', "expected a BPE tokenizer"),
         ("tokenizer_config.json", None, "cannot be read"),
     ],
 )
-def test_a_damaged_tokeniser_is_one_line(bundle_folder, file, content, message):
+def test_a_damaged_tokenizer_is_one_line(bundle_folder, file, content, message):
     path = bundle_folder / "tokenizer" / file
     path.unlink() if content is None else path.write_text(content)
 
@@ -135,7 +135,7 @@ def test_a_damaged_tokeniser_is_one_line(bundle_folder, file, content, message):
 
 @pytest.fixture
 def changed(tmp_path):
-    """changed(part): a folder with the built-in voice's tokeniser, in whose tokenizer.json some keys are others."""
+    """changed(part): a folder with the built-in voice's tokenizer, in whose tokenizer.json some keys are others."""
 
     def make(part):
         folder = tmp_path / "made"

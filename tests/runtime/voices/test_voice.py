@@ -91,7 +91,7 @@ def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_pat
 
 
 def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, audio):
-    """The tokeniser joins the ends of transcript and text, so only the common positions of the lead may be used."""
+    """The tokenizer joins the ends of transcript and text, so only the common positions of the lead may be used."""
     plain = tts.bundle.tokenizer
     voice = tts.create_voice(audio[0], "so it is", name="ada")
 

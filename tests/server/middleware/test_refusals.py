@@ -176,7 +176,7 @@ def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing(**_: object) -> Any:
-        raise error("/secret/bundle: the memory is not enough")
+        raise error("/secret/bundle: not enough memory")
 
     monkeypatch.setattr(tts, "plan", failing)
     answer = httpx2.post(f"{serve().url}/v1/audio/speech", json=SAID)
@@ -184,7 +184,7 @@ def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
     assert int(answer.headers["retry-after"]) >= 1
     assert "secret" not in answer.text
-    assert "/secret/bundle: the memory is not enough" in caplog.text
+    assert "/secret/bundle: not enough memory" in caplog.text
 
 
 def test_an_error_that_nobody_expected_is_one_line_without_the_text(

@@ -36,7 +36,7 @@ def listen(
     ] = False,
     short_sentences: Annotated[
         bool,
-        typer.Option("--short-sentences", help="Read 50 sentences; what is read if no part is chosen."),
+        typer.Option("--short-sentences", help="Read 50 sentences; the default part."),
     ] = False,
     checkpoint: Annotated[
         str | None,
@@ -56,7 +56,7 @@ def listen(
         int | None, typer.Option(help="Words of each kind of prose. Default: all, about 760.", min=1)
     ] = None,
     upstream_words: Annotated[
-        int | None, typer.Option(help="The same for upstream, which is slower. Default: as --words.", min=1)
+        int | None, typer.Option(help="Likewise for upstream, which is slower. Default: as --words.", min=1)
     ] = None,
     minutes: Annotated[float, typer.Option(help="Length of the narration in minutes.", min=1, max=30)] = 30,
     seed: Annotated[
@@ -64,15 +64,15 @@ def listen(
     ] = 0,
     recogniser: Annotated[
         Path | None,
-        typer.Option(help="Folder of a Whisper in CTranslate2's form. Default: Whisper tiny.en."),
+        typer.Option(help="Folder of a Whisper in CTranslate2's format. Default: Whisper tiny.en."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="Folder to write listening.json, with all transcripts, into."),
+        typer.Option(help="Folder for listening.json, with all transcripts."),
     ] = None,
     saved: Annotated[
         list[Path] | None,
-        typer.Option(help="A saved listening.json to show with what is measured; repeat for several."),
+        typer.Option(help="A saved listening.json to show or merge; repeatable."),
     ] = None,
 ) -> None:
     """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""

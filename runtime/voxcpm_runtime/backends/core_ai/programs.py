@@ -32,9 +32,7 @@ def check_program(program: Path) -> None:
                 f"{path}: missing from the Core AI program; copy the bundle again or convert again"
             )
     if record_file(code).sha256 != digest.read_bytes().hex():
-        raise BundleError(
-            f"{code}: content differs from {_HASH} beside it; copy the bundle again or convert again"
-        )
+        raise BundleError(f"{code}: content does not match {_HASH}; copy the bundle again or convert again")
 
 
 def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]:

@@ -88,7 +88,7 @@ class Device:
             if not any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
                 raise
             raise DeviceError(
-                f"--device {self}: the GPU's memory is not enough to {doing}; end what else uses it, speak fewer "
+                f"--device {self}: not enough GPU memory to {doing}; end what else uses it, speak fewer "
                 "utterances at the same time, or use --device cpu"
             ) from None
 
@@ -167,7 +167,7 @@ def gpu_count() -> int:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
         raise DeviceError(
-            f"no NVIDIA driver here ({_DRIVER} cannot be loaded); install it, or use --device cpu"
+            f"no NVIDIA driver found ({_DRIVER} cannot be loaded); install it, or use --device cpu"
         ) from None
     count = ctypes.c_int(0)
     for name, argument in (("cuInit", 0), ("cuDeviceGetCount", ctypes.byref(count))):
@@ -176,7 +176,7 @@ def gpu_count() -> int:
             return 0
         if status:
             raise DeviceError(
-                f"NVIDIA's driver does not answer (CUDA error {status}); look at nvidia-smi, or use --device cpu"
+                f"the NVIDIA driver does not respond (CUDA error {status}); check nvidia-smi, or use --device cpu"
             )
     return count.value
 

@@ -94,7 +94,7 @@ def open_prepared(
             (found.get_outputs(), lowered.outputs),
         ):
             if {each.name for each in values} != {each.name for each in expected}:
-                raise BundleError(f"{entry / MODEL}: it is the form of another graph")
+                raise BundleError(f"{entry / MODEL}: it was prepared from another graph")
         return found
 
     graph = hashlib.sha256(lowered.model).hexdigest()

@@ -43,7 +43,7 @@ def refusal_named(package: Path) -> Iterator[None]:
         if any(sign in str(error) for sign in _NO_MEMORY):
             raise MemoryError from error
         if _NO_THREAD in str(error):
-            raise OSError(errno.EAGAIN, "the system starts no more threads") from error
+            raise OSError(errno.EAGAIN, "the system cannot start more threads") from error
         # Subclasses are Python's own (RecursionError) and mean something else.
         if not isinstance(error, ERRORS) and type(error) is not RuntimeError:
             raise
@@ -59,7 +59,7 @@ def mapped_weights(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
         return []
     mapped = map_weights(package)
     if mapped is None or mapped.size != lowered.weight_file_size:
-        raise PackageError(f"{package}: weight.bin is missing or has changed")
+        raise PackageError(f"{package}: weight.bin is missing or was changed")
     return [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
 
 

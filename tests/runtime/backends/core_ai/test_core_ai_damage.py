@@ -67,7 +67,7 @@ def newer_asset(program: Path) -> None:
     ("damage", "message"),
     [
         (remove, "main.mlirb: missing from the Core AI program"),
-        (alter, "main.mlirb: content differs from main.hash beside it"),
+        (alter, "main.mlirb: content does not match main.hash"),
         (
             newer_asset,
             'Core AI cannot compile it (Asset version "9.0" is not supported); convert again, or update',

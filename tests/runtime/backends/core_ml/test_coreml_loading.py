@@ -167,7 +167,7 @@ def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
     load: Load, core_ml: StandIn
 ) -> None:
     core_ml.fault(at="first load", unit="CPU_AND_NE", does="abort")
-    line = r"Core ML refuses it on cpu_and_ne \(it ended the process that tried it: SIGABRT"
+    line = r"Core ML refuses it on cpu_and_ne \(it crashed the process that tried it: SIGABRT"
 
     with pytest.warns(UserWarning, match=f"locdit_step runs on cpu and not on cpu_and_ne .*{line}"):
         load_step_models(open_bundle(load.folder, "fp16"), names=[LOCDIT_STEP])

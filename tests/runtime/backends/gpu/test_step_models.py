@@ -198,5 +198,5 @@ def test_memory_that_ends_while_speaking_is_one_line(
 
     state = model.new_state()
     monkeypatch.setattr(model._calls, "_call", full)
-    with pytest.raises(DeviceError, match="the GPU's memory is not enough to run a step model"):
+    with pytest.raises(DeviceError, match="not enough GPU memory to run a step model"):
         model(random_inputs(bundle, BASE_LM_STEP, np.random.default_rng(0)), state)

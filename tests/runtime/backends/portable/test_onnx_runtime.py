@@ -159,7 +159,7 @@ PTHREAD = (
     "/onnxruntime_src/onnxruntime/core/platform/posix/env.cc:327 PosixThread::PosixThread(...) pthread_create failed, "
     "error code: {} error msg: {}\n"
 )
-NO_MEMORY, NO_THREADS = "the memory is not enough", "the system starts no more threads"
+NO_MEMORY, NO_THREADS = "not enough memory", "the system cannot start more threads"
 
 
 @pytest.mark.parametrize(
