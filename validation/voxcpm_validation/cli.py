@@ -65,10 +65,10 @@ def validate(
         Path | None, typer.Option(help="With --golden: folder of records. Default: the built-in voice's.")
     ] = None,
 ) -> None:
-    """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is too low.
+    """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is below its floor.
 
     With --golden: speak fixed texts and compare the samples with golden records, and between runs, processes and chunk
-    sizes. Exit code 1: something differs.
+    sizes. Exit code 1: samples differ.
     """
     unknown = [p for p in precision or () if p not in PRECISIONS]
     if unknown:

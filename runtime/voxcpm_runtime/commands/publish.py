@@ -39,7 +39,7 @@ def publish(
         bool, typer.Option("--dry-run", help="Verify and list the files without uploading.")
     ] = False,
 ) -> None:
-    """Check every file of a bundle and upload it to the Hugging Face hub, where `ORG/NAME` opens it again."""
+    """Verify a bundle and upload it to the Hugging Face hub. Afterwards its id works as a bundle."""
     if not is_hub_id(repository):
         raise InputError(f"{repository}: expected a hub id to upload to, organisation/name")
     if not user_path(bundle).is_dir():

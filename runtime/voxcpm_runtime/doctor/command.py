@@ -57,7 +57,7 @@ def doctor(
         float, typer.Option(help="Afterwards call the chosen units for this long (Core ML).", min=0, max=1440)
     ] = 0.0,
 ) -> None:
-    """Try every step model on every compute unit: whether it is correct, how fast it is, and which is best."""
+    """Check and time every step model on every compute unit, and choose the fastest correct one."""
     console = Console(highlight=False, markup=False, emoji=False)
     opened = open_bundle(bundle, precision)
     units, refusal = _units(opened, backend)

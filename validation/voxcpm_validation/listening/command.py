@@ -75,7 +75,7 @@ def listen(
         typer.Option(help="A saved listening.json to show or merge; repeatable."),
     ] = None,
 ) -> None:
-    """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""
+    """Test speech with a recogniser: word errors, length, cuts, repetitions, likeness, pace and loudness."""
     if report is not None:
         inputs = (bundle, checkpoint, recogniser, *(saved or ()))
         report_folder(report, ("listening.json",), inputs)
