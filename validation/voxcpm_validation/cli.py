@@ -65,7 +65,7 @@ def validate(
         Path | None, typer.Option(help="With --golden: folder of records. Default: the built-in voice's.")
     ] = None,
 ) -> None:
-    """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is below its floor.
+    """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure below its floor.
 
     With --golden: speak fixed texts and compare the samples with golden records, and between runs, processes and chunk
     sizes. Exit code 1: samples differ.
