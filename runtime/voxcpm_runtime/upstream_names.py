@@ -1,4 +1,4 @@
-"""Attributes and methods that a user of upstream's `VoxCPM` finds on ours, beside those that do the work."""
+"""Names of upstream's `VoxCPM` that ours has for compatibility."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ATTRIBUTES = {
     "text_normalizer": "normalize=True reads numbers, dates and symbols in words",
     "denoiser": "clean the prompt audio beforehand",
 }
-"""Attributes of upstream's that are not offered, and what there is."""
+"""Upstream attributes that are not offered, and what replaces them."""
 
 
 class UpstreamNames:
-    """The names of upstream's class that need nothing but a bundle, open or to be opened."""
+    """Upstream's names that need only a bundle."""
 
     bundle: Bundle
 
@@ -64,7 +64,7 @@ class UpstreamNames:
         """
         if lora_config is not None:
             raise InputError(
-                "lora_config is read from lora_config.json beside the LoRA's weights; leave it out"
+                "lora_config is read from lora_config.json next to the LoRA's weights; leave it out"
             )
         # Before minutes of work.
         device = AUTO_DEVICE if device is None else device
@@ -84,7 +84,7 @@ class UpstreamNames:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            """No attribute. Raises AttributeError, which says what there is in place of one of upstream's."""
+            """Raises AttributeError, which names the replacement of an upstream attribute."""
             instead = _ATTRIBUTES.get(name)
             said = (
                 f"has no attribute {name!r}" if instead is None else f"has no {name} of upstream's: {instead}"
@@ -102,7 +102,7 @@ class UpstreamNames:
         return self.bundle.manifest.source.lora is not None
 
     def load_lora(self, lora_weights_path: str) -> NoReturn:
-        """Not offered. Raises InputError, which says how a bundle gets a LoRA."""
+        """Not offered. Raises InputError, which explains how to merge a LoRA."""
         raise InputError(f"load_lora({shown(lora_weights_path)}): {_MERGED}")
 
     def unload_lora(self) -> NoReturn:

@@ -180,12 +180,12 @@ class VoxCPM(UpstreamNames):
     ) -> Speech:
         """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
-        prompt_wav_path, prompt_text: audio to continue, and what is said in it. reference_wav_path: a voice to speak
-        with (VoxCPM2). options: those of `UPSTREAM_ORDER` by position. given: `voice`, fields of `Arguments`, and
-        options, fields of `GenerationOptions`.
+        prompt_wav_path, prompt_text: a recording to continue, and its transcript. reference_wav_path: a recording of
+        the voice (VoxCPM2). options: options by position, in upstream's order (`UPSTREAM_ORDER`). given: `voice`, and
+        fields of `Arguments` and `GenerationOptions`.
 
-        Raises InputError, one line, for anything that cannot be spoken, before any work is done, and Cancelled. Warns
-        (SuspiciousWarning) of a segment that is too long or too short for its text in every attempt.
+        Raises InputError, one line, before any work is done, and Cancelled. Warns (SuspiciousWarning) of a segment that
+        is too long or too short for its text in every attempt.
         """
         planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
         return self.speak_plan(planned)
@@ -227,7 +227,7 @@ class VoxCPM(UpstreamNames):
 
         utterances: texts, or arguments of `speak` by name, including `text`.
 
-        Raises what `speak` raises, and InputError for any utterance before the first one is spoken.
+        All are checked before the first one is spoken. Raises what `speak` raises.
         """
         plans: list[Plan] = []
         given = _several(utterances)
@@ -266,10 +266,9 @@ class VoxCPM(UpstreamNames):
 
         first_chunk_patches: patches of the first chunk; with fewer, audio starts sooner.
 
-        There is no retry, since audio that was heard cannot be taken back; SuspiciousWarning says, as soon as it is
-        known, that the speech is too long or too short for its text. The samples are exactly those of `speak` with the
-        same seed, if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the
-        iterator ends the generation between two Euler steps.
+        Streams are not retried: SuspiciousWarning reports a segment that is too long or too short for its text. The
+        samples are exactly those of `speak` with the same seed, if that needed no retry. Errors are raised by the call
+        itself, not by the first chunk. Closing the iterator cancels between two Euler steps.
         """
         planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
         return self.stream_plan(planned, chunk_patches=chunk_patches, first_chunk_patches=first_chunk_patches)
@@ -335,8 +334,8 @@ class VoxCPM(UpstreamNames):
         """Make a voice, to save (`Voice.save`) and to give as `voice` instead of recordings.
 
         audio: with a transcript, a prompt to continue; without one, a reference (VoxCPM2). reference: in addition to a
-        prompt. trim_silence_vad: cut silence from both ends of the recordings. provenance: more to keep with the voice
-        about its origin, such as the speaker's consent, beside the recordings' names, digests and date.
+        prompt. trim_silence_vad: cut silence from both ends of the recordings. provenance: stored with the voice,
+        such as the speaker's consent, in addition to names and digests of the recordings and the date.
 
         Raises InputError for recordings that are missing, cannot be read or are too short, or need VoxCPM2.
         """

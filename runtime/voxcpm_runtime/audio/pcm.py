@@ -15,7 +15,7 @@ Pcm = npt.NDArray[np.int16]
 
 _PEAK = 32767
 _FADE_SECONDS = 0.005
-"""Length of a fade: long enough that no step is left, too short to be heard as one."""
+"""Length of a fade: enough to remove the step, too short to be heard."""
 _SILENCE = 10.0 ** (-50.0 / 20.0)
 """A peak of -50 dBFS."""
 
@@ -33,7 +33,7 @@ def pcm16(audio: Audio) -> Pcm:
 
 
 def clipped_samples(audio: Audio) -> int:
-    """How many samples are outside [-1, 1]."""
+    """Number of samples outside [-1, 1]."""
     return int(np.count_nonzero(np.abs(audio) > 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Recordings: decoded in bounded memory, averaged to mono, resampled, and freed of silence.
+"""Recordings: decoded in bounded memory, averaged to mono, resampled and trimmed.
 
 Files are decoded by libsndfile, and a truncated one gives the samples that it has, as upstream's `librosa.load` does.
 """

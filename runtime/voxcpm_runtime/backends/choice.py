@@ -1,4 +1,4 @@
-"""Which backend speaks, and on which device: the caller's choice, or what suits the bundle and the machine."""
+"""The backend and device: the caller's choice, or the best for the bundle and the machine."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def gpu_device(name: str) -> Any | None:
 
 
 def chosen_device(device: str, chosen: Chosen) -> str:
-    """The device, "auto" resolved: the first GPU that the portable backend can use, otherwise the processor."""
+    """The device, "auto" resolved: the first GPU that the portable backend can use, otherwise the CPU."""
     if gpu_device(device) is not None or device == CPU_DEVICE:
         return device
     if chosen != "portable":

@@ -34,7 +34,7 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of speech: one patch, a pause between paragraphs, or word that a segment begins again."""
+    """A piece of speech: one patch, a pause between paragraphs, or notice that a segment starts over."""
 
     audio: Audio  # (samples,) in [-1, 1]
     segment: int  # Index of the segment that it belongs to, from 0; a pause belongs to the segment after it

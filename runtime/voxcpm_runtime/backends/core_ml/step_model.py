@@ -18,7 +18,7 @@ from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.step_function import Array, StepState, write_rows
 
 LINGER_SECONDS = 10.0
-"""How long input arrays outlive their step model: ten times what Core ML was seen to keep them for."""
+"""How long input arrays outlive their step model: ten times as long as Core ML was seen to use them."""
 # Core ML counts down without a lock, so that one of two updates at the same time may be lost.
 _SPARE_REFERENCES = 16
 _DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}

@@ -1,4 +1,4 @@
-"""Opening a lowered graph, with its mapped weights, as a session of ONNX Runtime on the processor."""
+"""ONNX Runtime sessions of lowered graphs on the CPU, with memory-mapped weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SPIN_MICROSECONDS = "50"
 
 _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
 _NO_THREAD = "pthread_create failed"
-"""What ONNX Runtime says if the system refuses it something."""
+"""ONNX Runtime's messages for refused system resources."""
 
 
 @contextmanager
