@@ -73,9 +73,8 @@ class Prefilled:
     hidden: Floats  # Last hidden state of the base model (hidden,): raw after text, quantised after audio
     residual_hidden: Floats  # Last hidden state of the residual model (hidden,)
     stop_logits: Floats  # Logits of the stop head (2,): continue, stop
-    last_patch: (
-        Latents  # The patch before the first one that is generated (frames, latent_dim); zeros after text
-    )
+    last_patch: Latents
+    """The patch before the first one that is generated (frames, latent_dim); zeros after text."""
 
 
 @dataclass(frozen=True)

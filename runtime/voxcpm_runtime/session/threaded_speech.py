@@ -29,9 +29,8 @@ LINGER_SECONDS = 0.5
 ENDING_SECONDS = 10.0
 """How long an exiting program waits for session threads. A step takes less; a turn may never come."""
 
-_STARTED: weakref.WeakSet[ThreadedSpeech] = (
-    weakref.WeakSet()
-)  # Sessions that had a thread; they are joined at exit
+# Sessions that had a thread; they are joined at exit.
+_STARTED: weakref.WeakSet[ThreadedSpeech] = weakref.WeakSet()
 
 
 class Narrate(Protocol):

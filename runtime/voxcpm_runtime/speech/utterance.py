@@ -26,6 +26,7 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.plan import Plan, min_anchor, reference_positions
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
+from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 Item = TypeVar("Item")
@@ -38,10 +39,8 @@ _LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
 _MORE = 0.8
 _MORE_THAN_MIN_LEN = 3
 """Speech counts as too long from min_len + 3 patches at the earliest: the shortest speech has min_len + 2."""
-_PACES = (
-    0.8,
-    1.5,
-)  # Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another
+# Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another.
+_PACES = (0.8, 1.5)
 _CATEGORIES: dict[Reason, type[UserWarning]] = {
     "long": TooLongWarning,
     "short": TooShortWarning,
@@ -169,6 +168,16 @@ def _length(
         seconds = voice.prompt_patches * a.patch_seconds
         pace = min(max(seconds / profile.expected_seconds(prompt_letters), _PACES[0]), _PACES[1])
     return expected_length(profile, segment.letters, a.patch_seconds, pace=pace, min_len=options.min_len)
+
+
+def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
+    """The states of a voice: its own positions, before any text to speak, run through the language models."""
+    a = bundle.architecture
+    shape = (a.patch_size, a.feat_dim)
+    transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
+    tokens = bundle.tokenizer(transcript) if transcript else []
+    lead = build_sequence(tokens, shape, reference=voice.reference, starts_audio=False)
+    return driver.prefix(lead, np.zeros((0, *shape), np.float32) if voice.prompt is None else voice.prompt)
 
 
 def voice_of_speech(bundle: Bundle, text: str, latents: Latents) -> Voice:
