@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
 from voxcpm_runtime.argument_types import (
     checked_text,
-    instance,
     switch,
     text_argument,
     valid_unicode,
@@ -53,13 +52,9 @@ class VoxCPM(UpstreamNames):
     """A checkpoint's step models, ready to speak; make one with `from_bundle`. Any number of threads may use it."""
 
     def __init__(
-        self,
-        bundle: Bundle | None = None,
-        driver: Driver | None = None,
-        arithmetic: str = "",
-        *of_upstream: object,
-        **named: object,
-    ) -> None:
+        self, bundle: Bundle | None = None, driver: Driver | None = None, arithmetic: str = "",
+        *of_upstream: object, **named: object,
+    ) -> None:  # fmt: skip
         """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units.
         Raises InputError for anything else: upstream's constructor takes a folder, as `from_pretrained` does here.
         """
@@ -162,26 +157,16 @@ class VoxCPM(UpstreamNames):
         return {name: v for name, v in built_in_voices().items() if v.header.latent_space == space}
 
     def generate(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        **given: Unpack[Keywords],
-    ) -> Audio:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+    ) -> Audio:  # fmt: skip
         """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: see `speak`."""
         return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given).audio
 
     def speak(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        **given: Unpack[Keywords],
-    ) -> Speech:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+    ) -> Speech:  # fmt: skip
         """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
         prompt_wav_path, prompt_text: a recording to continue, and its transcript. reference_wav_path: a recording of
@@ -191,32 +176,25 @@ class VoxCPM(UpstreamNames):
         Raises InputError, one line, before any work is done, and Cancelled. Warns (SuspiciousWarning) of a segment that
         is too long or too short for its text in every attempt.
         """
-        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
-        return self.speak_plan(planned)
+        return self.speak_plan(
+            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
+        )
 
     def plan(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        **given: Unpack[Keywords],
-    ) -> Plan:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+    ) -> Plan:  # fmt: skip
         """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments.
 
         A text of more than 5000 characters is read while it is spoken; the plan has its first segment.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        # Without a text there would be nothing to refuse: that is a session's plan.
         named = named_options(options, given) if options else given
-        checked_text(text, "text")
         with system_errors_as(InputError):
-            return plan(self.bundle, Arguments.of(text, recordings, named))
+            return plan(self.bundle, Arguments.of(checked_text(text, "text"), recordings, named))
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
-        instance(plan, Plan, "plan", "a Plan")
         try:
             gathered = Gathered(plan)
             for _ in self._stream(plan, plan.segments, gathered):
@@ -256,16 +234,10 @@ class VoxCPM(UpstreamNames):
             yield index, spoken
 
     def generate_streaming(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        chunk_patches: int = DEFAULT_CHUNK_PATCHES,
-        first_chunk_patches: int | None = None,
-        **given: Unpack[Keywords],
-    ) -> Iterator[Audio]:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, chunk_patches: int = DEFAULT_CHUNK_PATCHES,
+        first_chunk_patches: int | None = None, **given: Unpack[Keywords],
+    ) -> Iterator[Audio]:  # fmt: skip
         """The speech of `speak`, in chunks (samples,) of `chunk_patches` patches, as soon as they are ready.
 
         first_chunk_patches: patches of the first chunk; with fewer, audio starts sooner.
@@ -286,7 +258,6 @@ class VoxCPM(UpstreamNames):
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        instance(plan, Plan, "plan", "a Plan")
         return chunked(self._stream(plan, plan.segments), *chunking)
 
     def session(
@@ -316,13 +287,9 @@ class VoxCPM(UpstreamNames):
         digest = voice.digest if voice else ""
         said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.seed}"
         return Session(
-            narrate,
-            self.sample_rate,
-            split=planned.split_sentence,
-            seed=said.encode(),
-            buffer_seconds=buffer_seconds,
-            turn=turn,
-        )
+            narrate, self.sample_rate, split=planned.split_sentence, seed=said.encode(),
+            buffer_seconds=buffer_seconds, turn=turn,
+        )  # fmt: skip
 
     @system_errors_as(InputError)
     def create_voice(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError, VoxCPMError
-from voxcpm_runtime import SavedSegments, Voice, VoiceStore, VoxCPM, decode_audio, pcm16, voxcpm
+from voxcpm_runtime import Voice, VoiceStore, VoxCPM, decode_audio, pcm16, voxcpm
 from voxcpm_runtime.backends.choice import check_engine
 from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.bundle import opening
@@ -69,11 +69,6 @@ CALLS: dict[str, tuple[Callable[[VoxCPM], Call], Mapping[str, Any], tuple[str, .
     ),
     "Voice.load": (lambda _: Voice.load, {}, ("path",)),
     "VoiceStore.load": (lambda _: VoiceStore(Path("voices")).load, {}, ("name",)),
-    "SavedSegments": (
-        lambda _: SavedSegments,
-        {"output": "a.wav", "digest": "0", "seed": 5, "drawn": True},
-        ("output", "digest", "seed", "drawn"),
-    ),
     "decode_audio": (lambda _: decode_audio, {"content": b"RIFF", "name": "x"}, ("content",)),
     "pcm16": (lambda _: pcm16, {}, ("audio",)),
 }
