@@ -1,4 +1,4 @@
-"""Text in fragments over a websocket, `/v1/audio/stream`, in this server's own protocol (docs/server.md)."""
+"""Text in fragments over a websocket, `/v1/audio/stream`, in this server's own protocol (docs/server-api.md)."""
 
 from __future__ import annotations
 
