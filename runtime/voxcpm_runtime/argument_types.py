@@ -91,11 +91,11 @@ def checked_text(text: object, what: str, argument: str = "text") -> str:
     what: the name of the text in the message. argument: its name among the arguments of `speak`.
     """
     if not isinstance(text, str):
-        problem = f"is no text but {type(text).__name__}; expected a str"
+        problem = f"must be a str, got {type(text).__name__}"
     elif len(text) > MAX_CHARACTERS:
-        problem = f"has {len(text)} characters; expected at most {MAX_CHARACTERS}: give it in parts"
+        problem = f"has {len(text)} characters; expected at most {MAX_CHARACTERS}: split it"
     elif not text.strip():
-        problem = "is empty; expected something to say"
+        problem = "is empty; expected text to speak"
     else:
         return valid_unicode(text, what, argument)
     raise InputError(f"the {what} {problem}", argument=argument)

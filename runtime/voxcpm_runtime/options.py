@@ -105,8 +105,7 @@ class GenerationOptions:
     min_len: Annotated[
         int,
         Option(
-            "The stop head is ignored at first: each segment has at least min_len + 2 patches, unless max_len ends "
-            "the speech. Rejected if they do not fit into the KV cache.",
+            "Minimum length: each segment has at least min_len + 2 patches, unless max_len ends the speech.",
             (0, 100_000),
             "patches",
         ),
@@ -114,7 +113,7 @@ class GenerationOptions:
     max_len: Annotated[
         int | None,
         Option(
-            "Maximum number of patches of the whole speech, which ends there; in a session, of each segment.",
+            "Maximum number of patches of the whole speech; in a session, of each segment.",
             (1, 100_000), "patches",
             default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or what fits into the KV cache",
         ),
@@ -122,7 +121,7 @@ class GenerationOptions:
     retry_badcase: Annotated[
         bool,
         Option(
-            "Generate again with the next seed if the speech is suspiciously long or short for its text.",
+            "Retry with the next seed if the speech is suspiciously long or short for its text.",
             flags=("--retry/--no-retry",),
         ),
     ] = True
@@ -132,8 +131,8 @@ class GenerationOptions:
     retry_badcase_ratio_threshold: Annotated[
         float,
         Option(
-            "Longer speech counts as too long, if this is not 6 or there is no `speech.json`; also a limit of the "
-            "length.", (0.1, 1000.0),
+            "Longer speech is suspicious, if this is not 6 or there is no `speech.json`; it also limits the length.",
+            (0.1, 1000.0),
             "patches per text token", ("--retry-ratio",),
         ),
     ] = 6.0  # fmt: skip

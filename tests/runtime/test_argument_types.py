@@ -125,11 +125,11 @@ def test_a_value_of_any_type_is_taken_or_refused_in_one_line(name: str, opened: 
         ("session", {"buffer_seconds": 10**400}, "buffer_seconds must be a number from one sample to "),
         ("speak_each", {"utterances": [5]}, "an utterance must be a text or a mapping .*, got 5"),
         ("speak_each", {"utterances": "hi."}, "utterances must be a list of texts, .*, got 'hi.'"),
-        ("batch", {"utterances": [{"seed": 5}]}, "utterance 1: the text is no text but NoneType"),
+        ("batch", {"utterances": [{"seed": 5}]}, "utterance 1: the text must be a str, got NoneType"),
         ("batch", {"utterances": [{"text": "hi.", "cancel": 5}]}, "cancel must be a CancelToken, got 5"),
         ("generate", {"voice": 5}, "voice must be a Voice, its name, or the path of its file, got 5"),
         ("generate", {"control": 5}, "control must be a str, got 5"),
-        ("generate", {"text": None}, "the text is no text but NoneType; expected a str"),
+        ("generate", {"text": None}, "the text must be a str, got NoneType"),
         ("from_bundle", {"threads": 1.5}, r"threads must be a whole number from 1 to \d+ .*, got 1.5"),
     ],
 )

@@ -383,7 +383,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
             return replace(unread, opening=tuple(unread.read_text()))
         if not has_words(text):
             raise InputError(
-                f"the text has {len(text)} characters, and no letter or digit among them; expected something to say"
+                f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
             )
         if not options.normalize:
             check_sayable(text, bundle.tokenizer)
