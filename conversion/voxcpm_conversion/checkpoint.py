@@ -149,7 +149,9 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError for an absent name and NaN."""
         if name not in self._weights:
-            raise CheckpointError(f"{self.folder}: expected a weight {name}, but the checkpoint has none")
+            raise CheckpointError(
+                f"{self.folder}: expected a weight {name}, but it is missing from the checkpoint"
+            )
         weight = self._weights[name]
         # Cast before folding: upstream keeps the AudioVAE in float32 and folds there.
         parts = [weight.file.read(stored).to(torch.float32, copy=True) for stored in weight.stored]
@@ -158,7 +160,7 @@ class Checkpoint:
         if not torch.isfinite(whole).all():
             raise CheckpointError(
                 f"{self.folder}: the weight {name} has values that are not finite (NaN or infinite); download the "
-                "checkpoint again, or take an earlier one of its training"
+                "checkpoint again, or use an earlier one from its training"
             )
         return whole
 
@@ -270,5 +272,5 @@ def _download(repository: str, revision: str | None, cache_dir: Path | None, loc
     except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
         at = f" at {revision}" if revision else ""
         raise CheckpointError(
-            f"{repository}{at}: no such folder, nor a download ({first_line(error)})"
+            f"{repository}{at}: no such folder, and it cannot be downloaded ({first_line(error)})"
         ) from None

@@ -44,7 +44,7 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
     partial = partial_folder(folder)
     if os.path.lexists(partial) and not _is_leftover(partial):
         raise InputError(
-            f"{partial}: converting into {output} needs this name, but no conversion left what is there; "
+            f"{partial}: a conversion into {output} needs this name, but something else has it; "
             "choose another output, or move it away"
         )
     return folder

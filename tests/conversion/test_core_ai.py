@@ -267,7 +267,7 @@ def test_a_full_disk_leaves_no_bundle_and_the_same_command_resumes(
         patched.setattr(packages.shutil, "disk_usage", full)
         assert cli.main(words) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"no room for VoxCPM .*: it needs \d+\.\d MB, and 0\.0 MB are free", said)
+    assert re.search(r"no disk space for VoxCPM .*: \d+\.\d MB needed, 0\.0 MB free", said)
     assert [path.name for path in tmp_path.iterdir()] == [".b.partial"]
     (first,) = tmp_path.glob(".b.partial/bundle/fp32/*.aimodel")
     written = (first / "main.mlirb").stat().st_mtime_ns

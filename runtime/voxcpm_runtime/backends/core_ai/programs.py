@@ -48,7 +48,7 @@ def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]
             path, _ = compiled.path(damaged=mark(path))
     except OSError as error:
         raise BundleError(
-            f"no room for Core AI's compiled programs ({os_reason(error)}); free space"
+            f"cannot write Core AI's compiled programs ({os_reason(error)}); free space"
         ) from None
     return path, compiled
 

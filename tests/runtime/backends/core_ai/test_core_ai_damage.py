@@ -105,7 +105,7 @@ def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pyt
 
     with (
         pytest.warns(UserWarning, match=full),
-        pytest.raises(BundleError, match=rf"no room for Core AI's compiled programs \({full}\)"),
+        pytest.raises(BundleError, match=rf"cannot write Core AI's compiled programs \({full}\)"),
     ):
         compiled_program(damaged / PROGRAM, "0" * 64)
     assert not list(tmp_path.rglob("*.aimodelx"))
