@@ -163,7 +163,7 @@ class Plan:
             raise InputError(
                 f"text, prompt and earlier segments take {taken} positions and the speech at least {shortest}: "
                 f"{taken + shortest} needed, but the KV cache has {capacity}; shorten the text or the prompt, "
-                "lower min_len, or convert with a greater --max-length"
+                "lower min_len, or convert with a larger --max-length"
             )
         return min(self.options.patch_bound(segment.target_tokens), capacity - taken)
 

@@ -324,7 +324,7 @@ def _warn(plan: Plan, utterance: Utterance, last: Piece, then: str) -> None:
     patches, seconds = last.patches, utterance.length.seconds
     if last.reason == "cut":
         what = f"was cut off after {patches} patches: the KV cache is full"
-        advice = "shorten the text or the prompt, or convert with a greater --max-length"
+        advice = "shorten the text or the prompt, or convert with a larger --max-length"
     else:
         against = f"{patches} patches for {utterance.segment.target_tokens} tokens"
         if seconds is not None:

@@ -88,8 +88,8 @@ class Device:
             if not any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
                 raise
             raise DeviceError(
-                f"--device {self}: not enough GPU memory to {doing}; end what else uses it, speak fewer "
-                "utterances at the same time, or use --device cpu"
+                f"--device {self}: not enough GPU memory to {doing}; stop other programs on it, speak fewer "
+                "utterances at once, or use --device cpu"
             ) from None
 
     def step_model(self, package: Path, **options: Any) -> StepFunction:
