@@ -46,11 +46,6 @@ def test_bounds_themselves_and_numpy_numbers_are_allowed():
     GenerationOptions(cfg_value=np.float32(10), inference_timesteps=np.int64(200))
 
 
-def test_a_greatest_length_below_the_least_is_refused():
-    with pytest.raises(InputError, match=r"max_len \(3 patches\) must be at least min_len \(4\)"):
-        GenerationOptions(min_len=4, max_len=3)
-
-
 def test_denoising_is_refused_and_its_absence_is_not():
     assert checked_options({"normalize": False, "denoise": False}) == GenerationOptions()
     with pytest.raises(InputError, match="denoise is not offered"):

@@ -163,23 +163,3 @@ def test_tensors_have_the_declared_names(caller: str, architecture: Architecture
             assert int(axis) < len(by_name[tensor].shape)
         if lengths and model.chunk_count > 1:
             assert [(t, int(i)) for t, i in lengths] == [(model.chunk_axis[0].name, model.chunk_axis[1])]
-
-
-def syntax_errors(source: str) -> list[str]:
-    swift = pytest.importorskip("tree_sitter_swift", reason="the parser is one of the dev extra")
-    import tree_sitter
-
-    tree = tree_sitter.Parser(tree_sitter.Language(swift.language())).parse(source.encode())
-    waiting, found = [tree.root_node], []
-    while waiting:
-        node = waiting.pop()
-        if node.is_error or node.is_missing:
-            found.append(f"line {node.start_point[0] + 1}: {node.type}")
-        waiting.extend(node.children)
-    return found
-
-
-def test_the_syntax_is_swifts() -> None:
-    assert syntax_errors(SOURCE) == []
-    # The parser does find what is wrong.
-    assert syntax_errors(SOURCE.replace("func solve(", "func solve((", 1))

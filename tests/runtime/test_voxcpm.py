@@ -4,14 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import soundfile
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime import voxcpm
-from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.speech.results import TooLongWarning
 from voxcpm_runtime.speech.utterance import utterance
-from voxcpm_runtime.voxcpm import VoxCPM
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
 
@@ -220,37 +216,6 @@ def test_characters_that_will_not_be_spoken_are_warned_of(tts, monkeypatch):
         tts.generate(TEXT, seed=1)
 
 
-@pytest.mark.usefixtures("chatty")
-def test_from_bundle_loads_the_step_models_of_the_precision(bundle_folder, monkeypatch, models):
-    asked = []
-
-    def load(bundle, backend, **options):
-        asked.append((bundle.precision, backend, options))
-        return {name: Placed(model, "portable") for name, model in models.items()}
-
-    monkeypatch.setattr(voxcpm, "place_step_models", load)
-
-    tts = VoxCPM.from_bundle(bundle_folder, precision="fp16", backend="portable", threads=2)
-
-    ((precision, backend, options),) = asked
-    assert (precision, backend, options["threads"]) == ("fp16", "portable", 2)
-    assert options["compute_units"] == "auto"
-    assert len(tts.generate(TEXT, seed=1)) > 0
-
-
-@pytest.mark.usefixtures("chatty")
-def test_prompt_audio_may_be_a_path_bytes_or_an_array(tts, tmp_path, prompt_audio):
-    path = tmp_path / "prompt.wav"
-    soundfile.write(path, prompt_audio[0], 1000, subtype="FLOAT")
-
-    speeches = [
-        tts.generate(TEXT, source, "a ", seed=1) for source in (path, path.read_bytes(), prompt_audio)
-    ]
-
-    np.testing.assert_array_equal(speeches[0], speeches[1])
-    np.testing.assert_array_equal(speeches[0], speeches[2])
-
-
 def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, models):
     audio = (np.resize(np.float32([0.5, -0.5]), 20 * 40), 1000)
 
@@ -260,3 +225,44 @@ def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, mo
         tts.generate(TEXT, audio, "a ")
 
     assert not models["audio_vae_encoder"].calls
+
+
+def heard(tts, timeout=None, **given):
+    with tts.session(**given) as session:
+        session.push_text("hi.")
+        session.flush()
+        session.next_audio_chunk(timeout)
+
+
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda tts: heard(tts, timeout=10**400), "timeout must be a number of seconds from 0, or "),
+        (lambda tts: heard(tts, buffer_seconds=10**400), "buffer_seconds must be a number from one sample"),
+        (lambda tts: tts.batch([5]), "utterance 1: an utterance must be a text or a mapping .*, got 5"),
+        (lambda tts: list(tts.speak_each("hi.")), "utterances must be a list of texts, .*, got 'hi.'"),
+        (lambda tts: tts.batch([{"seed": 5}]), "utterance 1: the text is no text but NoneType"),
+        (lambda tts: tts.generate("hi.", cancel=5), "cancel must be a CancelToken, got 5"),
+        (
+            lambda tts: tts.generate("hi.", voice=5),
+            "voice must be a Voice, its name, or the path of its file",
+        ),
+        (lambda tts: tts.generate("hi.", control=5), "control must be a str, got 5"),
+        (
+            lambda tts: tts.generate("hi.", seed=10**5000),
+            "seed must be a whole number .*, got a whole number of",
+        ),
+        (lambda tts: tts.generate(None), "the text is no text but NoneType; expected a str"),
+        (
+            lambda tts: tts.create_voice(
+                (np.linspace(-0.5, 0.5, 90), 1000), "a", name="a", provenance={5: 5}
+            ),
+            "provenance must",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_one_line(tts, call, message):
+    with pytest.raises(InputError, match=message) as caught:
+        call(tts)
+    assert "\n" not in str(caught.value)

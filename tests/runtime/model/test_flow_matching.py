@@ -2,11 +2,7 @@ import numpy as np
 import pytest
 
 from voxcpm_runtime.model.flow_matching import (
-    guided_velocity,
     solve,
-    time_embedding,
-    time_span,
-    zero_velocity_steps,
 )
 
 torch = pytest.importorskip("torch")
@@ -107,31 +103,3 @@ def test_a_patch_equals_upstreams_with_each_option(upstream_cfm, options, mean_m
     )  # fmt: skip
 
     np.testing.assert_allclose(patch, expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize(("steps", "unmoved"), [(1, 1), (48, 1), (49, 2), (100, 4)])
-def test_cfg_zero_star_leaves_out_four_percent_of_the_times(steps, unmoved):
-    assert zero_velocity_steps(steps) == unmoved
-
-
-def test_guidance_by_hand():
-    # <v+, v-> / |v-|^2 = (3*1 + 1*1) / 2 = 2, so the scaled unconditional velocity is (2, 2);
-    # 2 + 2 * (3 - 2) = 4 and 2 + 2 * (1 - 2) = 0.
-    velocities = np.array([[[3.0], [1.0]], [[1.0], [1.0]]], np.float32)
-
-    np.testing.assert_allclose(guided_velocity(velocities, 2.0), [[4.0], [0.0]], atol=1e-6)
-
-
-@pytest.mark.parametrize("width", [1024])
-@pytest.mark.usefixtures("upstream_cfm")
-def test_times_are_embedded_as_upstream_does(width):
-    from voxcpm.modules.locdit.local_dit import SinusoidalPosEmb
-
-    times = time_span(10)
-    expected = SinusoidalPosEmb(width)(torch.from_numpy(times)).numpy()
-
-    embedded = time_embedding(times, width)
-
-    assert embedded.dtype == np.float32
-    # An angle of 1000 rad has steps of 6e-5.
-    np.testing.assert_allclose(embedded, expected, rtol=0, atol=1.3e-4)

@@ -10,19 +10,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
-from encoding_speaker import RATE, TEXT, Speaker, as_tuple, heard
+from encoding_speaker import RATE, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session import threaded_speech
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.session.threaded_speech import AudioChunk
-from voxcpm_runtime.speech.arguments import CancelToken
-from voxcpm_runtime.speech.results import Piece
-from voxcpm_runtime.text.segments import Segment
 from waiting import until
 
 
@@ -58,22 +54,6 @@ def test_leaving_a_session_whose_buffer_is_full_does_not_hang() -> None:
         session.push_text("A sentence that nobody hears.")
         session.flush()
         until(lambda: session.buffered_seconds == 0.02)
-
-
-def test_a_session_can_be_closed_by_what_it_calls() -> None:
-    sessions: list[Session] = []
-
-    def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
-        for index, _ in enumerate(segments):
-            sessions[0].close()
-            assert cancel.cancelled
-            yield Piece(np.zeros(3, np.float32), index, 1)
-
-    sessions.append(Session(narrate, RATE))
-    sessions[0].push_text("Hello.")
-    sessions[0].flush()
-    assert list(sessions[0]) == []
-    sessions[0].close()
 
 
 def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
@@ -240,19 +220,6 @@ def test_text_that_comes_while_the_thread_ends_is_spoken() -> None:
 
     assert [chunk.sentence for chunk in chunks] == [number for number in range(400) for _ in range(3)]
     assert entered == []
-
-
-def test_a_session_whose_thread_the_system_refused_can_be_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with Session(Speaker(), RATE) as session, monkeypatch.context() as refusing:
-        refusing.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start"):
-            session.push_text(TEXT)
-        session.close()
 
 
 WAITS = """

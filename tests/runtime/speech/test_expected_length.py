@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -179,27 +178,12 @@ def test_segments_are_judged_by_their_numbers_also_when_they_were_saved(tts, len
     np.testing.assert_array_equal(again.audio, first.audio)
 
 
-def test_a_slow_prompt_is_continued_slowly(tts, lengths) -> None:
-    """Its 11 patches are 1.4 times the time of eight letters, so for six letters 12 patches are too long, not 9."""
-    lengths(11)
-
-    assert tts.speak("so it is.", voice=slow_voice(tts, "hello you ", 11), seed=5).attempts == 1
-
-
 def slow_voice(tts, transcript: str, patches: int) -> Voice:
     samples = patches * tts.bundle.architecture.patch_input_samples
     audio = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
     voice = tts.create_voice((audio, 1000), transcript, name="slow")
     assert voice.prompt_patches == patches
     return voice
-
-
-def test_the_digest_tells_bundles_apart_that_are_judged_differently(bundle_folder) -> None:
-    without = Manifest.read(bundle_folder)
-    with_profile = without.model_copy(update={"speech": PROFILE})
-
-    assert without.digest("int8") != with_profile.digest("int8")
-    assert "speech" not in json.dumps(list(without.files))
 
 
 def test_a_word_may_be_said_slowly() -> None:

@@ -104,14 +104,6 @@ def test_a_saved_segment_that_is_longer_than_the_room_left_is_spoken_again(tts, 
     np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, max_len=most, **given))
 
 
-def test_each_utterance_of_a_batch_has_its_own_bound(tts):
-    bounds = (9, 25, None)
-    speeches = tts.batch([{"text": TEXT, "max_len": most, **GIVEN} for most in bounds])
-
-    for most, speech in zip(bounds, speeches, strict=True):
-        np.testing.assert_array_equal(speech.audio, tts.speak(TEXT, max_len=most, **GIVEN).audio)
-
-
 def test_text_that_is_not_spoken_is_said(tts):
     for call in (lambda: tts.generate(TEXT, max_len=8, **GIVEN),
                  lambda: list(tts.generate_streaming(TEXT, max_len=8, **GIVEN))):  # fmt: skip

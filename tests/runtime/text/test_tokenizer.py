@@ -116,23 +116,6 @@ def test_bytes_stand_for_what_a_published_vocabulary_lacks(published):
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("tokenizer.json", "{", "cannot be read"),
-        ("tokenizer.json", '{"model": {"type": "Unigram"}}', "expected a BPE tokenizer"),
-        ("tokenizer_config.json", None, "cannot be read"),
-    ],
-)
-def test_a_damaged_tokenizer_is_one_line(bundle_folder, file, content, message):
-    path = bundle_folder / "tokenizer" / file
-    path.unlink() if content is None else path.write_text(content)
-
-    with pytest.raises(BundleError, match=message) as caught:
-        TextTokenizer.from_folder(bundle_folder / "tokenizer")
-    assert str(path) in str(caught.value)
-
-
 @pytest.fixture
 def changed(tmp_path):
     """changed(part): a folder with the built-in voice's tokenizer, in whose tokenizer.json some keys are others."""
