@@ -199,6 +199,14 @@ def test_what_cannot_be_spoken_is_refused_before_any_work(tts, models, call, arg
     assert not any(model.calls for model in models.values())
 
 
+@pytest.mark.usefixtures("chatty")
+def test_the_shortest_speech_may_fill_the_cache(tts):
+    """4 positions and 44 patches are 48; one more is refused."""
+    assert len(tts.speak("hi", seed=1, min_len=42).latents) == 44
+    with pytest.raises(InputError, match="at least 45: 49 needed, but the KV cache has 48"):
+        tts.speak("hi", seed=1, min_len=43)
+
+
 def test_a_speech_that_the_cache_cuts_off_is_warned_of(tts):
     with pytest.warns(UserWarning, match="cut off after 34 patches: the KV cache is full"):
         speech = tts.speak(TEXT, seed=1, retry_badcase=False)

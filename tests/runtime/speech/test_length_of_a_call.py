@@ -120,3 +120,9 @@ def test_a_session_has_no_end_so_each_segment_has_its_own(tts):
         chunks = list(session)
 
     assert [sum(chunk.sentence == sentence for chunk in chunks) for sentence in range(3)] == [3, 3, 3]
+
+
+def test_what_max_len_ends_is_not_cut_by_the_cache(tts):
+    for most in range(10, 30):
+        speech = tts.speak(TEXT, max_len=most, seed=3, retry_badcase=False, min_len=0)
+        assert [segment.reason for segment in speech.segments] == [""] * len(speech.segments)
