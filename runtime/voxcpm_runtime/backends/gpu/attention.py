@@ -54,7 +54,7 @@ class Part:
 
 
 def attention(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """What stands for a product of attention's result with a weight, with all that led to it; None for another node."""
+    """The replacement of a product of attention's result with a weight, and of all that led to it; otherwise None."""
     if not is_product(node) or not view.is_fixed(node.input[1]):
         return None
     names = view.match(_WITHIN, "rows", node.input[0])

@@ -1,4 +1,4 @@
-"""Calls of a session on a GPU: every tensor stays where it is, and calls of one shape are captured as CUDA graphs."""
+"""GPU calls of a session: tensors stay in place, and calls of one shape are captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
 MAX_GRAPHS = 64
-"""Calls that are captured for one session; each holds some megabytes. Others are launched node by node."""
+"""Maximum captured calls per session, some megabytes each; others are launched node by node."""
 GRAPH_ID = "gpu_graph_id"
 NOT_CAPTURED = "-1"
 
@@ -29,10 +29,10 @@ class _Tensors:
     inputs: dict[str, ort.OrtValue]
     outputs: dict[str, ort.OrtValue]
     last: dict[str, np.ndarray] = field(default_factory=dict)
-    """What the inputs hold."""
+    """Current contents of the inputs."""
 
     def fill(self, feeds: Feeds) -> None:
-        """Copy to the device what is not there yet: most inputs of an Euler step are those of the step before."""
+        """Copy changed inputs to the device: most inputs of an Euler step equal those of the step before."""
         for name, array in feeds.items():
             if name not in self.last or not np.array_equal(self.last[name], array):
                 self.inputs[name].update_inplace(array)
@@ -68,7 +68,7 @@ class DeviceCalls:
         self._bound: dict[tuple[Signature, Buffers | None, int], _Bound] = {}
 
     def begin(self, feeds: Callable[[], Feeds], state: DeviceState | None) -> Future[dict[str, np.ndarray]]:
-        """Begin a step after all that were begun before; it updates the state. feeds: called when its turn has come."""
+        """Queue a step, which updates the state. feeds: called when its turn has come."""
 
         def called() -> dict[str, np.ndarray]:
             with self._worker.device.memory_checked("run a step model"):

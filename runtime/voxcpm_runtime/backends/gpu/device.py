@@ -1,4 +1,4 @@
-"""A GPU through ONNX Runtime's CUDA provider: the room's door, from which the core gets everything else."""
+"""A GPU through ONNX Runtime's CUDA provider: the door of this room."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Device:
 
     @contextlib.contextmanager
     def memory_checked(self, doing: str) -> Iterator[None]:
-        """A context in which ONNX Runtime's lack of GPU memory becomes a DeviceError. doing: what for."""
+        """A context that turns out-of-memory errors into DeviceError. doing: the action, for the message."""
         try:
             yield
         except Exception as error:

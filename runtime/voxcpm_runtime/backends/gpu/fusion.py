@@ -86,7 +86,7 @@ def _heads_of(view: View, node: NodeProto) -> list[int]:
 
 
 def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """What stands for a node that one can compute with what led to it; None for another."""
+    """The replacement of a node, and of what led to it, by one node; otherwise None."""
     if node.op_type == "Add":
         return rotated(view, node)
     if node.op_type in ("MatMul", "FusedMatMul"):

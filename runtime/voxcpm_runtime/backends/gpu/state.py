@@ -52,7 +52,7 @@ class Buffers:
 
 
 class BufferPool:
-    """Buffers of streams that have ended serve the next ones, with the calls that were captured for them."""
+    """Reuses the buffers of finished streams, with the calls captured for them."""
 
     def __init__(
         self, interfaces: Mapping[str, Interface], in_place: frozenset[str], worker: DeviceWorker

@@ -1,4 +1,4 @@
-"""The threads through which everything on a GPU goes: one for each session.
+"""Worker threads for a GPU, one per session.
 
 ONNX Runtime keeps captured calls for the thread that captured them. CUDA allows no allocation by any thread while one
 captures, so calls that may allocate or capture run alone; all others run side by side.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class DeviceGate:
-    """A lock that many callers share, or one has alone; who asks to be alone goes first."""
+    """A readers-writer lock that prefers writers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -29,7 +29,7 @@ class DeviceGate:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """A context next to others that share."""
+        """A context with shared access."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and not self._asking_alone)
             self._sharing += 1
@@ -42,7 +42,7 @@ class DeviceGate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A context next to no other."""
+        """A context with exclusive access."""
         with self._changed:
             self._asking_alone += 1
             self._changed.wait_for(lambda: not self._alone and not self._sharing)
@@ -65,11 +65,11 @@ class DeviceWorker:
         self._thread = ThreadPoolExecutor(1, str(device))
 
     def begin(self, call: Callable[[], T]) -> Future[T]:
-        """A call on the thread, after those before it. It must not wait for another one."""
+        """Queue a call on the thread. It must not wait for another one."""
         return self._thread.submit(call)
 
     def run_alone(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """The result of a call on the thread, with the GPU to itself."""
+        """The result of a call on the thread, with exclusive access."""
 
         def called() -> T:
             with self.gate.alone():
