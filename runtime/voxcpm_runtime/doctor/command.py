@@ -29,9 +29,9 @@ from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.doctor.agreement import FLOORS
 from voxcpm_runtime.doctor.report import Report, this_machine
 from voxcpm_runtime.doctor.trials import Trial, endurance, trials
+from voxcpm_runtime.doctor.worker import FLOORS
 
 UNHEALTHY = 1
 UNITS = {
@@ -74,14 +74,13 @@ def doctor(
         raise InputError(
             f"--minutes is for Core ML's compute units, and only {', '.join(units)} is available: leave it out"
         )
-    manifest = opened.manifest
-    check_files(opened.folder, manifest.vector_files(), digests=True)
+    check_files(opened.folder, opened.manifest.vector_files(), digests=True)
     with status_line("starting …", shown=not as_json) as note:
 
         def begun(name: str, unit: str) -> None:
             note(f"{name} on {unit} …")
 
-        names = tuple(manifest.step_models)
+        names = tuple(opened.manifest.step_models)
         found = [t for unit in units for t in trials(opened, unit, names, limit=timeout, begun=begun)]
         lasted = list(endurance(opened, found, minutes, limit=timeout, begun=begun)) if minutes else []
     report = Report(opened, found, refusal, lasted)
@@ -178,5 +177,4 @@ def _cells(trial: Trial, *, best: bool) -> Iterator[str]:
     yield "" if trial.call_seconds is None else f"{1e3 * trial.call_seconds:.1f}"
     yield "" if agreement is None else f"{agreement.worst:.5f}"
     yield "" if agreement is None else f"{agreement.chain[-1]:.5f}"
-    devices = ", ".join(f"{count} on {device}" for device, count in (trial.operations or {}).items())
-    yield f"{trial.outcome}{' *' if best else ''}{f' ({devices})' if devices else ''}"
+    yield f"{trial.outcome}{' *' if best else ''}"

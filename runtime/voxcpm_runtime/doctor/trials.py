@@ -21,11 +21,9 @@ from typing import IO, Literal
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.json_files import parsed_json
-from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.doctor.agreement import Agreement
-from voxcpm_runtime.doctor.worker import Event
+from voxcpm_runtime.doctor.worker import FLOORS, Agreement, Event
 
 Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
 Ending = Literal["done", "crashed", "hung"]
@@ -42,12 +40,10 @@ main()
 _TAIL_BYTES = 4096
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Trial(_Record):
+class Trial(BaseModel):
     """What one step model did on one compute unit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     step_model: str
     unit: str
@@ -61,14 +57,12 @@ class Trial(_Record):
     call_seconds: float | None = None
     """Median of a call at the shortest length."""
     agreement: Agreement | None = None
-    operations: dict[str, int] | None = None
-    """Operations by device in Core ML's plan; None without a plan."""
-    no_plan: str = ""
-    """Why Core ML gave no plan."""
 
 
-class Endurance(_Record):
+class Endurance(BaseModel):
     """One trial of minutes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     units: dict[str, str]
     """The compute unit of each step model."""
@@ -101,22 +95,14 @@ def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, beg
             finished = "outcome" in event or event["stage"] == "done"
             if not finished:
                 event |= {"outcome": "crashed" if ending == "done" else ending, "message": message}
-            found.append(_trial(event, unit, bundle.precision))
+            trial = Trial(**{"outcome": "unjudged", **event, "unit": unit})
+            if trial.stage == "done" and trial.agreement is not None:
+                correct = trial.agreement.worst >= FLOORS[bundle.precision]
+                trial = trial.model_copy(update={"outcome": "correct" if correct else "wrong"})
+            found.append(trial)
             if not finished:
                 break
     return found
-
-
-def _trial(event: Event, unit: str, precision: Precision) -> Trial:
-    """The trial of a step model. event: all its events merged."""
-    if event["stage"] == "plan":
-        # It has run: Core ML only gave no plan of it.
-        event = {**event, "no_plan": event["message"], "message": "", "outcome": "unjudged", "stage": "done"}
-    trial = Trial(**{"outcome": "unjudged", **event, "unit": unit})
-    if trial.stage == "done" and trial.agreement is not None:
-        correct = trial.agreement.correct(precision)
-        trial = trial.model_copy(update={"outcome": "correct" if correct else "wrong"})
-    return trial
 
 
 def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
