@@ -15,8 +15,14 @@ import websockets  # noqa: F401 - without it uvicorn would answer everything but
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime import InputError
-from voxcpm_runtime.commands.parameters import takes_groups
-from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, loaded, opened
+from voxcpm_runtime.commands.shared_arguments import (
+    BundleArgument,
+    Engine,
+    Quiet,
+    loaded,
+    opened,
+    takes_groups,
+)
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import check_exposure, read_keys

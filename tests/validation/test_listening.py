@@ -19,7 +19,7 @@ from voxcpm_validation.listening.hearing import (
     speech_level,
 )
 from voxcpm_validation.listening.material import narration, prompt_clip, prompt_voices, prose, short_texts
-from voxcpm_validation.listening.parts import Extent, Report, cases, listen
+from voxcpm_validation.listening.parts import Extent, Report, cases, listen, tables
 from voxcpm_validation.listening.recognition import WordErrors, is_repeated, lost_words, word_errors
 from voxcpm_validation.listening.scores import (
     is_understood,
@@ -28,7 +28,6 @@ from voxcpm_validation.listening.scores import (
     sentence_scores,
 )
 from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
-from voxcpm_validation.listening.tables import tables
 
 # What the built-in voice must not exceed in the sample of a test run: twelve sentences and the beginning of each text.
 # All figures are in docs/measurements.md.

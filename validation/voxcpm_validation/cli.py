@@ -82,7 +82,7 @@ def validate(
 
 def _show(findings: Report, bundle: Path, report: Path | None) -> None:
     """Print the tables and the verdict, and write the report and the bundle's model card."""
-    from voxcpm_validation.model_card import add_to_model_card
+    from voxcpm_validation.report import add_to_model_card
 
     out, console = Console(), Console(stderr=True)
     for title, header, rows in findings.tables():

@@ -21,10 +21,7 @@ _SILENCE = 10.0 ** (-50.0 / 20.0)
 
 
 def pcm16(audio: Audio) -> Pcm:
-    """16-bit samples (samples,): audio clipped to [-1, 1], times 32767, rounded to the nearest integer.
-
-    Raises InputError for samples that are NaN or infinite, and if audio is not an array of numbers.
-    """
+    """Audio (samples,), clipped to [-1, 1], times 32767, rounded. Raises InputError for NaN and infinity."""
     samples = np.asarray(audio)
     if samples.dtype.kind not in "fiu":
         raise wrong_type(audio, "audio", "an array of numbers")

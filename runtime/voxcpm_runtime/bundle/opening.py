@@ -64,11 +64,9 @@ class Bundle:
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
     """Open a bundle from a folder or from the hub (`organisation/name`); None opens the built-in voice.
 
-    Sizes and digests of the precision's files are compared with the manifest; a file that was verified before is hashed
-    again only if it has changed. verify: hash every file of every precision.
-
-    Raises BundleError, naming the file, for a file that is missing, truncated, altered, not listed or of a newer
-    schema, and InputError for a precision that the bundle lacks.
+    The precision's files are compared with the manifest, and hashed unless they were verified before and have not
+    changed. verify: hash every file of every precision. Raises BundleError, naming the file, and InputError for a
+    precision that the bundle lacks.
     """
     if path is not None:
         return _opened(locate_bundle(path, precision), precision, verify=verify)
@@ -120,10 +118,7 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
 
 
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
-    """The folder of a bundle. A hub id is downloaded, in one precision; None is the built-in voice.
-
-    Raises BundleError if the download fails, and InputError if the precision is missing.
-    """
+    """The folder of a bundle. A hub id is downloaded, in one precision; None is the built-in voice."""
     if path is None:
         return DEFAULT_BUNDLE
     folder = path_argument(path, "path")

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPMError
-from voxcpm_runtime.commands.batch_execution import SpokenFile, Task, spoken_file
+from voxcpm_runtime.commands.batch_lines import SpokenFile, Task, spoken_file
 from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_cluster, cluster, name_everywhere, same_bundle
@@ -70,7 +70,7 @@ def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) ->
 
 
 class RayExecutor:
-    """Speaks lines on a cluster: see `voxcpm_runtime.commands.batch_execution.Executor`."""
+    """Speaks lines on a cluster: see `voxcpm_runtime.commands.batch_lines.Executor`."""
 
     def __init__(self, address: str, name: str | None, bundle: Any, engine: Engine) -> None:
         self._address = address

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime.commands import batch_execution, cli
-from voxcpm_runtime.commands.batch_execution import SpokenFile
+from voxcpm_runtime.commands import batch_lines, cli
+from voxcpm_runtime.commands.batch_lines import SpokenFile
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -244,7 +244,7 @@ def test_the_command_writes_and_records_what_another_packages_executor_speaks(
             yield task, SpokenFile(b"a file", facts, "1 s of speech")
 
     entry = SimpleNamespace(load=lambda: lambda *arguments: given.append(arguments) or executor)
-    monkeypatch.setattr(batch_execution, "entry_points", lambda **wanted: [entry])
+    monkeypatch.setattr(batch_lines, "entry_points", lambda **wanted: [entry])
     code, out, err = batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")
 
     assert code == 0

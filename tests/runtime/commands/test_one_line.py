@@ -10,7 +10,6 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_constants.manifest import Manifest, record_file
@@ -74,14 +73,6 @@ def test_names_of_300_bytes(capsys, speaking, folder, monkeypatch, arguments):
 
     one_line(capsys, *(argument.replace("{}", speaking) for argument in arguments))
     assert sorted(entry.name for entry in folder.iterdir()) in (["lines.txt"], ["cache", "lines.txt"])
-
-
-def test_an_unknown_key_of_an_utterance_ends_only_that_utterance(tts):
-    results = dict(tts.speak_each([{"text": "hi.", "txet": 1}, {"text": "two.", "min_len": 1, "max_len": 3}]))
-
-    assert isinstance(results[0], InputError)
-    assert "has no argument" in str(results[0])
-    assert results[1].audio.size
 
 
 @pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])

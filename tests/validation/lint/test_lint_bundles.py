@@ -15,7 +15,7 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_runtime.backends.portable.package import WEIGHT_FILE
 from voxcpm_runtime.commands import cli
-from voxcpm_validation.lint import shapes
+from voxcpm_validation.lint import checks
 from voxcpm_validation.lint.bundle import lint_bundle
 
 # Both structures, both targets and the optional forms.
@@ -44,7 +44,7 @@ def test_the_command_is_silent_about_a_clean_bundle(
 def test_findings_are_a_table_and_exit_code_1(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shapes, "LARGEST_WEIGHT_FILE", 1)
+    monkeypatch.setattr(checks, "LARGEST_WEIGHT_FILE", 1)
     monkeypatch.setenv("COLUMNS", "150")
 
     assert cli.main(["lint", str(tiny_bundle), "--precision", "fp16"]) == 1
@@ -59,7 +59,7 @@ def test_findings_are_a_table_and_exit_code_1(
 def test_json_has_every_finding(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shapes, "LONGEST_AXIS", 100)
+    monkeypatch.setattr(checks, "LONGEST_AXIS", 100)
 
     assert cli.main(["lint", str(tiny_bundle), "--json"]) == 1
 

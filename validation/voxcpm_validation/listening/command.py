@@ -81,9 +81,8 @@ def listen(
         report_folder(report, ("listening.json",), inputs)
     # The recogniser and PyTorch: `--help` works without the extra.
     from voxcpm_validation.listening.hearing import Listener
-    from voxcpm_validation.listening.parts import Extent, Report, listen
+    from voxcpm_validation.listening.parts import Extent, Report, listen, tables
     from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
-    from voxcpm_validation.listening.tables import tables
 
     chosen = {
         "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,
