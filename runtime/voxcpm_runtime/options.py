@@ -23,16 +23,9 @@ WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.ta
 DEFAULT_MAX_LEN = 4096
 """Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
 UPSTREAM_ORDER = (
-    "cfg_value",
-    "inference_timesteps",
-    "min_len",
-    "max_len",
-    "normalize",
-    "denoise",
-    "retry_badcase",
-    "retry_badcase_max_times",
-    "retry_badcase_ratio_threshold",
-)
+    "cfg_value", "inference_timesteps", "min_len", "max_len", "normalize", "denoise", "retry_badcase",
+    "retry_badcase_max_times", "retry_badcase_ratio_threshold",
+)  # fmt: skip
 """Options that a call takes by position, too, after text and recordings: upstream's, in upstream's order."""
 SEGMENT_TOKENS = 200  # Default of `segment_tokens` for a checkpoint without a `speech.json`
 
@@ -76,93 +69,58 @@ class Declared(NamedTuple):
 class GenerationOptions:
     """Options of generation, with upstream's names and defaults. Raises InputError, one line, for a wrong value."""
 
-    cfg_value: Annotated[
-        float, Option("Strength of classifier-free guidance; 1 disables it.", (0.0, 10.0))
-    ] = 2.0
-    inference_timesteps: Annotated[
-        int,
-        Option(
-            "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.",
-            (1, MAX_EULER_STEPS),
-            "steps",
-        ),
-    ] = 10
-    temperature: Annotated[
-        float, Option("Standard deviation of the initial noise of a patch.", (0.0, 10.0))
-    ] = 1.0
+    # fmt: off
+    cfg_value: Annotated[float, Option(
+        "Strength of classifier-free guidance; 1 disables it.", (0.0, 10.0),
+    )] = 2.0
+    inference_timesteps: Annotated[int, Option(
+        "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.", (1, MAX_EULER_STEPS), "steps",
+    )] = 10
+    temperature: Annotated[float, Option(
+        "Standard deviation of the initial noise of a patch.", (0.0, 10.0),
+    )] = 1.0
     # Beyond these bounds time would run backwards somewhere: its slope at the ends is 1 + c and 1 + c (1 - pi / 2).
-    sway_sampling_coef: Annotated[
-        float,
-        Option("How much denser the Euler steps are near the noise; 0 means evenly spaced.", (-1.0, 1.75)),
-    ] = 1.0
-    use_cfg_zero_star: Annotated[
-        bool,
-        Option(
-            "CFG-zero*: zero velocity in the first steps, and projected guidance (arXiv 2503.18886).",
-            flags=("--cfg-zero-star/--no-cfg-zero-star",),
-        ),
-    ] = True
-    min_len: Annotated[
-        int,
-        Option(
-            "Minimum length: each segment has at least min_len + 2 patches, unless max_len ends the speech.",
-            (0, 100_000),
-            "patches",
-        ),
-    ] = 2
-    max_len: Annotated[
-        int | None,
-        Option(
-            "Maximum number of patches of the whole speech; in a session, of each segment.",
-            (1, 100_000), "patches",
-            default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or what fits into the KV cache",
-        ),
-    ] = None  # fmt: skip
-    retry_badcase: Annotated[
-        bool,
-        Option(
-            "Retry with the next seed if the speech is suspiciously long or short for its text.",
-            flags=("--retry/--no-retry",),
-        ),
-    ] = True
-    retry_badcase_max_times: Annotated[
-        int, Option("Maximum number of attempts; 0 means 1.", (0, 100), "attempts", ("--retry-times",))
-    ] = 3
-    retry_badcase_ratio_threshold: Annotated[
-        float,
-        Option(
-            "Longer speech is suspicious, if this is not 6 or there is no `speech.json`; it also limits the length.",
-            (0.1, 1000.0),
-            "patches per text token", ("--retry-ratio",),
-        ),
-    ] = 6.0  # fmt: skip
-    segment_tokens: Annotated[
-        int | None,
-        Option(
-            "Maximum number of text tokens per utterance; a longer text is spoken in segments.",
-            (8, 100_000), "tokens",
-            default=f"what the checkpoint was made for (`speech.json`), otherwise {SEGMENT_TOKENS}",
-        ),
-    ] = None  # fmt: skip
-    paragraph_pause: Annotated[
-        float,
-        Option(
-            "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds"
-        ),
-    ] = 0.6
-    normalize: Annotated[
-        bool,
-        Option(
-            "Write numbers, dates and symbols of the text in words; Chinese needs the extra normalize.",
-            flags=("--normalize",),
-        ),
-    ] = False
-    trim_silence_vad: Annotated[
-        bool,
-        Option(
-            "Cut silence from both ends of prompt and reference down to 200 ms.", flags=("--trim-silence",)
-        ),
-    ] = False
+    sway_sampling_coef: Annotated[float, Option(
+        "How much denser the Euler steps are near the noise; 0 means evenly spaced.", (-1.0, 1.75),
+    )] = 1.0
+    use_cfg_zero_star: Annotated[bool, Option(
+        "CFG-zero*: zero velocity in the first steps, and projected guidance (arXiv 2503.18886).",
+        flags=("--cfg-zero-star/--no-cfg-zero-star",),
+    )] = True
+    min_len: Annotated[int, Option(
+        "Minimum length: each segment has at least min_len + 2 patches, unless max_len ends the speech.",
+        (0, 100_000), "patches",
+    )] = 2
+    max_len: Annotated[int | None, Option(
+        "Maximum number of patches of the whole speech; in a session, of each segment.", (1, 100_000), "patches",
+        default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or what fits into the KV cache",
+    )] = None
+    retry_badcase: Annotated[bool, Option(
+        "Retry with the next seed if the speech is suspiciously long or short for its text.",
+        flags=("--retry/--no-retry",),
+    )] = True
+    retry_badcase_max_times: Annotated[int, Option(
+        "Maximum number of attempts; 0 means 1.", (0, 100), "attempts", ("--retry-times",),
+    )] = 3
+    retry_badcase_ratio_threshold: Annotated[float, Option(
+        "Longer speech is suspicious, if this is not 6 or there is no `speech.json`; it also limits the length.",
+        (0.1, 1000.0), "patches per text token", ("--retry-ratio",),
+    )] = 6.0
+    segment_tokens: Annotated[int | None, Option(
+        "Maximum number of text tokens per utterance; a longer text is spoken in segments.", (8, 100_000), "tokens",
+        default=f"what the checkpoint was made for (`speech.json`), otherwise {SEGMENT_TOKENS}",
+    )] = None
+    paragraph_pause: Annotated[float, Option(
+        "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds",
+    )] = 0.6
+    normalize: Annotated[bool, Option(
+        "Write numbers, dates and symbols of the text in words; Chinese needs the extra normalize.",
+        flags=("--normalize",),
+    )] = False
+    trim_silence_vad: Annotated[bool, Option(
+        "Cut silence from both ends of prompt and reference down to 200 ms.", flags=("--trim-silence",),
+    )] = False
+    # fmt: on
 
     def __post_init__(self) -> None:
         for name, type_, _, option in option_table():
@@ -176,11 +134,10 @@ class GenerationOptions:
             whole = float not in (type_, *get_args(type_))
             kind = Integral if whole else Real
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
-                word, unit = (
-                    "a whole number" if whole else "a number",
-                    f" {option.unit}" if option.unit else "",
+                expected = (
+                    f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g} {option.unit}"
                 )
-                raise wrong_type(value, name, f"{word} from {low:g} to {high:g}{unit}")
+                raise wrong_type(value, name, expected.rstrip())
         if self.max_len is not None and self.max_len < self.min_len:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
 
