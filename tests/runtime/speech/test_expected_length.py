@@ -248,11 +248,10 @@ def test_the_pace_of_a_word_or_two_is_not_expected_of_what_follows(tts, lengths)
     )
 
 
-def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, monkeypatch) -> None:
-    """A patch takes a second on this clock: the kept attempt 15 seconds, whatever the others took."""
-    clock = itertools.count()
-    now = [0.0]
-    lengths(15, 18, 4)
+@pytest.fixture
+def clock(monkeypatch) -> None:
+    """A patch takes a second on this clock."""
+    ticks, now = itertools.count(), [0.0]
     generate = Driver.generate_patches
 
     def timed(*arguments, **options) -> Iterator[Patch]:
@@ -260,14 +259,36 @@ def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, monkeypat
             now[0] += 1.0
             yield patch
 
-    monkeypatch.setattr("time.perf_counter", lambda: now[0] + next(clock) * 1e-6)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0] + next(ticks) * 1e-6)
     monkeypatch.setattr(Driver, "generate_patches", timed)
-    told: list[Progress] = []
+
+
+@pytest.fixture
+def told() -> list[Progress]:
+    return []
+
+
+def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, told, request) -> None:
+    """The kept attempt takes 15 seconds, whatever the others took."""
+    lengths(15, 18, 4)
+    request.getfixturevalue("clock")
     with pytest.warns(TooLongWarning):
         tts.speak(TEXT, seed=5, progress=told.append)
 
     assert [progress.attempt for progress in told[-15:]] == [1] * 15
     assert told[-1].elapsed_seconds == pytest.approx(15.0, abs=0.1)
+
+
+def test_progress_counts_all_segments_without_discarded_attempts(tts, lengths, told, request) -> None:
+    lengths(14, 8, 8)
+    request.getfixturevalue("clock")
+
+    speech = tts.speak("hello you. hello me.", seed=5, progress=told.append, segment_tokens=11)
+
+    assert [segment.attempts for segment in speech.segments] == [2, 1]
+    assert (told[-1].segment, told[-1].segments, told[-1].patches) == (1, 2, 8)
+    assert told[-1].audio_seconds == pytest.approx(16 * 0.02)
+    assert told[-1].elapsed_seconds == pytest.approx(16.0, abs=1.1)  # a patch may be predicted ahead
 
 
 def test_a_slow_heading_does_not_make_good_segments_short(tts, lengths, monkeypatch) -> None:
