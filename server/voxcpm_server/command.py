@@ -49,7 +49,10 @@ def serve(
         return
     paths = read_named(settings.bundles)
     for path in paths.values():
-        _check_present(path)
+        with contextlib.suppress(RuntimeError):  # ~NAME of an unknown user
+            if is_hub_id(path) or user_path(path).is_dir():
+                continue
+        raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
     named = {name: _source(path, engine) for name, path in paths.items()}
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
@@ -92,14 +95,6 @@ def _source(path: str | None, engine: Engine) -> Source:
         return Unloaded(size, bundle.architecture.generation, partial(loaded, bundle, engine))
 
     return unloaded
-
-
-def _check_present(path: str) -> None:
-    """Raises InputError at startup for a bundle that is neither a folder nor a hub id."""
-    with contextlib.suppress(RuntimeError):  # ~NAME of an unknown user
-        if is_hub_id(path) or user_path(path).is_dir():
-            return
-    raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
 
 
 @contextlib.contextmanager

@@ -187,8 +187,3 @@ class Settings:
     def max_upload_bytes(self) -> int:
         """The largest body of a request in bytes."""
         return round(self.max_upload_megabytes * MEGABYTE)
-
-    @property
-    def max_bodies_bytes(self) -> int:
-        """The largest sum of the bodies that are held at the same time, in bytes."""
-        return round(self.max_bodies_megabytes * MEGABYTE)

@@ -23,8 +23,8 @@ def test_ten_clients_for_five_seconds_after_two_that_are_not_judged(load, speaki
     server = load.Server(str(speaking_bundle), ["--precision", "int8", "--queue", "3"])
     try:
         server.wait_until_ready()
-        outcome, before = asyncio.run(load.load(server, 10, 2, 5, 0, str(speaking_bundle)))
-        figures = load.figures(outcome, 5, before, server.metrics())
+        outcome = asyncio.run(load.load(server, 10, 2, 5, 0, str(speaking_bundle)))
+        figures = load.figures(outcome, 5)
     finally:
         code = server.end()
 
@@ -36,7 +36,6 @@ def test_ten_clients_for_five_seconds_after_two_that_are_not_judged(load, speaki
     assert outcome.memory[0][0] < 0 < outcome.memory[-1][0]
     assert set(outcome.statuses) <= {200, 400, 404, 503}
     assert 0 < figures["first audio of streams, s"]["p50"] <= figures["first audio of streams, s"]["p95"]
-    assert figures["underruns counted by the server"] >= 0
     least, most = figures["resident MB after the warm-up, least and most"]
     assert least == most == 0 or 50 < least <= most < 2000
 

@@ -30,6 +30,7 @@ _RETRIES = 2
 _TASKS_PER_PROCESS = 2
 """Lines that are submitted for each process: the one that it speaks, and the next."""
 _POLL_SECONDS = 0.5
+Warn = Callable[[int, str], None]
 
 
 class Refusal(NamedTuple):
@@ -79,7 +80,7 @@ class RayExecutor:
         self._named = (name_everywhere(name), json.dumps(asdict(engine)), bundle.digest)
 
     def __call__(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
+        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
         """Each line with its file or error. Raises InputError if the cluster, or every machine of it, is unusable."""
         if (first := next(tasks, None)) is not None:
@@ -87,7 +88,7 @@ class RayExecutor:
                 yield from self._results(itertools.chain([first], tasks), cancel, note, warn)
 
     def _results(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
+        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
         running: dict[Any, tuple[Task, Any]] = {}
         refused: dict[str, str] = {}
@@ -95,8 +96,10 @@ class RayExecutor:
         remote = ray.remote(max_retries=_RETRIES, retry_exceptions=[DeviceError])(speak)
 
         def submit(task: Task, asked: Any) -> None:
-            elsewhere = NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*refused)}) if refused else None
-            there = remote.options(scheduling_strategy=elsewhere or "DEFAULT", **needs)
+            elsewhere = (
+                NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*refused)}) if refused else "DEFAULT"
+            )
+            there = remote.options(scheduling_strategy=elsewhere, **needs)
             running[there.remote(self._named, asked, task.line.output)] = (task, asked)
 
         while not cancel.cancelled and (more or running):
@@ -106,11 +109,9 @@ class RayExecutor:
                     more = False
                     break
                 try:
-                    asked = task.self_contained(self._bundle)
+                    submit(task, task.self_contained(self._bundle))
                 except VoxCPMError as error:
                     yield task, error
-                else:
-                    submit(task, asked)
             note(f"{spoken} spoken …")
             if not running:
                 # Machines may still join the cluster.

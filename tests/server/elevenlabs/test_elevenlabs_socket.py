@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from heard_words import SAID, SEED, wrong_words
 from voxcpm_runtime import VoxCPM
-from voxcpm_server.elevenlabs.alignment import Alignment
+from voxcpm_server.elevenlabs.routes import Alignment
 
 # Chance may give a voice that takes long; whether it does is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from voxcpm_runtime import BundleError
-from voxcpm_runtime.voices import voice
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs import execution, speaking
@@ -171,24 +169,6 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     assert not list(tmp_path.rglob("*.segment"))
 
 
-def test_a_job_whose_voice_a_disk_refuses_once_is_tried_again(
-    serve: Serve, jobs: Any, stored: Any, tts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording = (np.sin(np.arange(16_000) / 20).astype(np.float32) / 3, 16_000)
-    id_, _ = stored(voice=tts.create_voice(recording, "a", name="ada"))
-    read, refused = voice.read_bounded, list[Path]()
-
-    def refuse(path: Path, max_bytes: int) -> bytes:
-        if not refused:
-            refused.append(path)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read(path, max_bytes)
-
-    monkeypatch.setattr(voice, "read_bounded", refuse)
-    ended = jobs(serve().url).ended(id_)
-    assert (ended["state"], ended["error"], len(refused)) == (DONE, None, 1)
-
-
 @pytest.mark.parametrize(("starts", "state"), [(2, DONE), (3, FAILED)])
 def test_a_job_that_ends_the_server_again_and_again_is_given_up(
     serve: Serve, jobs: Any, stored: Any, starts: int, state: str
@@ -198,22 +178,6 @@ def test_a_job_that_ends_the_server_again_and_again_is_given_up(
     assert ended["state"] == state
     assert state == DONE or "begun 3 times" in ended["error"]["message"]
     assert not segment.exists()
-
-
-def test_speech_that_cannot_be_read_is_a_507(
-    serve: Serve, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = jobs(serve().url)
-    client.ended(id_ := client.submitted())
-    opened = Path.open
-
-    def refuse(self: Path, *given: Any, **options: Any) -> Any:
-        return full(self) if self.name == "speech.wav" else opened(self, *given, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    answer = httpx2.get(f"{client.url}/{id_}/audio")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
-    assert str(tmp_path) not in answer.text
 
 
 def test_files_and_length_of_jobs_are_bounded(serve: Serve, jobs: Any) -> None:
@@ -230,23 +194,6 @@ def test_files_and_length_of_jobs_are_bounded(serve: Serve, jobs: Any) -> None:
         # Its segments are gone, so that there is room again.
         assert client.submit(input="Hi.").status_code == 202
         running.stop()
-
-
-def test_a_full_disk_is_one_line_and_the_server_continues(
-    serve: Serve, jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    running = serve()
-    client = jobs(running.url)
-    client.ended(client.submitted())
-    rows = running.service.rooms["jobs"].store._rows
-    rows.execute(f"PRAGMA max_page_count = {rows.execute('PRAGMA page_count').fetchone()[0]}")
-
-    full = [client.submit(input=client.said["input"] * 30) for _ in range(6)][-1]
-    assert (full.status_code, full.json()["error"]["code"]) == (507, "storage")
-    assert str(tmp_path) not in full.text
-    assert "is full" in caplog.text
-    known = {job["id"] for job in httpx2.get(client.url).json()["data"]}
-    assert {folder.name for folder in (tmp_path / "jobs").glob("job_*")} == known
 
 
 def test_what_the_database_refuses_is_a_507(serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,11 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from voxcpm_runtime import InputError
-from voxcpm_server.jobs.store import DONE, QUEUED, RUNNING, Job, JobStore
+from voxcpm_server.jobs.store import DONE, QUEUED, Job, JobStore
 
 SAID = {"model": "tts-1", "input": "one two three.", "response_format": "wav", "seed": 7, "voice": "default"}
 MODELS = ("tts-1",)
@@ -47,45 +46,6 @@ def test_an_interrupted_job_comes_first_unless_it_is_to_be_skipped(store: JobSto
         started = store.start_next(MODELS, skip)
         assert started is not None
         assert started.id == expected.id
-
-
-@pytest.mark.parametrize("refused", range(2))
-def test_a_job_that_a_disk_refuses_to_start_has_not_been_started(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch, refused: int
-) -> None:
-    added(store)
-    execute, made = store._execute, list[str]()
-
-    def refuse(statement: str, *values: Any) -> list[Any]:
-        made.append(statement)
-        if len(made) == refused + 1:
-            raise sqlite3.OperationalError("disk I/O error")
-        return execute(statement, *values)
-
-    monkeypatch.setattr(store, "_execute", refuse)
-    with pytest.raises(sqlite3.OperationalError):
-        store.start_next(MODELS)
-    job = store.start_next(MODELS)
-
-    assert job is not None
-    assert (job.state, job.starts, job.error) == (RUNNING, 1, None)
-    assert job == store.get("a", job.id)
-
-
-def test_a_full_disk_does_not_keep_a_job_from_being_deleted(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, execute = added(store), store._execute
-
-    def full(statement: str, *values: Any) -> list[Any]:
-        if store.path(job.id).exists():
-            raise sqlite3.OperationalError("database or disk is full")
-        return execute(statement, *values)
-
-    monkeypatch.setattr(store, "_execute", full)
-    store.remove(job.id)
-    monkeypatch.undo()
-    assert store.of_owner("a") == []
 
 
 def test_what_a_killed_server_left_is_cleaned_up_and_its_users_files_stay(tmp_path: Path) -> None:

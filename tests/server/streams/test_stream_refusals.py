@@ -27,8 +27,6 @@ TEXT = {"type": "text", "text": "Hello."}
 @pytest.mark.parametrize(
     ("messages", "words", "param"),
     [
-        (["["], "a JSON object", None),
-        (["[]"], "a JSON object", None),
         (["[" * 50_000], "a JSON object", None),
         ([b"\x00\xff"], "got bytes", None),
         ([{}], "expected start, text", "type"),
@@ -38,13 +36,9 @@ TEXT = {"type": "text", "text": "Hello."}
         ([START, {"type": "text", "text": 5}], "expected a string", "text"),
         ([START, {"type": "text", "text": "a" * 4097}], "at most 4096 characters", "text"),
         ([START, {"type": "text", "text": "Hi \ud83d"}, {"type": "end"}], "not valid Unicode", "text"),
-        ([START, {"type": "text", "text": "Hi \ude00"}], "not valid Unicode", "text"),
         ([START, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"}], "letters a to z", "text"),
-        ([{**START, "voice": "../etc"}], "letters, digits", "voice"),
         ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),
-        ([{**START, "speed": 9}], "less than or equal to 4", "speed"),
         ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 has 8000", "sample_rate"),
-        ([{**START, "cfg_value": 99}], "cfg_value must be", "cfg_value"),
         ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
     ],
 )

@@ -51,17 +51,6 @@ def test_fragments_are_spoken_as_the_runtimes_session_speaks_them(server: Any, t
         assert done == {"type": "done", "seed": SEED, "seconds": seconds, "cancelled": False}
 
 
-def test_a_surrogate_pair_that_javascript_cut_is_joined(server: Any, tts: VoxCPM) -> None:
-    with socket_to(server) as connection:
-        said(connection, {"type": "start", "seed": 3})
-        for fragment in ("One 😀 two.\ud83d", "\ude00 Three."):
-            said(connection, {"type": "text", "text": fragment})
-        said(connection, {"type": "end"})
-        audio, (_, done) = heard(connection)
-    assert done["type"] == "done"
-    assert audio == spoken_by(tts, "One 😀 two.😀 Three.", seed=3)
-
-
 def test_speech_begins_before_the_text_ends_and_flush_speaks_the_rest(server: Any) -> None:
     with socket_to(server) as connection:
         said(connection, {"type": "start"}, {"type": "text", "text": "One. Tw"})
