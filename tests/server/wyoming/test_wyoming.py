@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +32,7 @@ from wyoming.tts import (
 )
 
 from heard_words import SAID, SEED, wrong_words
+from server_on_loopback import ServerOnLoopback
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.wyoming.room import Wyoming
@@ -36,6 +42,7 @@ from waiting import until
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
 LONG = "one two three four five six seven eight nine ten, and on we go. "
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop.is_type) -> list[Event]:
@@ -223,3 +230,54 @@ def test_it_is_on_loopback_unless_an_option_opens_it() -> None:
         address = Wyoming.address(Settings(wyoming=1, host=host, **options), has_keys=has_keys)
         assert address is not None
         assert address[0] == expected
+
+
+@pytest.fixture
+def serve(serve: Callable[..., ServerOnLoopback]) -> Callable[..., ServerOnLoopback]:
+    """The same, with Wyoming."""
+    return partial(serve, wyoming=0)
+
+
+@pytest.fixture(scope="module")
+def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
+    """A server with default settings and Wyoming, for all tests of a file."""
+    given: dict[str, Any] = {"voices_folder": tmp_path_factory.mktemp("voices"), "wyoming": 0}
+    with ServerOnLoopback.of(tts, **given) as running:
+        yield running
+
+
+def test_a_taken_port_names_the_option_that_chose_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = ["serve", "--port", "0", "--max-jobs", "0", "--wyoming", str(taken.getsockname()[1])]
+        second = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *given, "--voices-folder", str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert second.stderr.endswith("; choose another --wyoming\n"), second.stderr
+
+
+def test_only_the_option_needs_the_package() -> None:
+    def served(*options: str) -> str:
+        arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0", *options]
+        absent = f"import sys; sys.modules['wyoming'] = None; sys.argv = {arguments}; "
+        return subprocess.run(
+            [sys.executable, "-c", absent + PROGRAM], capture_output=True, text=True, check=False
+        ).stderr
+
+    assert re.fullmatch(
+        r"error: serve needs wyoming.* pip install \"voxcpm-coreml\[serve\]\"\n", served("--wyoming", "0")
+    )
+    assert served().splitlines()[-1].startswith("error: absent-bundle")
+
+
+def test_sigterm_ends_a_connection_with_an_error_event(started: Callable[..., Any]) -> None:
+    process, _ = started("--wyoming", "0")
+    line = process.stderr.readline()
+    assert re.fullmatch(r"listening on tcp://127\.0\.0\.1:\d+ \(Wyoming\)\n", line), line
+    with socket.create_connection(("127.0.0.1", int(re.findall(r"\d+", line)[-1]))) as connection:
+        connection.sendall(b'{"type": "ping"}\n')
+        assert b"pong" in connection.recv(1000)
+        process.send_signal(signal.SIGTERM)
+        assert connection.makefile("rb").read().count(b"the server ends") == 1
+        rest = process.communicate(timeout=30)[1]
+    assert (process.returncode, rest) == (0, "")
