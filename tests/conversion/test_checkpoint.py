@@ -160,7 +160,7 @@ def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
     one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
     weights["base_lm.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(8, 64)
     save_file(weights, copy / "model.safetensors")
-    one_line_error(copy, "give the LoRA as a folder of its own with --lora")
+    one_line_error(copy, "give the LoRA in its own folder with --lora")
 
 
 def remove(name: str) -> Callable[[Path], None]:

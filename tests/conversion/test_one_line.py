@@ -77,6 +77,13 @@ def test_a_file_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_pat
     assert not (tmp_path / "bundle").exists()
 
 
+def test_more_positions_than_the_checkpoint_was_made_for(capsys, tiny_checkpoint, tmp_path):
+    line = one_line(capsys, "convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", "513")
+
+    assert "at most 512 positions" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, tmp_path, monkeypatch):
     """Upstream opens it, with the defaults of transformers."""
     (checkpoint / "tokenizer_config.json").unlink()
