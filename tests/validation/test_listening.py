@@ -18,8 +18,8 @@ from voxcpm_validation.listening.hearing import (
     TranscribedSegment,
     speech_level,
 )
-from voxcpm_validation.listening.material import narration, prompt_clip, prompt_voices, prose, short_texts
-from voxcpm_validation.listening.parts import Extent, Report, cases, listen, tables
+from voxcpm_validation.listening.material import prompt_clip, prompt_voices
+from voxcpm_validation.listening.parts import Extent, Report, listen, tables
 from voxcpm_validation.listening.recognition import WordErrors, is_repeated, lost_words, word_errors
 from voxcpm_validation.listening.scores import (
     is_understood,
@@ -85,22 +85,6 @@ def test_short_texts_are_understood_by_their_sound() -> None:
     assert is_understood("Who's there?", "Whose there")
     assert not is_understood("Two hundred.", "To 100.")
     assert not is_understood("No.", "")
-
-
-def test_what_is_read_in_which_voice() -> None:
-    texts, voices = prose(), prompt_voices()
-    assert all(700 <= len(text.split()) <= 800 for text in texts.values())
-    assert len(narration().split()) > 5000
-    assert len(short_texts()) == 20
-    # Whole sentences, and no more of them than it takes.
-    beginning = prose(20)["story"]
-    assert texts["story"].startswith(beginning)
-    assert beginning[-1] in '.?!"'
-
-    read = {part: cases(part, SAMPLE, voices) for part in ("sentences", "prose", "narration")}
-    assert [len(case) for case in read.values()] == [1 + sum(v.continued for v in voices), 2, 1]
-    assert read["sentences"][1].name == f"continuation, {next(v.name for v in voices if v.continued)}"
-    assert [read[part][0].seconds for part in read] == [None, None, 1800]
 
 
 def test_prose_scores_find_what_is_long_cut_and_repeated() -> None:

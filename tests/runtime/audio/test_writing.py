@@ -17,15 +17,6 @@ def sine(rate, seconds=0.5, hertz=440.0):
     return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
 
 
-def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-
-    assert write_audio("~/prompt.wav", sine(RATE), RATE) == 0
-
-    assert len(read_audio("~/prompt.wav", RATE)) == len(sine(RATE))
-
-
 def test_sixteen_bit_samples_are_rounded_and_clipped():
     # 0.5 * 32767 = 16383.5 goes to the even neighbour.
     samples = pcm16(np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5, 1e-5, 2e-5], np.float32))

@@ -45,18 +45,6 @@ def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speakin
     assert out.startswith("out/output_001.wav: ")
 
 
-def test_a_line_without_a_seed_gets_a_fresh_one_that_is_recorded(batch, folder, speaking):
-    batch(["one.", "one."], name="lines.txt")
-
-    first, second = record(folder)
-    assert first["seed"] != second["seed"]
-    audio = samples("out/output_001.wav")
-    np.testing.assert_array_equal(audio, speech(speaking, "one.", seed=first["seed"]))
-    assert (first["line"], first["output"], first["samples"]) == (1, "output_001.wav", len(audio))
-    rate = soundfile.info("out/output_001.wav").samplerate
-    assert first["seconds"] == pytest.approx(len(audio) / rate, abs=1e-3)
-
-
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking):
     """Paths in a line are relative to the JSONL file, paths on the command line to the working directory."""
@@ -123,17 +111,6 @@ def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folde
     for number, (line, message) in enumerate(zip(again, BAD_LINES.values(), strict=True), start=3):
         assert line.startswith(f"failed: line {number}: ")
         assert message in line
-
-
-def test_a_line_that_is_not_utf_8_is_a_bad_line(batch, folder):
-    (folder / "lines.txt").write_bytes(b"\xef\xbb\xbfone.\r\n\xff\xfe\r\ntwo.")
-
-    code, _, err = batch(None, name="lines.txt")
-
-    assert code == 1
-    # Nothing else is printed, such as a warning of the byte-order mark.
-    assert err == "line 2: expected UTF-8 text\nfailed: line 2: expected UTF-8 text\n"
-    assert [entry["line"] for entry in record(folder)] == [1, 3]
 
 
 def test_a_file_that_cannot_be_written_is_a_bad_line_before_anything_is_loaded(batch, folder, loads):
@@ -220,16 +197,6 @@ def test_a_suspicious_segment_is_a_warning_and_on_record(batch, folder, network)
 
     assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
     assert err.startswith("line 2: warning: segment 1: the speech was cut off")
-
-
-def test_quiet_prints_only_what_went_wrong(batch):
-    assert batch(['{"text": "one."}'], "--quiet") == (0, "", "")
-
-    code, out, err = batch(['{"text": "one."}', "{bad"], "-q")
-
-    assert (code, out) == (1, "")
-    assert err.startswith("line 2: ")
-    assert err.count("\n") == 1
 
 
 def test_the_command_writes_and_records_what_another_packages_executor_speaks(

@@ -54,12 +54,6 @@ def test_a_file_made_with_other_arguments_is_made_again(batch, options):
     assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
 
 
-def test_a_number_may_be_written_in_two_ways(batch):
-    batch([{"text": "one.", "cfg_value": 1}])
-
-    assert batch([{"text": "one.", "cfg_value": 1.0}])[1].startswith("0 spoken, 1 skipped")
-
-
 def test_a_file_that_no_batch_made_is_left_alone(batch, folder):
     (folder / "out").mkdir()
     mine = folder / "out" / "output_001.wav"

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -14,7 +13,6 @@ from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_constants.manifest import Manifest, record_file
 from voxcpm_runtime.commands import cli, shared_arguments
-from voxcpm_runtime.storage.whole_file import whole_file
 
 LONG = "a" * 300
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -166,29 +164,6 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_work(capsys, f
 
     assert message in one_line(capsys, "listen", "--saved", "in.json", "--report", report)
     assert (folder / "in.json").read_bytes() == b""
-
-
-def test_many_threads_write_one_file(tmp_path):
-    path = tmp_path / "a"
-    failures = []
-
-    def write(number):
-        try:
-            for _ in range(50):
-                with whole_file(path) as file:
-                    file.write(bytes([number]) * 1000)
-        except OSError as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert not failures
-    assert len(set(path.read_bytes())) == 1
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_json_has_bounds(tmp_path):

@@ -81,14 +81,6 @@ def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, doct
         assert min(*lm["streams"].values(), lm["state"]) > 1 - 1e-6
 
 
-@pytest.mark.usefixtures("core_ml")
-def test_states_and_functions_of_macos_15_are_tried(tiny_bundle_15):
-    (found,) = tried(open_bundle(tiny_bundle_15, "fp16"), RESIDUAL_LM_STEP)
-
-    assert found.outcome == "correct"
-    assert found.agreement.worst > 0.999
-
-
 def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monkeypatch, doctored):
     monkeypatch.setitem(command.UNITS, "coreml", ("cpu", "cpu_and_ne"))
     core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_AND_NE", at="predict", does="wrong")

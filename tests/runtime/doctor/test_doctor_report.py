@@ -56,16 +56,6 @@ def report(*found, **more):
     return Report(SimpleNamespace(precision="fp16", manifest=manifest), found, **more)
 
 
-def test_advice_on_what_to_use():
-    native, portable = trial("a", "cpu", 1.0), trial("b", "portable", 1.0)
-
-    assert list(report(native).advice()) == [
-        "Every step model is correct on some unit. A star marks what --compute-units auto uses."
-    ]
-    assert list(report(portable).advice()) == ["Every step model is correct on the portable backend."]
-    assert list(report(native, portable).advice())[1:] == ["Only the portable backend is correct for b."]
-
-
 def test_advice_on_what_failed(monkeypatch):
     found = [trial("a", "cpu", None, "hung"), trial("a", "all", None, "hung"), trial("b", "cpu", 1.0)]
 
