@@ -112,3 +112,10 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
         BundleError, match=r"someone/voice: no such folder, and no such bundle on the hub \(no route\)"
     ):
         locate_bundle("someone/voice")
+
+
+def test_a_newer_schema(bundle_folder):
+    edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
+
+    with pytest.raises(BundleError, match="schema version 99 is newer"):
+        open_bundle(bundle_folder)

@@ -171,3 +171,9 @@ def test_a_second_batch_into_one_folder_is_refused_before_it_speaks(batch, folde
     assert batch(None, name="lines.txt")[0] == 0
     # Each run leaves the folder to the next one.
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
+
+
+def test_a_number_may_be_written_in_two_ways(batch):
+    batch([{"text": "one.", "cfg_value": 1}])
+
+    assert batch([{"text": "one.", "cfg_value": 1.0}])[1].startswith("0 spoken, 1 skipped")
