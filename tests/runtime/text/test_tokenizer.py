@@ -150,7 +150,7 @@ def changed(tmp_path):
 def test_a_regular_expression_of_the_file_is_not_run(changed, part):
     """It may take any time: for the first one, each further letter a doubles it."""
     with pytest.raises(
-        BundleError, match=r"tokenizer\.json: .*it has a regular expression of its own"
+        BundleError, match=r"tokenizer\.json: .*(of a text by one|no steps of its pre_tokenizer)"
     ) as caught:
         TextTokenizer.from_folder(changed(part))
     assert "\n" not in str(caught.value)
@@ -167,9 +167,9 @@ def sequence(*steps):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (sequence(*[replace("l", "l" * 200)] * 3), r"at most 100 times as long, got 8e\+06 times"),
-        (sequence(*[{"type": "NFKD"}, replace("l", "\ufdfa")] * 2), "expected its step NFKD once"),
-        (sequence(*[replace("l", "m")] * 65), "at most 64 steps, got 65"),
+        (sequence(replace("l", "ll")), "expected a Replace of a text by one that is not longer"),
+        (sequence({"type": "Prepend", "prepend": "l" * 9}), "expected a Prepend of a text"),
+        (sequence(*[replace("l", "m")] * 17), "at most 16 steps"),
     ],
 )  # fmt: skip
 def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, message):
@@ -192,7 +192,7 @@ PANICS = {
     ),
     "FixedLength": (
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-        "expected no steps of its pre_tokenizer but Sequence, ByteLevel, .* got 'FixedLength'; leave it out",
+        "expected no steps of its pre_tokenizer but Sequence, Metaspace, got 'FixedLength'; leave it out",
     ),
     "tokens that overlap": (added("l", lstrip=True), "added_tokens: lstrip: Input should be False"),
 }  # fmt: skip
