@@ -228,8 +228,7 @@ def _checked_rate(rate: object, name: str) -> int:
 def trim_silence(audio: Audio, sample_rate: int) -> Audio:
     """A view of audio (samples,) at `sample_rate` Hz from 200 ms before its first sound to 200 ms after its last.
 
-    Audio that is all zeros is returned whole. As upstream (`_trim_audio_silence_vad`, model/voxcpm2.py), which finds
-    both ends with librosa 0.11 (`effects.trim`), and may then choose an earlier end by its own test.
+    As upstream's `_trim_audio_silence_vad` (model/voxcpm2.py) over librosa 0.11; all zeros are returned whole.
     """
     if not audio.any():
         return audio

@@ -106,15 +106,13 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
     for precision in DEFAULT_ORDER:
         if precision in manifest.precisions and asked in (None, precision):
             return precision
-    present = ", ".join(manifest.precisions) or "none"
+    present = ", ".join(manifest.precisions)
     if folder == DEFAULT_BUNDLE:
         raise InputError(
             f"the built-in voice comes in {present} only; for {asked}, convert its checkpoint "
             "(conversion/voxcpm_conversion/default_checkpoint in the source tree) and name that bundle"
         )
-    raise InputError(
-        f"{folder} has no {asked or 'step models of any'} precision (it has {present}); convert again"
-    )
+    raise InputError(f"{folder} has no {asked or 'known'} precision (it has {present}); convert again")
 
 
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
@@ -150,10 +148,10 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless this release runs the declared step models; later code does not check shapes."""
-    declared = declare_step_models(
-        manifest.architecture, manifest.sizes, audio_vae_fp32=manifest.audio_vae_fp32
-    )
-    for name, model in declared.items():
+    fp32 = manifest.audio_vae_fp32
+    for name, model in declare_step_models(
+        manifest.architecture, manifest.sizes, audio_vae_fp32=fp32
+    ).items():
         if manifest.step_models.get(name) != model:
             raise BundleError(
                 f"{folder / MANIFEST_FILE}: inputs and outputs of {name} are not those that this release runs; "

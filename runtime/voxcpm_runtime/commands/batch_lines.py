@@ -145,7 +145,7 @@ def _line(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> 
 
 
 def json_line(text: str) -> dict[str, Any]:
-    """The keys and values of a JSONL line. Raises InputError for unknown keys and values that should be strings."""
+    """The keys and values of a JSONL line. Raises InputError."""
     try:
         document = parsed_json(text)
     except ValueError as error:

@@ -94,11 +94,9 @@ def doctor(
 
 
 def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
-    """The units to try with a backend ("auto": with every available one that runs the bundle), and why Core ML's are
-    not among them, if the bundle needs a newer system.
+    """The units to try, and why Core ML's are not among them, if the bundle needs a newer system.
 
-    Raises InputError for an unknown backend, for one that does not run the bundle, and for Core ML without macOS;
-    BundleError if only Core ML is available and needs a newer system.
+    Raises InputError for an unusable backend, and BundleError if only Core ML is available and needs a newer system.
     """
     choose_backend(backend, bundle)
     core_ai = bundle.manifest.target == CORE_AI
@@ -116,9 +114,7 @@ def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
 
 
 def _saved(report: Report) -> bool:
-    """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved; a folder that
-    cannot be written is a warning.
-    """
+    """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved."""
     units = {name: trial.unit for name, trial in report.chosen.items()}
     if not units or not any(trial.unit in COMPUTE_UNITS for trial in report.trials):
         return False
@@ -156,7 +152,6 @@ def _show_machine(console: Console) -> None:
 
 
 def _table(report: Report) -> Table:
-    """A row for each trial, step model by step model; a star marks the fastest correct one."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in _COLUMNS:
         is_text = column in ("step model", "unit", "outcome")

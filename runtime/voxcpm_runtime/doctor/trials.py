@@ -1,8 +1,5 @@
 """Trials of step models in child processes, which may crash, hang or be killed: each step model alone on a compute
-unit, or all in turn for minutes.
-
-Core ML was reported to end a process after minutes or an hour, mostly on its CPU path. In an endurance trial, a step
-model that does so gets its next best unit, and the trial begins again.
+unit, or all in turn for minutes. There, a step model that ends the process gets its next best unit.
 """
 
 from __future__ import annotations
@@ -152,11 +149,10 @@ def _run_child(
     heard: Callable[[Event], None],
     seconds: float = 0.0,
 ) -> tuple[Ending, str]:
-    """Run step models on their units in a child process, and pass on its events. seconds: 0, or how long an endurance
-    trial lasts. Returns how it ended; for a crash with the signal or the exit code, and its last words.
+    """Run step models on their units in a child process, and pass on its events. Returns how it ended, and why.
 
-    The system ends the child if a step model takes longer than `limit` seconds; it is killed when this function ends,
-    as Ctrl-C does not reach it.
+    seconds: 0, or how long an endurance trial lasts. The system ends the child if a step model takes longer than
+    `limit` seconds; it is killed when this function ends, as Ctrl-C does not reach it.
     """
     request = {"bundle": str(bundle.folder), "precision": bundle.precision, "units": dict(units)}
     timing = (str(math.ceil(limit)), str(seconds))

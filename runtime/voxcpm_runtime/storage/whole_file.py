@@ -66,8 +66,8 @@ def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryI
 def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
     """The file that is created or replaced when `path` is written, with all links followed; None for a stream.
 
-    overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError for a path that
-    can be neither replaced nor written into, and for a file without the owner's write permission, also for root.
+    overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError if the path
+    cannot be written, and for a file without the owner's write permission, also for root.
     """
     if (number := _descriptor(path)) is not None:
         os.fstat(number)
@@ -94,10 +94,7 @@ def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
 
 
 def report_folder(folder: Path, names: Iterable[str], inputs: Iterable[str | Path | None]) -> None:
-    """Create a report's folder before the work begins. names: the files that will be written there.
-
-    Raises InputError and OSError if one of them cannot be written, or is one of the `inputs`.
-    """
+    """Create a report's folder before the work begins. Raises InputError and OSError if `names` cannot be written."""
     files = [folder / name for name in names]
     for path in (folder, *files):
         refuse_inputs(path, inputs)
@@ -124,9 +121,7 @@ def make_folder(path: Path) -> None:
 
 
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
-    """A new temp file, open and locked. It replaces that of a killed process, which is not locked; it has another name
-    if a process is writing one, or one belongs to another user.
-    """
+    """A new temp file, open and locked. It replaces that of a killed process; if one is in use, it has another name."""
     part = hidden_beside(path, "0.part")
     file: BinaryIO | None = None
     try:
