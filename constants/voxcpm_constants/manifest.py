@@ -128,10 +128,7 @@ class Manifest(_Record):
 
     @classmethod
     def read(cls, bundle: Path) -> Manifest:
-        """Read a bundle's manifest.
-
-        Raises BundleError for a missing bundle, an unreadable or altered manifest, and a newer schema.
-        """
+        """Read a bundle's manifest. Raises BundleError."""
         path = bundle / MANIFEST_FILE
         if not path.is_file():
             raise BundleError(
@@ -199,9 +196,7 @@ class Manifest(_Record):
                 )
 
     def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
-        """Raises BundleError for a file or link that the manifest does not list in a folder that is read: constants,
-        tokenizer, and packages of these precisions. Files of the system (`.DS_Store`) are allowed.
-        """
+        """Raises BundleError for a file or link, other than the system's, that is not listed in a folder of speech."""
         for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *self.package_folders(precisions)):
             for path in sorted((bundle / folder).rglob("*")):
                 listed = path.relative_to(bundle).as_posix() in self.files
@@ -252,7 +247,6 @@ def _digest_line(content: bytes) -> bytes:
 
 
 def _check_own_digest(bundle: Path, content: bytes) -> None:
-    """Raises BundleError if a manifest differs from its digest. Older bundles have no digest."""
     path = bundle / MANIFEST_DIGEST_FILE
     expected = _digest_line(content)
     try:

@@ -115,7 +115,9 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
     try:
         if document.get("normalizer") == _LLAMA_NORMALIZER:
             return _llama_tokenizer(document, config), config.unknown()
-        return _tokenizer_of_file(document), config.unknown()
+        _listed_tokens(document)
+        unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+        return Tokenizer.from_str(json.dumps({**document, **unused})), config.unknown()
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
@@ -138,12 +140,6 @@ def _bpe_document(path: Path) -> dict[str, Any]:
         raise ValueError("expected BPE without dropout, which makes tokens random")
     _check_steps(document)
     return document
-
-
-def _tokenizer_of_file(document: dict[str, Any]) -> Tokenizer:
-    unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-    _listed_tokens(document)
-    return Tokenizer.from_str(json.dumps({**document, **unused}))
 
 
 def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:

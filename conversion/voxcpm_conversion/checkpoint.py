@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.errors import CheckpointError, first_line
+from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.manifest import MODEL_CARD_FILE, Source
 from voxcpm_constants.speech_profile import SPEECH_FILE, SpeechProfile
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, open_tokenizer

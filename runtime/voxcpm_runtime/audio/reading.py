@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import (
     MAX_CHANNELS,
     MAX_RATE,
@@ -22,6 +21,7 @@ from voxcpm_constants.bounds import (
     MAX_RECORDING_SECONDS,
 )
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.audio.pcm import Audio, require_finite

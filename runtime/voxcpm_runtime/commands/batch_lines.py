@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import (
     InputError,
@@ -24,7 +23,7 @@ from voxcpm_constants.errors import (
     os_reason,
     system_errors_as,
 )
-from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.json_files import parsed_json, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text, shown
 from voxcpm_runtime.audio.files import FORMATS, audio_file

@@ -16,9 +16,9 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
-from voxcpm_constants.bounded_files import bounded, read_bounded
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.json_files import bounded, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine

@@ -10,11 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, lock_folder
-from voxcpm_constants.json_files import parsed_json, read_json
+from voxcpm_constants.json_files import parsed_json, read_bounded, read_json
 from voxcpm_runtime.argument_types import file_argument
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed

@@ -18,9 +18,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
+from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.argument_types import (
     file_argument,
