@@ -70,16 +70,10 @@ class VoxCPM(UpstreamNames):
     @classmethod
     @system_errors_as(BundleError)
     def from_bundle(
-        cls,
-        path: str | Path | Bundle | None = None,
-        precision: str | None = None,
-        backend: Backend = "auto",
-        threads: int | None = None,
-        verify: bool = False,
-        compute_units: ComputeUnits = AUTO,
-        device: str = CPU_DEVICE,
-        on_first_use: Callable[[str], object] = lambda _: None,
-    ) -> Self:
+        cls, path: str | Path | Bundle | None = None, precision: str | None = None, backend: Backend = "auto",
+        threads: int | None = None, verify: bool = False, compute_units: ComputeUnits = AUTO,
+        device: str = CPU_DEVICE, on_first_use: Callable[[str], object] = lambda _: None,
+    ) -> Self:  # fmt: skip
         """Open a bundle and load its step models.
 
         path: a bundle's folder, a hub id (`organisation/name`), an open bundle, or None for the built-in voice.
@@ -261,15 +255,10 @@ class VoxCPM(UpstreamNames):
         return chunked(self._stream(plan, plan.segments), *chunking)
 
     def session(
-        self,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *,
-        buffer_seconds: float = BUFFER_SECONDS,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-        **given: Unpack[Keywords],
-    ) -> Session:
+        self, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *, buffer_seconds: float = BUFFER_SECONDS,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext, **given: Unpack[Keywords],
+    ) -> Session:  # fmt: skip
         """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
 
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
@@ -293,15 +282,10 @@ class VoxCPM(UpstreamNames):
 
     @system_errors_as(InputError)
     def create_voice(
-        self,
-        audio: AudioSource | None = None,
-        transcript: str | None = None,
-        *,
-        name: str,
-        reference: AudioSource | None = None,
-        trim_silence_vad: bool = False,
+        self, audio: AudioSource | None = None, transcript: str | None = None, *, name: str,
+        reference: AudioSource | None = None, trim_silence_vad: bool = False,
         provenance: Mapping[str, str] | None = None,
-    ) -> Voice:
+    ) -> Voice:  # fmt: skip
         """Make a voice, to save (`Voice.save`) and to give as `voice` instead of recordings.
 
         audio: with a transcript, a prompt to continue; without one, a reference (VoxCPM2). reference: in addition to a

@@ -43,14 +43,6 @@ def test_speech_has_whole_patches_and_the_output_rate(tts, architecture):
 
 
 @pytest.mark.usefixtures("chatty")
-def test_the_same_seed_is_the_same_speech_and_another_is_another(tts):
-    first, again, other = (tts.generate(TEXT, seed=seed) for seed in (7, 7, 8))
-
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-@pytest.mark.usefixtures("chatty")
 def test_a_seed_is_numpys_generator_and_noise_may_come_from_the_caller(tts):
     speech = tts.speak(TEXT, rng=np.random.default_rng(7))
 
@@ -250,7 +242,7 @@ def heard(tts, timeout=None, **given):
         (lambda tts: heard(tts, buffer_seconds=10**400), "buffer_seconds must be a number from one sample"),
         (lambda tts: tts.batch([5]), "utterance 1: an utterance must be a text or a mapping .*, got 5"),
         (lambda tts: list(tts.speak_each("hi.")), "utterances must be a list of texts, .*, got 'hi.'"),
-        (lambda tts: tts.batch([{"seed": 5}]), "utterance 1: the text is no text but NoneType"),
+        (lambda tts: tts.batch([{"seed": 5}]), "utterance 1: the text must be a str, got NoneType"),
         (lambda tts: tts.generate("hi.", cancel=5), "cancel must be a CancelToken, got 5"),
         (
             lambda tts: tts.generate("hi.", voice=5),
@@ -261,7 +253,7 @@ def heard(tts, timeout=None, **given):
             lambda tts: tts.generate("hi.", seed=10**5000),
             "seed must be a whole number .*, got a whole number of",
         ),
-        (lambda tts: tts.generate(None), "the text is no text but NoneType; expected a str"),
+        (lambda tts: tts.generate(None), "the text must be a str, got NoneType"),
         (
             lambda tts: tts.create_voice(
                 (np.linspace(-0.5, 0.5, 90), 1000), "a", name="a", provenance={5: 5}

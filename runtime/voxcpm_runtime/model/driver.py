@@ -147,25 +147,14 @@ class Driver:
             rest, embeddings = sequence.after(shared), prefix.prompt_embeddings
         hidden, residual_hidden, stop_logits = self._run(rest, embeddings, states, shared)
         return Prefilled(
-            base_state=states[BASE_LM_STEP],
-            residual_state=states[RESIDUAL_LM_STEP],
-            position=len(sequence),
-            hidden=hidden,
-            residual_hidden=residual_hidden,
-            stop_logits=stop_logits,
-            last_patch=sequence.last_patch,
-        )
+            states[BASE_LM_STEP], states[RESIDUAL_LM_STEP], len(sequence), hidden=hidden,
+            residual_hidden=residual_hidden, stop_logits=stop_logits, last_patch=sequence.last_patch,
+        )  # fmt: skip
 
     def generate_patches(
-        self,
-        prefilled: Prefilled,
-        options: GenerationOptions,
-        rng: NoiseSource,
-        limit: int,
-        *,
-        teacher: Items[Latents] | None = None,
-        ahead: bool = False,
-    ) -> Generator[Patch, None, None]:
+        self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource, limit: int, *,
+        teacher: Items[Latents] | None = None, ahead: bool = False,
+    ) -> Generator[Patch, None, None]:  # fmt: skip
         """Generate at most `limit` patches; the one at which the stop head ends the speech is the last.
 
         The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) fed
@@ -178,8 +167,10 @@ class Driver:
         count = limit if teacher is None else min(limit, len(teacher))
         if not count:
             return
-        hiddens, stop_logits = (prefilled.hidden, prefilled.residual_hidden), prefilled.stop_logits
-        predicted = self._predict(*hiddens, prefilled.last_patch, options, rng)
+        stop_logits = prefilled.stop_logits
+        predicted = self._predict(
+            prefilled.hidden, prefilled.residual_hidden, prefilled.last_patch, options, rng
+        )
         given = (prefilled, predicted, options, rng, count, teacher)
         if self.next_patch is not None and self._solves_at_once(options):
             following = self._by_one_call(self.next_patch, *given, ahead=ahead)
@@ -259,17 +250,9 @@ class Driver:
         )
 
     def _by_one_call(
-        self,
-        next_patch: NextPatch,
-        prefilled: Prefilled,
-        first: Latents,
-        options: GenerationOptions,
-        rng: NoiseSource,
-        count: int,
-        teacher: Items[Latents] | None,
-        *,
-        ahead: bool,
-    ) -> Generator[tuple[Latents, Floats], None, None]:
+        self, next_patch: NextPatch, prefilled: Prefilled, first: Latents, options: GenerationOptions,
+        rng: NoiseSource, count: int, teacher: Items[Latents] | None, *, ahead: bool,
+    ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
         """The same as `_by_steps`, by one call per patch.
 
         ahead: begin each before the one before it is computed, so that a GPU computes while Python processes a patch;
@@ -302,14 +285,9 @@ class Driver:
             del pending, begun
 
     def _by_steps(
-        self,
-        prefilled: Prefilled,
-        last: Latents,
-        options: GenerationOptions,
-        rng: NoiseSource,
-        count: int,
+        self, prefilled: Prefilled, last: Latents, options: GenerationOptions, rng: NoiseSource, count: int,
         teacher: Items[Latents] | None,
-    ) -> Generator[tuple[Latents, Floats], None, None]:
+    ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
         """All of `count` patches but the first, `last`, each with the stop logits of the patch before it."""
         for index in range(count - 1):
             if teacher is not None:

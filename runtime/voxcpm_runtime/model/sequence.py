@@ -60,13 +60,9 @@ class Sequence:
 
 
 def build_sequence(
-    text_tokens: list[int],
-    patch_shape: tuple[int, int],
-    *,
-    prompt: Latents | None = None,
-    reference: Latents | None = None,
-    starts_audio: bool = True,
-) -> Sequence:
+    text_tokens: list[int], patch_shape: tuple[int, int], *, prompt: Latents | None = None,
+    reference: Latents | None = None, starts_audio: bool = True,
+) -> Sequence:  # fmt: skip
     """The sequence of one generation.
 
     patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim). starts_audio:

@@ -44,15 +44,10 @@ class Session:
     """
 
     def __init__(
-        self,
-        narrate: Narrate,
-        sample_rate: int,
-        *,
-        split: Callable[[str], list[Segment]] = one_segment,
-        seed: bytes = b"",
-        buffer_seconds: float = BUFFER_SECONDS,
+        self, narrate: Narrate, sample_rate: int, *, split: Callable[[str], list[Segment]] = one_segment,
+        seed: bytes = b"", buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sample_rate = sample_rate
         if not 1 / sample_rate <= real_number(buffer_seconds) <= MAX_BUFFER_SECONDS:
             raise wrong_type(

@@ -65,14 +65,9 @@ class ThreadedSpeech:
     """
 
     def __init__(
-        self,
-        narrate: Narrate,
-        sample_rate: int,
-        capacity: int,
-        split: Callable[[str], list[Segment]],
-        turn: Callable[[], AbstractContextManager[object]],
-        chain: bytes,
-    ) -> None:
+        self, narrate: Narrate, sample_rate: int, capacity: int, split: Callable[[str], list[Segment]],
+        turn: Callable[[], AbstractContextManager[object]], chain: bytes,
+    ) -> None:  # fmt: skip
         self._narrate, self._split, self._turn, self._chain = narrate, split, turn, chain
         self._sample_rate, self._capacity = sample_rate, capacity
         self._cancel = CancelToken()

@@ -38,13 +38,9 @@ DEFAULT_CHUNK_PATCHES = 5
 
 
 def stream(
-    plan: Plan,
-    segments: Iterable[PlannedSegment | None],
-    driver: Driver,
-    voice: Voice | None,
-    prefix: Callable[[Voice], Prefix],
-    whole: Gathered | None = None,
-) -> Iterator[Piece]:
+    plan: Plan, segments: Iterable[PlannedSegment | None], driver: Driver, voice: Voice | None,
+    prefix: Callable[[Voice], Prefix], whole: Gathered | None = None,
+) -> Iterator[Piece]:  # fmt: skip
     """The pieces of the segments while they are spoken, with pauses between paragraphs.
 
     voice: the plan's, encoded; without one, the first segments are the voice of the others. prefix: computes the

@@ -42,10 +42,8 @@ _MORE_THAN_MIN_LEN = 3
 # Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another.
 _PACES = (0.8, 1.5)
 _CATEGORIES: dict[Reason, type[UserWarning]] = {
-    "long": TooLongWarning,
-    "short": TooShortWarning,
-    "cut": UserWarning,
-}
+    "long": TooLongWarning, "short": TooShortWarning, "cut": UserWarning,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,14 +104,9 @@ class Utterance:
 
 
 def utterance(
-    plan: Plan,
-    index: int,
-    segment: PlannedSegment,
-    voice: Voice | None,
-    *,
-    prompt_letters: int = 0,
+    plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None, *, prompt_letters: int = 0,
     left: int | None = None,
-) -> Utterance:
+) -> Utterance:  # fmt: skip
     """The segment of that index in a voice. Raises InputError if the voice leaves too little room for it.
 
     prompt_letters: letters that are spoken in the voice's prompt; 0 if its pace is unknown. left: patches that the
@@ -121,11 +114,9 @@ def utterance(
     """
     a = plan.bundle.architecture
     sequence = build_sequence(
-        segment.tokens,
-        (a.patch_size, a.feat_dim),
-        prompt=voice.prompt if voice else None,
-        reference=voice.reference if voice else None,
-    )
+        segment.tokens, (a.patch_size, a.feat_dim),
+        prompt=voice.prompt if voice else None, reference=voice.reference if voice else None,
+    )  # fmt: skip
     fitting = plan.limit(segment, voice)
     length = _length(plan, segment, voice, sequence, prompt_letters)
     # A maximum that the caller gives for a single segment is intended, and without judging, nothing is hopeless.
@@ -184,12 +175,9 @@ def voice_of_speech(bundle: Bundle, text: str, latents: Latents) -> Voice:
     """Speech as a voice to continue. text: what was said; latents: its patches (patches, frames, latent_dim)."""
     a = bundle.architecture
     header = VoiceHeader(
-        name="",
-        generation=a.generation,
-        latent_space=latent_space(a),
-        sample_rate=a.input_sample_rate,
+        name="", generation=a.generation, latent_space=latent_space(a), sample_rate=a.input_sample_rate,
         turns=(Turn(text=text, patches=len(latents)),),
-    )
+    )  # fmt: skip
     return Voice(header, prompt=np.asarray(latents, np.float32))
 
 

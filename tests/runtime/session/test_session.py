@@ -13,6 +13,7 @@ import pytest
 from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import Session
+from voxcpm_runtime.session.text_queue import TextQueue
 from waiting import until
 
 
@@ -93,6 +94,21 @@ def test_half_a_surrogate_pair_is_refused_and_the_text_around_it_is_spoken(fragm
         assert {chunk.text for chunk in session} == {said}
 
 
+def test_text_of_any_size_is_cut_in_order() -> None:
+    """A fragment after a long text, which is not cut yet, and a flush between them."""
+    queue, said = TextQueue(), []
+    book = "It was a bright cold day in April. " * 400
+    for text in (book, "So it is. ", book, "The end"):
+        queue.push(text)
+        queue.flush()
+    while (taken := queue.take()) is not None:
+        said.append(taken) if isinstance(taken, str) else queue.put(taken())
+
+    assert "".join(said) == f"{book}So it is. {book}The end"
+    assert len(said) == 802
+    assert (queue.characters, bool(queue)) == (0, False)
+
+
 def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
     speaker = Speaker()
     with Session(speaker, RATE, buffer_seconds=0.1) as session:  # 5 patches
@@ -133,7 +149,8 @@ def test_what_has_nothing_to_say_is_skipped(text: str) -> None:
         assert list(session) == []
         session.push_text("Hello. ***\n\nBye.")
         session.flush()
-        assert sorted({chunk.sentence for chunk in session}) == [0, 1]
+        spoken = list(dict.fromkeys((chunk.sentence, chunk.text) for chunk in session))
+        assert spoken == [(0, f"{text}Hello. "), (1, "***\n\nBye.")]
     assert [segment.text for segment in speaker.segments] == ["Hello.", "Bye."]
 
 

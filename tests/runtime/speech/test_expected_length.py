@@ -186,14 +186,6 @@ def slow_voice(tts, transcript: str, patches: int) -> Voice:
     return voice
 
 
-def test_a_word_may_be_said_slowly() -> None:
-    length = expected_length(
-        SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1), 3, 0.1
-    )
-    # 0.3 s are expected; 1.4 times that would be 0.42 s.
-    assert [length.reason(patches, stopped=True) for patches in (1, 2, 10, 11)] == ["short", "", "", "long"]
-
-
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
     lengths(4, 4)

@@ -125,20 +125,6 @@ def test_marks_go_with_their_neighbours() -> None:
     assert spoken("One" + "." * 50, 10, len)[0].startswith("One")
 
 
-def test_a_paragraph_of_very_many_sentences_is_read_in_parts():
-    taken = []
-    text = "One two three four five. " * 4000
-
-    found = each_segment(text, lambda part: taken.append(part) or len(part), 60)
-    assert next(found).text == "One two three four five. One two three four five."
-
-    assert sum(map(len, taken)) < len(text) / 3
-    whole = ["One two three four five. One two three four five.", *(part.text for part in found)]
-    assert max(map(len, whole)) <= 60
-    assert "".join(whole).replace(" ", "") == text.replace(" ", "")
-    assert len(set(whole)) <= 2
-
-
 @pytest.mark.parametrize("unit", ["a", "a. ", "a, ", '"', "\n", "好", "\u0301", "« "])
 def test_the_time_to_cut_a_text_grows_with_its_length(unit):
     """With its square, eight times the text would take 64 times as long."""

@@ -7,7 +7,6 @@ Readings of English are in `tests/runtime/english/data/english_readings.tsv`.
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -37,16 +36,6 @@ def test_what_upstream_would_not_say_so(text, said):
 @pytest.mark.parametrize("text", ["👨‍👩‍👧‍👦 🏃‍♂️", "🏴󠁧󠁢󠁥󠁮󠁧󠁿🇺🇸❤️‍🔥", "<br>", "```5 你好```"])
 def test_of_what_has_no_words_nothing_is_left(text):
     assert normalized(text) == ""
-
-
-def test_threads_may_share_it():
-    normalization._chinese_tools.cache_clear()
-    texts = ["At 5:30 pm, 50%.", "下午5:30，50%"] * 20
-
-    with ThreadPoolExecutor(4) as pool:
-        said = set(pool.map(normalized, texts))
-
-    assert said == {"At five thirty PM, fifty percent.", "下午五点三十分，百分之五十"}
 
 
 @pytest.mark.parametrize("module", ["kaldifst", "regex"])
