@@ -89,6 +89,24 @@ def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
     ]
 
 
+def test_text_that_is_pushed_while_a_turn_is_left_is_spoken() -> None:
+    more = [" or four. Fi"]
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        yield
+        if more:
+            session.push_text(more.pop())
+
+    with Session(Speaker(), RATE, turn=turn) as session:
+        session.push_text("One and two. Three")
+        until(lambda: not more and speaking_threads() == 0)
+        texts = []
+        while (chunk := session.next_audio_chunk(0.2)) is not None:
+            texts.append(chunk.text)
+    assert list(dict.fromkeys(texts)) == ["One and two. ", "Three or four. "]
+
+
 def test_a_turn_is_left_after_an_error_and_after_a_cancellation() -> None:
     held: list[bool] = []
 
