@@ -90,20 +90,20 @@ def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
 
 
 def test_text_that_is_pushed_while_a_turn_is_left_is_spoken() -> None:
-    more = [" or four. Fi"]
+    more, heard_all = [" or four. Fi"], threading.Event()
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
         yield
         if more:
+            assert heard_all.wait(10)
             session.push_text(more.pop())
 
     with Session(Speaker(), RATE, turn=turn) as session:
         session.push_text("One and two. Three")
-        until(lambda: not more and speaking_threads() == 0)
-        texts = []
-        while (chunk := session.next_audio_chunk(0.2)) is not None:
-            texts.append(chunk.text)
+        texts = [session.next_audio_chunk(10).text for _ in range(6)]
+        heard_all.set()
+        texts += [session.next_audio_chunk(10).text for _ in range(7)]
     assert list(dict.fromkeys(texts)) == ["One and two. ", "Three or four. "]
 
 

@@ -193,6 +193,11 @@ def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio)
 
     assert voice.transcript == "so it is turn 3. turn 4. "
     np.testing.assert_array_equal(voice.prompt, np.concatenate([recorded, turns[3], turns[4]]))
+    # All turns make room for a long one.
+    assert (
+        voice.extended("long. ", np.zeros((7, 2, 4), np.float32), window_patches=11).transcript
+        == "so it is long. "
+    )
     # A turn that does not fit even then changes nothing.
     assert voice.extended("long. ", np.zeros((20, 2, 4), np.float32), window_patches=11) == voice
 
