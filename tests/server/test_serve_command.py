@@ -145,6 +145,7 @@ def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started
         with pytest.raises(ConnectionClosed) as closed:
             silent.recv(timeout=20)
         assert closed.value.rcvd.code == 1012
+        assert _is_refused(url)
         # What has begun takes the rest of its text.
         speaking.send(json.dumps({"type": "text", "text": " Seven eight nine."}))
         speaking.send(json.dumps({"type": "end"}))

@@ -142,6 +142,7 @@ def test_aliases_are_names_of_stored_voices(
     assert said("narrator").content == said("default").content
     assert said("alloy").content != said("echo").content
     assert said("lost").status_code == 404
+    assert upload(running.url, recording, name="narrator").status_code == 409
 
 
 def test_openais_names_are_thirteen_different_built_in_voices(serve: Callable[..., Any], tts: Any) -> None:

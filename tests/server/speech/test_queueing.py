@@ -283,6 +283,8 @@ def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered
         assert int(refused.headers["retry-after"]) >= 1
         assert httpx2.get(f"{running.url}/healthz").status_code == 200
         assert httpx2.get(f"{running.url}/metrics").status_code == 200
+    voices = f"{running.url}/v1/audio/voices"
+    until(lambda: httpx2.get(voices).json()["error"]["code"] == "model_unavailable")
 
 
 def test_a_full_queue_refuses_a_request_before_its_body_is_read(
