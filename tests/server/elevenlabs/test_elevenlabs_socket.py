@@ -158,6 +158,8 @@ def test_an_agent_may_be_interrupted_again_and_again(server: Any) -> None:
         sends(connection, {"text": "Hello.", "context_id": "last"})
         messages = received(connection)
         assert messages[-1]["contextId"] == "0"
+        # Whole, it would be more than a minute.
+        assert len(audio_of(messages, "0")) < 40 * 2 * 24_000
         assert not [message for message in messages if "error" in message]
         # It takes text: it is not one of those.
         sends(connection, {"text": 5, "context_id": "last"})
