@@ -113,13 +113,14 @@ def test_prose_scores_find_what_is_long_cut_and_repeated() -> None:
 
 
 def test_narration_scores_follow_pace_level_and_voice_through_the_minutes() -> None:
-    """Six segments of 10 s a minute, each minute with fewer words and quieter; the last one in another voice."""
+    """Six segments of 9 s with pauses a minute, each minute with fewer words and quieter; the last in another voice."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     segments = [
         heard(
             said := " ".join(words[minute:]),
             said,
-            10.0,
+            9.0,
+            pause=1.0,
             level=-20.0 - minute,
             embedding=(0.6, 0.8) if minute == 2 else (1.0, 0.0),
         )
