@@ -82,6 +82,10 @@ def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owner}))
     assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny).shapes()
     assert torch.equal(Checkpoint.open(copy).tensor(names[1]), weights[names[1]])
+    elsewhere = {name: f"../{copy.name}/{file}" for name, file in owner.items()}
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": elsewhere}))
+    one_line_error(copy, f"../{copy.name}/{owner[names[0]]}")
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owner}))
     (copy / owner[names[0]]).unlink()
     one_line_error(copy, owner[names[0]])
 

@@ -57,6 +57,7 @@ def test_a_hub_finds_licence_task_library_and_base_model() -> None:
         "tags": ["coreml", "voxcpm", "fp16", "int8"],
     }
     assert "license" not in front_matter(model_card(manifest("1.5")))
+    assert "base_model" not in front_matter(model_card(manifest("1.5", checkpoint="a-folder")))
 
 
 def test_the_facts_are_those_of_the_manifest() -> None:
