@@ -47,6 +47,7 @@ def test_every_ending_is_written_and_read_back(tmp_path, ending):
 
     write_audio(path, sine(rate), rate)
 
+    assert soundfile.info(path).samplerate >= rate
     back = read_audio(path, rate)
     assert abs(len(back) / rate - 0.5) < 0.1
     middle = back[len(back) // 4 : -len(back) // 4]
