@@ -50,13 +50,8 @@ class CompiledPackage:
         compiler: str | None = None,
         suffix: str = COMPILED,
     ) -> None:
-        self._package, self._digest, self._compile, self._suffix = (
-            package,
-            digest[:DIGITS],
-            compile_with,
-            suffix,
-        )
-        system = macos()
+        self._package, self._compile, self._suffix = package, compile_with, suffix
+        self._digest, system = digest[:DIGITS], macos()
         self._name = f"{self._digest}-{compiler or (system.build if system else '')}"
         self._own: Path | None = None
 

@@ -91,27 +91,6 @@ def test_other_bundles_run_on_core_ml_on_a_mac(
 
 
 @pytest.mark.usefixtures("with_core_ai")
-@pytest.mark.parametrize(
-    ("target", "asked", "message"),
-    [
-        ("macOS27", "portable", "backend portable runs bundles for macos14 or macos15, and this one is for macos27"),
-        ("macOS15", "coreai", "backend coreai runs bundles for macos27, and this one is for macos15"),
-    ],
-)  # fmt: skip
-def test_a_bundle_of_another_target_is_refused(
-    machine: Callable[[str], None],
-    bundle_of: Callable[[str], Bundle],
-    target: str,
-    asked: str,
-    message: str,
-) -> None:
-    machine("on_macos_27")
-
-    with pytest.raises(InputError, match=message):
-        choose_backend(asked, bundle_of(target))
-
-
-@pytest.mark.usefixtures("with_core_ai")
 def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[str], Bundle]) -> None:
     """Threads are a hint for ONNX Runtime, which Core ML does not take either."""
     bundle = bundle_of("macOS27")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from voxcpm_runtime.backends.gpu.device import Device
-from voxcpm_runtime.backends.gpu.worker import DeviceWorker
+from voxcpm_runtime.backends.gpu.device import Device, DeviceWorker
 from voxcpm_runtime.backends.portable.lowered import Interface, graph_dtype
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.storage.process_memory import mapped_zeros
@@ -77,7 +76,7 @@ class BufferPool:
 
     def _take(self) -> Buffers:
         """Buffers of zeros. Runs on the worker's thread."""
-        # The oldest: their calls are captured, those of the latest perhaps no more (`calls.MAX_GRAPHS`).
+        # The oldest: their calls are captured, those of the latest perhaps no more (`step_model.MAX_GRAPHS`).
         buffers = min(self._free, key=lambda free: free.number, default=None)
         if buffers is None:
             self._made += 1

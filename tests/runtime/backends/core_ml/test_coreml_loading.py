@@ -236,15 +236,11 @@ def test_every_function_is_loaded_when_the_bundle_is_opened(
         load(BASE_LM_STEP, tiny_bundle_15)
 
 
-def test_a_shipped_compiled_package_is_used(load: Load, core_ml: StandIn, shipping_bundle: Path) -> None:
-    load(folder=shipping_bundle)
-
-    assert len(core_ml.events("compile")) == 1  # the conversion's
-
-
-def test_the_package_is_used_where_the_shipped_form_cannot_be_loaded(
+def test_a_shipped_compiled_package_is_used_unless_it_cannot_be_loaded(
     load: Load, core_ml: StandIn, shipping_bundle: Path
 ) -> None:
+    load(folder=shipping_bundle)
+    assert len(core_ml.events("compile")) == 1  # the conversion's
     (shipping_bundle / "fp16" / f"{LOCDIT_STEP}.mlmodelc" / "coremldata.bin").unlink()
 
     load(folder=shipping_bundle)

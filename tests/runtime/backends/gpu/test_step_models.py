@@ -13,10 +13,10 @@ import pytest
 
 from voxcpm_constants.errors import DeviceError
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
-from voxcpm_runtime.backends.gpu import calls as device_calls
-from voxcpm_runtime.backends.gpu.calls import GRAPH_ID
+from voxcpm_runtime.backends.gpu import step_model as device_calls
 from voxcpm_runtime.backends.gpu.device import Device
 from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
+from voxcpm_runtime.backends.gpu.step_model import GRAPH_ID
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable.lowering import lower
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
