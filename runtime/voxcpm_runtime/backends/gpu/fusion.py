@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto
 
-from voxcpm_runtime.backends.gpu.attention import attention
-from voxcpm_runtime.backends.gpu.rotary import rotated
+from voxcpm_runtime.backends.gpu.attention import attention, rotated
 from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, View, attribute, is_product, permutation
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
 from voxcpm_runtime.backends.portable.lowering import Shapes
