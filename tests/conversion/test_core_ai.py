@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor, nn
 
 from core_ai_agreement import beside_torch
@@ -31,12 +30,9 @@ from voxcpm_constants.step_models import (
 from voxcpm_constants.targets import CORE_AI, package_form
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.cli import progress_console
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ai import packages
-from voxcpm_conversion.core_ai.modules import PhasesConvolution, use_phases
-from voxcpm_conversion.core_ai.toolchain import quiet
-from voxcpm_conversion.modules.audio_vae import CausalConvTranspose1d, Contexts
+from voxcpm_conversion.core_ai.modules import use_phases
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.commands import cli
@@ -137,27 +133,6 @@ def test_without_the_converter_one_line_says_what_to_install(
             Checkpoint.open(tiny_checkpoint), tmp_path / "b", precisions=["fp32"], sizes=TINY, target=CORE_AI
         )
     assert not list(tmp_path.iterdir())
-
-
-def test_the_commands_progress_is_seen_while_the_converter_is_silent(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    console = progress_console()
-    with quiet():
-        print("the converter's", file=sys.stderr)  # noqa: T201 - what is silenced
-        console.print("base_lm_step export")
-    assert capsys.readouterr().err == "base_lm_step export\n"
-
-
-@pytest.mark.parametrize("stride", [2, 3, 7])
-def test_a_convolution_of_phases_is_the_transposed_one(stride: int) -> None:
-    torch.manual_seed(0)
-    transposed, context = CausalConvTranspose1d(6, 4, stride), torch.randn(1, 6, 1)
-    x = torch.randn(1, 6, 5)
-    before, after = Contexts((context,)), Contexts((context,))
-
-    torch.testing.assert_close(PhasesConvolution(transposed)(x, after), transposed(x, before))
-    torch.testing.assert_close(after.after, before.after)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml import packages
-from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -116,28 +114,6 @@ def test_names_that_cannot_be_written(capsys, tiny_checkpoint, tmp_path, monkeyp
 
 def stop(*_):
     raise KeyboardInterrupt
-
-
-def test_a_package_that_cannot_be_read_again_is_one_line():
-    """coremltools (9.0) goes on without the place of its weights when the system refuses to open it."""
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        compress(SimpleNamespace(weights_dir=None), "locdit_step", "int8")
-
-
-def test_a_package_with_a_list_that_was_only_begun_is_not_taken(tmp_path):
-    """coremltools (9.0) goes on when the system refuses to write it, and would leave it in the bundle."""
-    whole, begun = tmp_path / "whole.mlpackage", tmp_path / "begun.mlpackage"
-    for package in (whole, begun):
-        (package / "Data").mkdir(parents=True)
-        (package / "Manifest.json").write_text("{}")
-    (begun / "Manifest.a163eed5-7538-4177-a2dd-95e2fd613b86").touch()
-
-    packages._join({"main": whole}, tmp_path / "a.mlpackage")
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        packages._join({"main": begun}, tmp_path / "b.mlpackage")
-
-    assert (tmp_path / "a.mlpackage" / "Manifest.json").exists()
-    assert not (tmp_path / "b.mlpackage").exists()
 
 
 def test_without_max_length_it_is_what_the_checkpoint_allows(checkpoint, tmp_path, monkeypatch):
