@@ -103,18 +103,6 @@ def test_a_speech_too_long_for_its_text_is_tried_again_with_the_next_seeds(tts):
     np.testing.assert_array_equal(long.latents, tts.speak("hi", seed=7, retry_badcase=False).latents)
 
 
-def test_the_seed_told_is_the_one_that_succeeded(tts, network):
-    """The stop head ends the speech only at the second attempt."""
-    bias, asked = np.array([1e3, 0], np.float32), []
-    network.stop_logits = lambda hidden: (
-        asked.append(1) or np.broadcast_to(bias * (1 if len(asked) < 40 else -1), (*hidden.shape[:-1], 2))
-    )
-
-    speech = tts.speak("hi", seed=5)
-
-    assert (speech.attempts, speech.seed, speech.stopped, speech.too_long) == (2, 6, True, False)
-
-
 def test_a_streamed_speech_too_long_for_its_text_is_warned_of_when_it_becomes_so(tts):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -197,14 +185,6 @@ def test_the_shortest_speech_may_fill_the_cache(tts):
     assert len(tts.speak("hi", seed=1, min_len=42).latents) == 44
     with pytest.raises(InputError, match="at least 45: 49 needed, but the KV cache has 48"):
         tts.speak("hi", seed=1, min_len=43)
-
-
-def test_a_speech_that_the_cache_cuts_off_is_warned_of(tts):
-    with pytest.warns(UserWarning, match="cut off after 34 patches: the KV cache is full"):
-        speech = tts.speak(TEXT, seed=1, retry_badcase=False)
-
-    assert len(speech.latents) == 48 - 14
-    assert not speech.stopped
 
 
 @pytest.mark.usefixtures("chatty")

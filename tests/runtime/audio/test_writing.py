@@ -6,7 +6,7 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import FORMATS, check_output_path, write_audio, write_audio_file
-from voxcpm_runtime.audio.pcm import faded_in, faded_out, pcm16
+from voxcpm_runtime.audio.pcm import faded_in, faded_out
 from voxcpm_runtime.audio.reading import read_audio
 
 RATE = 16000
@@ -15,14 +15,6 @@ FADE = 80  # 5 ms
 
 def sine(rate, seconds=0.5, hertz=440.0):
     return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
-
-
-def test_sixteen_bit_samples_are_rounded_and_clipped():
-    # 0.5 * 32767 = 16383.5 goes to the even neighbour.
-    samples = pcm16(np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5, 1e-5, 2e-5], np.float32))
-
-    assert samples.dtype == np.int16
-    assert samples.tolist() == [0, 32767, -32767, 32767, -32767, 16384, 0, 1]
 
 
 def test_wav_is_sixteen_bit_and_clipped(tmp_path):

@@ -113,19 +113,6 @@ def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folde
         assert message in line
 
 
-def test_a_file_that_cannot_be_written_is_a_bad_line_before_anything_is_loaded(batch, folder, loads):
-    (folder / "out" / "here.wav").mkdir(parents=True)
-    (folder / "out" / "file").touch()
-
-    code, _, err = batch(
-        [{"text": "a", "output": "here.wav"}, {"text": "a", "output": "file/x.wav"}], "--overwrite"
-    )
-
-    assert (code, loads) == (1, [])
-    assert "line 1: out/here.wav: cannot be written (it is a folder)" in err
-    assert "line 2: out/file: the folder cannot be created" in err
-
-
 def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, folder, loads):
     for lines, message in (
         ([{"text": "a", "output": "x.wav"}, {"text": "b", "output": "./x.wav"}], "lines 1 and 2"),

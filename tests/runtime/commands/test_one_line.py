@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -10,7 +9,6 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from voxcpm_constants.file_locks import lock_folder
-from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_constants.manifest import Manifest, record_file
 from voxcpm_runtime.commands import cli, shared_arguments
 
@@ -164,17 +162,3 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_work(capsys, f
 
     assert message in one_line(capsys, "listen", "--saved", "in.json", "--report", report)
     assert (folder / "in.json").read_bytes() == b""
-
-
-def test_json_has_bounds(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text("[" * 100 + "]" * 100)
-    assert read_json(path)
-    for text in (DEEP, '{"a":' * 999 + "1" + "}" * 999):
-        with pytest.raises(ValueError, match="recursion limit"):
-            parsed_json(text)
-    with pytest.raises(ValueError, match="more than 1e-06 MB"):
-        read_json(path, 1)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="not a regular file"):
-        read_json(tmp_path / "pipe")

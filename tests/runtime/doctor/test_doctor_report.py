@@ -10,7 +10,7 @@ import pytest
 from voxcpm_constants.macos import MacOS
 from voxcpm_runtime.backends.core_ml import compute_units as saved
 from voxcpm_runtime.doctor.report import Report, known_crash
-from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
+from voxcpm_runtime.doctor.trials import Endurance, Trial
 from voxcpm_runtime.doctor.worker import correlation
 
 
@@ -30,20 +30,6 @@ def test_correlation_depends_on_angle_scale_and_offset():
 
 def trial(name, unit, seconds, outcome="correct"):
     return Trial(step_model=name, unit=unit, outcome=outcome, call_seconds=seconds)
-
-
-def test_the_fastest_correct_unit_is_chosen_and_the_portable_backend_only_in_need():
-    found = [
-        trial("a", "cpu", 3.0),
-        trial("a", "all", 2.0),
-        trial("a", "cpu_and_ne", 1.0, "wrong"),
-        trial("a", "portable", 0.5),
-        trial("b", "cpu", None, "crashed"),
-        trial("b", "portable", 0.5),
-        trial("c", "cpu", None, "hung"),
-    ]
-
-    assert {name: t.unit for name, t in fastest_correct(found).items()} == {"a": "all", "b": "portable"}
 
 
 def report(*found, **more):

@@ -13,7 +13,6 @@ import pytest
 from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import Session
-from voxcpm_runtime.session.text_queue import TextQueue
 from waiting import until
 
 
@@ -92,21 +91,6 @@ def test_half_a_surrogate_pair_is_refused_and_the_text_around_it_is_spoken(fragm
         session.flush()
         said = "Hello athere." if fragments[0][0] == "a" else "Hello there."
         assert {chunk.text for chunk in session} == {said}
-
-
-def test_text_of_any_size_is_cut_in_order() -> None:
-    """A fragment after a long text, which is not cut yet, and a flush between them."""
-    queue, said = TextQueue(), []
-    book = "It was a bright cold day in April. " * 400
-    for text in (book, "So it is. ", book, "The end"):
-        queue.push(text)
-        queue.flush()
-    while (taken := queue.take()) is not None:
-        said.append(taken) if isinstance(taken, str) else queue.put(taken())
-
-    assert "".join(said) == f"{book}So it is. {book}The end"
-    assert len(said) == 802
-    assert (queue.characters, bool(queue)) == (0, False)
 
 
 def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
@@ -198,14 +182,6 @@ def test_what_is_no_text_and_a_buffer_without_room_are_refused() -> None:
     for seconds in (0, float("nan"), 1e9, "10"):
         with pytest.raises(InputError, match="buffer_seconds must be a number from one sample to 3600 s"):
             Session(Speaker(), RATE, buffer_seconds=seconds)
-
-
-def test_what_had_nothing_to_say_is_told_with_the_sentence_after_it() -> None:
-    with Session(Speaker(), RATE) as session:
-        session.push_text(TEXT)
-        session.flush()
-        texts = dict.fromkeys(chunk.text for chunk in session)
-    assert "".join(texts) == TEXT
 
 
 def test_a_piece_larger_than_the_buffer_comes_in_parts() -> None:

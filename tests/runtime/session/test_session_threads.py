@@ -49,13 +49,6 @@ def test_cancelling_from_another_thread_wakes_the_reader_and_ends_the_speaker(pu
     assert session.next_audio_chunk() is None
 
 
-def test_leaving_a_session_whose_buffer_is_full_does_not_hang() -> None:
-    with Session(Speaker(), RATE, buffer_seconds=0.02) as session:
-        session.push_text("A sentence that nobody hears.")
-        session.flush()
-        until(lambda: session.buffered_seconds == 0.02)
-
-
 def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
     entered: list[str] = []
     free = threading.Event()
@@ -87,24 +80,6 @@ def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
         (1, "Three and four. "),
         (2, "Five. ... "),
     ]
-
-
-def test_text_that_is_pushed_while_a_turn_is_left_is_spoken() -> None:
-    more, heard_all = [" or four. Fi"], threading.Event()
-
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        yield
-        if more:
-            assert heard_all.wait(10)
-            session.push_text(more.pop())
-
-    with Session(Speaker(), RATE, turn=turn) as session:
-        session.push_text("One and two. Three")
-        texts = [session.next_audio_chunk(10).text for _ in range(6)]
-        heard_all.set()
-        texts += [session.next_audio_chunk(10).text for _ in range(7)]
-    assert list(dict.fromkeys(texts)) == ["One and two. ", "Three or four. "]
 
 
 def test_a_turn_is_left_after_an_error_and_after_a_cancellation() -> None:
@@ -295,22 +270,3 @@ def test_a_forked_process_ends_whatever_the_threads_did_when_it_was_forked() -> 
     ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, timeout=120, check=False)
 
     assert ended.stdout == b"3\n"
-
-
-def test_a_turn_is_left_when_a_session_that_nobody_reads_is_cancelled() -> None:
-    held: list[bool] = []
-
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        held.append(True)
-        yield
-        held.pop()
-
-    session = Session(Speaker(), RATE, buffer_seconds=0.05, turn=turn)
-    session.push_text("This one has far more to say than fits into the buffer. ")
-    session.flush()
-    until(lambda: session.buffered_seconds > 0.02)
-    until(lambda: speaking_threads() == 0)
-    assert held == [True]
-    session.cancel()
-    assert held == []

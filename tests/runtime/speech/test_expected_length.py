@@ -17,7 +17,7 @@ from voxcpm_runtime.speech import plan, utterance
 from voxcpm_runtime.speech.plan import letters_in
 from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.speech.utterance import expected_length, voice_of_speech
+from voxcpm_runtime.speech.utterance import expected_length
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -118,14 +118,6 @@ def test_an_attempt_that_had_to_be_ended_is_not_kept_if_another_one_stopped(tts,
     assert (len(speech.latents), speech.seed, speech.stopped) == (4, 6, True)
 
 
-def test_a_hopeless_attempt_is_ended(tts, lengths) -> None:
-    lengths(1000, 1000, 1000)
-    with pytest.warns(TooLongWarning):
-        speech = tts.speak(TEXT, seed=5)
-
-    assert (len(speech.latents), speech.stopped) == (20, False)
-
-
 def test_a_stream_warns_as_soon_as_it_is_known_and_ends(tts, lengths) -> None:
     for wanted, told_at, category in ((1000, 14, TooLongWarning), (4, 4, TooShortWarning)):
         lengths(wanted)
@@ -199,18 +191,6 @@ def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
     assert normalized.letters == 4
 
 
-@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
-def test_the_letters_of_a_saved_voices_control_are_not_spoken(tts, lengths, tmp_path) -> None:
-    latents = slow_voice(tts, "hello you ", 11).prompt
-    voice = voice_of_speech(tts.bundle, "(4)hello ", latents[:7]).extended("(b)you ", latents[7:])
-    lengths(6)
-
-    speech = tts.speak("it is.", voice=voice.save(tmp_path / "slow.voice"), seed=5)
-
-    # Eight letters in 11 patches of 20 ms, where 20 ms a letter are expected; then four letters at that pace.
-    assert [segment.expected_seconds for segment in speech.segments] == pytest.approx([0.08 * 11 / 8])
-
-
 def test_the_pace_of_a_bad_segment_is_not_expected_of_what_follows(tts, lengths, tmp_path) -> None:
     """The first one is twice as long as expected; at 1.5 times the time, 5 patches for seven letters are too short."""
 
@@ -255,23 +235,8 @@ def clock(monkeypatch) -> None:
     monkeypatch.setattr(Driver, "generate_patches", timed)
 
 
-@pytest.fixture
-def told() -> list[Progress]:
-    return []
-
-
-def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, told, request) -> None:
-    """The kept attempt takes 15 seconds, whatever the others took."""
-    lengths(15, 18, 4)
-    request.getfixturevalue("clock")
-    with pytest.warns(TooLongWarning):
-        tts.speak(TEXT, seed=5, progress=told.append)
-
-    assert [progress.attempt for progress in told[-15:]] == [1] * 15
-    assert told[-1].elapsed_seconds == pytest.approx(15.0, abs=0.1)
-
-
-def test_progress_counts_all_segments_without_discarded_attempts(tts, lengths, told, request) -> None:
+def test_progress_counts_all_segments_without_discarded_attempts(tts, lengths, request) -> None:
+    told: list[Progress] = []
     lengths(14, 8, 8)
     request.getfixturevalue("clock")
 

@@ -117,30 +117,6 @@ def test_a_plan_of_another_bundle_is_refused(tts, bundle_folder):
 BOOK = "the first sentence of all. " + "and so he said, it is far. was it? yes.\n\n" * 400
 
 
-@pytest.mark.usefixtures("stopping")
-def test_of_a_book_the_plan_reads_the_first_segment_and_the_rest_when_its_turn_comes(tts, monkeypatch):
-    read = []
-    read_segment = Plan.read_segment
-    monkeypatch.setattr(Plan, "read_segment", lambda *given: read.append(given[1]) or read_segment(*given))
-
-    planned = tts.plan(BOOK, segment_tokens=16, seed=1, retry_badcase=False)
-    assert len(read) == 1
-    assert not planned.is_read
-
-    chunks = tts.stream_plan(planned, chunk_patches=1)
-    next(chunks)
-    assert len(read) == 1
-    for _ in range(8):
-        next(chunks)
-    assert 1 < len(read) < 5
-    chunks.close()
-
-    assert planned.segments[0].text == "the first"
-    assert len(planned.segments) > 1000
-    assert "".join(s.text for s in planned.segments).replace(" ", "") == "".join(BOOK.split())
-    assert [segment.followed for segment in planned.segments[-2:]] == [True, False]
-
-
 def test_a_letter_that_cannot_be_said_on_the_last_page_is_refused_at_once(tts):
     tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
     tts.bundle.__dict__["tokenizer"] = tokenizer

@@ -92,13 +92,6 @@ def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_of_a_short_text_nothing_is_saved(tts, book):
-    tts.speak("hi", saved_segments=SavedSegments(book, "d", 3, drawn=False), **GIVEN)
-
-    assert not list(book.parent.iterdir())
-
-
-@pytest.mark.usefixtures("stopping")
 def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, monkeypatch):
     """Their speech is finished: a run that found some of them would make the others again."""
     segments = tts.speak(CHAPTER, **GIVEN).segments

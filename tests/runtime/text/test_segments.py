@@ -47,11 +47,6 @@ def test_sentences_are_kept_whole_and_parts_are_of_about_one_length() -> None:
     ]
 
 
-def test_only_the_last_segment_of_a_paragraph_ends_it() -> None:
-    found = segments("One two. Three four.\n\nFive six. Seven eight.", words, 2)
-    assert [s.ends_paragraph for s in found] == [False, True, False, False]
-
-
 @pytest.mark.parametrize(
     ("text", "target", "expected"),
     [

@@ -84,11 +84,6 @@ def test_what_cannot_be_said_is_refused(letters: TextTokenizer, text: str, reaso
         spelled(text, letters)
 
 
-def test_a_transcript_is_parted_from_what_follows(letters: TextTokenizer) -> None:
-    assert spelled_transcript("they went", letters) == "they went. "
-    assert spelled_transcript("", letters) == ""
-
-
 def test_a_vocabulary_with_digits_is_left_alone(shared_data) -> None:
     published = TextTokenizer.from_folder(shared_data / "tokenizer")
     assert spelled("“3 naïve” 你好", published) == "“3 naïve” 你好"

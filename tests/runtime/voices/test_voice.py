@@ -159,29 +159,6 @@ def test_a_voice_with_any_byte_flipped_is_refused_or_the_same(tts, audio, tmp_pa
             assert (found, found.header) == (voice, voice.header), position
 
 
-def test_a_voice_of_another_audio_vae_is_refused(tts, audio):
-    voice = tts.create_voice(audio[0], "so it is ", name="ada")
-    object.__setattr__(voice, "header", voice.header.model_copy(update={"latent_space": "0" * 16}))
-
-    with pytest.raises(InputError, match=r"voice ada was made for another AudioVAE .* make it again"):
-        tts.generate(TEXT, voice=voice)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "a voice needs a recording"),
-        ({"audio": 0, "transcript": " "}, "transcript is empty"),
-        ({"audio": 0, "reference": 1}, "got two of them"),
-    ],
-)
-def test_what_makes_no_voice_is_refused(tts, audio, given, message):
-    given = {name: audio[value] if value in (0, 1) else value for name, value in given.items()}
-
-    with pytest.raises(InputError, match=message):
-        tts.create_voice(**given, name="ada")
-
-
 def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio):
     voice = tts.create_voice(audio[0], "so it is ", name="ada")
     recorded = voice.prompt
@@ -224,25 +201,3 @@ def test_a_store_keeps_voices_by_name(tts, audio, store):
     for call in (store.load, store.remove):
         with pytest.raises(InputError, match=r"no voice ada \(there are: Bob b\., alloy, "):
             call("ada")
-
-
-@pytest.mark.parametrize("name", ["", "a/b"])
-def test_a_name_that_is_no_file_name_is_refused(tts, audio, store, name):
-    with pytest.raises(InputError, match="voice name: expected"):
-        store.add(tts.create_voice(audio[0], "so it is ", name=name))
-    assert not store.folder.exists()
-
-
-def test_default_is_the_checkpoints_own_voice_and_no_stored_one(tts, audio, store):
-    named = tts.create_voice(audio[0], "so it is ", name="default")
-    with pytest.raises(InputError, match="default is the checkpoint's own voice; choose another name"):
-        store.add(named, overwrite=True)
-    with pytest.raises(InputError, match="which has no file"):
-        store.load("default")
-    assert not store.folder.exists()
-
-    # As an earlier release stored it.
-    store.folder.mkdir()
-    named.save(store.path("default"))
-    np.testing.assert_array_equal(tts.generate(TEXT, voice="default", **GIVEN), tts.generate(TEXT, **GIVEN))
-    store.remove("default")
