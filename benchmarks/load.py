@@ -30,7 +30,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import socket
 import statistics
 import subprocess
@@ -109,10 +108,6 @@ class Server:
                     return
             time.sleep(0.1)
         raise SystemExit("the server did not start")
-
-    def metrics(self) -> str:
-        """Its metrics, as text."""
-        return httpx2.get(f"{self.url}/metrics", timeout=60).text
 
     def resident_bytes(self) -> int:
         """Resident memory; 0 where there is no /proc."""
@@ -227,21 +222,15 @@ def _retry_after(answer: httpx2.Response) -> float:
 
 async def load(
     server: Server, clients: int, warm_up: float, seconds: float, seed: int, bundle: str | None
-) -> tuple[Outcome, str]:
-    """Run the clients: what they saw, and the server's metrics at the end of the warm-up."""
+) -> Outcome:
+    """Run the clients: what they saw."""
     expected, rate = await asyncio.to_thread(expected_samples, bundle)
     outcome = Outcome(time.perf_counter() + warm_up)
-    exposition = ""
 
     async def watch() -> None:
         while True:
             outcome.memory.append((time.perf_counter() - outcome.judged_from, server.resident_bytes()))
             await asyncio.sleep(0.5)
-
-    async def read_metrics() -> None:
-        nonlocal exposition
-        await asyncio.sleep(warm_up)
-        exposition = await asyncio.to_thread(server.metrics)
 
     # Each request has its own connection, as from clients of many programs.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
@@ -249,9 +238,9 @@ async def load(
         watching = asyncio.ensure_future(watch())
         working = [Client(number, seed, http, expected, rate, outcome) for number in range(clients)]
         until = outcome.judged_from + seconds
-        await asyncio.gather(read_metrics(), *(client.work(until) for client in working))
+        await asyncio.gather(*(client.work(until) for client in working))
         watching.cancel()
-    return outcome, exposition
+    return outcome
 
 
 def memory_growth(outcome: Outcome, seconds: float) -> float:
@@ -263,24 +252,18 @@ def memory_growth(outcome: Outcome, seconds: float) -> float:
     return statistics.median(judged[-tenth:]) / statistics.median(judged[:tenth]) - 1
 
 
-def figures(outcome: Outcome, seconds: float, before: str, after: str) -> dict[str, Any]:
-    """The figures of a run, by name. before, after: the server's metrics around the judged time."""
+def figures(outcome: Outcome, seconds: float) -> dict[str, Any]:
+    """The figures of a run, by name."""
     judged = [size for at, size in outcome.memory if 0 <= at <= seconds]
     waits = sorted(outcome.first_audio)
     percentiles = {f"p{p}": round(waits[int(p / 100 * len(waits))], 3) if waits else None for p in (50, 95)}
-
-    def underruns(exposition: str) -> int:
-        found = re.search(r"^voxcpm_underruns_total (\S+)$", exposition, re.MULTILINE)
-        return int(float(found[1])) if found else 0
-
     return {
         "answers by status, warm-up included": dict(sorted(outcome.statuses.items())),
         "finished, equal to the single run": dict(outcome.finished),
         "audio, s": round(outcome.audio_seconds, 1),
         "first audio of streams, s": percentiles,
         "readers": outcome.finished["reader"],
-        "underruns seen by readers": outcome.underruns,
-        "underruns counted by the server": underruns(after) - underruns(before),
+        "underruns": outcome.underruns,
         "resident MB after the warm-up, least and most": [
             round(min(judged, default=0) / 1e6, 1), round(max(judged, default=0) / 1e6, 1),
         ],
@@ -319,8 +302,8 @@ def main() -> None:
     try:
         server.wait_until_ready()
         run = load(server, given.clients, given.warm_up, given.seconds, given.seed, given.bundle)
-        outcome, before = asyncio.run(run)
-        found = figures(outcome, given.seconds, before, server.metrics())
+        outcome = asyncio.run(run)
+        found = figures(outcome, given.seconds)
     finally:
         code = server.end()
     print(json.dumps(found, indent=1))

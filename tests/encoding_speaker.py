@@ -11,7 +11,7 @@ import numpy as np
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.session.threaded_speech import AudioChunk
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment
 

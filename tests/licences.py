@@ -13,7 +13,7 @@ ROOT = "voxcpm-coreml"
 # Installed by `make` without what they require.
 ALSO = ("voxcpm", "Resemblyzer")
 # Their metadata names none: read from the licence files that are in their wheels.
-BY_FILE = {"atheris": "Apache-2.0", "axe-playwright-python": "MIT", "torchao": "BSD-3-Clause"}
+BY_FILE = {"axe-playwright-python": "MIT", "torchao": "BSD-3-Clause"}
 NOT_INSTALLED = ("cuda", "ray", "train")
 """Extras that the tests' environment does not have."""
 SPELLINGS = {

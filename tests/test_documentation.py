@@ -17,7 +17,7 @@ import pytest
 import soundfile
 import typer
 
-from documents import BY_NAME, CARDS, DOCUMENTS, REPOSITORY, blocks, parsed, run_python
+from documents import BY_NAME, CARDS, DOCUMENTS, MANUALS, REPOSITORY, blocks, parsed, run_python
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
 )
@@ -104,15 +104,17 @@ def test_every_command_parses(document: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
-def test_the_command_line_manual_has_every_option_and_no_other() -> None:
+def test_the_manuals_have_every_option_and_the_command_line_no_other() -> None:
     known = set().union(*(options(parse_root(name)) for name in cli.commands())) - {"--help"}
-    manual = BY_NAME["command-line.md"].read_text(encoding="utf-8")
-    told = set(re.findall(r"`(--[a-z][a-z0-9-]*)", manual))
+    named = {
+        path.name: set(re.findall(r"`(--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
+        for path in MANUALS
+    }
 
-    assert known - told == set()
-    assert told - known - {"--help"} == set()
+    assert known - set().union(*named.values()) == set()
+    assert named["command-line.md"] - known - {"--help", "--version"} == set()
     for name in cli.commands():
-        assert f"| [`{name}`](#" in manual, name
+        assert f"| [`{name}`](#" in BY_NAME["command-line.md"].read_text(encoding="utf-8"), name
 
 
 def parse_root(name: str) -> Any:

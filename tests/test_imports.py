@@ -71,10 +71,10 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
 # A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does
 # on other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
 OF_COMMANDS = {
-    "command": {"parameters", "shared_arguments", "status_line"},
+    "command": {"shared_arguments", "status_line"},
     "cluster": {"shared_arguments"},
     "serve": {"shared_arguments", "status_line"},
-    "batch": {"batch_execution", "shared_arguments", "status_line"},
+    "batch": {"batch_lines", "shared_arguments", "status_line"},
 }
 
 

@@ -17,7 +17,7 @@ from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle
-from voxcpm_runtime.doctor.agreement import FLOORS, lowest_correlation
+from voxcpm_runtime.doctor.worker import FLOORS, lowest_correlation
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.validate import validate_bundle

@@ -52,10 +52,9 @@ def write_constant(folder: Path, stem: str, array: npt.NDArray[np.float32]) -> N
 
 
 def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.floating]]:
-    """All constants by file stem; the embedding table is memory-mapped.
+    """All constants by file stem; the embedding table is memory-mapped. Raises BundleError.
 
-    Shape and dtype are checked before an array is read into memory. Raises BundleError for a file that cannot be read,
-    has another shape or dtype, or, except for the embedding table, contains infinities or NaN.
+    Shape and dtype are checked before an array is read into memory.
     """
     arrays: dict[str, npt.NDArray[np.floating]] = {}
     for stem, shape in constant_shapes(a).items():

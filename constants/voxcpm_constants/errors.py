@@ -56,7 +56,7 @@ SYSTEM_ERRORS = (OSError, RecursionError, MemoryError)
 def system_reason(error: BaseException) -> str:
     """The reason of one of SYSTEM_ERRORS in one line, with the path if there is one."""
     if isinstance(error, MemoryError):
-        return "the memory is not enough" + (f" ({first_line(error)})" if str(error).strip() else "")
+        return "not enough memory" + (f" ({first_line(error)})" if str(error).strip() else "")
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if not isinstance(error, OSError):

@@ -42,14 +42,13 @@ def is_at(descriptor: int, path: Path) -> bool:
 def lock_folder(folder: Path) -> Lock:
     """Lock an existing folder.
 
-    Raises BlockingIOError if another process has locked it, FileNotFoundError if it does not exist, and OSError for a
-    link, as a caller that waits for the folder would wait forever.
+    Raises BlockingIOError if it is locked, FileNotFoundError if it is absent, and OSError for a link.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     lock = Lock(descriptor)
     if try_lock(descriptor) is False:
         lock.release()
-        raise BlockingIOError(f"{folder}: another process works there")
+        raise BlockingIOError(f"{folder}: another process is using it")
     if not is_at(descriptor, folder):
         lock.release()
         raise FileNotFoundError(f"{folder}: no such folder")

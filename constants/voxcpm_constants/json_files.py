@@ -1,13 +1,15 @@
-"""JSON from outside, with a bound on its size; all of it is read here.
+"""Files from outside, with a bound on their size: as bytes, and as JSON.
 
 pydantic-core's parser rejects more than 200 levels of nesting and invalid Unicode, such as half of a surrogate pair.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
@@ -34,3 +36,26 @@ def json_content(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 def parsed_json(content: str | bytes) -> Any:
     """The document of a UTF-8 text. Raises ValueError, one line, if it is not JSON or nested too deeply."""
     return from_json(content)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The content of a file or a pipe. Raises OSError for more than `max_bytes`, and for a device."""
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
+            raise OSError(errno.EINVAL, "it is neither a file nor a pipe")
+        if found.st_size > max_bytes:
+            raise _too_large(max_bytes, f"{found.st_size} bytes")
+        return bounded(file, max_bytes)
+
+
+def bounded(file: BinaryIO, max_bytes: int) -> bytes:
+    """The rest of an open file. Raises OSError for more than `max_bytes`."""
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(max_bytes, "more")
+    return content
+
+
+def _too_large(max_bytes: int, found: str) -> OSError:
+    return OSError(errno.EFBIG, f"at most {max_bytes} bytes are read, and it has {found}")

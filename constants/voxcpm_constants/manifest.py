@@ -128,10 +128,7 @@ class Manifest(_Record):
 
     @classmethod
     def read(cls, bundle: Path) -> Manifest:
-        """Read a bundle's manifest.
-
-        Raises BundleError for a missing bundle, an unreadable or altered manifest, and a newer schema.
-        """
+        """Read a bundle's manifest. Raises BundleError."""
         path = bundle / MANIFEST_FILE
         if not path.is_file():
             raise BundleError(
@@ -157,7 +154,7 @@ class Manifest(_Record):
             ) from None
         _check_own_digest(bundle, content)
         if manifest.target == CORE_AI and manifest.schema_version < SCHEMA_VERSION:
-            raise BundleError(f"{path}: an earlier release's form of Core AI programs; convert again")
+            raise BundleError(f"{path}: Core AI programs of an earlier release; convert again")
         return manifest
 
     @property
@@ -199,16 +196,14 @@ class Manifest(_Record):
                 )
 
     def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
-        """Raises BundleError for a file or link that the manifest does not list in a folder that is read: constants,
-        tokenizer, and packages of these precisions. Files of the system (`.DS_Store`) are allowed.
-        """
+        """Raises BundleError for a file or link, other than the system's, that is not listed in a folder of speech."""
         for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *self.package_folders(precisions)):
             for path in sorted((bundle / folder).rglob("*")):
                 listed = path.relative_to(bundle).as_posix() in self.files
                 is_folder = path.is_dir() and not path.is_symlink()
                 if not (listed or is_folder or _OF_THE_SYSTEM.fullmatch(path.name)):
                     raise BundleError(
-                        f"{path}: the manifest does not list it, so that nothing verifies it; remove it, copy the "
+                        f"{path}: not listed in the manifest, so it cannot be verified; remove it, copy the "
                         "bundle again or convert again"
                     )
 
@@ -252,7 +247,6 @@ def _digest_line(content: bytes) -> bytes:
 
 
 def _check_own_digest(bundle: Path, content: bytes) -> None:
-    """Raises BundleError if a manifest differs from its digest. Older bundles have no digest."""
     path = bundle / MANIFEST_DIGEST_FILE
     expected = _digest_line(content)
     try:
@@ -303,7 +297,7 @@ def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool)
         path = bundle / name
         if not path.resolve().is_relative_to(allowed):
             raise BundleError(
-                f"{path}: a link out of the bundle; put the file itself there, or convert again"
+                f"{path}: a link that leaves the bundle; put the file itself there, or convert again"
             )
         if not path.is_file():
             raise BundleError(

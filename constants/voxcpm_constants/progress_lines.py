@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 LINE_SECONDS = 10.0
-"""Seconds between two lines, and before the first one, so that a short run prints none."""
+"""Seconds between two lines, and before the first one."""
 
 
 @contextlib.contextmanager

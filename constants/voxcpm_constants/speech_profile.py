@@ -48,10 +48,7 @@ class SpeechProfile(BaseModel):
 
     @classmethod
     def beside(cls, checkpoint: Path) -> SpeechProfile | None:
-        """The `speech.json` in a checkpoint's folder; None without one.
-
-        Raises CheckpointError, one line that names the first wrong field.
-        """
+        """The `speech.json` in a checkpoint's folder; None without one. Raises CheckpointError."""
         path = checkpoint / SPEECH_FILE
         if not path.exists():
             return None

@@ -12,7 +12,7 @@ them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -100,10 +100,10 @@ class _Config(BaseModel):
 
 
 def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenizer, str]:
-    """The tokeniser of a folder, and its unknown token.
+    """The tokenizer of a folder, and its unknown token.
 
     needs_config: whether `tokenizer_config.json` must exist, as in a bundle; a checkpoint may lack it. Raises
-    ValueError, one line with the path, for a file that is missing, damaged, or not of a BPE tokeniser.
+    ValueError, one line with the path, for a file that is missing, damaged, or not of a BPE tokenizer.
     """
     config_path, path = folder / TOKENIZER_CONFIG_FILE, folder / TOKENIZER_FILE
     settings = _read(config_path, read_json) if needs_config or config_path.exists() else {}
@@ -111,15 +111,17 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
     try:
         config = _Config.model_validate(settings)
     except ValidationError as error:
-        raise ValueError(f"{config_path}: not a tokeniser file ({first_wrong_field(error)})") from None
+        raise ValueError(f"{config_path}: not a tokenizer file ({first_wrong_field(error)})") from None
     try:
         if document.get("normalizer") == _LLAMA_NORMALIZER:
             return _llama_tokenizer(document, config), config.unknown()
-        return _tokenizer_of_file(document), config.unknown()
+        _listed_tokens(document)
+        unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+        return Tokenizer.from_str(json.dumps({**document, **unused})), config.unknown()
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise ValueError(f"{path}: not a tokeniser file ({first_line(error)})") from None
+        raise ValueError(f"{path}: not a tokenizer file ({first_line(error)})") from None
 
 
 def is_panic(error: BaseException) -> bool:
@@ -133,17 +135,11 @@ def _bpe_document(path: Path) -> dict[str, Any]:
         raise ValueError("expected a JSON object")  # noqa: TRY004 - of the file, not of the argument
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        raise ValueError("expected a BPE tokeniser, as every VoxCPM has")
+        raise ValueError("expected a BPE tokenizer, as every VoxCPM has")
     if model.get("dropout"):
-        raise ValueError("expected a BPE without dropout, which draws the tokens of a text by chance")
+        raise ValueError("expected BPE without dropout, which makes tokens random")
     _check_steps(document)
     return document
-
-
-def _tokenizer_of_file(document: dict[str, Any]) -> Tokenizer:
-    unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-    _listed_tokens(document)
-    return Tokenizer.from_str(json.dumps({**document, **unused}))
 
 
 def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
@@ -199,81 +195,46 @@ def _read(path: Path, read: Callable[[Path], _T]) -> _T:
     try:
         return read(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: expected a tokeniser file, but it cannot be read ({error})") from None
+        raise ValueError(f"{path}: expected a tokenizer file, but it cannot be read ({error})") from None
 
 
 _STEPS = {
-    "normalizer": (
-        "normalizers",
-        ("Lowercase", "Prepend", "Replace", "NFC", "NFD", "NFKC", "NFKD", "Strip", "StripAccents"),
-    ),
-    "pre_tokenizer": (
-        "pretokenizers",
-        ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"),
-    ),
+    "normalizer": ("normalizers", ("Lowercase", "Prepend", "Replace")),
+    "pre_tokenizer": ("pretokenizers", ("Metaspace",)),
 }
-"""The parts that rewrite or split a text: the key of the steps in a Sequence, and the kinds of steps that are run.
+"""The parts that rewrite or split a text: the key of the steps in a Sequence, and the kinds of steps of a VoxCPM.
 
-VoxCPM's own are Lowercase, Prepend and Replace. The others neither panic in tokenizers (0.23), which prints lines of
-Rust on standard error, nor take long.
+Others can panic in tokenizers (0.23), which prints lines of Rust on standard error, take any time, or make a text much
+longer.
 """
-_WITH_TEXT = ("Prepend", "Replace", "Split")
-"""Steps with a text of their own. Each of the others is allowed once, which bounds how much longer they make a text."""
-_MAX_STEPS, _MAX_GROWTH = 64, 100
+_MAX_STEPS = 16
 
 
 def _check_steps(document: dict[str, Any]) -> None:
-    """Raises ValueError, one line, for steps that are unknown, too many, or make a text much longer."""
-    growth = 1.0
-    kinds: list[str] = []
+    """Raises ValueError, one line, for steps that no VoxCPM has."""
     for part, (inner, known) in _STEPS.items():
-        for step in _flattened(document.get(part), inner):
+        whole = document.get(part)
+        steps = whole.get(inner) if isinstance(whole, dict) and whole.get("type") == "Sequence" else [whole]
+        if not isinstance(steps, list) or len(steps) > _MAX_STEPS:
+            raise ValueError(f"expected a list of at most {_MAX_STEPS} steps as its {part}")
+        for step in steps:
             kind = step.get("type") if isinstance(step, dict) else None
-            if kind not in known:
+            if step is not None and kind not in known:
                 raise ValueError(
                     f"expected no steps of its {part} but Sequence, {', '.join(known)}, got {str(kind)[:40]!r}; "
                     "leave it out, as every VoxCPM does"
                 )
-            if kind in _WITH_TEXT:
-                growth *= _growth(step)
-            elif kind in kinds:
-                raise ValueError(f"expected its step {kind} once; leave the others out")
-            kinds.append(kind)
-    if len(kinds) > _MAX_STEPS:
-        raise ValueError(f"expected at most {_MAX_STEPS} steps, got {len(kinds)}; leave some out")
-    if growth > _MAX_GROWTH:
-        raise ValueError(
-            f"expected steps that make a text at most {_MAX_GROWTH} times as long, got {growth:.3g} times; "
-            "a VoxCPM replaces a space by ▁ and puts one before the text"
-        )
+            if (kind == "Prepend" and not 0 < len(str(step.get("prepend", ""))) <= 8) or (
+                kind == "Replace" and not _is_replacement(step)
+            ):
+                raise ValueError(
+                    f"expected a {kind} of a text by one that is not longer, got {str(step)[:60]}; "
+                    "a VoxCPM replaces a space by ▁ and puts one before the text"
+                )
 
 
-def _flattened(step: Any, inner: str) -> Iterator[Any]:
-    """The steps of a part, those in a Sequence one by one."""
-    if isinstance(step, dict) and step.get("type") == "Sequence" and isinstance(step.get(inner), list):
-        for each in step[inner]:
-            yield from _flattened(each, inner)
-    elif step is not None:
-        yield step
-
-
-def _growth(step: dict[str, Any]) -> float:
-    """By how much a step can lengthen a text. Raises ValueError for a regular expression, and for an empty text."""
-    kind, pattern = step["type"], step.get("pattern")
-    if kind == "Prepend":
-        found = step.get("prepend")
-    elif not isinstance(pattern, dict) or "Regex" in pattern:
-        raise ValueError(
-            "it has a regular expression of its own, which can take any time, and which no VoxCPM has; leave it out"
-        )
-    else:
-        found = pattern.get("String")
-    # An empty Prepend makes a later step panic, and an empty pattern is found between any two characters.
-    if not isinstance(found, str) or not found:
-        raise ValueError(f"expected a text of at least one character in its step {kind}; leave it out")
-    if kind != "Replace":
-        return 1.0 + len(found) if kind == "Prepend" else 1.0
-    content = step.get("content")
-    if not isinstance(content, str):
-        raise ValueError("expected a text as the content of its step Replace")  # noqa: TRY004 - of the file
-    return max(1.0, len(content) / len(found))
+def _is_replacement(step: dict[str, Any]) -> bool:
+    """Whether a text replaces another one, which is not a regular expression, and does not become longer."""
+    pattern, content = step.get("pattern"), step.get("content")
+    found = pattern.get("String") if isinstance(pattern, dict) else None
+    return isinstance(found, str) and isinstance(content, str) and 0 < len(found) >= len(content)

@@ -23,10 +23,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def cache_folder(kind: str) -> Path:
-    """A cache folder, which may not exist yet. kind: "compiled", "lowered", "verified", "measured" or "bundles".
-
-    Raises InputError if the variable names a file.
-    """
+    """A cache folder, such as "compiled", which may not exist yet. Raises InputError if the variable names a file."""
     return _folder(kind, "user_cache_dir")
 
 

@@ -111,10 +111,7 @@ def write_vectors(path: Path, step_model: str, arrays: Vectors) -> None:
 
 
 def read_vectors(bundle: Path, model: StepModel, sizes: StepSizes) -> Vectors:
-    """The test vectors of a step model.
-
-    Raises BundleError, naming the file, if it cannot be read or lacks a tensor of the declared shape.
-    """
+    """The test vectors of a step model. Raises BundleError if one cannot be read or has another shape."""
     path = bundle / vectors_path(model.name)
     try:
         stored = load_file(path)

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.errors import CheckpointError, first_line
+from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.manifest import MODEL_CARD_FILE, Source
 from voxcpm_constants.speech_profile import SPEECH_FILE, SpeechProfile
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
@@ -149,7 +149,9 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError for an absent name and NaN."""
         if name not in self._weights:
-            raise CheckpointError(f"{self.folder}: expected a weight {name}, but the checkpoint has none")
+            raise CheckpointError(
+                f"{self.folder}: expected a weight {name}, but it is missing from the checkpoint"
+            )
         weight = self._weights[name]
         # Cast before folding: upstream keeps the AudioVAE in float32 and folds there.
         parts = [weight.file.read(stored).to(torch.float32, copy=True) for stored in weight.stored]
@@ -158,7 +160,7 @@ class Checkpoint:
         if not torch.isfinite(whole).all():
             raise CheckpointError(
                 f"{self.folder}: the weight {name} has values that are not finite (NaN or infinite); download the "
-                "checkpoint again, or take an earlier one of its training"
+                "checkpoint again, or use an earlier one from its training"
             )
         return whole
 
@@ -221,7 +223,7 @@ def _weights(file: WeightFile) -> dict[str, _Weight]:
         while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if name.startswith(prefix)), None):
             name = name.removeprefix(prefix)
         if stored.setdefault(name, key) != key:
-            raise CheckpointError(f"{file.paths[0]}: the weight {name} is there twice, under different names")
+            raise CheckpointError(f"{file.paths[0]}: the weight {name} appears twice, under different names")
     pairs: dict[str, tuple[str, ...]] = {}
     for name in list(stored):
         for magnitude, direction in _WEIGHT_NORM:
@@ -270,5 +272,5 @@ def _download(repository: str, revision: str | None, cache_dir: Path | None, loc
     except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
         at = f" at {revision}" if revision else ""
         raise CheckpointError(
-            f"{repository}{at}: no such folder, nor a download ({first_line(error)})"
+            f"{repository}{at}: no such folder, and it cannot be downloaded ({first_line(error)})"
         ) from None

@@ -90,7 +90,7 @@ def convert(
     ] = None,
     split_gigabytes: Annotated[
         float | None,
-        typer.Option(help="Put the base LM's layers into several packages of about this size at most."),
+        typer.Option(help="Split the base LM into packages of at most about this size."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
     cache_dir: Annotated[
@@ -142,7 +142,7 @@ def convert(
         console.print(remark)
     if sizes.kv_length > LONGEST_AXIS:
         console.print(
-            f"--max-length {sizes.kv_length}: the Neural Engine does not take caches of more than "
+            f"--max-length {sizes.kv_length}: the Neural Engine does not support caches of more than "
             f"{LONGEST_AXIS} positions, so the LM steps will run elsewhere"
         )
     if deployment == "macOS15" and sizes.kv_length % STATE_MULTIPLE:

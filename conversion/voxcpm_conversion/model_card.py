@@ -37,8 +37,7 @@ _CARD = """\
 
 # {name} for {framework}
 
-Text-to-speech: a VoxCPM checkpoint, converted by voxcpm-coreml to {count} {framework} models. Together \
-they are a *bundle*.
+Text-to-speech: a VoxCPM checkpoint, converted by voxcpm-coreml to a *bundle* of {count} {framework} models.
 
 {facts}
 ## Sizes
@@ -46,11 +45,10 @@ they are a *bundle*.
 In MB. A device needs one precision, the constants and the tokenizer ({shared} MB).
 
 {sizes}
-## Load it
+## Usage
 
-`BUNDLE` is this folder, or the id of the repository that holds it (`organisation/name`).
-
-From Python, with the package `voxcpm-coreml`; PyTorch is not needed:
+`BUNDLE` is this folder, or its hub id (`organisation/name`). From Python, with the package `voxcpm-coreml` and without
+PyTorch:
 
 ```python
 from voxcpm_runtime import VoxCPM
@@ -69,15 +67,15 @@ From the command line:
 
 {validation}
 
-## What it cannot do
+## Limitations
 
 {limits}
 """
 
 _IN_AN_APP = {
     "Core ML": """\
-In a Swift app, each step model is an ordinary Core ML model; the loop between them is the app's. The project's
-`docs/bundle.md` describes it, and `examples/swift` has it as one file:
+In a Swift app, each step model is an ordinary Core ML model. The loop between them is the app's: `docs/bundle.md` of
+voxcpm-coreml describes it, and `examples/swift` implements it in one file.
 
 ```swift
 let compiled = try await MLModel.compileModel(at: bundle.appending(path: "PRECISION/feat_encoder.mlpackage"))
@@ -85,8 +83,8 @@ let model = try MLModel(contentsOf: compiled)
 ```
 """,
     "Core AI": """\
-In a Swift app, each step model is a Core AI program with one function for each length; the loop between them is the
-app's. The project's `docs/bundle.md` describes it:
+In a Swift app, each step model is a Core AI program with one function for each length. The loop between them is the
+app's: `docs/bundle.md` of voxcpm-coreml describes it.
 
 ```swift
 let program = try await AIModel(contentsOf: bundle.appending(path: "PRECISION/feat_encoder.aimodel"))
@@ -162,7 +160,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "runs on", SYSTEMS[manifest.target]
     yield "sample rates", f"recordings {a.input_sample_rate} Hz, speech {a.output_sample_rate} Hz"
     yield "one patch", f"{a.patch_seconds * 1000:g} ms of speech"
-    yield "positions", f"{sizes.kv_length}: tokens and patches of one utterance, recordings among them"
+    yield "positions", f"{sizes.kv_length}: tokens and patches of one utterance, recordings included"
     if speech := manifest.speech:
         yield (
             "reliable utterances",
@@ -175,7 +173,7 @@ def _sizes(manifest: Manifest) -> Iterator[list[str]]:
     for name in _packages(manifest):
         folders = (manifest.package_path(precision, name) for precision in manifest.precisions)
         yield [name, *(_megabytes(manifest, str(folder)) for folder in folders)]
-    yield ["together", *(_megabytes(manifest, precision) for precision in manifest.precisions)]
+    yield ["total", *(_megabytes(manifest, precision) for precision in manifest.precisions)]
 
 
 def _packages(manifest: Manifest) -> list[str]:
@@ -193,12 +191,12 @@ def _limits(manifest: Manifest) -> Iterator[str]:
     every = dict.fromkeys(mode for traits in GENERATIONS.values() for mode in traits.modes)
     missing = [mode for mode in every if mode not in a.traits.modes]
     if missing:
-        yield f"This generation has no {', '.join(missing)}."
+        yield f"Not supported by this generation: {', '.join(missing)}."
     seconds = (
         f"{sizes.kv_length * a.patch_seconds:.0f} s of speech and recordings, less a patch for each token"
     )
-    yield f"One utterance has at most {sizes.kv_length} positions: {seconds}. An app cuts longer texts into segments."
+    yield f"An utterance has at most {sizes.kv_length} positions: {seconds}. Split longer texts into segments."
     lossy = [precision for precision in manifest.precisions if precision.startswith("int")]
     if lossy:
-        yield f"{' and '.join(lossy)} compress the weights with loss; compare by ear before you ship them."
+        yield f"The weights of {' and '.join(lossy)} are compressed with loss; compare by ear before you ship them."
     yield "Recordings are not denoised: upstream's denoiser is not part of a bundle."

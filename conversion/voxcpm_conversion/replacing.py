@@ -26,7 +26,7 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
     folder = Path(os.path.realpath(output))
     if os.path.lexists(folder):
         if not folder.is_dir():
-            raise InputError(f"{output}: what is here is not a folder; choose another output")
+            raise InputError(f"{output}: not a folder; choose another output")
         if not overwrite:
             raise InputError(f"{output}: already exists; choose another name, or replace it with --overwrite")
         for place in (place for given in inputs for place in _places(user_path(given))):
@@ -44,7 +44,7 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
     partial = partial_folder(folder)
     if os.path.lexists(partial) and not _is_leftover(partial):
         raise InputError(
-            f"{partial}: converting into {output} needs this name, but no conversion left what is there; "
+            f"{partial}: a conversion into {output} needs this name, but something else has it; "
             "choose another output, or move it away"
         )
     return folder

@@ -40,7 +40,7 @@ def synthesize_checkpoint(
     vocabulary = int(document["lm_config"]["vocab_size"])
     if tokenizer is None and vocabulary < VOCABULARY:
         raise InputError(
-            f"vocab_size {vocabulary}: the made tokenizer needs {VOCABULARY}; give another with --tokenizer"
+            f"vocab_size {vocabulary}: the generated tokenizer needs {VOCABULARY}; give another with --tokenizer"
         )
     with tempfile.TemporaryDirectory() as made:
         source = tokenizer or write_tokenizer(Path(made))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import Session
     from voxcpm_runtime.session.threaded_speech import AudioChunk
-    from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+    from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
     from voxcpm_runtime.speech.plan import Plan
     from voxcpm_runtime.speech.results import (
         Progress,
@@ -63,7 +63,7 @@ __all__ = [
 _HOMES = (
     "voxcpm_constants.errors",
     "voxcpm_runtime.options",
-    "voxcpm_runtime.speech.cancellation",
+    "voxcpm_runtime.speech.arguments",
     "voxcpm_runtime.speech.results",
     "voxcpm_runtime.speech.saved_segments",
     "voxcpm_runtime.audio.pcm",

@@ -1,4 +1,4 @@
-"""Arguments of the public calls: the checks of their types, which raise InputError with one line.
+"""Checks of arguments of public calls, which raise InputError with one line.
 
 numpy is not imported here, so that the command line starts fast.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from voxcpm_constants.bounds import MAX_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import user_path
 
 Kind = TypeVar("Kind")
-# Python writes no whole number of more than 4300 digits as text, as digests and messages have it.
-_GREATEST = 10**1000
+# Python refuses to print a whole number of more than 4300 digits, which digests and messages need.
+_MAX_INTEGER = 10**1000
 
 
 def shown(value: object) -> str:
@@ -26,24 +26,23 @@ def shown(value: object) -> str:
     try:
         return " ".join(reprlib.repr(value).split())
     except ValueError:
-        # Python does not write it as text.
         return "a whole number of more than 4300 digits"
 
 
+def wrong_type(value: object, name: str, expected: str) -> InputError:
+    """The error of an argument that is not `expected`."""
+    return InputError(f"{name} must be {expected}, got {shown(value)}", argument=name)
+
+
 def instance(value: object, kind: type[Kind], name: str, expected: str) -> Kind:
-    """The value, unchanged. Raises InputError for what is no `kind`. expected: the words for it, such as "a Voice"."""
+    """The value, unchanged. Raises InputError if it is not a `kind`. expected: the words for it, such as "a Voice"."""
     if not isinstance(value, kind):
         raise wrong_type(value, name, expected)
     return value
 
 
-def wrong_type(value: object, name: str, expected: str) -> InputError:
-    """The error of an argument that is something else than `expected`."""
-    return InputError(f"{name} must be {expected}, got {shown(value)}", argument=name)
-
-
 def text_argument(value: object, name: str) -> str:
-    """The value, unchanged. Raises InputError for what is no str."""
+    """The value, unchanged. Raises InputError if it is not a str."""
     return instance(value, str, name, "a str")
 
 
@@ -54,22 +53,15 @@ def switch(value: object, name: str) -> bool:
     raise wrong_type(value, name, "True or False")
 
 
-def function(value: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The value. Raises InputError for what cannot be called."""
-    if callable(value):
-        return value
-    raise wrong_type(value, name, "a function")
-
-
 def whole_number(value: object, name: str, minimum: int, unit: str = "") -> int:
-    """The value as an int. Raises InputError for anything except a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not minimum <= int(value) < _GREATEST:
+    """The value as an int. Raises InputError for anything except a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not minimum <= int(value) < _MAX_INTEGER:
         raise wrong_type(value, name, f"a whole number{f' of {unit}' if unit else ''} from {minimum}")
     return int(value)
 
 
 def real_number(value: object) -> float:
-    """The value as a float; NaN, which no range contains, for what is no number, and infinity beyond all floats."""
+    """The value as a float; NaN, which no range contains, if it is not a number, and infinity beyond all floats."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return math.nan
     try:
@@ -79,7 +71,7 @@ def real_number(value: object) -> float:
 
 
 def path_argument(value: object, name: str) -> Path:
-    """The path, with a user's home folder for its `~`. Raises InputError for what is no path."""
+    """The path, with `~` expanded to a user's home folder. Raises InputError if the value is not a path."""
     if not isinstance(value, str | os.PathLike):
         raise wrong_type(value, name, "a path")
     return user_path(value)
@@ -91,3 +83,28 @@ def file_argument(value: object, name: str) -> Path:
     if not path.name:
         raise wrong_type(value, name, "the path of a file")
     return path
+
+
+def checked_text(text: object, what: str, argument: str = "text") -> str:
+    """The text, unchanged. Raises InputError if it is blank, too long, not a str, or not valid Unicode.
+
+    what: the name of the text in the message. argument: its name among the arguments of `speak`.
+    """
+    if not isinstance(text, str):
+        problem = f"must be a str, got {type(text).__name__}"
+    elif len(text) > MAX_CHARACTERS:
+        problem = f"has {len(text)} characters; expected at most {MAX_CHARACTERS}: split it"
+    elif not text.strip():
+        problem = "is empty; expected text to speak"
+    else:
+        return valid_unicode(text, what, argument)
+    raise InputError(f"the {what} {problem}", argument=argument)
+
+
+def valid_unicode(text: str, what: str, argument: str = "text") -> str:
+    """The text, unchanged. Raises InputError for half of a surrogate pair, which UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the {what} is not valid Unicode; expected UTF-8", argument=argument) from None
+    return text

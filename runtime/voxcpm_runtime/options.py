@@ -23,19 +23,11 @@ WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.ta
 DEFAULT_MAX_LEN = 4096
 """Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
 UPSTREAM_ORDER = (
-    "cfg_value",
-    "inference_timesteps",
-    "min_len",
-    "max_len",
-    "normalize",
-    "denoise",
-    "retry_badcase",
-    "retry_badcase_max_times",
-    "retry_badcase_ratio_threshold",
-)
+    "cfg_value", "inference_timesteps", "min_len", "max_len", "normalize", "denoise", "retry_badcase",
+    "retry_badcase_max_times", "retry_badcase_ratio_threshold",
+)  # fmt: skip
 """Options that a call takes by position, too, after text and recordings: upstream's, in upstream's order."""
-SEGMENT_TOKENS = 200
-"""Default of `segment_tokens` for a checkpoint without a `speech.json`."""
+SEGMENT_TOKENS = 200  # Default of `segment_tokens` for a checkpoint without a `speech.json`
 
 
 @dataclass(frozen=True)
@@ -43,13 +35,10 @@ class Option:
     """The help text, range, unit, flags and generations of one option."""
 
     help: str
-    bounds: tuple[float, float] | None = None
-    """Smallest and largest allowed number; None for a switch."""
+    bounds: tuple[float, float] | None = None  # Smallest and largest allowed number; None for a switch
     unit: str = ""
-    flags: tuple[str, ...] = ()
-    """Flags of the command line, if they differ from the field's name."""
-    default: str = ""
-    """What the default None means, in words."""
+    flags: tuple[str, ...] = ()  # Flags of the command line, if they differ from the field's name
+    default: str = ""  # What the default None means, in words
     generations: tuple[Generation, ...] = tuple(GENERATIONS)
     """Generations that have the option; others refuse it with a clear error."""
 
@@ -71,8 +60,7 @@ class Declared(NamedTuple):
     """One row of the option table: the name, type, default and declaration of a field of `GenerationOptions`."""
 
     name: str
-    type: Any
-    """int, float or bool, or one of them or None."""
+    type: Any  # int, float or bool, or one of them or None
     default: Any
     option: Option
 
@@ -81,94 +69,58 @@ class Declared(NamedTuple):
 class GenerationOptions:
     """Options of generation, with upstream's names and defaults. Raises InputError, one line, for a wrong value."""
 
-    cfg_value: Annotated[
-        float, Option("Strength of classifier-free guidance; 1 disables it.", (0.0, 10.0))
-    ] = 2.0
-    inference_timesteps: Annotated[
-        int,
-        Option(
-            "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.",
-            (1, MAX_EULER_STEPS),
-            "steps",
-        ),
-    ] = 10
-    temperature: Annotated[
-        float, Option("Standard deviation of the initial noise of a patch.", (0.0, 10.0))
-    ] = 1.0
+    # fmt: off
+    cfg_value: Annotated[float, Option(
+        "Strength of classifier-free guidance; 1 disables it.", (0.0, 10.0),
+    )] = 2.0
+    inference_timesteps: Annotated[int, Option(
+        "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.", (1, MAX_EULER_STEPS), "steps",
+    )] = 10
+    temperature: Annotated[float, Option(
+        "Standard deviation of the initial noise of a patch.", (0.0, 10.0),
+    )] = 1.0
     # Beyond these bounds time would run backwards somewhere: its slope at the ends is 1 + c and 1 + c (1 - pi / 2).
-    sway_sampling_coef: Annotated[
-        float,
-        Option("How much denser the Euler steps are near the noise; 0 means evenly spaced.", (-1.0, 1.75)),
-    ] = 1.0
-    use_cfg_zero_star: Annotated[
-        bool,
-        Option(
-            "CFG-zero*: zero velocity in the first steps, and projected guidance (arXiv 2503.18886).",
-            flags=("--cfg-zero-star/--no-cfg-zero-star",),
-        ),
-    ] = True
-    min_len: Annotated[
-        int,
-        Option(
-            "The stop head is ignored at first: each segment has at least min_len + 2 patches, unless max_len ends "
-            "the speech. Rejected if they do not fit into the KV cache.",
-            (0, 100_000),
-            "patches",
-        ),
-    ] = 2
-    max_len: Annotated[
-        int | None,
-        Option(
-            "Maximum number of patches of the whole speech, which ends there; in a session, of each segment.",
-            (1, 100_000), "patches",
-            default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or what fits into the KV cache",
-        ),
-    ] = None  # fmt: skip
-    retry_badcase: Annotated[
-        bool,
-        Option(
-            "Generate again with the next seed if the speech is suspiciously long or short for its text.",
-            flags=("--retry/--no-retry",),
-        ),
-    ] = True
-    retry_badcase_max_times: Annotated[
-        int, Option("Maximum number of attempts; 0 means 1.", (0, 100), "attempts", ("--retry-times",))
-    ] = 3
-    retry_badcase_ratio_threshold: Annotated[
-        float,
-        Option(
-            "Longer speech counts as too long, if this is not 6 or there is no `speech.json`; also a limit of the "
-            "length.", (0.1, 1000.0),
-            "patches per text token", ("--retry-ratio",),
-        ),
-    ] = 6.0  # fmt: skip
-    segment_tokens: Annotated[
-        int | None,
-        Option(
-            "Maximum number of text tokens per utterance; a longer text is spoken in segments.",
-            (8, 100_000), "tokens",
-            default=f"what the checkpoint was made for (`speech.json`), otherwise {SEGMENT_TOKENS}",
-        ),
-    ] = None  # fmt: skip
-    paragraph_pause: Annotated[
-        float,
-        Option(
-            "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds"
-        ),
-    ] = 0.6
-    normalize: Annotated[
-        bool,
-        Option(
-            "Write numbers, dates and symbols of the text in words; Chinese needs the extra normalize.",
-            flags=("--normalize",),
-        ),
-    ] = False
-    trim_silence_vad: Annotated[
-        bool,
-        Option(
-            "Cut silence from both ends of prompt and reference down to 200 ms.", flags=("--trim-silence",)
-        ),
-    ] = False
+    sway_sampling_coef: Annotated[float, Option(
+        "How much denser the Euler steps are near the noise; 0 means evenly spaced.", (-1.0, 1.75),
+    )] = 1.0
+    use_cfg_zero_star: Annotated[bool, Option(
+        "CFG-zero*: zero velocity in the first steps, and projected guidance (arXiv 2503.18886).",
+        flags=("--cfg-zero-star/--no-cfg-zero-star",),
+    )] = True
+    min_len: Annotated[int, Option(
+        "Minimum length: each segment has at least min_len + 2 patches, unless max_len ends the speech.",
+        (0, 100_000), "patches",
+    )] = 2
+    max_len: Annotated[int | None, Option(
+        "Maximum number of patches of the whole speech; in a session, of each segment.", (1, 100_000), "patches",
+        default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or what fits into the KV cache",
+    )] = None
+    retry_badcase: Annotated[bool, Option(
+        "Retry with the next seed if the speech is suspiciously long or short for its text.",
+        flags=("--retry/--no-retry",),
+    )] = True
+    retry_badcase_max_times: Annotated[int, Option(
+        "Maximum number of attempts; 0 means 1.", (0, 100), "attempts", ("--retry-times",),
+    )] = 3
+    retry_badcase_ratio_threshold: Annotated[float, Option(
+        "Longer speech is suspicious, if this is not 6 or there is no `speech.json`; it also limits the length.",
+        (0.1, 1000.0), "patches per text token", ("--retry-ratio",),
+    )] = 6.0
+    segment_tokens: Annotated[int | None, Option(
+        "Maximum number of text tokens per utterance; a longer text is spoken in segments.", (8, 100_000), "tokens",
+        default=f"what the checkpoint was made for (`speech.json`), otherwise {SEGMENT_TOKENS}",
+    )] = None
+    paragraph_pause: Annotated[float, Option(
+        "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds",
+    )] = 0.6
+    normalize: Annotated[bool, Option(
+        "Write numbers, dates and symbols of the text in words; Chinese needs the extra normalize.",
+        flags=("--normalize",),
+    )] = False
+    trim_silence_vad: Annotated[bool, Option(
+        "Cut silence from both ends of prompt and reference down to 200 ms.", flags=("--trim-silence",),
+    )] = False
+    # fmt: on
 
     def __post_init__(self) -> None:
         for name, type_, _, option in option_table():
@@ -182,13 +134,25 @@ class GenerationOptions:
             whole = float not in (type_, *get_args(type_))
             kind = Integral if whole else Real
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
-                word, unit = (
-                    "a whole number" if whole else "a number",
-                    f" {option.unit}" if option.unit else "",
+                expected = (
+                    f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g} {option.unit}"
                 )
-                raise wrong_type(value, name, f"{word} from {low:g} to {high:g}{unit}")
+                raise wrong_type(value, name, expected.rstrip())
         if self.max_len is not None and self.max_len < self.min_len:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
+
+    @property
+    def min_patches(self) -> int:
+        """Number of patches of the shortest segment: upstream first reads the stop head at index `min_len` + 1."""
+        return min(self.min_len + 2, self.max_len or self.min_len + 2)
+
+    def patch_bound(self, text_tokens: int) -> int:
+        """Maximum number of patches for a text of so many tokens, KV cache aside (upstream `_generate`).
+
+        Unlike upstream's bound, it is never below `min_patches`.
+        """
+        by_ratio = int(text_tokens * self.retry_badcase_ratio_threshold + 10)
+        return max(min(by_ratio, self.max_len or DEFAULT_MAX_LEN), self.min_patches)
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name."""
@@ -228,10 +192,10 @@ def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
     options = dict(given)
     if switch(options.pop("denoise", False), "denoise"):
         raise InputError(
-            "denoise is a model of upstream's own and is not part of a bundle; clean the prompt audio beforehand"
+            "denoise is not offered: upstream's denoiser is not part of a bundle; clean the prompt audio beforehand"
         )
     if "streaming" in options:
         raise InputError(
-            "streaming is not offered: generate gives the whole speech, generate_streaming its chunks"
+            "streaming is not offered: use generate for whole speech, generate_streaming for chunks"
         )
     return GenerationOptions(**options)

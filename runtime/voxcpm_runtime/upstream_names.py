@@ -1,12 +1,12 @@
-"""Attributes and methods that a user of upstream's `VoxCPM` finds on ours, beside those that do the work."""
+"""Names of upstream's `VoxCPM` that ours has for compatibility."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from voxcpm_constants.errors import BundleError, InputError, system_errors_as
-from voxcpm_runtime.argument_types import path_argument, shown, switch
+from voxcpm_runtime.argument_types import path_argument, switch
 from voxcpm_runtime.backends.choice import AUTO_DEVICE, gpu_device
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
@@ -14,21 +14,9 @@ from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MERGED = (
-    "a LoRA is merged when a checkpoint is converted, and cannot be changed in a bundle; give it as "
-    "from_pretrained(…, lora_weights_path=…), or with `convert --lora`, and open another bundle without it"
-)
-
-
-_ATTRIBUTES = {
-    "text_normalizer": "normalize=True reads numbers, dates and symbols in words",
-    "denoiser": "clean the prompt audio beforehand",
-}
-"""Attributes of upstream's that are not offered, and what there is."""
-
 
 class UpstreamNames:
-    """The names of upstream's class that need nothing but a bundle, open or to be opened."""
+    """Upstream's names that need only a bundle."""
 
     bundle: Bundle
 
@@ -64,7 +52,7 @@ class UpstreamNames:
         """
         if lora_config is not None:
             raise InputError(
-                "lora_config is read from lora_config.json beside the LoRA's weights; leave it out"
+                "lora_config is read from lora_config.json next to the LoRA's weights; leave it out"
             )
         # Before minutes of work.
         device = AUTO_DEVICE if device is None else device
@@ -80,17 +68,6 @@ class UpstreamNames:
         opened: Self = cls.from_bundle(folder, precision, device=device, **given)
         return opened
 
-    # Type checkers would take every name for an attribute.
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """No attribute. Raises AttributeError, which says what there is in place of one of upstream's."""
-            instead = _ATTRIBUTES.get(name)
-            said = (
-                f"has no attribute {name!r}" if instead is None else f"has no {name} of upstream's: {instead}"
-            )
-            raise AttributeError(f"{type(self).__name__!r} object {said}", name=name, obj=self)
-
     @property
     def tts_model(self) -> Self:
         """This object: upstream's `tts_model.sample_rate` is its `sample_rate`."""
@@ -100,19 +77,3 @@ class UpstreamNames:
     def lora_enabled(self) -> bool:
         """Whether a LoRA was merged into the bundle's weights."""
         return self.bundle.manifest.source.lora is not None
-
-    def load_lora(self, lora_weights_path: str) -> NoReturn:
-        """Not offered. Raises InputError, which says how a bundle gets a LoRA."""
-        raise InputError(f"load_lora({shown(lora_weights_path)}): {_MERGED}")
-
-    def unload_lora(self) -> NoReturn:
-        """Not offered. Raises InputError."""
-        raise InputError(f"unload_lora: {_MERGED}")
-
-    def set_lora_enabled(self, enabled: bool) -> NoReturn:
-        """Not offered. Raises InputError."""
-        raise InputError(f"set_lora_enabled({shown(enabled)}): {_MERGED}")
-
-    def get_lora_state_dict(self) -> NoReturn:
-        """Not offered. Raises InputError."""
-        raise InputError(f"get_lora_state_dict: {_MERGED}")

@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
-from voxcpm_runtime.argument_types import function, instance, switch, text_argument
+from voxcpm_runtime.argument_types import (
+    checked_text,
+    switch,
+    text_argument,
+    valid_unicode,
+    wrong_type,
+)
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
 from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, choose_backend, chosen_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.model.driver import Driver, Prefix
+from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
-from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, Keywords, named_arguments, several
-from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, CancelToken, Keywords
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, Gathered, checked_chunking, chunked, stream
-from voxcpm_runtime.speech.utterance import voice_lead
+from voxcpm_runtime.speech.utterance import computed_prefix
 from voxcpm_runtime.storage.process_memory import return_freed_memory
-from voxcpm_runtime.text.input_text import checked_text, valid_unicode
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.upstream_names import UpstreamNames
-from voxcpm_runtime.voices.prefix_cache import cached_prefixes
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
@@ -42,18 +44,17 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
+# Voices whose prefill is kept in memory; ten seconds of prompt with its transcript take about 2 MB for VoxCPM 1.5.
+_KEPT_PREFIXES = 4
+
 
 class VoxCPM(UpstreamNames):
     """A checkpoint's step models, ready to speak; make one with `from_bundle`. Any number of threads may use it."""
 
     def __init__(
-        self,
-        bundle: Bundle | None = None,
-        driver: Driver | None = None,
-        arithmetic: str = "",
-        *of_upstream: object,
-        **named: object,
-    ) -> None:
+        self, bundle: Bundle | None = None, driver: Driver | None = None, arithmetic: str = "",
+        *of_upstream: object, **named: object,
+    ) -> None:  # fmt: skip
         """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units.
         Raises InputError for anything else: upstream's constructor takes a folder, as `from_pretrained` does here.
         """
@@ -64,21 +65,15 @@ class VoxCPM(UpstreamNames):
         self.bundle = bundle
         self._driver: Driver | None = driver
         self._key = f"{bundle.digest}|{text_argument(arithmetic, 'arithmetic')}"
-        self._prefix = cached_prefixes(self._make_prefix, self._key, self._prefix_fits)
+        self._prefix = lru_cache(_KEPT_PREFIXES)(lambda voice: computed_prefix(bundle, self.driver, voice))
 
     @classmethod
     @system_errors_as(BundleError)
     def from_bundle(
-        cls,
-        path: str | Path | Bundle | None = None,
-        precision: str | None = None,
-        backend: Backend = "auto",
-        threads: int | None = None,
-        verify: bool = False,
-        compute_units: ComputeUnits = AUTO,
-        device: str = CPU_DEVICE,
-        on_first_use: Callable[[str], object] = lambda _: None,
-    ) -> Self:
+        cls, path: str | Path | Bundle | None = None, precision: str | None = None, backend: Backend = "auto",
+        threads: int | None = None, verify: bool = False, compute_units: ComputeUnits = AUTO,
+        device: str = CPU_DEVICE, on_first_use: Callable[[str], object] = lambda _: None,
+    ) -> Self:  # fmt: skip
         """Open a bundle and load its step models.
 
         path: a bundle's folder, a hub id (`organisation/name`), an open bundle, or None for the built-in voice.
@@ -94,6 +89,8 @@ class VoxCPM(UpstreamNames):
         for a GPU that cannot be used.
         """
         switch(verify, "verify")
+        if not callable(on_first_use):
+            raise wrong_type(on_first_use, "on_first_use", "a function")
         if isinstance(path, Bundle) and (precision not in (None, path.precision) or verify):
             raise InputError(
                 f"an open bundle has its precision already ({path.precision}) and was verified when it was opened; "
@@ -107,7 +104,7 @@ class VoxCPM(UpstreamNames):
             threads=threads,
             device=device,
             compute_units=compute_units,
-            first_use=function(on_first_use, "on_first_use"),
+            first_use=on_first_use,
         )
         models = {name: step_model.model for name, step_model in placed.items()}
         next_patch = load_next_patch(bundle, models, device)
@@ -154,61 +151,44 @@ class VoxCPM(UpstreamNames):
         return {name: v for name, v in built_in_voices().items() if v.header.latent_space == space}
 
     def generate(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        **given: Unpack[Keywords],
-    ) -> Audio:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+    ) -> Audio:  # fmt: skip
         """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: see `speak`."""
         return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given).audio
 
     def speak(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        **given: Unpack[Keywords],
-    ) -> Speech:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+    ) -> Speech:  # fmt: skip
         """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
-        prompt_wav_path, prompt_text: audio to continue, and what is said in it. reference_wav_path: a voice to speak
-        with (VoxCPM2). options: those of `UPSTREAM_ORDER` by position. given: `voice`, fields of `Arguments`, and
-        options, fields of `GenerationOptions`.
+        prompt_wav_path, prompt_text: a recording to continue, and its transcript. reference_wav_path: a recording of
+        the voice (VoxCPM2). options: options by position, in upstream's order (`UPSTREAM_ORDER`). given: `voice`, and
+        fields of `Arguments` and `GenerationOptions`.
 
-        Raises InputError, one line, for anything that cannot be spoken, before any work is done, and Cancelled. Warns
-        (SuspiciousWarning) of a segment that is too long or too short for its text in every attempt.
+        Raises InputError, one line, before any work is done, and Cancelled. Warns (SuspiciousWarning) of a segment that
+        is too long or too short for its text in every attempt.
         """
-        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
-        return self.speak_plan(planned)
+        return self.speak_plan(
+            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
+        )
 
     def plan(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        **given: Unpack[Keywords],
-    ) -> Plan:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+    ) -> Plan:  # fmt: skip
         """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments.
 
         A text of more than 5000 characters is read while it is spoken; the plan has its first segment.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        # Without a text there would be nothing to refuse: that is a session's plan.
         named = named_options(options, given) if options else given
-        checked_text(text, "text")
         with system_errors_as(InputError):
-            return plan(self.bundle, Arguments.of(text, recordings, named))
+            return plan(self.bundle, Arguments.of(checked_text(text, "text"), recordings, named))
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
-        instance(plan, Plan, "plan", "a Plan")
         try:
             gathered = Gathered(plan)
             for _ in self._stream(plan, plan.segments, gathered):
@@ -223,10 +203,10 @@ class VoxCPM(UpstreamNames):
 
         utterances: texts, or arguments of `speak` by name, including `text`.
 
-        Raises what `speak` raises, and InputError for any utterance before the first one is spoken.
+        All are checked before the first one is spoken. Raises what `speak` raises.
         """
         plans: list[Plan] = []
-        given = several(utterances)
+        given = _several(utterances)
         try:
             plans += map(self._planned, given)
         except InputError as error:
@@ -238,7 +218,7 @@ class VoxCPM(UpstreamNames):
 
         utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
-        for index, given in enumerate(several(utterances)):
+        for index, given in enumerate(_several(utterances)):
             spoken: Speech | VoxCPMError
             try:
                 with system_errors_as(InputError):
@@ -248,24 +228,17 @@ class VoxCPM(UpstreamNames):
             yield index, spoken
 
     def generate_streaming(
-        self,
-        text: str,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *options: Any,
-        chunk_patches: int = DEFAULT_CHUNK_PATCHES,
-        first_chunk_patches: int | None = None,
-        **given: Unpack[Keywords],
-    ) -> Iterator[Audio]:
+        self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *options: Any, chunk_patches: int = DEFAULT_CHUNK_PATCHES,
+        first_chunk_patches: int | None = None, **given: Unpack[Keywords],
+    ) -> Iterator[Audio]:  # fmt: skip
         """The speech of `speak`, in chunks (samples,) of `chunk_patches` patches, as soon as they are ready.
 
         first_chunk_patches: patches of the first chunk; with fewer, audio starts sooner.
 
-        There is no retry, since audio that was heard cannot be taken back; SuspiciousWarning says, as soon as it is
-        known, that the speech is too long or too short for its text. The samples are exactly those of `speak` with the
-        same seed, if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the
-        iterator ends the generation between two Euler steps.
+        Streams are not retried: SuspiciousWarning reports a segment that is too long or too short for its text. The
+        samples are exactly those of `speak` with the same seed, if that needed no retry. Errors are raised by the call
+        itself, not by the first chunk. Closing the iterator cancels between two Euler steps.
         """
         planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
         return self.stream_plan(planned, chunk_patches=chunk_patches, first_chunk_patches=first_chunk_patches)
@@ -279,19 +252,13 @@ class VoxCPM(UpstreamNames):
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        instance(plan, Plan, "plan", "a Plan")
         return chunked(self._stream(plan, plan.segments), *chunking)
 
     def session(
-        self,
-        prompt_wav_path: AudioSource | None = None,
-        prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None,
-        *,
-        buffer_seconds: float = BUFFER_SECONDS,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-        **given: Unpack[Keywords],
-    ) -> Session:
+        self, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None, *, buffer_seconds: float = BUFFER_SECONDS,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext, **given: Unpack[Keywords],
+    ) -> Session:  # fmt: skip
         """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
 
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
@@ -309,30 +276,21 @@ class VoxCPM(UpstreamNames):
         digest = voice.digest if voice else ""
         said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.seed}"
         return Session(
-            narrate,
-            self.sample_rate,
-            split=planned.split_sentence,
-            seed=said.encode(),
-            buffer_seconds=buffer_seconds,
-            turn=turn,
-        )
+            narrate, self.sample_rate, split=planned.split_sentence, seed=said.encode(),
+            buffer_seconds=buffer_seconds, turn=turn,
+        )  # fmt: skip
 
     @system_errors_as(InputError)
     def create_voice(
-        self,
-        audio: AudioSource | None = None,
-        transcript: str | None = None,
-        *,
-        name: str,
-        reference: AudioSource | None = None,
-        trim_silence_vad: bool = False,
+        self, audio: AudioSource | None = None, transcript: str | None = None, *, name: str,
+        reference: AudioSource | None = None, trim_silence_vad: bool = False,
         provenance: Mapping[str, str] | None = None,
-    ) -> Voice:
+    ) -> Voice:  # fmt: skip
         """Make a voice, to save (`Voice.save`) and to give as `voice` instead of recordings.
 
         audio: with a transcript, a prompt to continue; without one, a reference (VoxCPM2). reference: in addition to a
-        prompt. trim_silence_vad: cut silence from both ends of the recordings. provenance: more to keep with the voice
-        about its origin, such as the speaker's consent, beside the recordings' names, digests and date.
+        prompt. trim_silence_vad: cut silence from both ends of the recordings. provenance: stored with the voice,
+        such as the speaker's consent, in addition to names and digests of the recordings and the date.
 
         Raises InputError for recordings that are missing, cannot be read or are too short, or need VoxCPM2.
         """
@@ -344,9 +302,11 @@ class VoxCPM(UpstreamNames):
         return unencoded.encoded(self.driver, name, origin)
 
     def _planned(self, given: AnyArguments) -> Plan:
-        return (
-            plan(self.bundle, given) if isinstance(given, Arguments) else self.plan(**named_arguments(given))
-        )
+        if isinstance(given, Arguments):
+            return plan(self.bundle, given)
+        if not isinstance(given, str | Mapping):
+            raise wrong_type(given, "an utterance", "a text or a mapping of arguments by name")
+        return self.plan(given) if isinstance(given, str) else self.plan(**{"text": None, **given})
 
     def _stream(
         self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: Gathered | None = None
@@ -356,11 +316,9 @@ class VoxCPM(UpstreamNames):
         voice = plan.encoded_voice(self.driver)
         return stream(plan, segments, self.driver, voice, self._prefix, whole)
 
-    def _make_prefix(self, voice: Voice) -> Prefix:
-        a = self.bundle.architecture
-        nothing = np.zeros((0, a.patch_size, a.feat_dim), np.float32)
-        prompt = nothing if voice.prompt is None else voice.prompt
-        return self.driver.prefix(voice_lead(self.bundle, voice), prompt)
 
-    def _prefix_fits(self, voice: Voice, prefix: Prefix) -> bool:
-        return self.driver.has_shape_of(prefix, len(voice_lead(self.bundle, voice)), voice.prompt_patches)
+def _several(utterances: object) -> list[AnyArguments]:
+    """Utterances as a list. Raises InputError for a single one, such as a text, whose letters would be spoken."""
+    if isinstance(utterances, str | bytes | Mapping) or not isinstance(utterances, Iterable):
+        raise wrong_type(utterances, "utterances", "a list of texts, or of arguments by name")
+    return list(utterances)

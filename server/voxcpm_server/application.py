@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from types import MappingProxyType
 
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import InputError, VoxCPM
-from voxcpm_server.api import openai_routes, status_routes, voice_routes
+from voxcpm_server.api import speech_routes, status_routes
 from voxcpm_server.api.openapi import DescribedApp
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
@@ -29,15 +29,8 @@ from voxcpm_server.speech.served_bundles import Source
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams import stream_route
 
-CORS_EXPOSED_HEADERS = [
-    "Location",
-    "X-Seed",
-    "X-Sample-Rate",
-    "X-Audio-Duration",
-    "X-Ignored-Fields",
-    "Retry-After",
-    "Content-Range",
-]
+_SPEECH_HEADERS = ["Location", "X-Seed", "X-Sample-Rate", "X-Audio-Duration", "X-Ignored-Fields"]
+CORS_EXPOSED_HEADERS = [*_SPEECH_HEADERS, "Retry-After", "Content-Range"]
 
 
 def create_app(
@@ -46,7 +39,7 @@ def create_app(
     keys: Keys | None = None,
     *,
     named: Mapping[str, Source] = MappingProxyType({}),
-    when_begun: Callable[[Exception | None], object] | None = None,
+    when_begun: Callable[[Exception | None], object] = lambda _: None,
     replicated: bool = False,
 ) -> FastAPI:
     """An ASGI app that speaks with bundles.
@@ -68,18 +61,47 @@ def create_app(
     keys = read_keys(settings) if keys is None else keys
     check_exposure(settings, keys)
     service = Service(tts, settings, keys, named, replicated=replicated)
+    rooms = service.rooms.values()
+
+    async def begin(failure: Exception | None) -> None:
+        failure = failure or await service.bundles.begin()
+        if failure is None:
+            for room in rooms:
+                room.work()
+        when_begun(failure)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        failure = None
+        try:
+            for room in rooms:
+                await room.open()
+        except InputError as error:
+            failure = error
+        beginning = asyncio.ensure_future(begin(failure))
+        yield
+        beginning.cancel()
+        await service.close()
+
     app = DescribedApp(
         title="voxcpm-coreml",
         version=version("voxcpm-coreml"),
         # These pages load scripts from elsewhere; /openapi.json stays.
         docs_url=None,
         redoc_url=None,
-        lifespan=_lifespan(service, when_begun),
+        lifespan=lifespan,
     )
     app.state.service = service
-    app.state.needs_key = service.needs_key
     answer_in_openais_shape(app)
-    _include_routers(app, service)
+    routers = [speech_routes.speech, speech_routes.voices, stream_route.router]
+    routers += [router for room in rooms for router in room.routers]
+    routers.append(status_routes.about_router(service))
+    # Clients are given a URL with or without /v1.
+    for prefix in ("/v1", ""):
+        for router in routers:
+            app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
+    for router in (status_routes.probes, *(router for room in rooms for router in room.unprefixed)):
+        app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(BoundedBody, settings=settings)
     app.add_middleware(Guard, keys=keys, settings=settings, is_public=service.is_public)
@@ -95,46 +117,3 @@ def create_app(
         )
     app.add_middleware(ErrorAndMetricsMiddleware, metrics=service.metrics)
     return app
-
-
-def _include_routers(app: FastAPI, service: Service) -> None:
-    rooms = service.rooms.values()
-    routers = [openai_routes.router, voice_routes.router, stream_route.router]
-    routers += [router for room in rooms for router in room.routers]
-    routers.append(status_routes.about_router(service))
-    # Clients are given a URL with or without /v1.
-    for prefix in ("/v1", ""):
-        for router in routers:
-            app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
-    for router in (status_routes.probes, *(router for room in rooms for router in room.unprefixed)):
-        app.include_router(router)
-
-
-def _lifespan(
-    service: Service, when_begun: Callable[[Exception | None], object] | None
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """What happens when the app starts, before it takes requests, and when it ends."""
-    rooms = service.rooms.values()
-
-    async def begin(failure: Exception | None) -> None:
-        failure = failure or await service.bundles.begin()
-        if failure is None:
-            for room in rooms:
-                room.work()
-        if when_begun is not None:
-            when_begun(failure)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        failure = None
-        try:
-            for room in rooms:
-                await room.open()
-        except InputError as error:
-            failure = error
-        beginning = asyncio.ensure_future(begin(failure))
-        yield
-        beginning.cancel()
-        await service.close()
-
-    return lifespan

@@ -15,8 +15,14 @@ import websockets  # noqa: F401 - without it uvicorn would answer everything but
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime import InputError
-from voxcpm_runtime.commands.parameters import takes_groups
-from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, loaded, opened
+from voxcpm_runtime.commands.shared_arguments import (
+    BundleArgument,
+    Engine,
+    Quiet,
+    loaded,
+    opened,
+    takes_groups,
+)
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import check_exposure, read_keys
@@ -34,7 +40,7 @@ _BACKLOG = 2048
 def serve(
     *, bundle: BundleArgument = None, settings: AllSettings, engine: Engine, quiet: Quiet = False
 ) -> None:
-    """Serve speech over HTTP, as OpenAI's API: on 127.0.0.1:8000 with the built-in voice, unless told otherwise."""
+    """Serve speech over HTTP with OpenAI's API. Default: the built-in voice on 127.0.0.1:8000."""
     keys = read_keys(settings)
     check_exposure(settings, keys)
     read_aliases(settings.voice_aliases)
@@ -43,7 +49,10 @@ def serve(
         return
     paths = read_named(settings.bundles)
     for path in paths.values():
-        _check_present(path)
+        with contextlib.suppress(RuntimeError):  # ~NAME of an unknown user
+            if is_hub_id(path) or user_path(path).is_dir():
+                continue
+        raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
     named = {name: _source(path, engine) for name, path in paths.items()}
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
@@ -86,14 +95,6 @@ def _source(path: str | None, engine: Engine) -> Source:
         return Unloaded(size, bundle.architecture.generation, partial(loaded, bundle, engine))
 
     return unloaded
-
-
-def _check_present(path: str) -> None:
-    """Raises InputError at startup for a bundle that is neither a folder nor a hub id."""
-    with contextlib.suppress(RuntimeError):  # ~NAME of an unknown user
-        if is_hub_id(path) or user_path(path).is_dir():
-            return
-    raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
 
 
 @contextlib.contextmanager

@@ -26,18 +26,11 @@ CLIENT_GONE = 499
 """Status of a request whose client has gone away; in metrics only."""
 RETRY_SECONDS = "5"
 """Retry-After of transient errors."""
+RETRY = {"Retry-After": RETRY_SECONDS}
 MODEL_UNAVAILABLE = "model_unavailable"
-_UNAVAILABLE: tuple[tuple[type[VoxCPMError], str, str], ...] = (
-    (BundleError, "bundle", MODEL_UNAVAILABLE),
-    (DeviceError, "device", "device_unavailable"),
-)
+_UNAVAILABLE = ((BundleError, "bundle", MODEL_UNAVAILABLE), (DeviceError, "device", "device_unavailable"))
 # Statuses of the runtime's other errors; the first match wins.
-_STATUSES: tuple[tuple[type[VoxCPMError], int], ...] = (
-    (InputError, 400),
-    (Cancelled, CLIENT_GONE),
-    (MissingExtraError, 501),
-    (VoxCPMError, 500),
-)
+_STATUSES = ((InputError, 400), (Cancelled, CLIENT_GONE), (MissingExtraError, 501), (VoxCPMError, 500))
 # Error numbers of a full or broken disk.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -53,7 +46,6 @@ _CODES = {
 }
 # Status → close code of a websocket (RFC 6455, 7.4, and IANA's registry).
 _CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
-_END_SECONDS = 1
 
 
 class ApiError(HTTPException):
@@ -82,6 +74,11 @@ class ApiError(HTTPException):
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
+    @property
+    def close_code(self) -> int:
+        """The close code of a websocket after this error."""
+        return _CLOSE_CODES.get(self.status_code, 1008 if self.status_code < 500 else 1011)
+
     def response(self) -> JSONResponse:
         """The answer."""
         return JSONResponse(self.document, self.status_code, self.headers)
@@ -92,14 +89,10 @@ def client_gone(reason: str = "the client has gone away") -> ApiError:
     return ApiError(CLIENT_GONE, reason)
 
 
-def speech_too_long(max_seconds: float) -> ApiError:
-    """The error of a speech that is longer than a request may be."""
-    return ApiError(
-        400,
-        f"the speech is longer than {max_seconds:g} s, the most of a request here; send a part of the text",
-        param="input",
-        code="speech_too_long",
-    )
+def speech_too_long(max_seconds: float, of: str = "request here; send a part of the text") -> ApiError:
+    """The error of a speech that is longer than it may be."""
+    message = f"the speech is longer than {max_seconds:g} s, the most of a {of}"
+    return ApiError(400, message, param="input", code="speech_too_long")
 
 
 def as_api_error(error: BaseException, text: str = "input") -> ApiError:
@@ -118,17 +111,16 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
         return ApiError(error.status_code, f"{error.detail}", headers=error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        where = ".".join(map(str, first["loc"][1:])) or None
         return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
-    retry = {"Retry-After": RETRY_SECONDS}
     if isinstance(error, asyncio.CancelledError):
-        return ApiError(503, "the server has ended; try again", headers=retry)
-    for kind, what, code in _UNAVAILABLE:
-        if isinstance(error, kind):
+        return ApiError(503, "the server has ended; try again", headers=RETRY)
+    for unavailable, what, code in _UNAVAILABLE:
+        if isinstance(error, unavailable):
             # Paths are logged, but not sent to clients.
             _log.error("%s: %s", what, error)
             message = f"the {what} cannot be used now; the server's log says why"
-            return ApiError(503, message, code=code, headers=retry)
+            return ApiError(503, message, code=code, headers=RETRY)
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             argument = getattr(error, "argument", None)
@@ -144,21 +136,16 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} at {where}"
 
 
-def close_code(error: ApiError) -> int:
-    """The close code of a websocket after this error."""
-    return _CLOSE_CODES.get(error.status_code, 1008 if error.status_code < 500 else 1011)
-
-
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request or a websocket's handshake with an error, in OpenAI's shape if the server supports it."""
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": close_code(error), "reason": ""})
+        await send({"type": "websocket.close", "code": error.close_code, "reason": ""})
         return
     await error.response()(scope, receive, send)
     if scope["type"] == "websocket":
         # uvicorn logs the handshake as unanswered unless the connection has ended by now.
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_ended(receive), _END_SECONDS)
+            await asyncio.wait_for(_ended(receive), 1)
 
 
 async def _ended(receive: Receive) -> None:

@@ -30,8 +30,6 @@ _OPTIONS = {
     "jobs": "options.JobSettings",
     "wyoming": "options.WyomingSettings",
 }
-
-
 Address = tuple[str, int, str]
 """Where a room listens, apart from HTTP: host, port, and the option that chose them, for messages."""
 
@@ -100,9 +98,8 @@ def doors() -> dict[str, type[Room]]:
 if TYPE_CHECKING:
     AllSettings = Settings
 else:
-    AllSettings = make_dataclass(
-        "AllSettings", (), bases=(*_present(_OPTIONS).values(), Settings), frozen=True
-    )
+    _bases = (*_present(_OPTIONS).values(), Settings)
+    AllSettings = make_dataclass("AllSettings", (), bases=_bases, frozen=True)
     # So that it can be pickled.
     AllSettings.__module__ = __name__
 """The core's settings and those of all rooms that are there."""

@@ -61,12 +61,8 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        app: FastAPI,
-        settings: Settings,
-        *,
-        listeners: Mapping[str, socket.socket] = MappingProxyType({}),
-    ) -> None:
+        self, app: FastAPI, settings: Settings, *, listeners: Mapping[str, socket.socket] = MappingProxyType({})
+    ) -> None:  # fmt: skip
         self._service: Service = app.state.service
         self._listeners = listeners
         config = uvicorn.Config(

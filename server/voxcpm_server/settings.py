@@ -62,32 +62,30 @@ class Settings:
     """How a server behaves. Numbers are seconds, characters, requests or megabytes (1,000,000 bytes), as named."""
 
     host: Annotated[str, network("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, network("Port to listen on; 0 is any that is free.", 0, 65535)] = 8000
+    port: Annotated[int, network("Port to listen on; 0 means any free port.", 0, 65535)] = 8000
     cors_origin: Annotated[
         list[str] | None,
-        network(
-            "A web page's origin that may call this server, such as https://example.org; repeat for more."
-        ),
+        network("Origin of a web page that may call this server, such as https://example.org; repeatable."),
     ] = None
     access_log: Annotated[
         bool, network("Log each request: address, method, path, status.", flags=["--access-log"])
     ] = False
-    drain_seconds: Annotated[
-        int, network("After SIGTERM, seconds for requests that are being answered.", 0, 86_400)
-    ] = 30
+    drain_seconds: Annotated[int, network("Seconds that running requests get after SIGTERM.", 0, 86_400)] = 30
 
     api_key: Annotated[
         list[str] | None,
-        access("A key that clients must send; repeat for more. Other users of this machine can see it."),
+        access("API key that clients must send; repeatable. Other users of this machine can see it."),
     ] = None
     api_key_file: Annotated[
         Path | None,
-        access("File with a key on each line. $VOXCPM_COREML_API_KEYS holds keys, too, separated by commas."),
+        access(
+            "File with one API key per line. $VOXCPM_COREML_API_KEYS may also hold keys, separated by commas."
+        ),
     ] = None
     insecure_serve_without_key: Annotated[
         bool,
         access(
-            "Without a key, serve whoever reaches the address, over Wyoming too; otherwise on loopback only.",
+            "Serve other machines without a key, over Wyoming too, instead of loopback only.",
             flags=["--insecure-serve-without-key"],
         ),
     ] = False
@@ -98,64 +96,64 @@ class Settings:
     bundles: Annotated[
         list[str] | None,
         _speech(
-            "Another bundle and its name among the models, loaded when first asked for; repeat for more.",
+            "Another bundle, loaded on first use, and its model name; repeatable.",
             flags=["--bundle"], metavar="NAME=BUNDLE",
         ),
     ] = None  # fmt: skip
     max_memory: Annotated[
         str | None,
         _speech(
-            "Memory of this process, such as 8GB, beyond which bundles that are not in use are closed for others.",
+            "Memory limit, such as 8GB: idle bundles are closed to stay below it when another is loaded.",
             metavar="AMOUNT",
         ),
     ] = None
     voice_aliases: Annotated[
         Path | None,
         _speech(
-            'JSON file that gives names to voices, such as {"alloy": "ada"}; "default" is the checkpoint\'s own.'
+            'JSON file with aliases of voices, such as {"alloy": "ada"}; "default" is the checkpoint\'s own voice.'
         ),
     ] = None
-    voices_folder: Annotated[Path | None, _speech("Folder of the voices. Default: the user's own.")] = None
-    preview_text: Annotated[str, _speech("What a voice's preview says.")] = "Hello, this is how I sound."
+    voices_folder: Annotated[Path | None, _speech("Folder of stored voices. Default: the user's own.")] = None
+    preview_text: Annotated[str, _speech("Text of a voice's preview.")] = "Hello, this is how I sound."
 
     max_connections: Annotated[
-        int, _limit("Requests and websockets at the same time; one more is answered with 503.", 1, 100_000)
+        int, _limit("Maximum requests and websockets in progress; more get a 503.", 1, 100_000)
     ] = 512
-    concurrency: Annotated[int, _limit("Texts that are spoken at the same time.", 1, 1024)] = 2
-    queue: Annotated[int, _limit("Requests that may wait; one more is answered with 503.", 0, 100_000)] = 32
+    concurrency: Annotated[int, _limit("Maximum texts spoken at once.", 1, 1024)] = 2
+    queue: Annotated[int, _limit("Maximum waiting requests; more get a 503.", 0, 100_000)] = 32
     queue_per_key: Annotated[
         int | None,
         _limit(
-            "Requests of one key that may wait; one more is answered with 429. Default: half of --queue with several "
-            "keys, otherwise all of it.", 1, 100_000,
+            "Maximum waiting requests per key; more get a 429. Default: half of --queue with several "
+            "keys, otherwise --queue.", 1, 100_000,
         ),
     ] = None  # fmt: skip
-    max_characters: Annotated[int, _limit("Longest text of a request.", 1, 10_000_000)] = 4096
+    max_characters: Annotated[int, _limit("Maximum characters of a request's text.", 1, 10_000_000)] = 4096
     max_conversations: Annotated[
-        int, _limit("Websockets and Wyoming connections that may be open.", 1, 100_000)
+        int, _limit("Maximum open websockets and Wyoming connections.", 1, 100_000)
     ] = 64
     idle_seconds: Annotated[
         float,
-        _limit("Seconds without a message, while nothing is spoken, until such a connection is closed.", 0.1, 86_400),
+        _limit("Seconds of silence after which such a connection is closed.", 0.1, 86_400),
     ] = 180  # fmt: skip
-    max_audio_seconds: Annotated[float, _limit("Longest speech of a request.", 1, 86_400)] = 600
-    max_recording_seconds: Annotated[
-        float, _limit("Longest recording of a voice, prompt or reference.", 1, 3_600)
-    ] = 60
-    max_upload_megabytes: Annotated[float, _limit("Largest body of a request.", 0.001, 10_000)] = 25
+    max_audio_seconds: Annotated[float, _limit("Maximum seconds of speech per request.", 1, 86_400)] = 600
+    max_recording_seconds: Annotated[float, _limit("Maximum seconds of a recording.", 1, 3_600)] = 60
+    max_upload_megabytes: Annotated[
+        float, _limit("Maximum megabytes of a request's body.", 0.001, 10_000)
+    ] = 25
     max_bodies_megabytes: Annotated[
         float,
         _limit(
-            "All bodies of requests that are being answered or wait; what goes beyond is answered with 503.",
+            "Maximum megabytes of the bodies of all requests together; more get a 503.",
             0.001, 10_000_000,
         ),
     ] = 1000  # fmt: skip
-    max_voices: Annotated[int, _limit("Voices that may be stored.", 0, 1_000_000)] = 1000
+    max_voices: Annotated[int, _limit("Maximum stored voices.", 0, 1_000_000)] = 1000
     buffer_seconds: Annotated[
-        float, _limit("Speech that may wait for a slow reader; then speaking pauses.", 1, 86_400)
+        float, _limit("Seconds of speech buffered for a slow reader before speaking pauses.", 1, 86_400)
     ] = 120
     client_timeout: Annotated[
-        float, _limit("Seconds without progress until a client that stalls is given up.", 0.1, 86_400)
+        float, _limit("Seconds without progress after which a client is disconnected.", 0.1, 86_400)
     ] = 30
 
     def check(self) -> None:
@@ -189,8 +187,3 @@ class Settings:
     def max_upload_bytes(self) -> int:
         """The largest body of a request in bytes."""
         return round(self.max_upload_megabytes * MEGABYTE)
-
-    @property
-    def max_bodies_bytes(self) -> int:
-        """The largest sum of the bodies that are held at the same time, in bytes."""
-        return round(self.max_bodies_megabytes * MEGABYTE)

@@ -101,18 +101,3 @@ def test_a_wrong_argument_is_one_line(given, message):
     done = run(*given)
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((".", ".:precison=int8"), ".:precison=int8: "),
-        ((".", ".", "--only", "locdit_step", "--only", "typo"), "--only typo: expected one of "),
-    ],
-)
-def test_an_option_that_a_bundle_lacks_is_one_line(tiny_bundle, given, message):
-    done = run(tiny_bundle, *given, "--rounds", 1, "--threads", 1)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"compare.py: {message}")

@@ -23,8 +23,8 @@ def test_ten_clients_for_five_seconds_after_two_that_are_not_judged(load, speaki
     server = load.Server(str(speaking_bundle), ["--precision", "int8", "--queue", "3"])
     try:
         server.wait_until_ready()
-        outcome, before = asyncio.run(load.load(server, 10, 2, 5, 0, str(speaking_bundle)))
-        figures = load.figures(outcome, 5, before, server.metrics())
+        outcome = asyncio.run(load.load(server, 10, 2, 5, 0, str(speaking_bundle)))
+        figures = load.figures(outcome, 5)
     finally:
         code = server.end()
 
@@ -36,23 +36,5 @@ def test_ten_clients_for_five_seconds_after_two_that_are_not_judged(load, speaki
     assert outcome.memory[0][0] < 0 < outcome.memory[-1][0]
     assert set(outcome.statuses) <= {200, 400, 404, 503}
     assert 0 < figures["first audio of streams, s"]["p50"] <= figures["first audio of streams, s"]["p95"]
-    assert figures["underruns counted by the server"] >= 0
     least, most = figures["resident MB after the warm-up, least and most"]
     assert least == most == 0 or 50 < least <= most < 2000
-
-
-def test_errors_growing_memory_and_wrong_samples_are_failures(load):
-    outcome = load.Outcome(judged_from=0.0)
-    outcome.finished["reader"] = 1
-    assert not list(load.failures(outcome, 60))
-
-    outcome.statuses[500] += 1
-    assert list(load.failures(outcome, 60)) == ["answers with [500]"]
-    outcome.statuses.clear()
-    outcome.memory = [(float(at), 100_000_000 + 200_000 * at) for at in range(61)]
-    assert list(load.failures(outcome, 60)) == ["resident memory grew by 10.9%"]
-    # Growth in the warm-up is not a leak.
-    outcome.memory = [(float(at), 100_000_000 + 2_000_000 * min(at + 30, 30)) for at in range(-30, 61)]
-    assert not list(load.failures(outcome, 60))
-    outcome.wrong.append("reader: other samples than alone")
-    assert list(load.failures(outcome, 60)) == outcome.wrong

@@ -82,6 +82,10 @@ def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owner}))
     assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny).shapes()
     assert torch.equal(Checkpoint.open(copy).tensor(names[1]), weights[names[1]])
+    elsewhere = {name: f"../{copy.name}/{file}" for name, file in owner.items()}
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": elsewhere}))
+    one_line_error(copy, f"../{copy.name}/{owner[names[0]]}")
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owner}))
     (copy / owner[names[0]]).unlink()
     one_line_error(copy, owner[names[0]])
 
@@ -160,7 +164,7 @@ def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
     one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
     weights["base_lm.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(8, 64)
     save_file(weights, copy / "model.safetensors")
-    one_line_error(copy, "give the LoRA as a folder of its own with --lora")
+    one_line_error(copy, "give the LoRA in its own folder with --lora")
 
 
 def remove(name: str) -> Callable[[Path], None]:

@@ -22,7 +22,6 @@ from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
-from voxcpm_runtime.commands import cli
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -158,35 +157,6 @@ def test_the_command_speaks_for_itself_alone(command_conversion: Path) -> None:
     assert Manifest.read(command_conversion / "bundle").sizes == StepSizes(
         kv_length=128, prefill_chunks=(1, 16, 64)
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["missing", "-o", "b"], "no checkpoint here"),
-        (["{checkpoint}", "-o", "b", "--max-length", "513"], "at most 512 positions"),
-        (["{other}", "-o", "b"], "lm_config"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    tiny_checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}')
-    code = cli.main(["convert", *(a.format(checkpoint=tiny_checkpoint, other=other) for a in arguments)])
-    said = capsys.readouterr().err
-    assert code == 2
-    assert said.startswith("error: ")
-    assert message in said
-    assert said.count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["other"]
 
 
 def test_int8_quantises_every_large_matrix_but_no_rotary_table(tiny_bundle: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor, nn
 
 from core_ai_agreement import beside_torch
@@ -31,12 +30,9 @@ from voxcpm_constants.step_models import (
 from voxcpm_constants.targets import CORE_AI, package_form
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.cli import progress_console
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ai import packages
-from voxcpm_conversion.core_ai.modules import PhasesConvolution, use_phases
-from voxcpm_conversion.core_ai.toolchain import quiet
-from voxcpm_conversion.modules.audio_vae import CausalConvTranspose1d, Contexts
+from voxcpm_conversion.core_ai.modules import use_phases
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.commands import cli
@@ -68,17 +64,6 @@ def test_programs_have_the_declared_functions_and_tensors(tiny_bundle_27: Path, 
         for function, model in form.functions.items():
             given = {name for name, _ in summary.function_inputs(function)}
             assert {t.name for t in model.inputs} == given
-        operations = str(asset.program._module._mlir_module.operation)
-        assert "?" not in operations.replace('"?"', "")
-        assert "scatter_nd" not in operations
-        assert operations.count("coreai.slice_update") == 2 * len(form.functions) * (
-            len(declared.state) // 2 if declared.has_caches else 0
-        )
-        # Each from (layer, 0, 0, position, 0) on, where the position is the input itself, not computed from it.
-        for function in operations.split("coreai.graph @")[1:]:
-            for begin in re.findall(r"slice_update \S+ with \S+ at \((%\d+), ", function):
-                assert re.search(rf"{begin} = coreai.concat [^:]*, %arg1, %\d+ :", function)
-        assert "conv_transpose" not in operations
 
 
 def test_the_weights_of_several_functions_are_stored_once(tiny_bundle_27: Path) -> None:
@@ -148,27 +133,6 @@ def test_without_the_converter_one_line_says_what_to_install(
             Checkpoint.open(tiny_checkpoint), tmp_path / "b", precisions=["fp32"], sizes=TINY, target=CORE_AI
         )
     assert not list(tmp_path.iterdir())
-
-
-def test_the_commands_progress_is_seen_while_the_converter_is_silent(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    console = progress_console()
-    with quiet():
-        print("the converter's", file=sys.stderr)  # noqa: T201 - what is silenced
-        console.print("base_lm_step export")
-    assert capsys.readouterr().err == "base_lm_step export\n"
-
-
-@pytest.mark.parametrize("stride", [2, 3, 7])
-def test_a_convolution_of_phases_is_the_transposed_one(stride: int) -> None:
-    torch.manual_seed(0)
-    transposed, context = CausalConvTranspose1d(6, 4, stride), torch.randn(1, 6, 1)
-    x = torch.randn(1, 6, 5)
-    before, after = Contexts((context,)), Contexts((context,))
-
-    torch.testing.assert_close(PhasesConvolution(transposed)(x, after), transposed(x, before))
-    torch.testing.assert_close(after.after, before.after)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +231,7 @@ def test_a_full_disk_leaves_no_bundle_and_the_same_command_resumes(
         patched.setattr(packages.shutil, "disk_usage", full)
         assert cli.main(words) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"no room for VoxCPM .*: it needs \d+\.\d MB, and 0\.0 MB are free", said)
+    assert re.search(r"no disk space for VoxCPM .*: \d+\.\d MB needed, 0\.0 MB free", said)
     assert [path.name for path in tmp_path.iterdir()] == [".b.partial"]
     (first,) = tmp_path.glob(".b.partial/bundle/fp32/*.aimodel")
     written = (first / "main.mlirb").stat().st_mtime_ns

@@ -120,7 +120,7 @@ def everywhere(tmp_path_factory: pytest.TempPathFactory, second_checkpoint: Path
     [
         ({"enable_lm": True, "target_modules_lm": ["gate_proj", "down_proj", "self_attn.q_proj"]}, 2 * 3),
         ({"enable_dit": True, "target_modules_dit": ["in_proj", "linear_1", "up_proj"]}, 2 + 1 + 2),
-        ({"enable_proj": True, "target_proj_modules": ["stop_head", "fsq_layer.in_proj", "base_lm"]}, 1),
+        ({"enable_proj": True, "target_proj_modules": ["stop_head", "fsq_layer.in_proj", "in_proj"]}, 1),
         ({**ALL, "target_modules_lm": [], "target_modules_dit": ["o_proj"], "dropout": 0.5}, 2 + 3),
     ],
     ids=["lm", "dit", "projections", "all"],

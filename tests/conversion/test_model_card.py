@@ -57,6 +57,7 @@ def test_a_hub_finds_licence_task_library_and_base_model() -> None:
         "tags": ["coreml", "voxcpm", "fp16", "int8"],
     }
     assert "license" not in front_matter(model_card(manifest("1.5")))
+    assert "base_model" not in front_matter(model_card(manifest("1.5", checkpoint="a-folder")))
 
 
 def test_the_facts_are_those_of_the_manifest() -> None:
@@ -76,7 +77,7 @@ def test_sizes_are_sums_of_the_files() -> None:
 
     assert all(found[name] == ["2.0", "1.0"] for name in STEP_MODEL_NAMES)
     count = len(STEP_MODEL_NAMES)
-    assert found["together"] == [f"{2 * count}.0", f"{count}.0"]
+    assert found["total"] == [f"{2 * count}.0", f"{count}.0"]
     assert "the constants and the tokenizer (1.0 MB)" in card
 
 
@@ -84,7 +85,7 @@ def test_sizes_are_sums_of_the_files() -> None:
 def test_modes_that_the_generation_lacks_are_named(preset: str, missing: bool) -> None:
     card = model_card(manifest(preset))
 
-    assert ("This generation has no voice design, style control, reference" in card) is missing
+    assert ("Not supported by this generation: voice design, style control, reference" in card) is missing
     # 1024 positions of 160 ms, or of 80 ms for 0.5B.
     assert (f"1024 positions: {82 if preset == '0.5b' else 164} s of speech") in card
 

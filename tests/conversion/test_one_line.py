@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml import packages
-from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -61,8 +59,8 @@ def test_a_weight_that_is_not_finite_is_named(checkpoint):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokeniser file"),
-        ("tokenizer_config.json", '{"unk_token": 5}', "not a tokeniser file"),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokenizer file"),
+        ("tokenizer_config.json", '{"unk_token": 5}', "not a tokenizer file"),
         ("config.json", DEEP, "cannot be read"),
         ("speech.json", DEEP, "cannot be read"),
     ],
@@ -75,6 +73,13 @@ def test_a_file_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_pat
     assert line.startswith(f"error: {checkpoint / name}: ")
     assert message in line
     assert not (tmp_path / "bundle").exists()
+
+
+def test_more_positions_than_the_checkpoint_was_made_for(capsys, tiny_checkpoint, tmp_path):
+    line = one_line(capsys, "convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", "513")
+
+    assert "at most 512 positions" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, tmp_path, monkeypatch):
@@ -109,28 +114,6 @@ def test_names_that_cannot_be_written(capsys, tiny_checkpoint, tmp_path, monkeyp
 
 def stop(*_):
     raise KeyboardInterrupt
-
-
-def test_a_package_that_cannot_be_read_again_is_one_line():
-    """coremltools (9.0) goes on without the place of its weights when the system refuses to open it."""
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        compress(SimpleNamespace(weights_dir=None), "locdit_step", "int8")
-
-
-def test_a_package_with_a_list_that_was_only_begun_is_not_taken(tmp_path):
-    """coremltools (9.0) goes on when the system refuses to write it, and would leave it in the bundle."""
-    whole, begun = tmp_path / "whole.mlpackage", tmp_path / "begun.mlpackage"
-    for package in (whole, begun):
-        (package / "Data").mkdir(parents=True)
-        (package / "Manifest.json").write_text("{}")
-    (begun / "Manifest.a163eed5-7538-4177-a2dd-95e2fd613b86").touch()
-
-    packages._join({"main": whole}, tmp_path / "a.mlpackage")
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        packages._join({"main": begun}, tmp_path / "b.mlpackage")
-
-    assert (tmp_path / "a.mlpackage" / "Manifest.json").exists()
-    assert not (tmp_path / "b.mlpackage").exists()
 
 
 def test_without_max_length_it_is_what_the_checkpoint_allows(checkpoint, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_a_cache_that_returns_rows_computes_what_a_scattered_one_does(
             np.testing.assert_allclose(ours[cache], theirs[cache], rtol=0, atol=2e-5)
 
 
-def test_the_command_passes_the_three_options_on(
+def test_the_command_passes_options_on(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The base LM's two layers have 43,136 weights each, and two bytes a weight."""
@@ -74,12 +74,23 @@ def test_the_command_passes_the_three_options_on(
         raise InputError("far enough")
 
     monkeypatch.setattr("voxcpm_conversion.cli.convert_checkpoint", noted)
-    forms = ("--kv-cache", "rows", "--solver-steps", "100", "--split-gigabytes", "1.1e-4")
+    forms = (
+        "--kv-cache",
+        "rows",
+        "--solver-steps",
+        "100",
+        "--split-gigabytes",
+        "1.1e-4",
+        "--prefill-chunk",
+        "8",
+    )
     given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--max-length", "128", *forms]
     assert cli.main(given) == 2
     (options,) = asked
     assert options["kv_cache"] == "rows"
-    assert options["sizes"] == StepSizes(kv_length=128, solver_steps=100, base_lm_parts=2)
+    assert options["sizes"] == StepSizes(
+        kv_length=128, prefill_chunks=(1, 8), solver_steps=100, base_lm_parts=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +130,7 @@ def test_what_needs_no_checkpoint_is_checked_before_one_is_downloaded(
     ("options", "warning"),
     [
         (["--max-length", "16384"], ""),
-        (["--max-length", "16385"], "does not take caches of more than 16384"),
+        (["--max-length", "16385"], "does not support caches of more than 16384"),
         (["--target", "macos15", "--max-length", "100"], "needs a multiple of 32 for Core ML's states"),
     ],
 )

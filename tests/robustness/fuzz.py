@@ -37,11 +37,6 @@ READERS: dict[str, Callable[[Path, Path], Reader]] = {
     )
 }
 """What makes each reader from the folder of a bundle with int8 and an empty folder of its own."""
-GUIDED = (
-    *("manifest", "npy", "tokenizer", "tokenizer_config", "weights", "voice"),
-    *("batch_lines", "recording", "text", "speech_json", "speech_form", "wyoming"),
-)
-"""The readers whose bytes atheris changes. It sees the branches of Python alone, not those of C and Rust."""
 
 
 def made(name: str, bundle: Path) -> Reader:

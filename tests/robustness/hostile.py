@@ -18,13 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from edited_manifest import edit_manifest
 from robustness.damage import copy_of_one_precision
 from robustness.watched import TRACEBACK, Ended, ending
 
 LARGE = 100_000_000
 """Bytes of what is too large."""
-WEIGHTS = "int8/feat_encoder.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
 READ = "read"
 NPY = "constants/lm_to_dit_proj_b.npy"
 _STARTS = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.startfile", "socket.connect"}
@@ -49,11 +47,6 @@ class Place:
         else:
             self.bundle = self.inside / "bundle"
             copy_of_one_precision(Path(bundle), self.bundle)
-
-    def moved_outside(self, path: Path) -> None:
-        """Move a file or folder outside, with a link to it where it was."""
-        path.rename(self.outside / "moved")
-        path.symlink_to(self.outside / "moved")
 
     def record(self, name: str) -> None:
         """Make the manifest's digest of a file its own."""
@@ -93,36 +86,6 @@ def converts(place: Place) -> None:
         opened.tensor(name)
 
 
-def listed_as(name: str) -> Change:
-    """A manifest that lists a file elsewhere."""
-
-    def change(place: Place) -> None:
-        listed = {name.format(secret=place.secret): {"bytes": 600, "sha256": "0" * 64}}
-        edit_manifest(place.bundle, lambda document: document["files"].update(listed))
-
-    return change
-
-
-def linked(name: str) -> Change:
-    """A file of the bundle, or a folder, that is a link to its like elsewhere; digests match."""
-    return lambda place: place.moved_outside(place.bundle / name)
-
-
-def unlisted(name: str, *, link: bool) -> Change:
-    """A file that the manifest leaves out, altered in one byte, or a link to such a file elsewhere."""
-
-    def change(place: Place) -> None:
-        edit_manifest(place.bundle, lambda document: document["files"].pop(name))
-        path = place.bundle / name
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-        if link:
-            place.moved_outside(path)
-
-    return change
-
-
 def blob_elsewhere(file_name: str) -> Change:
     """A program whose weights are in a file elsewhere."""
 
@@ -139,13 +102,6 @@ def blob_elsewhere(file_name: str) -> Change:
         place.record((package / MODEL_FILE).relative_to(place.bundle).as_posix())
 
     return change
-
-
-def objects_in_npy(place: Place) -> None:
-    import numpy as np
-
-    np.save(place.bundle / NPY, np.array([Runs(place.canary)], object), allow_pickle=True)
-    place.record(NPY)
 
 
 def large(name: str, start: bytes, end: bytes = b"", fill: bytes = b"\0") -> Change:
@@ -251,16 +207,8 @@ def safetensors_header(place: Place) -> None:
 
 
 BUNDLES: dict[str, Change] = {
-    "manifest: absolute path": listed_as("{secret}"),
-    "manifest: path above": listed_as("constants/../../../outside/secret.bin"),
-    "link: weights": linked(WEIGHTS),
-    "link: folder of a precision": linked("int8"),
-    "link: tokenizer": linked("tokenizer"),
-    "unlisted: weights": unlisted(WEIGHTS, link=False),
-    "unlisted: link to weights": unlisted(WEIGHTS, link=True),
     "blob: path above": blob_elsewhere("@model_path/../../../../../outside/secret.bin"),
     "blob: absolute path": blob_elsewhere("{secret}"),
-    "npy: objects": objects_in_npy,
     "npy: header of version 2": large(
         NPY, b"\x93NUMPY\x02\x00" + struct.pack("<I", LARGE - 12) + b"{'descr': '<f4'"
     ),

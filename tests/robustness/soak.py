@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from voxcpm_runtime import CancelToken, VoxCPM, pcm16
-from voxcpm_runtime.speech.cancellation import Cancelled
+from voxcpm_runtime.speech.arguments import Cancelled
 
 THREADS = 16
 HANGING = 120.0

@@ -14,7 +14,6 @@ from robustness.watched import Watched
 BUNDLES: dict[str, tuple[str, str, int, int]] = {
     "bundle": ("speaking_bundle", "int8", 40, 430),
     "voice": ("speaking_bundle", "int8", 6, 130),
-    "prefix": ("speaking_bundle", "int8", 3, 70),
     "lowered": ("speaking_bundle", "int8", 2, 50),
     "prepared": ("speaking_bundle", "int8", 0, 40),
     "verified": ("speaking_bundle", "int8", 2, 50),

@@ -28,7 +28,7 @@ def soaked(bundle: Path, seconds: float, seed: int) -> list[dict[str, float]]:
         text=True,
         check=False,
         # glibc gives threads heaps of their own and gives little of them back: with several, memory follows from which
-        # threads have ever worked at the same time, and creeps up for hours. See docs/server.md.
+        # threads have ever worked at the same time, and creeps up for hours. See docs/server-operation.md.
         env=child_environment(MALLOC_ARENA_MAX="1"),
     )
     assert done.returncode == 0, done.stderr

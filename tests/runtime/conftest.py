@@ -32,7 +32,7 @@ from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech import lengths
+from voxcpm_runtime.speech import plan
 
 
 def config(generation: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def architecture(request: pytest.FixtureRequest) -> Architecture:
 @pytest.fixture(autouse=True)
 def _swift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the estimates: with the tiny architectures' patches of 20 ms, a token would need 25 patches."""
-    monkeypatch.setattr(lengths, "SECONDS_PER_TOKEN", 0.01)
+    monkeypatch.setattr(plan, "SECONDS_PER_TOKEN", 0.01)
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.files import write_audio
+from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.text.input_text import checked_text
 
 needs_devices = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
 
@@ -44,13 +43,6 @@ def test_a_device_is_neither_text_nor_prompt(refused, given):
     assert "it is neither a file nor a pipe" in refused(*given, "/dev/zero")
 
 
-def test_a_silent_prompt_is_refused(refused):
-    write_audio("silent.wav", np.zeros(300), 1000)
-
-    err = refused("--text", "hi.", "--prompt", "silent.wav", "--prompt-text", "a")
-    assert "silence throughout: its peak is 0 (digital silence)" in err
-
-
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 def test_a_small_file_of_too_many_samples_is_refused(refused):
     """Half a megabyte, for which gigabytes would be taken."""
@@ -70,7 +62,7 @@ def test_a_small_file_of_too_many_samples_is_refused(refused):
 
 
 def test_a_text_beyond_its_bound_is_refused(monkeypatch):
-    monkeypatch.setattr("voxcpm_runtime.text.input_text.MAX_CHARACTERS", 10)
+    monkeypatch.setattr("voxcpm_runtime.argument_types.MAX_CHARACTERS", 10)
 
     assert checked_text("ten signs.", "text") == "ten signs."
     with pytest.raises(InputError, match="the text has 11 characters; expected at most 10"):

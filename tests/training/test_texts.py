@@ -17,7 +17,7 @@ import pytest
 from voxcpm_training import data
 from voxcpm_training.architecture import PATCH, SAMPLE_RATE
 from voxcpm_training.batches import Batch, Sampler
-from voxcpm_training.corpus import in_words, kept, spoken
+from voxcpm_training.corpus import kept, spoken
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids, encode
 from voxcpm_training.voices import Spoken, Utterance
@@ -25,25 +25,6 @@ from voxcpm_training.voices import Spoken, Utterance
 KNOWN = frozenset(
     ("the", "old", "farmer", "fed", "his", "chickens", "before", "sunrise", "quick", "brown", "dog", "ran", "home")
 ) | {"it", "rained", "yes"}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [
-        ("105", "one hundred five"),
-        ("1066", "one thousand sixty-six"),
-        ("1905", "nineteen oh five"),
-        ("2007", "two thousand seven"),
-        ("$1984", "one thousand nine hundred eighty-four dollars"),
-        ("$12,500", "twelve thousand five hundred dollars"),
-        ("3.05", "three point zero five"),
-        ("1st", "first"),
-        ("22nd", "twenty-second"),
-        ("1,000,000", "one million"),
-    ],
-)
-def test_a_number_in_words(number: str, expected: str) -> None:
-    assert in_words(number) == expected
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,3 @@ def test_what_was_misheard_is_not_kept(tmp_path: Path, capsys: pytest.CaptureFix
     assert Utterances.of_shards([shard]).kept.tolist() == [True, False, True]
     line = json.loads(capsys.readouterr().out)
     assert (line["shard"], line["utterances"], line["kept"]) == ("shard-00007", 3, 2)
-
-
-"""Frames that are decoded at once, padding included."""

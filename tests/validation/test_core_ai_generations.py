@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from core_ai_agreement import FP32, TEXT, Reference, check_fp32, check_utterances, recorded
+from core_ai_agreement import TEXT, Reference, check_fp32, check_utterances, recorded
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
@@ -114,13 +114,6 @@ def test_half_arithmetic_and_bytes_reach_the_floors_of_linuxs_runtime(built_in_v
     """Every step model at every length, with the text and seed that `validate` takes."""
     report = validate_bundle(built_in_voice, str(DEFAULT_CHECKPOINT), precisions=["fp16"])
     assert report.failures() == []
-
-
-def test_the_built_in_voice_in_fp32_equals_upstream(built_in_voice: Path) -> None:
-    report = validate_bundle(built_in_voice, str(DEFAULT_CHECKPOINT), precisions=["fp32"], patches=12)
-    assert report.failures() == []
-    assert all(step.lowest >= FP32 for step in report.steps)
-    assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
 
 
 def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(

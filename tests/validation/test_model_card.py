@@ -10,8 +10,7 @@ from voxcpm_runtime.commands import cli
 from voxcpm_validation import validate
 from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.measures import Agreement
-from voxcpm_validation.model_card import add_to_model_card
-from voxcpm_validation.report import Report
+from voxcpm_validation.report import Report, add_to_model_card
 from voxcpm_validation.step_agreement import StepAgreement
 
 CARD = "# Mine\n\n<!-- validation -->\nNot validated yet.\n<!-- /validation -->\n\nThe end.\n"
@@ -88,7 +87,7 @@ def test_a_card_that_is_a_link_or_cannot_be_written_is_left_alone(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
-    monkeypatch.setattr("voxcpm_validation.model_card.add_to_model_card", refused)
+    monkeypatch.setattr("voxcpm_validation.report.add_to_model_card", refused)
     assert cli.main(["validate", str(bundle), "--checkpoint", "mine"]) == 1
     assert "(Permission denied)" in " ".join(capsys.readouterr().err.split())
     assert (bundle / "blob").read_text() == CARD

@@ -9,7 +9,6 @@ import pytest
 import soundfile
 import torch
 
-from voxcpm_constants.errors import InputError
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
@@ -97,28 +96,6 @@ def test_latents_after_a_prompt_are_the_generated_ones_alone(speaker: Speaker, p
         decoded = speaker.model.audio_vae.decode(frames).numpy().reshape(-1)
     hop = len(audio) // PATCHES
     assert np.corrcoef(decoded[-hop:], audio[-hop:])[0, 1] > 0.99
-
-
-def test_only_voxcpm2_takes_a_reference_voice(speaker: Speaker, prompt: Path) -> None:
-    def speak() -> np.ndarray:
-        return upstream_generate(
-            speaker.model, TEXT, reference_wav=prompt, rng=np.random.default_rng(0), max_len=PATCHES
-        )[1]
-
-    if type(speaker.model).__name__ == "VoxCPM2Model":
-        assert not np.allclose(speak(), speaker.latents)
-    else:
-        with pytest.raises(InputError, match="VoxCPM2"):
-            speak()
-
-
-def test_dtype_is_overridden_without_touching_the_checkpoint(speaker: Speaker) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in speaker.folder.iterdir()}
-    assert next(speaker.model.base_lm.parameters()).dtype is torch.float32
-    model = load_upstream(speaker.folder, dtype="bfloat16", max_length=64)
-    assert next(model.base_lm.parameters()).dtype is torch.bfloat16
-    assert next(model.audio_vae.parameters()).dtype is torch.float32
-    assert {path.name: path.stat().st_mtime_ns for path in speaker.folder.iterdir()} == before
 
 
 def test_capitals_survive_a_tokenizer_that_lowers_them() -> None:

@@ -243,9 +243,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--judged", type=int, default=24 * HOP, help="samples of a segment that discriminators get"
     )
-    p.add_argument(
-        "--hours", type=float, default=80, help="most hours of speech that are loaded to the device"
-    )
+    p.add_argument("--hours", type=float, default=80, help="maximum hours of speech loaded to the device")
     p.add_argument("--rate", type=float, default=9e-4, help="highest learning rate")
     p.add_argument("--judges-rate", type=float, default=2e-4)
     p.add_argument("--seed", type=int, default=0)

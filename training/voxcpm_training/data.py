@@ -101,10 +101,10 @@ def main() -> None:
         "--kokoro", type=Path, required=True, help="folder of part-1.bin …, and of the voices' .bin files"
     )
     parser.add_argument("--devices", nargs="+", default=["cuda:0"], help="where Kokoro runs")
-    parser.add_argument("--shards", type=int, help="most shards; default: the whole corpus")
+    parser.add_argument("--shards", type=int, help="maximum number of shards; default: the whole corpus")
     parser.add_argument("--shard-size", type=int, default=SHARD)
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--minutes", type=float, help="begin no shard after this time")
+    parser.add_argument("--minutes", type=float, help="start no shard after this time")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     texts = gzip.decompress(options.corpus.read_bytes()).decode().splitlines()

@@ -75,7 +75,7 @@ def read_shard(path: Path) -> tuple[list[Audio], list[str]]:
 
 
 class Filter:
-    """Judges shards. listen: transcripts of 24 kHz signals. maximum: highest share of wrong characters that is kept."""
+    """Judges shards. listen: transcripts of 24 kHz signals. maximum: maximum share of wrong characters."""
 
     def __init__(self, listen: Callable[[list[Audio]], list[str]], maximum: float, batch: int) -> None:
         from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
@@ -154,9 +154,7 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, required=True, help="the file of `whisper_weights`")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="look for new shards this often")
-    parser.add_argument(
-        "--most-wrong", type=float, default=0.25, help="highest share of wrong characters that is kept"
-    )
+    parser.add_argument("--max-wrong", type=float, default=0.25, help="maximum share of wrong characters")
     parser.add_argument("--batch", type=int, default=256)
     options = parser.parse_args()
     if not options.data.is_dir():
@@ -168,7 +166,7 @@ def main() -> int:
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
     torch.backends.cudnn.allow_tf32 = False  # the resampling is a convolution in fp32
     recogniser = Recogniser(options.weights, options.weights.with_name("tokenizer.json"), device)
-    judge = Filter(recogniser.transcribe, options.most_wrong, options.batch).judge
+    judge = Filter(recogniser.transcribe, options.max_wrong, options.batch).judge
     return 1 if watch(options.data, judge, options.watch) else 0
 
 

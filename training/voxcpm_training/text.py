@@ -1,4 +1,4 @@
-"""The character tokeniser, and the text that it accepts: lower-case English letters, space, and ' - , . ? !"""
+"""The character tokenizer, and the text that it accepts: lower-case English letters, space, and ' - , . ? !"""
 
 from __future__ import annotations
 

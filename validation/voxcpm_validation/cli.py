@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from voxcpm_runtime.backends.choice import Backend
     from voxcpm_validation.report import Report
 
-_PATCHES = 12
 _IN_THE_REPORT_ONLY = ("calls", "waveform SNR dB")
 """Columns that would make a table wider than a terminal."""
 _MAX_UNBROKEN = 17
@@ -31,12 +30,8 @@ _MAX_UNBROKEN = 17
 
 
 def validate(
-    bundle: Annotated[
-        str | None, typer.Argument(help="Bundle folder. Default with --golden: the built-in voice.")
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="The checkpoint that the bundle was converted from.")
-    ] = None,
+    bundle: Annotated[str, typer.Argument(help="Bundle folder.")],
+    checkpoint: Annotated[str, typer.Option(help="The checkpoint that the bundle was converted from.")],
     lora: Annotated[
         Path | None, typer.Option(help="The LoRA that was merged into the bundle: its folder or weight file.")
     ] = None,
@@ -44,57 +39,22 @@ def validate(
         list[str] | None,
         typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all that the bundle has."),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Folder to write validation.json and validation.md into.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder for validation.json and validation.md.")] = None,
     text: Annotated[str | None, typer.Option(help="Text to speak.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Prompt audio of the continuation case.")] = None,
     prompt_text: Annotated[str | None, typer.Option(help="Transcript of the prompt audio.")] = None,
-    patches: Annotated[
-        int | None, typer.Option(help=f"Patches to speak in each case. Default: {_PATCHES}.", min=2)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the noise. Default: 0.", min=0)] = None,
+    patches: Annotated[int, typer.Option(help="Patches to speak in each case.", min=2)] = 12,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
     backend: Annotated[
         str, typer.Option(help="Backend of the end-to-end cases: auto, coreml, coreai or portable.")
     ] = "auto",
-    golden: Annotated[
-        bool, typer.Option("--golden", help="Compare with recorded hashes and figures instead of upstream.")
-    ] = False,
-    record: Annotated[
-        bool, typer.Option("--record", help="With --golden: write new records instead of comparing.")
-    ] = False,
-    records: Annotated[
-        Path | None, typer.Option(help="With --golden: folder of records. Default: the built-in voice's.")
-    ] = None,
 ) -> None:
-    """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is too low.
-
-    With --golden: speak fixed texts and compare the samples with golden records, and between runs, processes and chunk
-    sizes. Exit code 1: something differs.
-    """
+    """Compare each step model and the loop with upstream's PyTorch code. Exit code 1: a figure below its floor."""
     unknown = [p for p in precision or () if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
-    if golden:
-        # Neither way imports what only the other one needs: PyTorch, or the golden voice.
-        from voxcpm_validation.golden.examination import check_golden
-
-        others = (
-            ("--checkpoint", checkpoint), ("--lora", lora), ("--report", report), ("--text", text),
-            ("--prompt", prompt), ("--prompt-text", prompt_text), ("--patches", patches), ("--seed", seed),
-        )  # fmt: skip
-        if given := [name for name, value in others if value is not None]:
-            raise InputError(f"--golden has texts and seeds of its own; leave out {', '.join(given)}")
-        check_golden(bundle, precision or (), cast("Backend", backend), record=record, records=records)
-        return
-    if record or records is not None:
-        raise InputError("--record and --records belong to --golden; give it too, or leave them out")
-    if bundle is None or checkpoint is None:
-        raise InputError(
-            "expected a bundle and --checkpoint, what it was converted from; only --golden needs neither"
-        )
     if (prompt is None) != (prompt_text is None):
-        raise InputError("--prompt and --prompt-text belong together: give both or neither")
+        raise InputError("--prompt and --prompt-text: give both or neither")
     if report is not None:
         inputs = (bundle, checkpoint, lora, prompt)
         report_folder(report, ("validation.json", "validation.md"), inputs)
@@ -110,8 +70,8 @@ def validate(
             text=text or DEFAULT_TEXT,
             prompt_wav=prompt,
             prompt_text=prompt_text,
-            patches=patches or _PATCHES,
-            seed=seed or 0,
+            patches=patches,
+            seed=seed,
             backend=cast("Backend", backend),
             report=note,
         )
@@ -122,7 +82,7 @@ def validate(
 
 def _show(findings: Report, bundle: Path, report: Path | None) -> None:
     """Print the tables and the verdict, and write the report and the bundle's model card."""
-    from voxcpm_validation.model_card import add_to_model_card
+    from voxcpm_validation.report import add_to_model_card
 
     out, console = Console(), Console(stderr=True)
     for title, header, rows in findings.tables():

@@ -17,7 +17,7 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.speech.utterance import utterance
-from voxcpm_runtime.text.input_text import controlled
+from voxcpm_runtime.text.control import controlled
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import traits_of, upstream_generate

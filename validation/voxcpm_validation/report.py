@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import Precision
+from voxcpm_conversion.model_card import table, with_validation
 from voxcpm_runtime.storage.whole_file import make_folder, whole_file
 from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.sensitivity import MARGIN, Sensitivity
@@ -148,17 +150,17 @@ class Report(BaseModel):
 
     def tables(self) -> Iterable[tuple[str, list[str], list[list[str]]]]:
         """(title, header, rows) of each table that has rows."""
-        yield (
-            "Step models",
-            ["step model", "precision", "arithmetic", "output", "correlation", "max abs error", "SNR dB", "calls"],
-            [
-                [s.step_model, s.precision, s.arithmetic, name, f"{o.correlation:.7f}", f"{o.max_abs_error:.2e}",
-                 f"{o.snr_db:.1f}", str(s.calls)]
-                for s in self.steps
-                for name, o in s.outputs.items()
-            ],
-        )  # fmt: skip
-        more = (
+        tables = (
+            (
+                "Step models",
+                ["step model", "precision", "arithmetic", "output", "correlation", "max abs error", "SNR dB", "calls"],
+                [
+                    [s.step_model, s.precision, s.arithmetic, name, f"{o.correlation:.7f}", f"{o.max_abs_error:.2e}",
+                     f"{o.snr_db:.1f}", str(s.calls)]
+                    for s in self.steps
+                    for name, o in s.outputs.items()
+                ],
+            ),
             (
                 "First outputs by the length of the call",
                 ["step model", "precision", "arithmetic", "length", "correlation", "max abs error"],
@@ -200,7 +202,7 @@ class Report(BaseModel):
                 ],
             ),
         )  # fmt: skip
-        yield from (table for table in more if table[2])
+        yield from (table for table in tables if table[2])
 
 
 def below_floors(
@@ -211,23 +213,19 @@ def below_floors(
     The median forced patch is always judged. built_in: the checkpoint is the built-in voice's. core_ai: the speech is
     Core AI's.
     """
-    forced_floors = CORE_AI_FORCED_FLOORS if core_ai else TEACHER_FORCED_FLOORS
-    median_floors = BUILT_IN_MEDIAN_PATCH_FLOORS if built_in else MEDIAN_PATCH_FLOORS
-    median_floors = CORE_AI_MEDIAN_FLOORS if core_ai else median_floors
+    forced = CORE_AI_FORCED_FLOORS if core_ai else TEACHER_FORCED_FLOORS
+    median = BUILT_IN_MEDIAN_PATCH_FLOORS if built_in else MEDIAN_PATCH_FLOORS
+    median = CORE_AI_MEDIAN_FLOORS if core_ai else median
     free = speech.free_running_latents.correlation
     below = []
-    for figure, value, floors, disturbed in (
-        ("free-running latents", free, FREE_RUNNING_FLOORS, drift.free_running if drift else None),
-        (
-            "teacher-forced, worst patch",
-            speech.teacher_forced_worst,
-            forced_floors,
-            drift.forced_worst if drift else None,
-        ),
-        (_MEDIAN, speech.teacher_forced_median, median_floors, drift.forced_median if drift else None),
+    for figure, value, floors, name in (
+        ("free-running latents", free, FREE_RUNNING_FLOORS, "free_running"),
+        ("teacher-forced, worst patch", speech.teacher_forced_worst, forced, "forced_worst"),
+        (_MEDIAN, speech.teacher_forced_median, median, "forced_median"),
     ):
         floor, judged = floors.get(speech.precision, -1.0), True
-        if drift is not None and disturbed is not None:
+        if drift is not None:
+            disturbed = getattr(drift, name)
             # The median has no margin: a loop with a defect of 1 % would fit into it.
             floor = drift.floor(disturbed, floor, margin=1.0 if figure == _MEDIAN else MARGIN)
             judged = figure == _MEDIAN or drift.judges(disturbed)
@@ -243,3 +241,52 @@ def _patches(speech: EndToEnd) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def add_to_model_card(bundle: Path, report: Report) -> bool:
+    """Enter the report's correlations into the README.md of a bundle; what stood there before is replaced.
+
+    Returns False, and changes nothing, if the bundle has no card of the conversion's form, or if the card is a link,
+    as in a hub's cache. Raises OSError if the card cannot be written.
+    """
+    card = bundle / MODEL_CARD_FILE
+    if card.is_symlink() or not card.is_file():
+        return False
+    text = with_validation(card.read_text(encoding="utf-8"), card_section(report))
+    if text is None:
+        return False
+    with whole_file(card) as file:
+        file.write(text.encode())
+    return True
+
+
+def card_section(report: Report) -> str:
+    """The correlations of a report in Markdown: each step model by precision, then whole utterances."""
+    figures = {(s.step_model, s.precision): s.correlation for s in report.steps if s.arithmetic != "faithful"}
+    models = list(dict.fromkeys(model for model, _ in figures))
+    precisions = list(dict.fromkeys(precision for _, precision in figures))
+    runtime = "Core AI" if "core-ai" in {s.arithmetic for s in report.steps} else "ONNX Runtime"
+    versions = ", ".join(f"{name} {version}" for name, version in report.tools.items())
+    return "\n".join(
+        [
+            f"Correlation with upstream's PyTorch code, by `voxcpm-coreml validate` ({versions}). The step models ran",
+            f"on {runtime}, with the inputs and the state that upstream had:",
+            "",
+            *table(
+                ("step model", *precisions),
+                ([model, *(f"{figures[model, p]:.6f}" for p in precisions)] for model in models),
+            ),
+            "Whole utterances from the same noise, where every patch builds on the patches before it:",
+            "",
+            *table(
+                ("case", "precision", "patches", "latents", "waveform"),
+                (
+                    [e.case, e.precision, str(e.patches),
+                     f"{e.free_running_latents.correlation:.6f}", f"{e.waveform.correlation:.6f}"]
+                    for e in report.end_to_end
+                ),
+            ),
+            *report.notes,
+            *(f"- Below its floor: {line}" for line in report.failures()),
+        ]
+    )  # fmt: skip

@@ -96,8 +96,8 @@ def _save(program: Any, weights: int, description: str, path: Path) -> None:
     free, needed = shutil.disk_usage(path.parent).free, weights * 11 // 10 + _ROOM_BESIDE
     if free < needed:
         raise InputError(
-            f"{path.parent}: no room for {description}: it needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are "
-            "free; free space and run the same command again, which resumes"
+            f"{path.parent}: no disk space for {description}: {needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB "
+            "free; free space, then run the same command again to resume"
         )
     runtime = import_module("coreai.runtime")
     metadata = runtime.AIModelAssetMetadata()

@@ -74,8 +74,8 @@ def check_weights(found: Mapping[str, Shape], a: Architecture) -> None:
     lora = [name for name in found if ".lora_" in f".{name}" and name not in expected]
     if lora:
         raise CheckpointError(
-            f"the checkpoint carries {len(lora)} LoRA weights in addition to the base weights ({lora[0]}, …): "
-            "keep the base weights alone here, and give the LoRA as a folder of its own with --lora"
+            f"the checkpoint contains {len(lora)} LoRA weights in addition to the base weights ({lora[0]}, …): "
+            "keep only the base weights here, and give the LoRA in its own folder with --lora"
         )
     missing = [f"{name} {expected[name]}" for name in sorted(expected.keys() - found.keys())]
     unexpected = [f"{name} {found[name]}" for name in sorted(found.keys() - expected.keys())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 from collections.abc import Callable, Iterable
@@ -43,13 +44,12 @@ FORMATS = {
 def check_output_path(
     path: str | Path, *, inputs: Iterable[str | Path | None] = (), overwrite: bool = False
 ) -> Path:
-    """The path with ~ expanded. Raises InputError if no audio file can be written there, which is tried.
+    """The path with ~ expanded. Raises InputError if no audio file can be written there.
 
-    Missing folders are created for the test, which finds names that are too long, and removed again. inputs: files that
-    are read for the speech; the output must be none of them. overwrite: whether a read-only file may be replaced.
+    inputs: files that are read for the speech; the output must be none of them. overwrite: whether a read-only file may
+    be replaced.
     """
     path = user_path(path)
-    made: list[Path] = []
     try:
         target = replaced_file(path, overwrite=overwrite)
         _format(path)
@@ -62,31 +62,23 @@ def check_output_path(
             raise InputError(
                 f"{path}: cannot be written, because {nearest} is not a folder; choose another path"
             )
-        for folder in reversed(missing):
-            folder.mkdir()
-            made.append(folder)
-        with contextlib.suppress(FileNotFoundError):
-            # Fails for a name that is too long, which the temp file's shortened name hides.
-            target.lstat()
-        with whole_file(path, keep=False, overwrite=overwrite) as file:
-            file.write(b"")
+        for name in (target.name, *(folder.name for folder in missing)):
+            with contextlib.suppress(FileNotFoundError):
+                # Fails for a name that is too long.
+                (nearest / name).lstat()
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
-    finally:
-        # Another process may have written there in the meantime.
-        with contextlib.suppress(OSError):
-            for folder in reversed(made):
-                folder.rmdir()
     return path
 
 
 def write_audio(path: str | Path, audio: Audio, sample_rate: int, *, overwrite: bool = False) -> int:
-    """Write mono audio (samples,) in the format of the path's extension; samples outside [-1, 1] are clipped.
+    """Write mono audio (samples,) in the format of the path's extension. Returns the number of clipped samples.
 
-    WAV and the other lossless formats hold 16-bit samples; a pipe or a device without an extension gets WAV. Missing
-    folders are created. The file appears when it is complete. For a codec that does not take `sample_rate`, audio is
-    resampled to the next higher rate. overwrite: also replace a read-only file. Returns the number of clipped samples.
-    Raises InputError if the file cannot be written, and for NaN or infinite samples.
+    Lossless formats hold 16-bit samples; a pipe or a device without an extension gets WAV. Missing folders are created,
+    and the file appears when it is complete. For a codec that does not take `sample_rate`, audio is resampled to the
+    next higher rate. overwrite: also replace a read-only file. Raises InputError, also for NaN or infinite samples.
     """
     content, clipped = audio_file(path, audio, sample_rate)
     write_audio_file(path, content, overwrite=overwrite)

@@ -15,16 +15,13 @@ Pcm = npt.NDArray[np.int16]
 
 _PEAK = 32767
 _FADE_SECONDS = 0.005
-"""Length of a fade: long enough that no step is left, too short to be heard as one."""
+"""Length of a fade: enough to remove the step, too short to be heard."""
 _SILENCE = 10.0 ** (-50.0 / 20.0)
 """A peak of -50 dBFS."""
 
 
 def pcm16(audio: Audio) -> Pcm:
-    """16-bit samples (samples,): audio clipped to [-1, 1], times 32767, rounded to the nearest integer.
-
-    Raises InputError for samples that are NaN or infinite, and if audio is not an array of numbers.
-    """
+    """Audio (samples,), clipped to [-1, 1], times 32767, rounded. Raises InputError for NaN and infinity."""
     samples = np.asarray(audio)
     if samples.dtype.kind not in "fiu":
         raise wrong_type(audio, "audio", "an array of numbers")
@@ -33,7 +30,7 @@ def pcm16(audio: Audio) -> Pcm:
 
 
 def clipped_samples(audio: Audio) -> int:
-    """How many samples are outside [-1, 1]."""
+    """Number of samples outside [-1, 1]."""
     return int(np.count_nonzero(np.abs(audio) > 1.0))
 
 

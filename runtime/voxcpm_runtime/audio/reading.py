@@ -1,4 +1,4 @@
-"""Recordings: decoded in bounded memory, averaged to mono, resampled, and freed of silence.
+"""Recordings: decoded in bounded memory, averaged to mono, resampled and trimmed.
 
 Files are decoded by libsndfile, and a truncated one gives the samples that it has, as upstream's `librosa.load` does.
 """
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import (
     MAX_CHANNELS,
     MAX_RATE,
@@ -22,8 +21,9 @@ from voxcpm_constants.bounds import (
     MAX_RECORDING_SECONDS,
 )
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.argument_types import real_number, text_argument, whole_number, wrong_type
+from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.audio.pcm import Audio, require_finite
 
 AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
@@ -51,10 +51,8 @@ _MIN_LEVEL = np.float32(1e-5)
 def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, what: str = "audio") -> Audio:
     """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then resampled.
 
-    min_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
-
-    Raises InputError for a source that is not audio, is empty, has NaN or infinite samples, is far beyond full scale,
-    is too short, or is longer than MAX_RECORDING_SECONDS or MAX_RECORDING_SAMPLES.
+    min_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio". Raises
+    InputError for a source that is not audio, is empty, too short or too long, not finite, or far beyond full scale.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple):
@@ -85,26 +83,19 @@ def decode_audio(
 ) -> tuple[Audio, int]:
     """The samples (samples,) of an audio file in [-1, 1], channels averaged, and their rate in Hz.
 
-    name: its name in messages. rates: lowest and highest sample rate in Hz.
-
-    Raises InputError for content that is not audio, and for a recording that is longer than `max_seconds` or has more
-    than MAX_RECORDING_SAMPLES: by its header before decoding, or, if the header has no length, while decoding.
+    name: its name in messages. rates: lowest and highest sample rate in Hz. Raises InputError for content that is not
+    audio, and, before or while decoding, for more than `max_seconds` or MAX_RECORDING_SAMPLES.
     """
     if not isinstance(content, bytes | bytearray | memoryview):
         raise wrong_type(content, "content", "the bytes of an audio file")
-    text_argument(name, "name")
-    if not 0 < (maximum := real_number(max_seconds)) <= MAX_RECORDING_SECONDS:
-        raise wrong_type(max_seconds, "max_seconds", f"a number of seconds up to {MAX_RECORDING_SECONDS:g}")
-    if not isinstance(rates, tuple) or len(rates) != 2:
-        raise wrong_type(rates, "rates", "the lowest and the highest sample rate in Hz")
-    lowest, highest = (whole_number(rate, "a rate", 1, "Hz") for rate in rates)
+    lowest, highest = rates
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty, or was read to its end before")
     try:
         with _SequentialFile(_Content(content)) as file:
             rate, channels = file.samplerate, file.channels
             if lowest <= rate <= highest and channels <= MAX_CHANNELS:
-                return _samples(file, maximum, name), rate
+                return _samples(file, max_seconds, name), rate
     except InputError:
         raise
     except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
@@ -153,7 +144,6 @@ def _mean_of_channels(samples: Audio) -> Audio:
 
 
 def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
-    """Raises InputError for more than `max_seconds`, or MAX_RECORDING_SAMPLES samples per channel."""
     if frames > int(max_seconds * rate):
         raise InputError(f"{name}: longer than {max_seconds:g} s, the maximum of a recording; cut it")
     if frames > MAX_RECORDING_SAMPLES:
@@ -164,7 +154,6 @@ def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RE
 
 
 def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple[Audio, int]:
-    """Mono samples (samples,) in [-1, 1] of (samples, sample rate): channels averaged, and their rate."""
     if len(source) != 2:
         raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
     samples, rate = np.asarray(source[0]), _checked_rate(source[1], name)
@@ -188,10 +177,7 @@ def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple
 
 
 def audio_content(source: object, name: str) -> bytes:
-    """The bytes of a source: read as a whole, because pipes cannot seek, and the format must not depend on the name.
-
-    Raises InputError for a source that cannot be read, is neither file nor pipe, or exceeds MAX_RECORDING_BYTES.
-    """
+    """The bytes of a source, read as a whole, because pipes cannot seek. Raises InputError if it cannot be read."""
     if not isinstance(source, bytes | bytearray | memoryview | str | Path) and not hasattr(source, "read"):
         kind = type(source).__name__
         raise InputError(
@@ -221,7 +207,7 @@ def audio_content(source: object, name: str) -> bytes:
 def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> Audio:
     """The samples (samples,) resampled from `rate` to `wanted` Hz by soxr, as upstream's librosa.load does.
 
-    name: the name of the audio in the message. Raises InputError for a rate that is not a whole number in range.
+    Raises InputError, which names the audio, for a rate that is not a whole number in range.
     """
     given = _checked_rate(rate, name)
     if given == wanted:
@@ -242,8 +228,7 @@ def _checked_rate(rate: object, name: str) -> int:
 def trim_silence(audio: Audio, sample_rate: int) -> Audio:
     """A view of audio (samples,) at `sample_rate` Hz from 200 ms before its first sound to 200 ms after its last.
 
-    Audio that is all zeros is returned whole. As upstream (`_trim_audio_silence_vad`, model/voxcpm2.py), which finds
-    both ends with librosa 0.11 (`effects.trim`), and may then choose an earlier end by its own test.
+    As upstream's `_trim_audio_silence_vad` (model/voxcpm2.py) over librosa 0.11; all zeros are returned whole.
     """
     if not audio.any():
         return audio

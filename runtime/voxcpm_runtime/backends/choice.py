@@ -1,4 +1,4 @@
-"""Which backend speaks, and on which device: the caller's choice, or what suits the bundle and the machine."""
+"""The backend and device: the caller's choice, or the best for the bundle and the machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_engine(
     named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
     chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
     if chosen == "coreai" and compute_units != AUTO:
-        raise InputError("compute units are Core ML's; Core AI chooses by itself: leave them out")
+        raise InputError("compute units are for Core ML only; leave them out")
     return chosen
 
 
@@ -78,7 +78,7 @@ def gpu_device(name: str) -> Any | None:
 
 
 def chosen_device(device: str, chosen: Chosen) -> str:
-    """The device, "auto" resolved: the first GPU that the portable backend can use, otherwise the processor."""
+    """The device, "auto" resolved: the first GPU that the portable backend can use, otherwise the CPU."""
     if gpu_device(device) is not None or device == CPU_DEVICE:
         return device
     if chosen != "portable":

@@ -1,4 +1,4 @@
-"""Packages in the form that a backend loads, compiled once a machine and kept in the user's cache.
+"""Compiled packages, made once per machine and kept in the user's cache.
 
 Compiling takes minutes for a large package. The name of a compiled form has the digest of the package and the
 compiler's version (for Core ML the build of macOS). Apple's compilers may crash, hang or hold the GIL for minutes, so
@@ -25,9 +25,9 @@ from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
 COMPILED = ".mlmodelc"
 DIGITS = 32
-"""How much of a digest the name of a compiled form begins with."""
+"""Digits of the digest that begin the name of a compiled form."""
 LOCK_SECONDS = 1800
-"""Longer than any known compilation. A process that waits longer compiles for itself."""
+"""Timeout, longer than any known compilation. A process that waits longer compiles for itself."""
 _FOLDER, _LOADED = "compiled", ".loaded"
 
 Compile = Callable[[Path, Path], None]
@@ -50,13 +50,8 @@ class CompiledPackage:
         compiler: str | None = None,
         suffix: str = COMPILED,
     ) -> None:
-        self._package, self._digest, self._compile, self._suffix = (
-            package,
-            digest[:DIGITS],
-            compile_with,
-            suffix,
-        )
-        system = macos()
+        self._package, self._compile, self._suffix = package, compile_with, suffix
+        self._digest, system = digest[:DIGITS], macos()
         self._name = f"{self._digest}-{compiler or (system.build if system else '')}"
         self._own: Path | None = None
 
@@ -93,7 +88,7 @@ class CompiledPackage:
         try:
             return self.cached(damaged)
         except (OSError, NotImplementedError) as error:
-            reason = os_reason(error) if isinstance(error, OSError) else "it knows no locks"
+            reason = os_reason(error) if isinstance(error, OSError) else "the file system has no locks"
             warnings.warn(
                 f"{cache_folder(_FOLDER)}: compiled step models cannot be saved there ({reason}), so that every start "
                 f"compiles them again; free space, or set {CACHE_VARIABLE} to another folder",
@@ -145,7 +140,7 @@ def mark(compiled: Path) -> int:
 
 
 def run_child(module: str, *arguments: str, timeout: float | None = None) -> tuple[int, str]:
-    """Run a module of this project as a program: its exit code, and why it ended, on one line.
+    """Run a module of this project as a program; return its exit code and, in one line, why it ended.
 
     It ends with this function, even by an exception. Raises subprocess.TimeoutExpired after `timeout` seconds.
     """
@@ -173,7 +168,7 @@ def run_child(module: str, *arguments: str, timeout: float | None = None) -> tup
 
 
 def end_with_the_parent() -> None:
-    """In the child: end when the parent has ended, or at Ctrl-C, even while native code holds the GIL.
+    """In the child: exit with the parent or at Ctrl-C, even while native code holds the GIL.
 
     A second process waits for the end of standard input, since no thread of this one could. Call it first: a process
     with threads should not fork.

@@ -25,7 +25,7 @@ from voxcpm_runtime.backends.step_function import NextPatch, StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
 INSTALL_PORTABLE = 'pip install "onnx>=1.17" "onnxruntime>=1.22"'
-"""What installs the portable backend; on a Mac the runtime does not require it."""
+"""Installs the portable backend, which on a Mac is not a dependency of the runtime."""
 
 
 def load_step_models(bundle: Bundle, backend: Backend = "auto", **options: Any) -> dict[str, StepFunction]:

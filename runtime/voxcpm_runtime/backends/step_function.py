@@ -70,9 +70,3 @@ class NextPatch(Protocol):
         patch, in place of `patches`. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which
         belong to the previous patch. Raises ValueError for wrong inputs, and for states that were not made together.
         """
-
-
-def write_rows(cache: Array, rows: Array, position: Array) -> None:
-    """Write rows (1, kv_heads, S, head_dim) into a cache (1, kv_heads, positions, head_dim) from `position` (1,) on."""
-    start = int(position.item())
-    cache[:, :, start : start + rows.shape[2]] = rows

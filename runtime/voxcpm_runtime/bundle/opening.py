@@ -1,4 +1,4 @@
-"""Opening a bundle: the manifest, the files it lists, the constants and the tokeniser, in one precision."""
+"""Opening a bundle: the manifest, the files it lists, the constants and the tokenizer, in one precision."""
 
 from __future__ import annotations
 
@@ -64,11 +64,9 @@ class Bundle:
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
     """Open a bundle from a folder or from the hub (`organisation/name`); None opens the built-in voice.
 
-    Sizes and digests of the precision's files are compared with the manifest; a file that was verified before is hashed
-    again only if it has changed. verify: hash every file of every precision.
-
-    Raises BundleError, naming the file, for a file that is missing, truncated, altered, not listed or of a newer
-    schema, and InputError for a precision that the bundle lacks.
+    The precision's files are compared with the manifest, and hashed unless they were verified before and have not
+    changed. verify: hash every file of every precision. Raises BundleError, naming the file, and InputError for a
+    precision that the bundle lacks.
     """
     if path is not None:
         return _opened(locate_bundle(path, precision), precision, verify=verify)
@@ -108,22 +106,17 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
     for precision in DEFAULT_ORDER:
         if precision in manifest.precisions and asked in (None, precision):
             return precision
-    present = ", ".join(manifest.precisions) or "none"
+    present = ", ".join(manifest.precisions)
     if folder == DEFAULT_BUNDLE:
         raise InputError(
             f"the built-in voice comes in {present} only; for {asked}, convert its checkpoint "
             "(conversion/voxcpm_conversion/default_checkpoint in the source tree) and name that bundle"
         )
-    raise InputError(
-        f"{folder} has no {asked or 'step models of any'} precision (it has {present}); convert again"
-    )
+    raise InputError(f"{folder} has no {asked or 'known'} precision (it has {present}); convert again")
 
 
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
-    """The folder of a bundle. A hub id is downloaded, in one precision; None is the built-in voice.
-
-    Raises BundleError if the download fails, and InputError if the precision is missing.
-    """
+    """The folder of a bundle. A hub id is downloaded, in one precision; None is the built-in voice."""
     if path is None:
         return DEFAULT_BUNDLE
     folder = path_argument(path, "path")
@@ -155,10 +148,10 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless this release runs the declared step models; later code does not check shapes."""
-    declared = declare_step_models(
-        manifest.architecture, manifest.sizes, audio_vae_fp32=manifest.audio_vae_fp32
-    )
-    for name, model in declared.items():
+    fp32 = manifest.audio_vae_fp32
+    for name, model in declare_step_models(
+        manifest.architecture, manifest.sizes, audio_vae_fp32=fp32
+    ).items():
         if manifest.step_models.get(name) != model:
             raise BundleError(
                 f"{folder / MANIFEST_FILE}: inputs and outputs of {name} are not those that this release runs; "

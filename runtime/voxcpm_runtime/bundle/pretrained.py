@@ -40,8 +40,7 @@ class Pretrained:
 def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
     """The folder of a checkpoint's bundle, converted on the first call in one precision (int8 by default).
 
-    The folder of a bundle is returned unchanged. Raises InputError for a name that is neither a folder nor a
-    hub id, MissingExtraError if the extra `convert` is not installed, and what the conversion raises.
+    The folder of a bundle is returned unchanged. Raises InputError, MissingExtraError, and what the conversion raises.
     """
     from filelock import FileLock  # slow to import, and only needed here
 

@@ -1,8 +1,4 @@
-"""Digests of files, computed once: the next start trusts a file whose size, times and inode are unchanged.
-
-Each bundle, and each form that a backend makes of a package, has one record in the user's cache folder
-(`voxcpm_constants.user_folders`).
-"""
+"""Digests of files, computed once: the next start trusts a file whose size, times and inode are unchanged."""
 
 from __future__ import annotations
 
@@ -11,6 +7,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.json_files import read_json
@@ -29,16 +28,10 @@ def record_files(folder: Path) -> None:
 
 
 def check_recorded(folder: Path) -> None:
-    """Compare a folder with the records of `record_files`; unchanged files are hashed once.
-
-    Raises BundleError, naming the first file that is wrong, missing or not recorded.
-    """
+    """Compare a folder with the records of `record_files`. Raises BundleError, naming the first wrong file."""
     path = folder / RECORDS_FILE
     try:
-        document = read_json(path)
-        if not isinstance(document, dict):
-            raise ValueError("expected an object")  # noqa: TRY301, TRY004 - becomes a BundleError below
-        records = {name: FileRecord.model_validate(record) for name, record in document.items()}
+        records = TypeAdapter(dict[str, FileRecord]).validate_python(read_json(path))
         found = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir()}
         if unknown := found - {RECORDS_FILE} - records.keys():
             raise ValueError(f"{min(unknown)} is not in it")  # noqa: TRY301
@@ -50,12 +43,10 @@ def check_recorded(folder: Path) -> None:
 def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
     """Hash the files that changed since they were last verified. Raises BundleError, naming the first wrong one."""
     record = cache_folder("verified") / f"{hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()}.json"
-    try:
+    known: Any = {}
+    with contextlib.suppress(OSError, ValueError):
         known = read_json(record)
-    except (OSError, ValueError):
-        known = {}
-    if not isinstance(known, dict):
-        known = {}
+    known = known if isinstance(known, dict) else {}
     unknown = {name: file for name, file in expected.items() if known.get(name) != _mark(bundle / name, file)}
     if not unknown:
         return

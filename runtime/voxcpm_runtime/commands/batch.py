@@ -21,16 +21,18 @@ from voxcpm_constants.manifest import record_file
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
 from voxcpm_runtime.backends.choice import CPU_DEVICE
-from voxcpm_runtime.commands.batch_execution import (
+from voxcpm_runtime.commands.batch_lines import (
+    BatchLine,
+    Defaults,
     Executor,
+    Failure,
     SpokenFile,
     Task,
     executor_factory,
     local_executor,
+    read_lines,
 )
-from voxcpm_runtime.commands.batch_lines import BatchLine, Defaults, Failure, read_lines
 from voxcpm_runtime.commands.generate import interruptible
-from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import (
     CheckpointArguments,
     Engine,
@@ -38,10 +40,11 @@ from voxcpm_runtime.commands.shared_arguments import (
     VoiceArguments,
     input_file,
     opened,
+    takes_groups,
 )
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
 from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 
 SOME_FAILED = 1
@@ -103,7 +106,13 @@ def batch(
     _check_outputs(lines, path, source)
     make_folder(path)
     token = CancelToken()
-    with _locked(path):
+    try:
+        lock = lock_folder(path.resolve())
+    except BlockingIOError:
+        raise InputError(
+            f"{path}: another batch is writing into this folder; wait for it, or choose another folder"
+        ) from None
+    try:
         run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet)
         executor = (
             local_executor(bundle, engine)
@@ -115,6 +124,8 @@ def batch(
                 run.speak(lines, executor, token)
             finally:
                 run.report(len(lines))
+    finally:
+        lock.release()
     if token.cancelled:
         raise Cancelled("interrupted")
     if run.failures:
@@ -131,8 +142,8 @@ def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None,
 
 
 def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str) -> None:
-    """Raises InputError if two lines have the same file, also through links and if the names differ only in case or
-    Unicode form, and if a line's file or the record is the input or one of the line's own recordings.
+    """Raises InputError if two lines have the same file (also by links, case or Unicode form), or if a line's file or
+    the record is an input.
     """
     if user_path(source).resolve() == (folder / RECORD_FILE).resolve():
         raise InputError(f"{source}: a batch writes its own record under this name; rename the input")
@@ -149,26 +160,11 @@ def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: s
                 )
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second batch, which would speak every line again."""
-    try:
-        lock = lock_folder(folder.resolve())
-    except BlockingIOError:
-        raise InputError(
-            f"{folder}: another batch is writing into this folder; wait for it, or choose another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-class Record:
-    """The record of a folder: a line of JSON for each spoken file, of which the last one is about the current file.
+class _Record:
+    """The record of a folder: a line of JSON for each spoken file; the last one about a file counts.
 
     A line is written just before its file appears. If the process is killed in between, the file is missing or an
-    earlier one with a different SHA-256. Raises OSError if the record cannot be read and written.
+    earlier one with a different SHA-256.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -177,35 +173,29 @@ class Record:
         with self._path.open("ab+") as file:
             file.seek(0)
             lines = file.read().splitlines()
-        self._entries: dict[str, dict[str, Any]] = {}
+        self.entries: dict[str, dict[str, Any]] = {}
         for line in lines:
             # A killed run may have left an incomplete line, whose file counts as not on record.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 entry = parsed_json(line)
-                self._entries[entry["output"]] = entry
-
-    def entry(self, output: str) -> dict[str, Any] | None:
-        """The line about a file; None for a file that is not on record."""
-        return self._entries.get(output)
+                self.entries[entry["output"]] = entry
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Append a line."""
         with self._path.open("ab+") as file:
             # After a line that a killed run or a full disk has cut off.
             file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
             separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
             file.write(separator + json.dumps(entry).encode() + b"\n")
-        self._entries[entry["output"]] = entry
+        self.entries[entry["output"]] = entry
 
 
 class _Run:
     """One run over a batch. A line that fails is reported and the others continue; finished files are recorded."""
 
     def __init__(self, folder: Path, bundle: str, *, overwrite: bool, quiet: bool) -> None:
-        """Open the folder's record. bundle: the digest of the bundle."""
         self.failures: list[Failure] = []
         self._folder, self._bundle, self._overwrite, self._quiet = folder, bundle, overwrite, quiet
-        self._record = Record(folder)
+        self._record = _Record(folder)
         self._spoken = self._skipped = 0
 
     def speak(self, lines: Sequence[BatchLine | Failure], executor: Executor, cancel: CancelToken) -> None:
@@ -225,7 +215,6 @@ class _Run:
                     typer.echo(f"{self._folder / task.line.output}: {result.summary}")
 
     def report(self, lines: int) -> None:
-        """Print how many of `lines` lines were spoken, skipped, failed and left, and repeat the failures."""
         if self._quiet:
             return
         left = lines - self._spoken - self._skipped - len(self.failures)
@@ -244,7 +233,7 @@ class _Run:
             with self._failure_of(line):
                 path, digest = self._folder / line.output, line.arguments.digest(self._bundle)
                 if path.exists() and not self._overwrite:
-                    recorded = self._record.entry(line.output)
+                    recorded = self._record.entries.get(line.output)
                     if recorded is None:
                         raise InputError(
                             f"{path} exists but is not in {RECORD_FILE}; move it away, or give --overwrite"
@@ -273,7 +262,6 @@ class _Run:
 
     @contextlib.contextmanager
     def _failure_of(self, line: BatchLine) -> Iterator[None]:
-        """Report an error in the block as a failure of the line."""
         try:
             with system_errors_as(InputError):
                 yield

@@ -1,30 +1,49 @@
-"""The lines of a batch, from a text or JSONL file: each is either valid, or a failure with its reason."""
+"""The lines of a batch: read from a text or JSONL file, and spoken on this machine or by another package's executor.
+
+An executor is an entry point, found by its name, as commands are (`commands/cli.py`): the runtime knows no cluster.
+"""
 
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
-from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
-from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.errors import (
+    InputError,
+    MissingExtraError,
+    VoxCPMError,
+    os_reason,
+    system_errors_as,
+)
+from voxcpm_constants.json_files import parsed_json, read_bounded
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.argument_types import shown
-from voxcpm_runtime.audio.files import FORMATS
+from voxcpm_runtime.argument_types import checked_text, shown
+from voxcpm_runtime.audio.files import FORMATS, audio_file
+from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.shared_arguments import (
     STANDARD_INPUT,
+    Engine,
     VoiceArguments,
+    loaded,
     standard_input,
 )
+from voxcpm_runtime.commands.status_line import Notes, progress_text, speech_summary
 from voxcpm_runtime.options import GenerationOptions, option_table
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.text.input_text import checked_control
+from voxcpm_runtime.speech.arguments import Arguments, CancelToken
+from voxcpm_runtime.speech.plan import plan
+from voxcpm_runtime.speech.results import Progress
+from voxcpm_runtime.text.control import checked_control
 from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
+from voxcpm_runtime.voxcpm import VoxCPM
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TEXT, _JSONL = ".txt", ".jsonl"
@@ -74,11 +93,10 @@ class Failure(NamedTuple):
 
 
 def read_lines(source: str, defaults: Defaults) -> list[BatchLine | Failure]:
-    """The non-blank lines of an input, checked: texts of a .txt file, or JSON objects of a .jsonl file.
+    """The non-blank lines of a .txt or .jsonl file, checked. Raises InputError for a source that cannot be used.
 
-    source: a path, or "-" for standard input, which is JSONL if its first line starts with a brace. Audio paths of a
-    JSONL file are relative to its folder. Raises InputError for a source that cannot be read, has another suffix, a
-    line that is too long, or no lines.
+    source: "-" is standard input, which is JSONL if its first line starts with a brace. Audio paths of a JSONL file
+    are relative to its folder.
     """
     content = _content(source).removeprefix(_BYTE_ORDER_MARK)
     # Split as bytes, because str.splitlines also splits at characters that JSON strings may contain.
@@ -126,7 +144,7 @@ def _line(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> 
 
 
 def json_line(text: str) -> dict[str, Any]:
-    """The keys and values of a JSONL line. Raises InputError for unknown keys and values that should be strings."""
+    """The keys and values of a JSONL line. Raises InputError."""
     try:
         document = parsed_json(text)
     except ValueError as error:
@@ -153,7 +171,9 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
         **asdict(defaults.options),
         **{name: given[name] for name in _OPTIONS if name in given},
     }
-    arguments = Arguments.of(given["text"], _recordings(given, defaults.recordings, folder), named)
+    arguments = Arguments.of(
+        checked_text(given["text"], "text"), _recordings(given, defaults.recordings, folder), named
+    )
     checked_control(arguments.control, defaults.architecture, continues=arguments.recordings.continues)
     output = given.get("output")
     return BatchLine(
@@ -185,3 +205,105 @@ def _output_name(name: str) -> str:
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"output: expected a name that ends in {', '.join(FORMATS)}, got {name!r}")
     return path.as_posix()
+
+
+EXECUTOR_GROUP = "voxcpm_coreml.batch_executors"
+"""Entry points that make executors: functions (cluster address, bundle as the user named it, Bundle, Engine)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A line that is still to be spoken."""
+
+    line: BatchLine
+    digest: str
+    """`Arguments.digest`: of everything that determines the speech."""
+
+    def self_contained(self, bundle: Bundle) -> Arguments:
+        """The line's arguments with the content of its recordings, for another machine. Raises InputError."""
+        arguments = self.line.arguments
+        recordings = arguments.recordings
+        recordings.read(bundle.architecture, trimmed=arguments.options.trim_silence_vad)
+        return replace(arguments, recordings=recordings.self_contained())
+
+
+@dataclass(frozen=True)
+class SpokenFile:
+    """The speech of a line as the content of its file."""
+
+    content: bytes
+    facts: dict[str, Any]
+    """For the record: seed, seconds, samples, and the suspicious segments, by number from 1, with the reason."""
+    summary: str
+    """What the command prints about it."""
+
+
+Executor = Callable[
+    [Iterator[Task], CancelToken, Notes, Callable[[int, str], None]],
+    Iterator[tuple[Task, SpokenFile | VoxCPMError]],
+]
+"""executor(tasks, cancel, note, warn) yields each line with its file or its error, in the order in which they finish.
+
+tasks: taken as they can be spoken; taking one may take time. cancel: stops all work; lines may then be left out or be
+Cancelled. note: shows progress. warn: shows a warning about a line, by its number.
+"""
+ExecutorFactory = Callable[[str, str | None, Bundle, Engine], Executor]
+
+
+def executor_factory(option: str) -> ExecutorFactory:
+    """The entry point of an option of `batch`. Raises MissingExtraError if no installed package has it."""
+    for entry in entry_points(group=EXECUTOR_GROUP, name=option):
+        return cast("ExecutorFactory", entry.load())
+    raise MissingExtraError(
+        f'batch --{option} is not installed; install it with: pip install "voxcpm-coreml[{option}]"'
+    )
+
+
+def local_executor(bundle: Bundle, engine: Engine) -> Executor:
+    """An executor on this machine, which loads the step models when there is a line to speak."""
+
+    def execute(
+        tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
+    ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
+        ready = list(tasks)
+        if not ready:
+            return
+        tts = loaded(bundle, engine, note)
+        for index, task in enumerate(ready, start=1):
+            if cancel.cancelled:
+                return
+            place = f"{index} of {len(ready)}, {task.line.output}"
+
+            def show(progress: Progress, place: str = place) -> None:
+                note(f"{place}: {progress_text(progress)}")
+
+            arguments = replace(task.line.arguments, cancel=cancel, progress=show)
+            yield task, spoken_file(tts, arguments, task.line.output, partial(warn, task.line.line))
+
+    return execute
+
+
+def spoken_file(
+    tts: VoxCPM, arguments: Arguments, output: str, warn: Callable[[str], None]
+) -> SpokenFile | VoxCPMError:
+    """The file of an utterance, or its error. output: the file's name, whose suffix selects the format."""
+
+    def show(message: Warning | str, category: type[Warning], *_: object) -> None:
+        if issubclass(category, UserWarning):
+            warn(str(message))
+
+    try:
+        with warnings.catch_warnings(), system_errors_as(InputError):
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = show  # type: ignore[assignment]
+            speech = tts.speak_plan(plan(tts.bundle, arguments))
+            content, clipped = audio_file(output, speech.audio, speech.sample_rate)
+    except VoxCPMError as error:
+        return error
+    facts = {
+        "seed": speech.seed,
+        "seconds": round(speech.audio_seconds, 3),
+        "samples": len(speech.audio),
+        "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
+    }
+    return SpokenFile(content, facts, speech_summary(speech, clipped))

@@ -146,23 +146,20 @@ def _speech_seconds(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]
         for _ in chunks:
             pass
 
-    whole = _timed(speak, _MAX_SPEECHES, _SPEECH_SECONDS)
+    whole = median_seconds(speak, _MAX_SPEECHES, _SPEECH_SECONDS, warm_up=False)
     return statistics.median(firsts), whole
 
 
 def _one_utterance(patches: int) -> dict[str, Any]:
-    """Options for one utterance of exactly `patches` patches, whatever the text."""
     return {"min_len": patches, "max_len": patches, "segment_tokens": SEGMENT_TOKENS}
 
 
-def median_seconds(call: Callable[[], object], maximum: int) -> float:
-    """Median seconds of at most `maximum` calls within about a second, after a warm-up call."""
-    call()
-    return _timed(call, maximum, 1.0)
-
-
-def _timed(call: Callable[[], object], maximum: int, enough: float) -> float:
+def median_seconds(
+    call: Callable[[], object], maximum: int, enough: float = 1.0, *, warm_up: bool = True
+) -> float:
     """Median seconds of at least one and at most `maximum` calls, until they have taken `enough` seconds together."""
+    if warm_up:
+        call()
     seconds: list[float] = []
     while not seconds or (len(seconds) < maximum and sum(seconds) < enough):
         began = time.perf_counter()

@@ -23,7 +23,9 @@ _BUNDLES = {"bundles": ("default-*", "pretrained-*", ".default-*", ".pretrained-
 
 def clear_cache(
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Also converted checkpoints.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also delete bundles converted into the cache.")
+    ] = False,
 ) -> None:
     """Remove cached step models, records of verified files, and doctor's choices. Voices are kept."""
     failures = []

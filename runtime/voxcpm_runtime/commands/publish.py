@@ -1,8 +1,4 @@
-"""`publish`: upload a bundle to the hub, from which `open_bundle("organisation/name")` opens it again.
-
-Only the files in the manifest, checked against their digests, the manifest and the model card are uploaded, in one
-commit, so nobody downloads half of a bundle.
-"""
+"""`publish`: upload the files of a bundle's manifest, the manifest and the model card to the hub, in one commit."""
 
 from __future__ import annotations
 
@@ -32,22 +28,22 @@ _REFUSALS = {
 def publish(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of a bundle.")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Hub id to upload to.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    branch: Annotated[str | None, typer.Option(help="Created if necessary. Default: main.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create a new repository as private.")] = False,
+    branch: Annotated[str | None, typer.Option(help="Branch, created if missing. Default: main.")] = None,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the files.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Verify and list the files without uploading.")
+    ] = False,
 ) -> None:
-    """Check every file of a bundle and upload it to the Hugging Face hub, where `ORG/NAME` opens it again."""
+    """Verify a bundle and upload it to the Hugging Face hub. Afterwards its id works as a bundle."""
     if not is_hub_id(repository):
         raise InputError(f"{repository}: expected a hub id to upload to, organisation/name")
     if not user_path(bundle).is_dir():
         raise InputError(f"{bundle}: expected the folder of a bundle")
     opened = open_bundle(bundle, verify=True)
     folder, manifest = opened.folder, opened.manifest
-    own = [
-        name for name in (MANIFEST_FILE, MANIFEST_DIGEST_FILE, MODEL_CARD_FILE) if (folder / name).exists()
-    ]
-    files = {name: (folder / name).stat().st_size for name in sorted([*manifest.files, *own])}
+    names = (*manifest.files, MANIFEST_FILE, MANIFEST_DIGEST_FILE, MODEL_CARD_FILE)
+    files = {name: (folder / name).stat().st_size for name in sorted(names) if (folder / name).exists()}
     if MODEL_CARD_FILE not in files:
         typer.echo(
             f"warning: {bundle} has no {MODEL_CARD_FILE}, so its page on the hub will be empty", err=True
@@ -57,11 +53,10 @@ def publish(
         raise BundleError(
             f"{folder / MODEL_CARD_FILE}: links are not published; copy the bundle with `cp -RL` and publish the copy"
         )
+    typer.echo(f"{len(files)} files, {sum(files.values()) / 1e6:.1f} MB, every digest checked", err=True)
     if dry_run:
         for name, size in files.items():
             typer.echo(f"{size:>13,}  {name}")
-    typer.echo(f"{len(files)} files, {sum(files.values()) / 1e6:.1f} MB, every digest checked", err=True)
-    if dry_run:
         typer.echo(f"dry run: nothing was uploaded to {repository}", err=True)
         return
     message = message or f"{manifest.source.checkpoint} for Core ML: {', '.join(manifest.precisions)}"
@@ -81,9 +76,8 @@ def publish(
 def _uploaded(
     folder: Path, files: Collection[str], repository: str, private: bool, branch: str | None, message: str
 ) -> str:
-    """Upload the files and return the URL of the commit.
+    """Upload the files, in place of an earlier bundle's, and return the URL of the commit.
 
-    The repository and the branch are created if necessary. Files of an earlier bundle that this one lacks are deleted.
     Files that the hub already has are not sent again, so the same call resumes an interrupted upload. Raises InputError
     without a token, and for files that the hub did not take; otherwise what the hub's client raises.
     """

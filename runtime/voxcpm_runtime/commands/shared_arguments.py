@@ -1,25 +1,32 @@
-"""Arguments and options that commands share, declared once with their default and help."""
+"""Arguments and options that commands share, declared once with their default and help, in groups.
+
+A command takes a group, which is a dataclass, and typer sees its fields. These are annotated with typer's own `Option`,
+or with the runtime's, which Python and JSONL use as well.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import sys
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
-from voxcpm_constants.bounded_files import bounded, read_bounded
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.json_files import bounded, read_bounded
 from voxcpm_constants.user_folders import user_path
+from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
-from voxcpm_runtime.text.input_text import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -65,9 +72,9 @@ class Delivery:
     ] = "out.wav"  # fmt: skip
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace even a read-only file.")] = False
     seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: random.")] = None
-    keep_partial: Annotated[bool, typer.Option("--keep-partial", help="Save the speech before Ctrl-C.")] = (
-        False
-    )
+    keep_partial: Annotated[
+        bool, typer.Option("--keep-partial", help="After Ctrl-C, save what was spoken.")
+    ] = False
     quiet: Quiet = False
 
 
@@ -237,3 +244,63 @@ def _utf8_file(path: str) -> str:
         raise InputError(f"{path}: cannot be read ({os_reason(error)})") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected UTF-8 text") from None
+
+
+Command = Callable[..., None]
+_PANELS = {"GenerationOptions": "Speech", "RecordingArguments": "Voice", "VoiceArguments": "Voice"}
+
+
+def takes_groups(*, hidden: Collection[str] = ()) -> Callable[[Command], Command]:
+    """A decorator that shows typer a command's parameters, each dataclass among them replaced by its fields.
+
+    A field may be a dataclass, too. hidden: fields that help does not list.
+    """
+
+    def decorated(command: Command) -> Command:
+        hints = get_type_hints(command, include_extras=True)
+        groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+
+        @functools.wraps(command)
+        def flat(**given: Any) -> None:
+            built = {name: _built(group, given) for name, group in groups.items()}
+            command(**given, **built)
+
+        parameters = [
+            flattened
+            for parameter in inspect.signature(command).parameters.values()
+            for flattened in _flattened(parameter.replace(annotation=hints[parameter.name]), None, hidden)
+        ]
+        flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return flat
+
+    return decorated
+
+
+def _built(group: Any, given: dict[str, Any]) -> Any:
+    """A group, built from the parameters that are its fields, which are removed from `given`."""
+    hints = get_type_hints(group)
+    nested = {name for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    fields = [field.name for field in dataclasses.fields(group)]
+    return group(**{n: _built(hints[n], given) if n in nested else given.pop(n) for n in fields})
+
+
+def _flattened(
+    parameter: inspect.Parameter, panel: str | None, hidden: Collection[str]
+) -> Iterator[inspect.Parameter]:
+    name, annotation = parameter.name, parameter.annotation
+    if dataclasses.is_dataclass(annotation):
+        hints = get_type_hints(annotation, include_extras=True)
+        panel = _PANELS.get(getattr(annotation, "__name__", ""))
+        for field in dataclasses.fields(annotation):
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            nested = inspect.Parameter(field.name, keyword, default=default, annotation=hints[field.name])
+            yield from _flattened(nested, panel, hidden)
+        return
+    type_, declared = (*get_args(annotation), None, None)[:2]
+    if isinstance(declared, Option):
+        flags = declared.flags or (f"--{name.replace('_', '-')}",)
+        option = typer.Option(*flags, help=declared.full_help, rich_help_panel=panel, hidden=name in hidden)
+        parameter = parameter.replace(annotation=Annotated[type_, option])
+    yield parameter

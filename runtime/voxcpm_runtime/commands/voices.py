@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     Engine,
@@ -16,6 +15,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     RecordingArguments,
     loaded,
     opened,
+    takes_groups,
 )
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import refuse_inputs
@@ -87,7 +87,7 @@ def show(name: _Name) -> None:
 
 @voices.command("remove")
 def remove(name: _Name) -> None:
-    """Delete a voice, and the files that were cached next to it."""
+    """Delete a voice."""
     VoiceStore().remove(name)
 
 

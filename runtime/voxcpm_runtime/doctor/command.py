@@ -29,9 +29,9 @@ from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.doctor.agreement import FLOORS
 from voxcpm_runtime.doctor.report import Report, this_machine
 from voxcpm_runtime.doctor.trials import Trial, endurance, trials
+from voxcpm_runtime.doctor.worker import FLOORS
 
 UNHEALTHY = 1
 UNITS = {
@@ -49,13 +49,15 @@ def doctor(
     backend: Annotated[
         str, typer.Option(help="coreml, coreai, portable, or auto: all that run here.")
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print anonymous JSON for an issue.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON without names or paths, for an issue.")
+    ] = False,
     timeout: Annotated[int, typer.Option(help="Seconds per step model and unit.", min=1)] = 120,
     minutes: Annotated[
         float, typer.Option(help="Afterwards call the chosen units for this long (Core ML).", min=0, max=1440)
     ] = 0.0,
 ) -> None:
-    """Try every step model on every compute unit: whether it is correct, how fast it is, and which is best."""
+    """Check and time every step model on every compute unit, and choose the fastest correct one."""
     console = Console(highlight=False, markup=False, emoji=False)
     opened = open_bundle(bundle, precision)
     units, refusal = _units(opened, backend)
@@ -72,14 +74,13 @@ def doctor(
         raise InputError(
             f"--minutes is for Core ML's compute units, and only {', '.join(units)} is available: leave it out"
         )
-    manifest = opened.manifest
-    check_files(opened.folder, manifest.vector_files(), digests=True)
+    check_files(opened.folder, opened.manifest.vector_files(), digests=True)
     with status_line("starting …", shown=not as_json) as note:
 
         def begun(name: str, unit: str) -> None:
             note(f"{name} on {unit} …")
 
-        names = tuple(manifest.step_models)
+        names = tuple(opened.manifest.step_models)
         found = [t for unit in units for t in trials(opened, unit, names, limit=timeout, begun=begun)]
         lasted = list(endurance(opened, found, minutes, limit=timeout, begun=begun)) if minutes else []
     report = Report(opened, found, refusal, lasted)
@@ -93,11 +94,9 @@ def doctor(
 
 
 def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
-    """The units to try with a backend ("auto": with every available one that runs the bundle), and why Core ML's are
-    not among them, if the bundle needs a newer system.
+    """The units to try, and why Core ML's are not among them, if the bundle needs a newer system.
 
-    Raises InputError for an unknown backend, for one that does not run the bundle, and for Core ML without macOS;
-    BundleError if only Core ML is available and needs a newer system.
+    Raises InputError for an unusable backend, and BundleError if only Core ML is available and needs a newer system.
     """
     choose_backend(backend, bundle)
     core_ai = bundle.manifest.target == CORE_AI
@@ -115,9 +114,7 @@ def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
 
 
 def _saved(report: Report) -> bool:
-    """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved; a folder that
-    cannot be written is a warning.
-    """
+    """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved."""
     units = {name: trial.unit for name, trial in report.chosen.items()}
     if not units or not any(trial.unit in COMPUTE_UNITS for trial in report.trials):
         return False
@@ -155,7 +152,6 @@ def _show_machine(console: Console) -> None:
 
 
 def _table(report: Report) -> Table:
-    """A row for each trial, step model by step model; a star marks the fastest correct one."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in _COLUMNS:
         is_text = column in ("step model", "unit", "outcome")
@@ -176,5 +172,4 @@ def _cells(trial: Trial, *, best: bool) -> Iterator[str]:
     yield "" if trial.call_seconds is None else f"{1e3 * trial.call_seconds:.1f}"
     yield "" if agreement is None else f"{agreement.worst:.5f}"
     yield "" if agreement is None else f"{agreement.chain[-1]:.5f}"
-    devices = ", ".join(f"{count} on {device}" for device, count in (trial.operations or {}).items())
-    yield f"{trial.outcome}{' *' if best else ''}{f' ({devices})' if devices else ''}"
+    yield f"{trial.outcome}{' *' if best else ''}"

@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,29 +17,25 @@ from typing import Any
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.macos import MacOS, macos
-from voxcpm_constants.step_models import AUDIO_VAE_DECODER, AUDIO_VAE_ENCODER
 from voxcpm_constants.targets import CORE_AI
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, COREAI, CPU, PORTABLE
 from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.doctor.agreement import FLOORS
 from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
+from voxcpm_runtime.doctor.worker import FLOORS
 
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "coreai-core", "onnxruntime", "onnx", "numpy")
-_CRASHES_AFTER_A_WHILE = (
+_AFTER_A_WHILE = (
     "the CPU path (BNNS) ended the process after minutes or hours, on any compute unit; macOS 26.6 is clean, "
     "iOS from 26.4 on is not (FluidAudio issues 587, 817, 818 and 844)"
 )
-_KNOWN_CRASHES = {
-    (
-        14,
-    ): "the CPU path (BNNS) ended the process at every prediction of one fp16 model (14.8.7), and never on 15.7 "
-    "(FluidAudio issue 878)",
-    (26, 4): _CRASHES_AFTER_A_WHILE,
-    (26, 5): _CRASHES_AFTER_A_WHILE,
-}
+_AT_ONCE = (
+    "the CPU path (BNNS) ended the process at every prediction of one fp16 model (14.8.7), and never on 15.7 "
+    "(FluidAudio issue 878)"
+)
+_KNOWN_CRASHES = {(14,): _AT_ONCE, (26, 4): _AFTER_A_WHILE, (26, 5): _AFTER_A_WHILE}
 """Versions of macOS whose Core ML crashed with models like ours, by public reports from real hardware."""
 _FAILED = {
     "wrong": "gives wrong numbers",
@@ -105,25 +101,22 @@ class Report:
                 f"{minutes}: {trial.message}"
             )
             half = self.bundle.precision != "fp32" and not self.bundle.manifest.audio_vae_fp32
-            if trial.step_model in (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER) and unit == CPU and half:
+            if trial.step_model.startswith("audio_vae") and unit == CPU and half:
                 yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32."
 
     def _choice_advice(self) -> Iterator[str]:
         units = {name: trial.unit for name, trial in self.chosen.items()}
         lost = [name for name in self.bundle.manifest.step_models if name not in units]
-        if not lost and set(units.values()) == {PORTABLE}:
-            yield "Every step model is correct on the portable backend."
-        elif not lost and set(units.values()) == {COREAI}:
-            yield "Every step model is correct on Core AI."
-        elif not lost:
-            yield "Every step model is correct on some unit. A star marks what --compute-units auto uses."
-            if portable := [name for name, unit in units.items() if unit == PORTABLE]:
+        whole = {PORTABLE: "the portable backend", COREAI: "Core AI"}
+        if not lost:
+            only = next(iter(units.values())) if len(set(units.values())) == 1 else ""
+            where = whole.get(only, "some unit. A star marks what --compute-units auto uses")
+            yield f"Every step model is correct on {where}."
+            portable = [name for name, unit in units.items() if unit == PORTABLE]
+            if portable and only != PORTABLE:
                 yield f"Only the portable backend is correct for {', '.join(portable)}."
         if not self.bundle.manifest.vector_files():
-            yield (
-                "This bundle has no test vectors, so its results can be timed but not judged. Convert the checkpoint "
-                "again."
-            )
+            yield "This bundle has no test vectors: results are timed, not judged. Convert the checkpoint again."
         elif lost:
             yield (
                 f"No unit is correct for {', '.join(lost)}. Try another --precision, and please report it: attach the "
@@ -190,7 +183,7 @@ def known_crash(system: MacOS | None) -> str:
 _PATH = re.compile(r"(?:file:/*)?(?<![\w.…])~?/(?:[^\s/'\"()<>,;:]+/)+([^\s/'\"()<>,;:]*)")
 # Keys with text of Core ML or a child process. All other texts are this project's own words, which may equal the name
 # of a user or a host by chance.
-_FREE_TEXTS = {"message", "advice", "refusal", "no_plan"}
+_FREE_TEXTS = {"message", "advice", "refusal"}
 
 
 def anonymous(document: Any, folders: Iterable[Path] = ()) -> Any:
@@ -198,14 +191,17 @@ def anonymous(document: Any, folders: Iterable[Path] = ()) -> Any:
 
     folders: paths that may contain spaces.
     """
-    own = [*folders, *_read(Path.home), *_read(lambda: cache_folder("compiled").parent)]
-    own += [*_read(lambda: Path(tempfile.gettempdir())), Path(sys.prefix)]
-    paths = _any_of({text for path in own for text in (str(path), str(path.resolve()))})
+    own = [*folders, Path(sys.prefix)]
     node = platform.node()
+    users = [node, node.partition(".")[0]]
+    # A system may have no home folder, temp folder or user name.
+    with contextlib.suppress(KeyError, OSError, RuntimeError, InputError):
+        own += [Path.home(), Path(tempfile.gettempdir()), cache_folder("compiled").parent]
+    with contextlib.suppress(KeyError, OSError):
+        users.append(getpass.getuser())
+    paths = _any_of({text for path in own for text in (str(path), str(path.resolve()))})
     # Names of one or two letters would match everywhere.
-    names = _any_of(
-        {name for name in (*_read(getpass.getuser), node, node.partition(".")[0]) if len(name) > 2}
-    )
+    names = _any_of({name for name in users if len(name) > 2})
 
     def cleaned(value: Any, *, free: bool = False) -> Any:
         if isinstance(value, dict):
@@ -217,13 +213,6 @@ def anonymous(document: Any, folders: Iterable[Path] = ()) -> Any:
         return value
 
     return cleaned(document)
-
-
-def _read(ask: Callable[[], Any]) -> list[Any]:
-    """The answer in a list; nothing if the system has no home folder, temp folder or user name."""
-    with contextlib.suppress(KeyError, OSError, RuntimeError, InputError):
-        return [ask()]
-    return []
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:

@@ -1,8 +1,5 @@
 """Trials of step models in child processes, which may crash, hang or be killed: each step model alone on a compute
-unit, or all in turn for minutes.
-
-Core ML was reported to end a process after minutes or an hour, mostly on its CPU path. In an endurance trial, a step
-model that does so gets its next best unit, and the trial begins again.
+unit, or all in turn for minutes. There, a step model that ends the process gets its next best unit.
 """
 
 from __future__ import annotations
@@ -21,11 +18,9 @@ from typing import IO, Literal
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.json_files import parsed_json
-from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.doctor.agreement import Agreement
-from voxcpm_runtime.doctor.worker import Event
+from voxcpm_runtime.doctor.worker import FLOORS, Agreement, Event
 
 Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
 Ending = Literal["done", "crashed", "hung"]
@@ -42,12 +37,10 @@ main()
 _TAIL_BYTES = 4096
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Trial(_Record):
+class Trial(BaseModel):
     """What one step model did on one compute unit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     step_model: str
     unit: str
@@ -61,14 +54,12 @@ class Trial(_Record):
     call_seconds: float | None = None
     """Median of a call at the shortest length."""
     agreement: Agreement | None = None
-    operations: dict[str, int] | None = None
-    """Operations by device in Core ML's plan; None without a plan."""
-    no_plan: str = ""
-    """Why Core ML gave no plan."""
 
 
-class Endurance(_Record):
+class Endurance(BaseModel):
     """One trial of minutes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     units: dict[str, str]
     """The compute unit of each step model."""
@@ -101,22 +92,14 @@ def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, beg
             finished = "outcome" in event or event["stage"] == "done"
             if not finished:
                 event |= {"outcome": "crashed" if ending == "done" else ending, "message": message}
-            found.append(_trial(event, unit, bundle.precision))
+            trial = Trial(**{"outcome": "unjudged", **event, "unit": unit})
+            if trial.stage == "done" and trial.agreement is not None:
+                correct = trial.agreement.worst >= FLOORS[bundle.precision]
+                trial = trial.model_copy(update={"outcome": "correct" if correct else "wrong"})
+            found.append(trial)
             if not finished:
                 break
     return found
-
-
-def _trial(event: Event, unit: str, precision: Precision) -> Trial:
-    """The trial of a step model. event: all its events merged."""
-    if event["stage"] == "plan":
-        # It has run: Core ML only gave no plan of it.
-        event = {**event, "no_plan": event["message"], "message": "", "outcome": "unjudged", "stage": "done"}
-    trial = Trial(**{"outcome": "unjudged", **event, "unit": unit})
-    if trial.stage == "done" and trial.agreement is not None:
-        correct = trial.agreement.correct(precision)
-        trial = trial.model_copy(update={"outcome": "correct" if correct else "wrong"})
-    return trial
 
 
 def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
@@ -166,11 +149,10 @@ def _run_child(
     heard: Callable[[Event], None],
     seconds: float = 0.0,
 ) -> tuple[Ending, str]:
-    """Run step models on their units in a child process, and pass on its events. seconds: 0, or how long an endurance
-    trial lasts. Returns how it ended; for a crash with the signal or the exit code, and its last words.
+    """Run step models on their units in a child process, and pass on its events. Returns how it ended, and why.
 
-    The system ends the child if a step model takes longer than `limit` seconds; it is killed when this function ends,
-    as Ctrl-C does not reach it.
+    seconds: 0, or how long an endurance trial lasts. The system ends the child if a step model takes longer than
+    `limit` seconds; it is killed when this function ends, as Ctrl-C does not reach it.
     """
     request = {"bundle": str(bundle.folder), "precision": bundle.precision, "units": dict(units)}
     timing = (str(math.ceil(limit)), str(seconds))

@@ -2,7 +2,7 @@
 
 *Spelled*, for voices whose vocabulary is letters: everything in words, acronyms and initials by the names of letters.
 *Written*, for voices whose vocabulary is words: numbers, units, dates, addresses and symbols in words; letters, names,
-abbreviations and punctuation stay as they are, since these voices know how to say them.
+abbreviations and punctuation stay as they are, since these voices can say them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
+from functools import partial
 
-from voxcpm_runtime.english.abbreviations import ROMAN_NUMERALS, abbreviations, list_markers
-from voxcpm_runtime.english.acronyms import LETTERS_SAID_SINGLY, addresses, with_capitals_said
-from voxcpm_runtime.english.dates import YEARS, dates
-from voxcpm_runtime.english.quantities import numbers, quantities
-from voxcpm_runtime.english.vocabulary import TABLES
+from voxcpm_runtime.english.numbers import YEARS, dates, numbers, quantities
+from voxcpm_runtime.english.vocabulary import (
+    BY_LETTER,
+    TABLES,
+    WORDS_IN_CAPITALS,
+    has_vowel,
+    is_sayable,
+    letter_by_letter,
+    said_acronym,
+)
+from voxcpm_runtime.english.words import ROMAN_NUMERALS, abbreviations, addresses, list_markers
 from voxcpm_runtime.text.normalization import Substitution, rules, substituted
 
 _PLAIN = str.maketrans(
@@ -39,7 +46,7 @@ _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _FROM_SUPERSCRIPTS = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 _VULGAR = "¼½¾⅐-⅞"
 
-_WORDS = TABLES.pairs("symbols")
+_SYMBOL_WORDS = TABLES.pairs("symbols")
 _GREEK = TABLES.pairs("Greek letters")
 _ARROWS = "[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>"
 _ELISIONS = r"(?:tis|twas|twere|em|til|cause|bout|round|n)\b"
@@ -66,7 +73,7 @@ _SYMBOLS = rules(
     {
         # A Greek letter by itself is a symbol; voices of letters refuse a word of them later.
         rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_])": lambda found: f" {_GREEK[found[0]]} ",
-        f"[{''.join(map(re.escape, _WORDS))}]": lambda found: f" {_WORDS[found[0]]} ",
+        f"[{''.join(map(re.escape, _SYMBOL_WORDS))}]": lambda found: f" {_SYMBOL_WORDS[found[0]]} ",
         r"[#*_/\\^|<>~]": " ",
     }
 )
@@ -99,6 +106,96 @@ _SPACES = rules(
     }
 )
 """What replaced symbols and emoji leave in a text that keeps its punctuation."""
+
+_AMBIGUOUS = TABLES.words("ambiguous acronyms")
+_LETTERED = TABLES.words("before letters")
+_BEFORE_INITIALS = TABLES.words("before initials")
+_SOUNDS = re.compile(r"[hm]+|[bg]r+|s+h+|pf+t*|ps+t+|ts+k+|z+|n?th")
+"""What is written without vowels and is no acronym: mhm, hmmm, shhh."""
+_SHOUTED = re.compile(
+    r"(?<![\w'])[A-Z]+'(?:T|LL|RE|VE|D|M)(?!\w)"
+    r"|(?<=\b(?:[Hh]e|[Ww]e|[Ii]t) )CAN(?!\w)|(?<=\b(?:I) )(?:CAN|AM)(?!\w)"
+    r"|(?<=\b(?:[Ss]he|[Yy]ou|[Ww]ho) )CAN(?!\w)|(?<=\b[Tt]hey )CAN(?!\w)"
+    r"|(?<=\b(?:do|Do) )IT(?=\s*(?:[.,;:!?\"]|$))|(?<=\bdid )IT(?=\s*(?:[.,;:!?\"]|$))"
+)
+"""What is a word in capitals by its ending or by the word beside it: CAN'T, she CAN do IT."""
+_NAMES = re.compile(r"(?<![\w'])[A-Z]{3,}(?:\s[A-Z]{3,})+(?![\w'])")
+
+_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})('?s|'S)?(?![\w]|'[a-rt-z])")
+_ANY_WORD = re.compile(r"[A-Za-z]{2,}")
+
+
+def with_capitals_said(sentence: str) -> str:
+    """The sentence with every word of capitals as it is said: a word in small letters, or the names of its letters."""
+    found = _ANY_WORD.findall(sentence)
+    capitals = list(filter(str.isupper, found))
+    heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
+    sentence = _SHOUTED.sub(lambda found: found[0].lower(), sentence)
+    sentence = _NAMES.sub(_shouted_name, sentence)
+    return _CAPITALS.sub(partial(_read_capitals, heading=heading), sentence)
+
+
+def _is_word(capitals: str) -> bool:
+    if len(capitals) <= 3 or capitals in BY_LETTER or capitals in _AMBIGUOUS:
+        return capitals in WORDS_IN_CAPITALS
+    return is_sayable(capitals) or (len(capitals) >= 6 and has_vowel(capitals))
+
+
+def _read_capitals(found: re.Match[str], *, heading: bool) -> str:
+    capitals, ending = found[1], (found[2] or "").lower()
+    if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
+        return found[0].lower()
+    if said := said_acronym(capitals, ending):
+        return said
+    in_heading = capitals in _AMBIGUOUS or (len(capitals) > 2 and is_sayable(capitals))
+    is_word = _is_word(capitals) or (heading and in_heading)
+    return found[0].lower() if is_word else letter_by_letter(capitals, ending)
+
+
+def _shouted_name(found: re.Match[str]) -> str:
+    """JOHN SMITH: where one word of a name can only be a word, those beside it are words, too, but no acronyms."""
+    words = found[0].split()
+    if not any(len(word) > 3 and _is_word(word) for word in words):
+        return found[0]
+    return " ".join(
+        word.lower() if len(word) > 3 and has_vowel(word) and not said_acronym(word) else word
+        for word in words
+    )
+
+
+def _initial(found: re.Match[str]) -> str:
+    """A letter with its dot before a name: the letter's name, without the dot, if the dot does not end a sentence."""
+    before = re.search(r"([\w.']+)\W*$", found.string[max(0, found.start() - 40) : found.start()])
+    word = before[1] if before else ""
+    after_comma = len(word) > 1 and before is not None and before[0].endswith(", ")
+    follows = re.match(r"\s*[A-Z]\.", found.string[found.end() : found.end() + 40])
+    named = word[:1].isupper() and "'" not in word and word not in _LETTERED
+    is_initial = not word or named or word in _BEFORE_INITIALS or after_comma
+    if not follows and (found[1] == "I" or not is_initial):
+        return found[0]
+    return f"{letter_by_letter(found[1])} "
+
+
+def _without_vowels(found: re.Match[str]) -> str:
+    return found[0] if _SOUNDS.fullmatch(found[0]) else letter_by_letter(found[0])
+
+
+LETTERS_SAID_SINGLY = rules(
+    {
+        # Initials: U.S., J.R.R. Tolkien, George W. Bush.
+        r"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?": lambda found: letter_by_letter(
+            found[0].replace(".", "")
+        ),
+        r"(?<![\w.'])([A-Z])\.(?=\s*[A-Z])": _initial,
+        # iPhone, eBay
+        r"(?<!\w)([ei])(?=[A-Z])": lambda found: f"{letter_by_letter(found[1])} ",
+        # A is an article before a word, and a letter elsewhere.
+        r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$|\s(?:and|or|to)\s[B-HJ-Z]\b)": "ay",
+        r"(?:(?<=\b[Aa]n )|(?<=\b[Tt]he ))A(?![\w'.])": "ay",
+        r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)": lambda found: letter_by_letter(found[0]),
+        r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])": _without_vowels,
+    }
+)
 
 
 # A text is read again for each way of cutting it that is tried.
@@ -144,7 +241,7 @@ def _plain_characters(text: str, ascii_only: bool) -> str:
 
 
 def _plain_character(char: str) -> str:
-    if char.isascii() or char in _WORDS:
+    if char.isascii() or char in _SYMBOL_WORDS:
         return char
     if char.isdecimal():
         return str(unicodedata.decimal(char))

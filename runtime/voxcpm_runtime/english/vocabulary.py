@@ -1,4 +1,4 @@
-"""The tables of English, and the names of numbers (by the library `num2words`) and of letters.
+"""The tables of English, and the names of numbers (by the library `num2words`), letters and acronyms.
 
 Numbers are strings of ASCII digits, so that leading zeros are not lost.
 """
@@ -42,10 +42,23 @@ class Tables:
 
 
 TABLES = Tables(Path(__file__).with_name("tables.txt"))
-_MAX_DIGITS = 36
-"""Longer numbers are read digit by digit: few people know names beyond decillions."""
-_HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
+_RESPELLED = TABLES.pairs("respelled acronyms")
+_AS_WORDS = TABLES.words("acronyms said as words")
+BY_LETTER = TABLES.words("acronyms said by letter")
+WORDS_IN_CAPITALS = TABLES.words("words in capitals")
 _LETTER_NAMES = TABLES.pairs("letters")
+_HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
+_MAX_DIGITS = 36  # Longer numbers are read digit by digit: few people know names beyond decillions
+_SAYABLE = re.compile(
+    r"""
+    (?:sch|scr|shr|spl|spr|squ|str|thr|ch?[lr]?|ph[lr]?|qu|rh|s[chklmnptw]|sh|t[hrw]|wh|wr|gh|gn|kn|
+       [bfgkp][lr]|d[rw]|[bcdfghjklmnprstvwxyz])?
+    [aeiouy]{1,3}
+    (?:[bcdfghjklmnpqrstvwxz]{1,3}[aeiouy]{1,3})*
+    (?:[lmnr]?(?:[bcdfgkmnpstvxz]|th|sh|ch|ck|hn|ll|ss|ff|zz|st|ct|ft|pt|xt|sk|sp|ng|nk|ght|ngth|tch|ld|lth|w|h|l|r)?s?)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
 
 
 @functools.lru_cache(4096)
@@ -65,10 +78,7 @@ def digit_names(number: str) -> str:
 
 
 def cardinal(number: str) -> str:
-    """The number in words: "one thousand two hundred thirty-four".
-
-    Thousands may be separated by commas. A number with a leading zero is read digit by digit, as agent 007.
-    """
+    """The number in words, which may have commas. With a leading zero it is read digit by digit, as agent 007."""
     number = number.replace(",", "")
     return digit_names(number) if len(number) > 1 and number[0] == "0" else _name(number)
 
@@ -117,3 +127,24 @@ def letter_by_letter(letters: str, ending: str = "") -> str:
     """The names of ASCII letters, with spaces: "eff bee eye". ending: "", "s" for a plural, or "'s"."""
     names = " ".join(_LETTER_NAMES[letter] for letter in letters.lower())
     return plural(names) if ending == "s" else names + ending
+
+
+def said_acronym(capitals: str, ending: str = "") -> str | None:
+    """A known acronym in words; None for others. ending: "", "s" or "'s"."""
+    if capitals in _RESPELLED:
+        return _RESPELLED[capitals] + ending
+    if capitals in _AS_WORDS:
+        return capitals.lower() + ending
+    return letter_by_letter(capitals, ending) if capitals in BY_LETTER else None
+
+
+def is_sayable(word: str) -> bool:
+    """Whether a reader could say the letters as a word: "nasa", and neither "fb" nor "html"."""
+    if len(word) < 3:
+        return word.upper() in WORDS_IN_CAPITALS
+    return len(word) <= 40 and _SAYABLE.fullmatch(word) is not None
+
+
+def has_vowel(word: str) -> bool:
+    """Whether the word has a vowel, y included."""
+    return re.search("[AEIOUYaeiouy]", word) is not None

@@ -6,10 +6,12 @@ embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,14 @@ from voxcpm_constants.step_models import (
     encoder_patches,
 )
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.backends.step_function import Floats, NextPatch, PendingPatch, StepFunction, StepState
+from voxcpm_runtime.backends.step_function import (
+    Array,
+    Floats,
+    NextPatch,
+    PendingPatch,
+    StepFunction,
+    StepState,
+)
 from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
 from voxcpm_runtime.model.flow_matching import NoiseSource, drawn, solve, solve_at_once, solver_inputs
 from voxcpm_runtime.model.projections import projections
@@ -47,10 +56,8 @@ class Prefix:
 
     base_rows: dict[str, Floats]
     """The base model's keys and values of the voice (1, kv_heads, positions, head_dim), by name of the state tensor."""
-    residual_rows: dict[str, Floats]
-    """The residual model's keys and values, likewise."""
-    prompt_embeddings: Floats
-    """Embeddings of the prompt's patches (patches, hidden)."""
+    residual_rows: dict[str, Floats]  # The residual model's keys and values, likewise
+    prompt_embeddings: Floats  # Embeddings of the prompt's patches (patches, hidden)
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,9 @@ class Prefilled:
     base_state: StepState
     residual_state: StepState
     position: int
-    hidden: Floats
-    """Last hidden state of the base model (hidden,): raw after text, quantised after audio."""
-    residual_hidden: Floats
-    """Last hidden state of the residual model (hidden,)."""
-    stop_logits: Floats
-    """Logits of the stop head (2,): continue, stop."""
+    hidden: Floats  # Last hidden state of the base model (hidden,): raw after text, quantised after audio
+    residual_hidden: Floats  # Last hidden state of the residual model (hidden,)
+    stop_logits: Floats  # Logits of the stop head (2,): continue, stop
     last_patch: Latents
     """The patch before the first one that is generated (frames, latent_dim); zeros after text."""
 
@@ -77,12 +81,9 @@ class Prefilled:
 class Patch:
     """One generated patch."""
 
-    index: int
-    """Index of the patch in the speech, from 0."""
-    latents: Latents
-    """(frames, latent_dim)"""
-    stops: bool
-    """Whether the stop head ends the speech with this patch."""
+    index: int  # Index of the patch in the speech, from 0
+    latents: Latents  # (frames, latent_dim)
+    stops: bool  # Whether the stop head ends the speech with this patch
 
 
 class Driver:
@@ -105,11 +106,12 @@ class Driver:
         self._projections = projections(architecture.traits, constants)
         self.models = models
         self.next_patch = next_patch
+        self.check: Callable[[], object] = lambda: None
 
-    def over(self, models: Mapping[str, StepFunction], next_patch: NextPatch | None = None) -> Driver:
-        """The same driver with other step models."""
+    def checking(self, check: Callable[[], object]) -> Driver:
+        """The same driver, which calls `check` before every step of a generation. It may raise, to end it."""
         driver = copy.copy(self)
-        driver.models, driver.next_patch = models, next_patch
+        driver.check = check
         return driver
 
     def encode_prompt(self, audio: Audio) -> Latents:
@@ -131,14 +133,6 @@ class Driver:
         base_rows, residual_rows = (state.rows(0, len(lead)) for state in states.values())
         return Prefix(base_rows, residual_rows, self.embed_patches(prompt))
 
-    def has_shape_of(self, prefix: Prefix, lead_positions: int, prompt_patches: int) -> bool:
-        """Whether a prefix has the arrays that `prefix` gives for so many positions and patches."""
-        for name, rows in ((BASE_LM_STEP, prefix.base_rows), (RESIDUAL_LM_STEP, prefix.residual_rows)):
-            if _forms(rows) != _forms(self.models[name].new_state().rows(0, lead_positions)):
-                return False
-        embeddings = {"": np.zeros((prompt_patches, self.architecture.lm_config.hidden_size), np.float32)}
-        return _forms({"": prefix.prompt_embeddings}) == _forms(embeddings)
-
     def prefill(self, sequence: Sequence, prefix: Prefix | None = None, shared: int = 0) -> Prefilled:
         """Run a sequence, which must fit the caches, through both language models.
 
@@ -153,25 +147,14 @@ class Driver:
             rest, embeddings = sequence.after(shared), prefix.prompt_embeddings
         hidden, residual_hidden, stop_logits = self._run(rest, embeddings, states, shared)
         return Prefilled(
-            base_state=states[BASE_LM_STEP],
-            residual_state=states[RESIDUAL_LM_STEP],
-            position=len(sequence),
-            hidden=hidden,
-            residual_hidden=residual_hidden,
-            stop_logits=stop_logits,
-            last_patch=sequence.last_patch,
-        )
+            states[BASE_LM_STEP], states[RESIDUAL_LM_STEP], len(sequence), hidden=hidden,
+            residual_hidden=residual_hidden, stop_logits=stop_logits, last_patch=sequence.last_patch,
+        )  # fmt: skip
 
     def generate_patches(
-        self,
-        prefilled: Prefilled,
-        options: GenerationOptions,
-        rng: NoiseSource,
-        limit: int,
-        *,
-        teacher: Items[Latents] | None = None,
-        ahead: bool = False,
-    ) -> Generator[Patch, None, None]:
+        self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource, limit: int, *,
+        teacher: Items[Latents] | None = None, ahead: bool = False,
+    ) -> Generator[Patch, None, None]:  # fmt: skip
         """Generate at most `limit` patches; the one at which the stop head ends the speech is the last.
 
         The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) fed
@@ -184,13 +167,16 @@ class Driver:
         count = limit if teacher is None else min(limit, len(teacher))
         if not count:
             return
-        hiddens, stop_logits = (prefilled.hidden, prefilled.residual_hidden), prefilled.stop_logits
-        predicted = self._predict(*hiddens, prefilled.last_patch, options, rng)
-        following: Generator[tuple[Latents, Floats], None, None] | None = None
+        stop_logits = prefilled.stop_logits
+        predicted = self._predict(
+            prefilled.hidden, prefilled.residual_hidden, prefilled.last_patch, options, rng
+        )
+        given = (prefilled, predicted, options, rng, count, teacher)
         if self.next_patch is not None and self._solves_at_once(options):
-            given = (self.next_patch, prefilled, predicted, options, rng, count, teacher)
-            following = self._by_one_call(*given, ahead=ahead)
-        try:
+            following = self._by_one_call(self.next_patch, *given, ahead=ahead)
+        else:
+            following = self._by_steps(*given)
+        with contextlib.closing(following):
             for index in range(count):
                 if not np.isfinite(predicted).all():
                     raise BundleError(
@@ -200,14 +186,7 @@ class Driver:
                 yield Patch(index, predicted, stops)
                 if index + 1 == count or (stops and teacher is None):
                     return
-                if following is not None:
-                    predicted, stop_logits = next(following)
-                    continue
-                last = predicted if teacher is None else np.asarray(teacher[index], np.float32)
-                predicted, stop_logits = self._following(prefilled, index, last, options, rng)
-        finally:
-            if following is not None:
-                following.close()
+                predicted, stop_logits = next(following)
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,), after the end of the prompt."""
@@ -234,11 +213,12 @@ class Driver:
 
     def embed_patches(self, patches: Latents) -> Floats:
         """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be none."""
-        encoder = self.models[FEAT_ENCODER]
         embeddings = np.zeros((len(patches), self.architecture.lm_config.hidden_size), np.float32)
         for start, length, size in plan_chunks(len(patches), self.sizes.encode_patches):
             chunk = _padded(patches[start : start + length], size)
-            embeddings[start : start + length] = encoder({"patches": chunk})["embeddings"][0, :length]
+            embeddings[start : start + length] = self._call(FEAT_ENCODER, {"patches": chunk})["embeddings"][
+                0, :length
+            ]
         return embeddings
 
     def _new_states(self) -> dict[str, StepState]:
@@ -257,12 +237,10 @@ class Driver:
         audio_embeddings = np.zeros((len(sequence), self.architecture.lm_config.hidden_size), np.float32)
         audio_embeddings[sequence.is_audio] = patch_embeddings
         embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
-        outputs = self._lm_step(self.models[BASE_LM_STEP], states[BASE_LM_STEP], embeddings, position)
+        outputs = self._lm_step(BASE_LM_STEP, states[BASE_LM_STEP], embeddings, position)
         hidden = np.where(audio, outputs["fsq_hidden"], outputs["hidden"])
         residual_input = self._projections.residual_input(hidden, audio_embeddings)
-        residual = self._lm_step(
-            self.models[RESIDUAL_LM_STEP], states[RESIDUAL_LM_STEP], residual_input, position
-        )
+        residual = self._lm_step(RESIDUAL_LM_STEP, states[RESIDUAL_LM_STEP], residual_input, position)
         return hidden[-1], residual["hidden"][-1], outputs["stop_logits"][-1]
 
     def _encode(self, audio: Audio) -> Latents:
@@ -272,21 +250,13 @@ class Driver:
         )
 
     def _by_one_call(
-        self,
-        next_patch: NextPatch,
-        prefilled: Prefilled,
-        first: Latents,
-        options: GenerationOptions,
-        rng: NoiseSource,
-        count: int,
-        teacher: Items[Latents] | None,
-        *,
-        ahead: bool,
-    ) -> Generator[tuple[Latents, Floats], None, None]:
-        """All of `count` patches but the first, each by one call of what stands for the step models.
+        self, next_patch: NextPatch, prefilled: Prefilled, first: Latents, options: GenerationOptions,
+        rng: NoiseSource, count: int, teacher: Items[Latents] | None, *, ahead: bool,
+    ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
+        """The same as `_by_steps`, by one call per patch.
 
-        Each comes with the stop logits of the patch before it. ahead: begin each before the one before it is computed,
-        so that a GPU computes while Python hands a patch on; the last one begun may not be needed.
+        ahead: begin each before the one before it is computed, so that a GPU computes while Python processes a patch;
+        the last one begun may not be needed.
         """
 
         def begin(index: int, last: Latents | None, before: PendingPatch | None) -> PendingPatch:
@@ -294,6 +264,7 @@ class Driver:
             inputs["position"] = np.array([prefilled.position + index], np.int32)
             if last is not None:
                 inputs["patches"] = last[np.newaxis, np.newaxis]
+            self.check()
             return next_patch.begin(inputs, prefilled.base_state, prefilled.residual_state, before)
 
         last, pending, begun = first, None, None
@@ -313,24 +284,21 @@ class Driver:
             # An error's traceback has this frame: with a call that holds the error, both would keep the caches.
             del pending, begun
 
-    def _following(
-        self,
-        prefilled: Prefilled,
-        index: int,
-        last: Latents,
-        options: GenerationOptions,
-        rng: NoiseSource,
-    ) -> tuple[Latents, Floats]:
-        """The patch after `last`, which has that index, and the stop logits that belong to `last`."""
-        embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
-        outputs = self._lm_step(self.models[BASE_LM_STEP], prefilled.base_state, embedding, position)
-        hidden = outputs["fsq_hidden"][0]
-        residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
-        residual = self._lm_step(
-            self.models[RESIDUAL_LM_STEP], prefilled.residual_state, residual_input, position
-        )
-        patch = self._predict(hidden, residual["hidden"][0], last, options, rng)
-        return patch, outputs["stop_logits"][0]
+    def _by_steps(
+        self, prefilled: Prefilled, last: Latents, options: GenerationOptions, rng: NoiseSource, count: int,
+        teacher: Items[Latents] | None,
+    ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
+        """All of `count` patches but the first, `last`, each with the stop logits of the patch before it."""
+        for index in range(count - 1):
+            if teacher is not None:
+                last = np.asarray(teacher[index], np.float32)
+            embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
+            outputs = self._lm_step(BASE_LM_STEP, prefilled.base_state, embedding, position)
+            hidden = outputs["fsq_hidden"][0]
+            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
+            residual = self._lm_step(RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, position)
+            last = self._predict(hidden, residual["hidden"][0], last, options, rng)
+            yield last, outputs["stop_logits"][0]
 
     def _predict(
         self,
@@ -343,10 +311,10 @@ class Driver:
         condition = self._projections.dit_condition(hidden, residual_hidden)
         given = (self._noise(options, rng), condition, np.ascontiguousarray(last.T))
         if self._solves_at_once(options):
-            patch = solve_at_once(self.models[LOCDIT_SOLVE], *given, **self._solving(options))
+            patch = solve_at_once(partial(self._call, LOCDIT_SOLVE), *given, **self._solving(options))
         else:
             patch = solve(
-                self.models[LOCDIT_STEP], *given, **self._solving(options),
+                partial(self._call, LOCDIT_STEP), *given, **self._solving(options),
                 use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=self.architecture.mean_mode,
             )  # fmt: skip
         return np.ascontiguousarray(patch.T)
@@ -366,9 +334,13 @@ class Driver:
             "sway_sampling_coef": options.sway_sampling_coef,
         }
 
-    def _lm_step(
-        self, model: StepFunction, state: StepState, embeddings: Floats, position: int
-    ) -> dict[str, Floats]:
+    def _call(
+        self, name: str, inputs: Mapping[str, Array], state: StepState | None = None
+    ) -> dict[str, Array]:
+        self.check()
+        return self.models[name](inputs, state)
+
+    def _lm_step(self, name: str, state: StepState, embeddings: Floats, position: int) -> dict[str, Floats]:
         """Run a language model on embeddings (n, hidden) from cache `position` on: outputs (n, width) by name."""
         plan = plan_chunks(
             len(embeddings), self.sizes.prefill_chunks, position=position, capacity=self.sizes.kv_length
@@ -376,7 +348,8 @@ class Driver:
         parts: list[dict[str, Floats]] = []
         for start, length, size in plan:
             chunk = _padded(embeddings[start : start + length], size)
-            outputs = model({"embeddings": chunk, "position": np.array([position + start], np.int32)}, state)
+            inputs = {"embeddings": chunk, "position": np.array([position + start], np.int32)}
+            outputs = self._call(name, inputs, state)
             parts.append({name: output[0, :length] for name, output in outputs.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -386,8 +359,3 @@ def _padded(rows: Floats, size: int) -> Floats:
     batch = np.zeros((1, size, *rows.shape[1:]), np.float32)
     batch[0, : len(rows)] = rows
     return batch
-
-
-def _forms(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and dtype of each array, by name."""
-    return {name: (array.shape, array.dtype) for name, array in arrays.items()}

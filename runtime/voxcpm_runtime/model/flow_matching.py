@@ -93,28 +93,16 @@ def euler_steps(steps: int, sway_sampling_coef: float = 1.0, *, skipped: int = 0
 
 
 def solve(
-    estimator: Estimator,
-    noise: Floats,
-    mu: Floats,
-    cond: Floats,
-    *,
-    steps: int,
-    cfg_value: float,
-    embedding_size: int,
-    sway_sampling_coef: float = 1.0,
-    use_cfg_zero_star: bool = True,
-    mean_mode: bool = False,
-) -> Floats:
+    estimator: Estimator, noise: Floats, mu: Floats, cond: Floats, *, steps: int, cfg_value: float,
+    embedding_size: int, sway_sampling_coef: float = 1.0, use_cfg_zero_star: bool = True, mean_mode: bool = False,
+) -> Floats:  # fmt: skip
     """Turn noise (latent_dim, frames) into a patch of the same shape.
 
     mu: LM condition (mu_size,). cond: the previous patch (latent_dim, frames). embedding_size: width of the estimator's
     time embeddings. mean_mode: tell the estimator the length of each step, otherwise zero. use_cfg_zero_star: zero
     velocity in the first steps, then a projected unconditional velocity.
     """
-    conditions = {
-        "mu": np.stack([mu, np.zeros_like(mu)]),
-        "cond": np.stack([cond, cond]),
-    }
+    conditions = {"mu": np.stack([mu, np.zeros_like(mu)]), "cond": np.stack([cond, cond])}
     x, skipped = noise, zero_velocity_steps(steps) if use_cfg_zero_star else 0
     for t, dt in zip(*euler_steps(steps, sway_sampling_coef, skipped=skipped), strict=True):
         moving = {
@@ -128,12 +116,7 @@ def solve(
 
 
 def solver_inputs(
-    noise: Floats,
-    *,
-    steps: int,
-    cfg_value: float,
-    embedding_size: int,
-    sway_sampling_coef: float = 1.0,
+    noise: Floats, *, steps: int, cfg_value: float, embedding_size: int, sway_sampling_coef: float = 1.0
 ) -> dict[str, Floats]:
     """What `locdit_solve` takes for the patch of `solve`, with CFG-zero*, without mu and cond."""
     embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)

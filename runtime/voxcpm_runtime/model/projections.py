@@ -28,18 +28,15 @@ Its BLAS has threads that wait for the next product by spinning, for 0.1 s, on c
 took a fifth longer (TRIALS.md). For more rows, as in a prefill, BLAS is several times faster.
 """
 
-Join = Callable[[Floats, Floats], Floats]
-"""A function from two arrays (..., width) to one."""
+Join = Callable[[Floats, Floats], Floats]  # A function from two arrays (..., width) to one
 
 
 @dataclass(frozen=True)
 class Projections:
     """The two functions of a bundle, over rows (..., hidden)."""
 
-    dit_condition: Join
-    """(lm_hidden, residual_hidden) -> mu (..., mu_size)"""
-    residual_input: Join
-    """(lm_hidden, embedding, zero at text positions) -> (..., hidden)"""
+    dit_condition: Join  # (lm_hidden, residual_hidden) -> mu (..., mu_size)
+    residual_input: Join  # (lm_hidden, embedding, zero at text positions) -> (..., hidden)
 
 
 def projections(traits: Traits, constants: Mapping[str, npt.NDArray[np.floating]]) -> Projections:

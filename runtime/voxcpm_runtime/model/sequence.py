@@ -23,20 +23,18 @@ from voxcpm_constants.tokenizer_file import AUDIO_START, REFERENCE_END, REFERENC
 # A call reads all weights once, which costs about as much time as the arithmetic of this many items.
 _CALL_COST = 8
 
-Latents = npt.NDArray[np.float32]
-"""Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)."""
+Latents = npt.NDArray[
+    np.float32
+]  # Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)
 
 
 @dataclass(frozen=True)
 class Sequence:
     """What both language models are prefilled with."""
 
-    tokens: npt.NDArray[np.int32]
-    """Token ids (positions,); 0 at audio positions."""
-    is_audio: npt.NDArray[np.bool_]
-    """Whether each position is audio (positions,)."""
-    patches: Latents
-    """The patches of the audio positions, in order: (audio positions, frames, latent_dim)."""
+    tokens: npt.NDArray[np.int32]  # Token ids (positions,); 0 at audio positions
+    is_audio: npt.NDArray[np.bool_]  # Whether each position is audio (positions,)
+    patches: Latents  # The patches of the audio positions, in order: (audio positions, frames, latent_dim)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -62,30 +60,18 @@ class Sequence:
 
 
 def build_sequence(
-    text_tokens: list[int],
-    patch_shape: tuple[int, int],
-    *,
-    prompt: Latents | None = None,
-    reference: Latents | None = None,
-) -> Sequence:
+    text_tokens: list[int], patch_shape: tuple[int, int], *, prompt: Latents | None = None,
+    reference: Latents | None = None, starts_audio: bool = True,
+) -> Sequence:  # fmt: skip
     """The sequence of one generation.
 
-    patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim).
+    patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim). starts_audio:
+    False for the positions of a voice itself, before any text to speak; there may be none.
     """
-    return build_lead([*text_tokens, AUDIO_START], patch_shape, reference=reference, prompt=prompt)
-
-
-def build_lead(
-    text_tokens: list[int],
-    patch_shape: tuple[int, int],
-    *,
-    reference: Latents | None = None,
-    prompt: Latents | None = None,
-) -> Sequence:
-    """The positions without the start of audio: those of a voice itself, before any text to speak, may be none."""
-    parts: list[list[int] | Latents] = [text_tokens]
+    text = [*text_tokens, AUDIO_START] if starts_audio else text_tokens
+    parts: list[list[int] | Latents] = [text]
     if reference is not None:
-        parts = [[REFERENCE_START], reference, [REFERENCE_END], text_tokens]
+        parts = [[REFERENCE_START], reference, [REFERENCE_END], text]
     if prompt is not None:
         parts.append(prompt)
     tokens: list[int] = []
@@ -120,8 +106,7 @@ def plan_chunks(
     must fit; it is overwritten before anything attends to it. Raises ValueError if `count` items do not fit.
     """
     end = position + count
-    best: list[tuple[int, int]] = [(0, 0)]
-    """(cost, size of the first chunk) for the last `index` items."""
+    best: list[tuple[int, int]] = [(0, 0)]  # (cost, size of the first chunk) for the last `index` items
     for left in range(1, count + 1):
         choices = [
             (_CALL_COST + size + best[max(0, left - size)][0], -size)

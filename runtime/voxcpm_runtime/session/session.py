@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from voxcpm_constants.bounds import MAX_BUFFER_SECONDS
-from voxcpm_constants.errors import InputError
-from voxcpm_runtime.argument_types import real_number, wrong_type
+from voxcpm_runtime.argument_types import real_number, text_argument, wrong_type
 from voxcpm_runtime.session.threaded_speech import AudioChunk, Narrate, ThreadedSpeech
 from voxcpm_runtime.text.segments import Segment, one_segment
 
@@ -32,63 +31,60 @@ class Session:
             for chunk in session:
                 play(chunk.pcm)
 
-    The session speaks on its own thread, which it has while there is a complete sentence to speak: one that waits for
-    text holds none. At most `buffer_seconds` of audio wait to be read: then speaking pauses until a chunk is read, and
-    if none is read for a second, the session's thread ends. At most MAX_CHARACTERS of text wait. A long text is cut
-    into sentences on the session's thread, while it is spoken. One thread may push text while another one reads; any
-    thread may cancel. Leaving the `with` block closes the session and drops audio that was not read.
+    The session speaks on its own thread, which exists only while there are complete sentences to speak. At most
+    `buffer_seconds` of audio wait to be read: then speaking pauses until a chunk is read. At most MAX_CHARACTERS of
+    text wait. One thread may push text while another one reads; any thread may cancel. Leaving the `with` block closes
+    the session and drops unread audio.
 
     narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
-    identifies all that the sound depends on except for the text, for `state_id`. turn: makes the context manager in
-    which the thread speaks. It enters one when a sentence is complete, which may wait, and leaves it when all complete
-    sentences are spoken, so that several sessions can share step models in turns. The thread that leaves it may be
-    another than the one that entered. Raises InputError for a buffer of less than one sample or more than an hour.
+    identifies everything that the sound depends on except for the text, for `state_id`. turn: makes a context manager,
+    entered (it may block) when a sentence is complete and left when all complete sentences are spoken, so that
+    sessions can share step models. It may be left on another thread than it was entered on. Raises InputError for a
+    buffer of less than one sample or more than an hour.
     """
 
     def __init__(
-        self,
-        narrate: Narrate,
-        sample_rate: int,
-        *,
-        split: Callable[[str], list[Segment]] = one_segment,
-        seed: bytes = b"",
-        buffer_seconds: float = BUFFER_SECONDS,
+        self, narrate: Narrate, sample_rate: int, *, split: Callable[[str], list[Segment]] = one_segment,
+        seed: bytes = b"", buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sample_rate = sample_rate
-        capacity = _buffer_samples(buffer_seconds, sample_rate)
+        if not 1 / sample_rate <= real_number(buffer_seconds) <= MAX_BUFFER_SECONDS:
+            raise wrong_type(
+                buffer_seconds, "buffer_seconds", f"a number from one sample to {MAX_BUFFER_SECONDS} s"
+            )
+        capacity = int(buffer_seconds * sample_rate)
         if not callable(turn):
             raise wrong_type(turn, "turn", "a function that makes a context manager")
         chain = hashlib.sha256(seed).digest()
         self._speech = ThreadedSpeech(narrate, sample_rate, capacity, split, turn, chain)
-        # A session that was dropped without being closed ends its thread. An interpreter that ends does so anyway.
+        # A session that is dropped without being closed ends its thread; at exit, `threaded_speech` does.
         weakref.finalize(self, self._speech.cancel).atexit = False
 
     def push_text(self, text: str) -> None:
-        """Speak this after the text that was pushed before. A fragment may end anywhere, even within a surrogate pair.
+        """Append a fragment of text, which may end anywhere, even within a surrogate pair.
 
-        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str or
+        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is not a str or
         not valid Unicode, if more than MAX_CHARACTERS would wait, and after `cancel` or `close`.
         """
-        if not isinstance(text, str):
-            raise InputError(f"push_text takes text, got {type(text).__name__}", argument="text")
-        self._speech.push_text(text)
+        self._speech.push_text(text_argument(text, "text"))
 
     def flush(self) -> None:
-        """Speak all text that was pushed, including an unfinished last sentence. More may be pushed afterwards.
+        """Speak all text pushed so far, including an unfinished last sentence. More may be pushed afterwards.
 
         Raises InputError after `cancel` or `close`, and, without speaking, if the text ends within a surrogate pair.
         """
         self._speech.flush()
 
     def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
-        """The next chunk. Waits for it up to `timeout` seconds, by default until the session is `finished`.
+        """The next chunk; None after `timeout` seconds without one, or when the session is `finished`.
 
-        None if there was no chunk in that time, or the session is `finished`. An error of the speaking thread is
-        raised after the chunks that were made before it, and by every later call: InputError for a sentence that
-        cannot be spoken. Raises InputError for a timeout that is no number of seconds.
+        An error of the session's thread is raised after the chunks before it, and by every later call: InputError for
+        a sentence that cannot be spoken.
         """
-        return self._speech.next_audio_chunk(_timeout(timeout))
+        if timeout is not None and not 0 <= real_number(timeout) <= threading.TIMEOUT_MAX:
+            raise wrong_type(timeout, "timeout", "a number of seconds from 0, or None for no limit")
+        return self._speech.next_audio_chunk(timeout)
 
     def __iter__(self) -> Iterator[AudioChunk]:
         """All chunks until the session is `finished`, which takes a `flush`, `cancel` or `close`."""
@@ -97,10 +93,7 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether all that was pushed was flushed, spoken and read, or the session was cancelled.
-
-        Pushing text after a flush makes it False again; before the first flush it is False.
-        """
+        """Whether all text was flushed, spoken and read, or the session was cancelled; False before the first flush."""
         return self._speech.finished
 
     @property
@@ -109,11 +102,11 @@ class Session:
         return self._speech.buffered_seconds
 
     def cancel(self) -> None:
-        """End the speech at its next Euler step, and drop audio that was not read. Returns immediately."""
+        """End the speech at its next step, and drop unread audio. Returns immediately."""
         self._speech.cancel()
 
     def close(self) -> None:
-        """Cancel, and wait until its thread, if it has one, has ended. Closing again does nothing."""
+        """Cancel, and join the thread. Closing again is a no-op."""
         self._speech.close()
 
     def __enter__(self) -> Self:
@@ -123,19 +116,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _buffer_samples(seconds: object, sample_rate: int) -> int:
-    number = real_number(seconds)
-    if not 1 / sample_rate <= number <= MAX_BUFFER_SECONDS:
-        raise wrong_type(seconds, "buffer_seconds", f"a number from one sample to {MAX_BUFFER_SECONDS} s")
-    return int(number * sample_rate)
-
-
-def _timeout(seconds: object) -> float | None:
-    if seconds is None:
-        return None
-    number = real_number(seconds)
-    if not 0 <= number <= threading.TIMEOUT_MAX:
-        raise wrong_type(seconds, "timeout", "a number of seconds from 0, or None for no limit")
-    return number

@@ -1,55 +1,89 @@
-"""The arguments of a call of `VoxCPM.speak`, before anything is read."""
+"""The arguments of a call of `VoxCPM.speak`, and the token that cancels it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import secrets
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from voxcpm_constants.errors import InputError
-from voxcpm_runtime.argument_types import function, instance, shown, switch, text_argument, wrong_type
+from voxcpm_constants.errors import InputError, VoxCPMError
+from voxcpm_runtime.argument_types import (
+    instance,
+    switch,
+    text_argument,
+    valid_unicode,
+    whole_number,
+    wrong_type,
+)
 from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import GenerationOptions, checked_options
-from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.input_text import checked_text, controlled, described, valid_unicode
+from voxcpm_runtime.text.control import controlled, described
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
+
+_SEED_BITS = 32  # Length of a random seed
+
+
+class Cancelled(VoxCPMError):
+    """Raised by a generation after its `CancelToken` was cancelled."""
+
+    exit_code = 130
+
+
+class CancelToken:
+    """Cancels a generation from any thread: it ends before its next call of a step model.
+
+    One token may be given to several calls. parents: tokens whose cancellation also cancels this one.
+    """
+
+    def __init__(self, *parents: CancelToken) -> None:
+        self._event = threading.Event()
+        self._parents = parents
+
+    def cancel(self) -> None:
+        """End the generation at its next step. This cannot be undone; calling it again is a no-op."""
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this token or one of its parents was cancelled."""
+        for parent in self._parents:
+            if parent.cancelled:
+                return True
+        return self._event.is_set()
+
+    def check(self) -> None:
+        """Raises Cancelled after `cancel`."""
+        if self.cancelled:
+            raise Cancelled("the generation was cancelled")
 
 
 @dataclass(frozen=True)
 class Arguments:
     """The arguments of one call. The options are checked; `plan` reads and checks the rest."""
 
-    text: str | None = None
-    """What to say; None if it comes later, as in a session."""
-    recordings: Recordings = field(default_factory=Recordings)
-    """The voice to speak in."""
-    control: str | None = None
-    """Voice or style in words, such as "warm, slow" (VoxCPM2)."""
+    text: str | None = None  # The text to speak; None in a session, whose text comes later
+    recordings: Recordings = field(default_factory=Recordings)  # The voice to speak in
+    control: str | None = None  # Voice or style in words, such as "warm, slow" (VoxCPM2)
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    seed: int | None = None
-    """The seed of the first attempt; by default a fresh one."""
-    rng: NoiseSource | None = None
-    """A source of noise instead of a seed."""
-    progress: ProgressCallback | None = None
-    """Called after every patch."""
-    cancel: CancelToken | None = None
-    """Ends the generation between two Euler steps; then Cancelled is raised."""
-    keep_partial: bool = False
-    """After `cancel`, return what was spoken until then; do not raise Cancelled."""
+    seed: int | None = None  # The seed of the first attempt; random by default
+    rng: NoiseSource | None = None  # A source of noise instead of a seed
+    progress: ProgressCallback | None = None  # Called after every patch
+    cancel: CancelToken | None = None  # Cancels the generation, which then raises Cancelled
+    keep_partial: bool = False  # After `cancel`, return what was spoken so far instead of raising Cancelled
     saved_segments: SavedSegments | None = None
-    """Where finished segments of a long text are saved, and found again by a later run."""
+    """Where finished segments of a long text are saved, so that a later run can resume."""
 
     def __post_init__(self) -> None:
-        if self.text is not None:
-            checked_text(self.text, "text")
         if self.control is not None:
             valid_unicode(text_argument(self.control, "control"), "control", "control")
-        if self.progress is not None:
-            function(self.progress, "progress")
+        if self.progress is not None and not callable(self.progress):
+            raise wrong_type(self.progress, "progress", "a function")
         if self.cancel is not None:
             instance(self.cancel, CancelToken, "cancel", "a CancelToken")
         switch(self.keep_partial, "keep_partial")
@@ -60,20 +94,16 @@ class Arguments:
     def of(cls, text: str | None, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
         """The arguments of a call with keywords: `voice`, fields of this class, and options.
 
-        Raises InputError for a text without words, an option out of range and a file that is no voice, TypeError for
-        an unknown keyword.
+        Raises InputError for an option out of range and a file that is not a voice, TypeError for an unknown keyword.
         """
-        own: dict[str, Any] = {}
-        options: dict[str, Any] = {}
-        for name, value in given.items():
-            (own if name in _OWN else options)[name] = value
+        options = dict(given)
+        own = {name: options.pop(name) for name in given if name in _OWN}
         if (voice := options.pop("voice", None)) is not None:
             recordings = recordings.in_voice(voice)
         return cls(text, recordings, options=checked_options(options), **own)
 
     def digest(self, bundle: str) -> str:
-        """SHA-256 over everything that determines the speech: these arguments, the content of the audio files, and
-        the bundle's digest.
+        """SHA-256 over everything that determines the speech, including audio files and the bundle's digest.
 
         Options at their defaults are left out, so that the digest stays the same in a release with more options.
         Raises InputError for an audio file that cannot be read.
@@ -88,34 +118,24 @@ class Arguments:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+_OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
 AnyArguments = str | Mapping[str, Any] | Arguments
 """One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
 
 
-def several(utterances: object) -> list[AnyArguments]:
-    """Utterances as a list. Raises InputError for what has none, or is one by itself, such as a text."""
-    if isinstance(utterances, str | bytes | Mapping) or not isinstance(utterances, Iterable):
-        raise wrong_type(utterances, "utterances", "a list of texts, or of arguments by name")
-    return list(utterances)
+def first_seed(seed: object, rng: NoiseSource | None = None) -> int | None:
+    """The seed of a call: a random one by default, so that every speech can be reproduced; None with an rng.
 
-
-def named_arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `VoxCPM.plan` for an utterance, by name. Raises InputError for a name that it does not have."""
-    if not isinstance(given, str | Mapping):
-        raise wrong_type(given, "an utterance", "a text or a mapping of arguments by name")
-    named: dict[str, Any] = {"text": given} if isinstance(given, str) else dict(given)
-    known = ("text", *_RECORDINGS, *Keywords.__annotations__)
-    if unknown := [name for name in named if name not in known]:
-        raise InputError(
-            f"an utterance has no argument {shown(unknown[0])}; expected some of {', '.join(known)}"
-        )
-    if "text" not in named:
-        raise InputError("an utterance has no text; expected something to say", argument="text")
-    return named
-
-
-_RECORDINGS = ("prompt_wav_path", "prompt_text", "reference_wav_path")
-_OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
+    Raises InputError for a seed that is not a whole number of at least 0, an rng that is not a source of noise, and
+    for both together.
+    """
+    if rng is None:
+        return secrets.randbits(_SEED_BITS) if seed is None else whole_number(seed, "seed", 0)
+    if seed is not None:
+        raise InputError("give a seed or an rng, not both")
+    if not callable(getattr(rng, "standard_normal", None)):
+        raise wrong_type(rng, "rng", "a source of noise with the method standard_normal")
+    return None
 
 
 class Keywords(TypedDict, total=False):

@@ -2,15 +2,14 @@
 
 arguments ─► options, seed, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
 
-A text of any length is read while it is spoken: the plan itself reads its beginning, so that the first audio of a book
-does not wait for its last page, and what is wrong with a text of ordinary length is found before anything is spoken.
+A long text is read while it is spoken: the plan reads only its beginning, so that the first audio of a book does not
+wait for its last page. Errors in a text of ordinary length are found before anything is spoken.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,25 +20,15 @@ import numpy as np
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
 from voxcpm_constants.errors import InputError, system_errors_as
-from voxcpm_runtime.argument_types import whole_number, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.flow_matching import NoiseSource
-from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.lengths import (
-    letters_in,
-    longest_segment,
-    min_anchor,
-    min_patches,
-    patch_limit,
-    positions,
-)
+from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
+from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
 from voxcpm_runtime.speech.results import PlannedSegment, ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.input_text import checked_control, controlled
+from voxcpm_runtime.text.control import checked_control, controlled
 from voxcpm_runtime.text.normalization import (
     check_sayable,
     continued_transcript,
@@ -54,15 +43,20 @@ from voxcpm_runtime.voices.voice import Voice
 
 MIN_SEGMENT_TOKENS = 8
 """Text tokens that a segment may always have, even if the KV cache seems too short for their speech."""
-SEED_BITS = 32
-"""Length of a fresh seed."""
-_NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
 _CHARACTERS_PER_TOKEN = 16
-"""A text with more characters for each token of the longest segment is long, without counting its tokens."""
+"""A text with more characters per token of the longest segment is long; its tokens need not be counted."""
+# Upper estimates of the time that a token takes to say, slow speech included: a text token, and a single letter.
+SECONDS_PER_TOKEN, SECONDS_PER_LETTER = 0.5, 0.12
+_ANCHOR_SECONDS = 5.0
+"""Speech, by the estimates above, that is enough to be continued as the voice of a text; a heading alone is not."""
+_SPARE_PATCHES = 10  # Patches of silence that speech may have in addition to its text
+_NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
+
+AnyVoice = Voice | UnencodedVoice
 
 
 class _LongText(Sequence[PlannedSegment]):
-    """The segments of a long text: an iterator reads each when it is taken. A length or an index reads all, once."""
+    """The segments of a long text: an iterator reads each on demand. A length or an index reads all, once."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -77,9 +71,7 @@ class _LongText(Sequence[PlannedSegment]):
         return bool(self._plan.opening)
 
     def __getitem__(self, index: Any) -> Any:
-        opening = self._plan.opening
-        known = isinstance(index, int) and 0 <= index < len(opening)
-        return opening[index] if known else self._plan.all_segments[index]
+        return self._plan.opening[0] if index == 0 else self._plan.all_segments[index]
 
 
 def _calling_line() -> tuple[str, int]:
@@ -95,23 +87,19 @@ class Plan:
     """What is to be spoken, and how; make one with `VoxCPM.plan`."""
 
     bundle: Bundle
-    voice: Voice | UnencodedVoice | None
-    """The voice that was given; None if that of the first segments is continued."""
-    description: str
-    """The control, without its parentheses; empty for none."""
+    voice: AnyVoice | None  # The voice that was given; None if that of the first segments is continued
+    description: str  # The control, without its parentheses; empty for none
     options: GenerationOptions
     seed: int | None
     """The seed of the first attempt at the first segment; None if the caller gives a source of noise."""
-    rng: NoiseSource | None
-    """The caller's source of noise, for all attempts and segments."""
+    rng: NoiseSource | None  # The caller's source of noise, for all attempts and segments
     progress: ProgressCallback | None
     cancel: CancelToken
     keep_partial: bool
     saved_segments: SavedSegments | None
-    text: str | None = None
-    """The whole text; None if it comes later, as in a session."""
+    text: str | None = None  # The whole text; None if it comes later, as in a session
     opening: tuple[PlannedSegment, ...] = ()
-    """The first segments: all of a text of ordinary length, the very first of a longer one."""
+    """All segments of a text of ordinary length, the very first of a longer one."""
     caller: tuple[str, int] = field(default_factory=_calling_line, compare=False, repr=False)
     """File and line of the call from outside this package, to which warnings point, whichever thread speaks."""
 
@@ -121,8 +109,8 @@ class Plan:
 
     @property
     def segments(self) -> Sequence[PlannedSegment]:
-        """The segments of the whole text, read as they are taken; none if the text comes later, as in a session."""
-        # `_LongText` is not stored: it refers to the plan, which would then be freed late, with its lock on a file.
+        """The segments of the whole text, read on demand; none if the text comes later, as in a session."""
+        # `_LongText` is not stored: in a cycle with the plan, it would delay the release of a lock on saved segments.
         return self.opening if self.is_read else _LongText(self)
 
     @property
@@ -164,13 +152,20 @@ class Plan:
         """The source of noise for an attempt at a segment, both counted from 0."""
         return self.rng if self.rng is not None else np.random.default_rng(self.seed_of(segment, attempt))
 
-    def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None, continued: int = 0) -> int:
+    def limit(self, segment: PlannedSegment, voice: AnyVoice | None, continued: int = 0) -> int:
         """Maximum number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits.
 
         continued: patches of a voice that is still to be spoken.
         """
         taken = positions(len(segment.tokens), voice) + continued
-        return patch_limit(taken, segment.target_tokens, self.options, self.bundle.manifest.sizes.kv_length)
+        shortest, capacity = self.options.min_patches, self.bundle.manifest.sizes.kv_length
+        if taken + shortest > capacity:
+            raise InputError(
+                f"text, prompt and earlier segments take {taken} positions and the speech at least {shortest}: "
+                f"{taken + shortest} needed, but the KV cache has {capacity}; shorten the text or the prompt, "
+                "lower min_len, or convert with a larger --max-length"
+            )
+        return min(self.options.patch_bound(segment.target_tokens), capacity - taken)
 
     @system_errors_as(InputError)
     def encoded_voice(self, driver: Driver) -> Voice | None:
@@ -180,6 +175,30 @@ class Plan:
         """
         return self.voice.encoded(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
+    def longest_segment(self, *, anchored: bool) -> int:
+        """Maximum number of text tokens in a segment, by `segment_tokens` and by the speech that fits the KV cache.
+
+        anchored: leave room for a voice of the same length, spoken before, which this segment continues.
+        """
+        options, voice, manifest = self.options, self.voice, self.bundle.manifest
+        by_pace = _seconds_per_token(self.bundle) / self.bundle.architecture.patch_seconds
+        transcript = len(self.bundle.tokenizer(voice.transcript)) if voice and voice.transcript else 0
+        room = manifest.sizes.kv_length - positions(transcript, voice) - _SPARE_PATCHES
+        fits = room / (1 + min(by_pace, options.retry_badcase_ratio_threshold))
+        if options.max_len is not None:
+            fits = max(fits, room - options.max_len)
+        shortest = options.min_patches * (2 if anchored else 1)
+        fits = min(fits, room + _SPARE_PATCHES - min(shortest, options.max_len or shortest))
+        by_profile = manifest.speech.longest_tokens if manifest.speech else SEGMENT_TOKENS
+        return max(0, min(int(fits / 2 if anchored else fits), options.segment_tokens or by_profile))
+
+    def fits_alone(self, text: str, *, anchored: bool = False) -> bool:
+        """Whether the text is short enough for one segment. anchored: see `longest_segment`."""
+        longest = self.longest_segment(anchored=anchored)
+        if len(text) > max(longest, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN:
+            return False
+        return self._count(text, longest) <= longest
+
     def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
         """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
 
@@ -187,26 +206,26 @@ class Plan:
         segments in any case. Raises Cancelled.
         """
         anchored = self.voice is None
-        if _fits_alone(self, text, anchored=more and anchored):
-            yield Segment(text, ends_paragraph=False)
+        whole = Segment(text, ends_paragraph=False)
+        if self.fits_alone(text, anchored=more and anchored):
+            yield whole
             return
-        target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
+        target = max(self.longest_segment(anchored=anchored), MIN_SEGMENT_TOKENS)
+        parts = each_segment(text, partial(self._count, target=target), target, self.cancel.check)
         # If nothing can be said, the error about the whole text is the better one.
-        target = max(target, MIN_SEGMENT_TOKENS)
-        parts = each_segment(text, partial(_count, target=target, plan=self), target, self.cancel.check)
-        yield next(parts, Segment(text, ends_paragraph=False))
+        yield next(parts, whole)
         yield from parts
 
     def split_sentence(self, sentence: str) -> list[Segment]:
         """A sentence, with the white space after it, as segments; empty if there is nothing to say."""
         whole = one_segment(sentence)
         parts = [part for segment in whole for part in self.split(segment.text, more=True)]
-        return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
+        return [*parts[:-1], *(part._replace(ends_paragraph=whole[0].ends_paragraph) for part in parts[-1:])]
 
     def read(
         self, segments: Iterable[Segment | None], known: Iterable[PlannedSegment] = ()
     ) -> Iterator[PlannedSegment | None]:
-        """The segments in turn, tokenised and checked. None stays None. known: the first ones, if already read.
+        """The segments in order, tokenised and checked. None stays None. known: the first ones, if already read.
 
         Without a voice, the first segment is the voice of the others. If it is short, such as a heading, the next ones
         are added to the voice until there is enough of it.
@@ -215,8 +234,9 @@ class Plan:
         the extra `normalize` is missing for a Chinese text.
         """
         transcript, taken, continued = "", 0, 0
-        shortest, growing, before = min_patches(self.options), self.voice is None, iter(known)
-        longest = longest_segment(self.bundle, self.voice, self.options, anchored=True)
+        shortest, growing, before = self.options.min_patches, self.voice is None, iter(known)
+        # `split` has left room for a voice that is as long as the longest segment.
+        longest = max(self.longest_segment(anchored=True), MIN_SEGMENT_TOKENS)
         for segment in segments:
             if segment is None:
                 yield None
@@ -225,10 +245,7 @@ class Plan:
             if self.max_patches is not None:
                 continued = min(continued, self.max_patches - shortest)
             planned = next(before, None) or self.read_segment(segment, transcript, continued)
-            # `split` has left room for a voice that is as long as the longest segment.
-            growing = growing and (
-                not taken or taken + planned.target_tokens <= max(longest, MIN_SEGMENT_TOKENS)
-            )
+            growing = growing and (not taken or taken + planned.target_tokens <= longest)
             if growing:
                 planned = replace(planned, anchors=True)
                 transcript += planned.transcript
@@ -238,30 +255,26 @@ class Plan:
             yield planned
 
     def read_text(self) -> Iterator[PlannedSegment]:
-        """All segments of the text in turn. Errors: see `read`; and Cancelled."""
-        more = True
-
-        def segments() -> Iterator[Segment]:
-            nonlocal more
-            self.cancel.check()
-            parts = self.split(self.text or "")
-            segment = next(parts)
-            for following in parts:
-                yield segment
-                self.cancel.check()
-                segment = following
-            more = False
-            yield segment
-
-        for planned in self.read(segments(), self.opening):
+        """All segments of the text in order. Errors: see `read`; and Cancelled."""
+        for planned in self.read(self._parts(), self.opening):
             if planned is not None:
-                # The edge of its speech depends on whether another one follows.
-                yield replace(planned, followed=more)
+                yield planned
+
+    def _parts(self) -> Iterator[Segment]:
+        """The text cut into segments, each of which says whether another one follows: its last samples depend on it."""
+        self.cancel.check()
+        parts = self.split(self.text or "")
+        segment = next(parts)
+        for following in parts:
+            yield segment._replace(followed=True)
+            self.cancel.check()
+            segment = following
+        yield segment._replace(followed=False)
 
     def read_segment(self, segment: Segment, anchored: str, continued: int) -> PlannedSegment:
         """Tokenise and check a segment.
 
-        anchored: transcript of the segments that it continues without a voice. continued: their fewest patches.
+        anchored: transcript of the segments that it continues without a voice. continued: their minimum of patches.
         """
         tokenizer = self.bundle.tokenizer
         say = partial(said_text, normalize=self.options.normalize, letters_only=tokenizer.has_letters_only)
@@ -272,7 +285,7 @@ class Plan:
         transcript = self.voice.transcript if self.voice else anchored
         transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
         if unknown := tokenizer.unknown_characters(transcript + target):
-            self.warn(f"this voice has no token for {listed(unknown)}, which it will not speak", UserWarning)
+            self.warn(f"this voice has no token for {listed(unknown)}: skipped", UserWarning)
         # The prompt's transcript is used as given, with or without a trailing space.
         tokens = tokenizer(transcript + target)
         # The control is read, too, but not spoken.
@@ -285,62 +298,61 @@ class Plan:
             target_tokens=len(tokenizer(target) if transcript else tokens),
             letters=letters_in(spoken),
             ends_paragraph=segment.ends_paragraph,
+            followed=segment.followed,
         )
         self.limit(planned, self.voice, continued)
         return planned
 
-
-def _fits_alone(plan: Plan, text: str, *, anchored: bool = False) -> bool:
-    """Whether the text is short enough for one segment. anchored: see `longest_segment`."""
-    longest = longest_segment(plan.bundle, plan.voice, plan.options, anchored=anchored)
-    maximum = max(longest, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
-    return len(text) <= maximum and _count(text, longest, plan) <= longest
-
-
-def _count(text: str, target: int, plan: Plan) -> int:
-    """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
-    try:
-        said = spelled(text, plan.bundle.tokenizer)
-    except InputError:
-        said = text
-    tokens, profile = len(plan.bundle.tokenizer(said)), plan.bundle.manifest.speech
-    if profile is None or plan.options.segment_tokens is not None:
-        return tokens
-    share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
-    return max(tokens, math.ceil(target * share))
+    def _count(self, text: str, target: int) -> int:
+        """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
+        tokenizer, profile = self.bundle.tokenizer, self.bundle.manifest.speech
+        try:
+            said = spelled(text, tokenizer)
+        except InputError:
+            said = text
+        tokens = len(tokenizer(said))
+        if profile is None or self.options.segment_tokens is not None:
+            return tokens
+        share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
+        return max(tokens, math.ceil(target * share))
 
 
-def first_seed(seed: object, rng: NoiseSource | None = None) -> int | None:
-    """The seed of a call: a fresh one if none was given, so that every speech can be reproduced; None with an rng.
+def positions(text_tokens: int, voice: AnyVoice | None) -> int:
+    """Positions before the first generated patch: text tokens, audio start, and the voice's audio with its markers."""
+    before = text_tokens + 1
+    return before if voice is None else before + voice.prompt_patches + reference_positions(voice)
 
-    Raises InputError for a seed that is not a whole number of at least 0, an rng that is not a source of noise, and
-    for both together.
-    """
-    if rng is None:
-        return secrets.randbits(SEED_BITS) if seed is None else whole_number(seed, "seed", 0)
-    if seed is not None:
-        raise InputError("give a seed or an rng, not both")
-    if not callable(getattr(rng, "standard_normal", None)):
-        raise wrong_type(rng, "rng", "a source of noise with the method standard_normal")
-    return None
+
+def reference_positions(voice: AnyVoice) -> int:
+    """Positions that a voice's reference takes, including its two markers."""
+    return voice.reference_patches + 2 if voice.reference_patches else 0
+
+
+def min_anchor(bundle: Bundle) -> float:
+    """Number of text tokens whose speech is enough to be continued as the voice of a text."""
+    return _ANCHOR_SECONDS / _seconds_per_token(bundle)
+
+
+def _seconds_per_token(bundle: Bundle) -> float:
+    return SECONDS_PER_LETTER if bundle.tokenizer.has_letters_only else SECONDS_PER_TOKEN
+
+
+def letters_in(text: str) -> int:
+    """Number of letters and digits of a text, which its expected duration follows from."""
+    return sum(map(str.isalnum, text))
 
 
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """The plan of a call. It reads recordings, but runs no step model.
 
     A text of up to MAX_READ_AT_ONCE characters is read and checked as a whole. Of a longer one only the first segment
-    is, and that the voice can say all of its letters; the rest is read when its turn comes.
+    is, and that the voice can say all of its letters; the rest is read when it is spoken.
 
     Raises InputError, one line, for anything that cannot be spoken, MissingExtraError as `Plan.read` does, and
     Cancelled if the call was cancelled before it began.
     """
-    a, options, recordings, text = (
-        bundle.architecture,
-        arguments.options,
-        arguments.recordings,
-        arguments.text,
-    )
-    cancel = arguments.cancel or CancelToken()
+    a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
+    cancel, text = arguments.cancel or CancelToken(), arguments.text
     if not arguments.keep_partial:
         # If many utterances share a token, those that have not begun do not begin.
         cancel.check()
@@ -360,18 +372,18 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         saved_segments=arguments.saved_segments,
         text=text,
     )
-    # With `keep_partial`, whoever speaks the plan sees that it was cancelled, and has nothing to give back.
+    # With `keep_partial`, whoever speaks the plan sees that it was cancelled, and has nothing to return.
     if text is None or cancel.cancelled:
         return unread
-    if _fits_alone(unread, text):
-        only = unread.read_segment(Segment(text, ends_paragraph=False), "", 0)
-        return replace(unread, opening=(replace(only, anchors=unread.voice is None, followed=False),))
+    if unread.fits_alone(text):
+        only = unread.read_segment(Segment(text, ends_paragraph=False, followed=False), "", 0)
+        return replace(unread, opening=(replace(only, anchors=unread.voice is None),))
     try:
         if len(text) <= MAX_READ_AT_ONCE:
             return replace(unread, opening=tuple(unread.read_text()))
         if not has_words(text):
             raise InputError(
-                f"the text has {len(text)} characters, and no letter or digit among them; expected something to say"
+                f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
             )
         if not options.normalize:
             check_sayable(text, bundle.tokenizer)

@@ -17,20 +17,15 @@ Reason = Literal["", "long", "short", "cut"]
 class PlannedSegment:
     """One utterance of the speech, as tokens. A short text is one segment."""
 
-    text: str
-    """The segment as the caller wrote it."""
+    text: str  # The segment as the caller wrote it
     transcript: str
     """The prompt's transcript for a segment that continues this one: as this one is said, before it is spelled."""
-    tokens: list[int]
-    """Tokens of the prompt's transcript and of the text, tokenised together."""
+    tokens: list[int]  # Tokens of the prompt's transcript and of the text, tokenised together
     transcript_tokens: list[int]
     """Tokens of the prompt's transcript alone; the last one may differ from `tokens`, where the text follows."""
-    target_tokens: int
-    """Number of tokens of the text alone."""
-    letters: int
-    """Letters and digits of the text alone, which its expected time follows from."""
-    ends_paragraph: bool
-    """Whether a blank line follows."""
+    target_tokens: int  # Number of tokens of the text alone
+    letters: int  # Letters and digits of the text alone, which its expected time follows from
+    ends_paragraph: bool  # Whether a blank line follows
     anchors: bool = False
     """Whether its speech becomes a part of the voice that later segments continue, as no voice was given."""
     followed: bool | None = None
@@ -39,52 +34,36 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of speech: one patch, a pause between paragraphs, or word that a segment begins again."""
+    """A piece of speech: one patch, a pause between paragraphs, or notice that a segment starts over."""
 
-    audio: Audio
-    """(samples,) in [-1, 1]"""
-    segment: int
-    """Index of the segment that it belongs to, from 0; a pause belongs to the segment after it."""
-    patches: int = 0
-    """Patches of this segment so far; 0 if it is no patch."""
-    latents: Latents | None = None
-    """The patch (frames, latent_dim); None if it is no patch."""
-    attempt: int = 1
-    """Number of the attempt at the segment, from 1; another attempt begins the segment again."""
+    audio: Audio  # (samples,) in [-1, 1]
+    segment: int  # Index of the segment that it belongs to, from 0; a pause belongs to the segment after it
+    patches: int = 0  # Patches of this segment so far; 0 if it is no patch
+    latents: Latents | None = None  # The patch (frames, latent_dim); None if it is no patch
+    attempt: int = 1  # Number of the attempt at the segment, from 1; another attempt begins the segment again
     attempts: int = 1
     """Number of attempts that were made so far; more than `attempt` if an earlier one was the best."""
-    began: float = 0.0
-    """When that attempt began, by `time.perf_counter`."""
-    stops: bool = False
-    """Whether the stop head ended the segment with this patch."""
-    reason: Reason = ""
-    """What is suspicious about the segment by now: "long", "short", "cut", or nothing."""
+    began: float = 0.0  # When that attempt began, by `time.perf_counter`
+    stops: bool = False  # Whether the stop head ended the segment with this patch
+    reason: Reason = ""  # What is suspicious about the segment by now: "long", "short", "cut", or nothing
     expected_seconds: float | None = None
     """Seconds that the segment is expected to take; None without a `speech.json`."""
-    planned: PlannedSegment | None = None
-    """The segment; None if it is no patch."""
+    planned: PlannedSegment | None = None  # The segment; None if it is no patch
 
 
 @dataclass(frozen=True)
 class Progress:
     """The progress of a speech. A short text is one segment."""
 
-    patches: int
-    """Patches so far in this attempt at this segment."""
-    audio_seconds: float
-    """Seconds of speech so far, all segments together."""
-    elapsed_seconds: float
-    """Seconds of work, without those of discarded attempts."""
-    attempt: int
-    """Number of this attempt, from 1; earlier ones were bad."""
-    segment: int = 0
-    """Index of the segment that is being spoken, from 0."""
-    segments: int | None = 1
-    """Number of segments; None for a long text, which is read while it is spoken."""
+    patches: int  # Patches so far in this attempt at this segment
+    audio_seconds: float  # Seconds of speech so far, all segments together
+    elapsed_seconds: float  # Seconds of work, without those of discarded attempts
+    attempt: int  # Number of this attempt, from 1; earlier ones were bad
+    segment: int = 0  # Index of the segment that is being spoken, from 0
+    segments: int | None = 1  # Number of segments; None for a long text, which is read while it is spoken
     remaining_seconds: float | None = None
     """Estimated seconds of work left, from the segments finished so far; None before there is one."""
-    segment_tokens: int = 0
-    """Number of tokens of the text of the segment that is being spoken."""
+    segment_tokens: int = 0  # Number of tokens of the text of the segment that is being spoken
 
     @property
     def real_time_factor(self) -> float:
@@ -100,14 +79,10 @@ class SpokenSegment:
     """One segment of a speech; a short text is one segment."""
 
     text: str
-    audio: Audio = field(repr=False)
-    """(samples,) in [-1, 1]"""
-    latents: Latents = field(repr=False)
-    """Generated patches (patches, frames, latent_dim)."""
-    seed: int | None
-    """The seed of the attempt that made this audio; None if the caller gave an `rng`."""
-    attempts: int
-    """Number of attempts that were made."""
+    audio: Audio = field(repr=False)  # (samples,) in [-1, 1]
+    latents: Latents = field(repr=False)  # Generated patches (patches, frames, latent_dim)
+    seed: int | None  # The seed of the attempt that made this audio; None if the caller gave an `rng`
+    attempts: int  # Number of attempts that were made
     stopped: bool
     """Whether the stop head ended the segment; otherwise it reached a limit of length, or was cancelled."""
     reason: Reason = ""
@@ -117,8 +92,7 @@ class SpokenSegment:
     """
     expected_seconds: float | None = None
     """Seconds that it was expected to take; None without a `speech.json`."""
-    ends_paragraph: bool = False
-    """Whether a blank line follows in the text."""
+    ends_paragraph: bool = False  # Whether a blank line follows in the text
     longest_attempt: int = 0
     """Patches of the longest attempt at it. A `max_len` that leaves less room gives other speech."""
 
@@ -126,38 +100,26 @@ class SpokenSegment:
 class SuspiciousSegment(NamedTuple):
     """A segment whose length does not fit its text, in every attempt."""
 
-    number: int
-    """Number of the segment in the speech, from 1."""
-    reason: Reason
-    """"long", "short", or "cut" by the KV cache."""
-    seconds: float
-    """Seconds of speech."""
-    expected_seconds: float | None
-    """Seconds that were expected; None without a `speech.json`."""
+    number: int  # Number of the segment in the speech, from 1
+    reason: Reason  # "long", "short", or "cut" by the KV cache
+    seconds: float  # Seconds of speech
+    expected_seconds: float | None  # Seconds that were expected; None without a `speech.json`
 
 
 @dataclass(frozen=True)
 class Speech:
     """The result of `speak`: the audio, and how it was made."""
 
-    audio: Audio
-    """(samples,) in [-1, 1]"""
-    sample_rate: int
-    """Hz"""
-    latents: Latents
-    """Generated patches of all segments (patches, frames, latent_dim)."""
-    seed: int | None
-    """The seed that reproduces this audio; None if the caller gave an `rng`."""
-    attempts: int
-    """Largest number of attempts at a segment."""
+    audio: Audio  # (samples,) in [-1, 1]
+    sample_rate: int  # Hz
+    latents: Latents  # Generated patches of all segments (patches, frames, latent_dim)
+    seed: int | None  # The seed that reproduces this audio; None if the caller gave an `rng`
+    attempts: int  # Largest number of attempts at a segment
     stopped: bool
     """Whether the stop head ended every segment; otherwise a limit of length ended the speech or one, or `cancel`."""
-    elapsed_seconds: float
-    """Seconds of work, all attempts included."""
-    segments: tuple[SpokenSegment, ...] = ()
-    """The spoken segments, in order."""
-    cancelled: bool = False
-    """Whether it was cancelled; then it is what had been spoken until then."""
+    elapsed_seconds: float  # Seconds of work, all attempts included
+    segments: tuple[SpokenSegment, ...] = ()  # The spoken segments, in order
+    cancelled: bool = False  # Whether it was cancelled; then it is what had been spoken until then
 
     def __repr__(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""The finished segments of a long speech, saved beside its output file so that a later run can resume."""
+"""The finished segments of a long speech, saved next to its output file so that a later run can resume."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, lock_folder
-from voxcpm_constants.json_files import parsed_json, read_json
-from voxcpm_runtime.argument_types import file_argument, instance, switch, text_argument, whole_number
+from voxcpm_constants.json_files import parsed_json, read_bounded, read_json
+from voxcpm_runtime.argument_types import file_argument
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
@@ -28,26 +25,24 @@ _METADATA_KEY, _PLACE_KEY = "segment", "place"
 
 
 class SavedSegments:
-    """Segments of one speech, saved in a folder beside its output file.
+    """Segments of one speech, saved in a folder next to its output file.
 
-    output: the audio file to write. digest: SHA-256 over everything that determines the speech, except for a fresh
-    seed. drawn: whether `seed` is a fresh one; then an earlier run's seed replaces it. Segments of another digest or
-    seed are deleted when the first segment of this run is saved.
+    output: the audio file to write. digest: SHA-256 over everything that determines the speech, except for a random
+    seed. drawn: whether `seed` is random; then an earlier run's seed replaces it. Segments of another digest or seed
+    are deleted when the first segment of this run is saved.
 
     Raises InputError, as `put` does, while another run saves segments of the same output.
     """
 
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
-        output = file_argument(output, "output")
-        self.folder = hidden_beside(output, "segments")
-        self._discarded = hidden_beside(output, "discarded")
-        self.seed = whole_number(seed, "seed", 0)
-        drawn = switch(drawn, "drawn")
-        self._output = output
-        self._digest = text_argument(digest, "digest")
+        self._output = file_argument(output, "output")
+        self.folder = hidden_beside(self._output, "segments")
+        self._discarded = hidden_beside(self._output, "discarded")
+        self.seed = seed
+        self._digest = digest
         self._lock: Lock | None = None
         self._one_thread = threading.Lock()
-        # Refused now if another run has it, before any work. It is held from the first segment that is saved on.
+        # Fails now if another run has the lock, before any work. It is held once the first segment is saved.
         if (lock := self._locked()) is not None:
             lock.release()
         recorded = _plan_in(self.folder)
@@ -61,27 +56,24 @@ class SavedSegments:
         return len(list(self.folder.glob("*.segment"))) if self._is_same else 0
 
     def get(self, index: int) -> SpokenSegment | None:
-        """The saved segment of that index; None if it is missing, damaged, or in another's place."""
-        whole_number(index, "index", 0)
+        """The saved segment of that index; None if it is missing, damaged, or the file of another segment."""
         if not self._is_same:
             return None
         try:
             found, metadata, has_digest = unsealed(read_bounded(self._path(index), MAX_VOICE_BYTES))
+            if not has_digest or metadata[_PLACE_KEY] != self._place(index):
+                return None
             arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
-            whole = has_digest and metadata[_PLACE_KEY] == self._place(index)
-            whole = whole and all(np.isfinite(array).all() for array in arrays.values())
-            fields: dict[str, Any] = parsed_json(metadata[_METADATA_KEY])
-            return SpokenSegment(**fields, **arrays) if whole else None
+            return SpokenSegment(**parsed_json(metadata[_METADATA_KEY]), **arrays)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def put(self, index: int, segment: SpokenSegment) -> None:
         """Save a segment. Raises InputError if it cannot be written."""
-        whole_number(index, "index", 0)
-        fields: dict[str, Any] = asdict(instance(segment, SpokenSegment, "segment", "a SpokenSegment"))
+        fields: dict[str, Any] = asdict(segment)
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:
-            # Segments of a batch end in threads of their own.
+            # Segments of a batch end in different threads.
             with self._one_thread:
                 if self._lock is None:
                     self._hold()
@@ -90,7 +82,7 @@ class SavedSegments:
                     sealed(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
                 )
         except OSError as error:
-            # It may have been made for nothing.
+            # Removed if it was created, but stayed empty.
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
             raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
@@ -99,10 +91,10 @@ class SavedSegments:
         """Delete all saved segments, unless another run is saving its own."""
         with contextlib.suppress(InputError):
             self._lock = self._lock or self._locked()
-        # What a killed run did not come to remove.
+        # Left by a killed run.
         shutil.rmtree(self._discarded, ignore_errors=True)
         if self._lock is not None:
-            # All at once: of a speech that is finished, no run may find some segments and speak the others again.
+            # Atomically: no run may find some segments of a finished speech, and speak the others again.
             with contextlib.suppress(OSError):
                 self.folder.rename(self._discarded)
             for folder in (self._discarded, self.folder):
@@ -110,13 +102,13 @@ class SavedSegments:
             self.release()
 
     def release(self) -> None:
-        """Leave the segments as they are to another run, until this one saves the next."""
+        """Release the lock on the segments until this run saves the next one."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _hold(self) -> None:
-        """Lock the folder, made if it is missing, and empty it of another speech's segments."""
+        """Create and lock the folder, and empty it of another speech's segments."""
         while self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._locked()
@@ -128,16 +120,13 @@ class SavedSegments:
                 with whole_file(self.folder / _PLAN) as file:
                     file.write(json.dumps(plan).encode())
         except BaseException:
-            # The next segment is not saved without the plan.
+            # The next segment must not be saved without the plan.
             self.release()
             raise
         self._is_same = True
 
     def _locked(self) -> Lock | None:
-        """A lock on the folder, so that no other run of the same command writes or deletes segments meanwhile.
-
-        None if the folder is gone. Raises InputError while another run has it.
-        """
+        """A lock on the folder; None if the folder is gone. Raises InputError while another run has it."""
         try:
             return lock_folder(self.folder)
         except BlockingIOError:
@@ -148,7 +137,7 @@ class SavedSegments:
             return None
 
     def _place(self, index: int) -> str:
-        """What a segment is: two whole files that were exchanged, or one of another speech, are not taken."""
+        """What a file of this index must state: intact files that were exchanged, or of another speech, do not."""
         return json.dumps({"digest": self._digest, "seed": self.seed, "index": index})
 
     def _path(self, index: int) -> Path:
@@ -158,7 +147,7 @@ class SavedSegments:
 def _plan_in(folder: Path) -> dict[str, Any]:
     """The plan of a folder's segments; an empty one if there is none.
 
-    Raises OSError for one that cannot be read: it may be that of this speech, whose segments are not another's then.
+    Raises OSError if it cannot be read: it may be of this speech, whose segments must not be deleted.
     """
     try:
         plan = read_json(folder / _PLAN)

@@ -2,7 +2,7 @@
 
 plan ─► segments ─► attempts at each ─► pieces ─► chunks of audio, or a `Speech`
 
-Limits, pauses, progress, warnings and cancellation are here alone: sessions, batches, jobs and the server read from it.
+The only place of limits, pauses, progress, warnings and cancellation: sessions, batches, jobs and the server use it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import Latents
-from voxcpm_runtime.speech.cancellation import Cancelled
-from voxcpm_runtime.speech.lengths import letters_in
-from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.arguments import Cancelled
+from voxcpm_runtime.speech.plan import Plan, letters_in
 from voxcpm_runtime.speech.results import (
     Piece,
     PlannedSegment,
@@ -31,7 +30,7 @@ from voxcpm_runtime.speech.results import (
     UnspokenWarning,
 )
 from voxcpm_runtime.speech.utterance import attempts, utterance, voice_of_speech
-from voxcpm_runtime.text.input_text import without_control
+from voxcpm_runtime.text.control import without_control
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
 
@@ -39,20 +38,15 @@ DEFAULT_CHUNK_PATCHES = 5
 
 
 def stream(
-    plan: Plan,
-    segments: Iterable[PlannedSegment | None],
-    driver: Driver,
-    voice: Voice | None,
-    prefix: Callable[[Voice], Prefix],
-    whole: Gathered | None = None,
-) -> Iterator[Piece]:
+    plan: Plan, segments: Iterable[PlannedSegment | None], driver: Driver, voice: Voice | None,
+    prefix: Callable[[Voice], Prefix], whole: Gathered | None = None,
+) -> Iterator[Piece]:  # fmt: skip
     """The pieces of the segments while they are spoken, with pauses between paragraphs.
 
-    voice: the plan's, encoded; without one, the first segments are the voice of the others. prefix: the function that
-    gives what the language models compute for a voice. whole: what gathers the speech; then a bad segment is tried
-    again. The next segment is taken when the caller has taken all pieces of the one before. For None in place of a
-    segment, where there is none yet, it gives a piece without samples. When cancelled, it raises Cancelled, or with
-    `keep_partial` ends.
+    voice: the plan's, encoded; without one, the first segments are the voice of the others. prefix: computes the
+    language models' states of a voice. whole: gathers the speech; then a bad segment is tried again. Segments are
+    taken one by one, when all pieces of the one before are spoken. None, where there is no segment yet, gives a piece
+    without samples. When cancelled, it raises Cancelled, or with `keep_partial` ends.
     """
     heard = whole or Gathered(plan, whole=False)
     # Letters that are spoken in the voice's prompt; None once a suspicious segment is part of it.
@@ -106,25 +100,26 @@ def _spoken_letters(voice: Voice, bundle: Bundle) -> int:
 
 
 class Gathered:
-    """What has been spoken of a plan: the whole speech, or of a stream that is played no more than is needed."""
+    """What has been spoken of a plan: the whole speech, or only as much as a stream needs that is played."""
 
     def __init__(self, plan: Plan, *, whole: bool = True) -> None:
         self._plan = plan
         self._whole = whole
-        self._began = time.perf_counter()
-        # A session has no end, so there is no progress to report.
-        self._progress = _Progress(plan, self._began) if plan.progress and plan.text is not None else None
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
         self._store = None if self._is_one_segment or not whole else plan.saved_segments
         self._segments: list[SpokenSegment] = []
-        self._pieces: list[Piece] = []
-        """The patches of the current attempt at the segment that is being spoken."""
-        self._longest = 0
-        """Patches of the longest attempt at this segment."""
-        self._complete = False
-        """Whether the last segment is spoken."""
-        self.cancelled = False
-        """Whether the stream was cancelled."""
+        self._pieces: list[
+            Piece
+        ] = []  # The patches of the current attempt at the segment that is being spoken
+        self._longest = 0  # Patches of the longest attempt at this segment
+        self._complete = False  # Whether the last segment is spoken
+        self.cancelled = False  # Whether the stream was cancelled
+        # For the progress: discarded attempts do not count as work on this speech.
+        self._began = time.perf_counter()
+        self._first_began: float | None = None  # When the first attempt at this segment began; None before it
+        self._wasted = 0.0  # Seconds of discarded attempts at segments before this one
+        self._patches = 0  # Patches of the segments before this one
+        self._finished_characters, self._finished_at = 0, 0.0
 
     def saved(self, index: int, planned: PlannedSegment, left: int | None) -> SpokenSegment | None:
         """The segment as an earlier run saved it, if it is what would be spoken now with at most `left` patches."""
@@ -138,15 +133,18 @@ class Gathered:
         return spoken
 
     def add(self, piece: Piece) -> None:
-        """Take a patch, or drop the attempt so far if the segment begins again."""
+        """Add a patch, or drop the attempt so far if the segment begins again."""
         if piece.latents is None:
             self._pieces.clear()
             return
         # Audio that is played is not kept.
         self._pieces.append(piece if self._whole else replace(piece, audio=np.zeros(0, np.float32)))
         self._longest = max(self._longest, piece.patches)
-        if self._progress is not None:
-            self._progress.heard(piece)
+        if self._first_began is None:
+            self._first_began = piece.began
+        # A session has no end, so there is no progress to report.
+        if self._plan.progress is not None and self._plan.text is not None:
+            self._plan.progress(self._progress(piece, self._plan.text))
 
     def finish(self, index: int, planned: PlannedSegment) -> SpokenSegment:
         """The complete segment: joined, and saved."""
@@ -184,10 +182,31 @@ class Gathered:
     def _keep(self, planned: PlannedSegment, spoken: SpokenSegment) -> None:
         if self._whole:
             self._segments.append(spoken)
-        self._complete, self._longest = planned.followed is False, 0
+        if self._pieces and self._first_began is not None:
+            self._patches += self._pieces[-1].patches
+            self._wasted += self._pieces[-1].began - self._first_began
+        self._complete, self._longest, self._first_began = planned.followed is False, 0, None
         self._pieces.clear()
-        if self._progress is not None:
-            self._progress.finished(len(planned.text))
+        self._finished_characters += len(planned.text)
+        self._finished_at = time.perf_counter() - self._began - self._wasted
+
+    def _progress(self, piece: Piece, text: str) -> Progress:
+        opening = self._plan.opening
+        wasted = self._wasted + piece.began - (self._first_began or piece.began)
+        worked, remaining = time.perf_counter() - self._began - wasted, None
+        if self._finished_characters:
+            characters = sum(len(segment.text) for segment in opening) if self._plan.is_read else len(text)
+            remaining = max(0.0, self._finished_at / self._finished_characters * characters - worked)
+        return Progress(
+            patches=piece.patches,
+            audio_seconds=(self._patches + piece.patches) * self._plan.bundle.architecture.patch_seconds,
+            elapsed_seconds=worked,
+            attempt=piece.attempt,
+            segment=piece.segment,
+            segments=len(opening) if self._plan.is_read else None,
+            remaining_seconds=remaining,
+            segment_tokens=piece.planned.target_tokens if piece.planned else 0,
+        )
 
     @system_errors_as(InputError)
     def _joined(self, index: int, planned: PlannedSegment) -> SpokenSegment:
@@ -207,60 +226,8 @@ class Gathered:
         )
 
 
-class _Progress:
-    """Reports progress after every patch."""
-
-    def __init__(self, plan: Plan, began: float) -> None:
-        self._plan = plan
-        self._began = began
-        self._segments = len(plan.opening) if plan.is_read else None
-        texts = [segment.text for segment in plan.opening] if plan.is_read else [plan.text or ""]
-        self._characters = sum(map(len, texts))
-        self._patches: dict[int, int] = {}
-        """Patches of the last attempt, by index of the segment."""
-        self._first_began: dict[int, float] = {}
-        self._wasted: dict[int, float] = {}
-        """Seconds of discarded attempts, by index of the segment."""
-        self._finished_characters = 0
-        self._finished_at = 0.0
-
-    def heard(self, piece: Piece) -> None:
-        """Report a patch."""
-        index = piece.segment
-        self._patches[index] = piece.patches
-        self._wasted[index] = piece.began - self._first_began.setdefault(index, piece.began)
-        worked, remaining = self._worked(), None
-        if self._finished_characters:
-            pace = self._finished_at / self._finished_characters
-            remaining = max(0.0, pace * self._characters - worked)
-        progress = Progress(
-            patches=piece.patches,
-            audio_seconds=sum(self._patches.values()) * self._plan.bundle.architecture.patch_seconds,
-            elapsed_seconds=worked,
-            attempt=piece.attempt,
-            segment=index,
-            segments=self._segments,
-            remaining_seconds=remaining,
-            segment_tokens=piece.planned.target_tokens if piece.planned else 0,
-        )
-        if self._plan.progress is not None:
-            self._plan.progress(progress)
-
-    def finished(self, characters: int) -> None:
-        """Note that a segment of so many characters is complete."""
-        self._finished_characters += characters
-        self._finished_at = self._worked()
-
-    def _worked(self) -> float:
-        return time.perf_counter() - self._began - sum(self._wasted.values())
-
-
 def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tuple[int, int]:
-    """Patches of the first chunk and of the others.
-
-    first_chunk_patches: None means as many as in the others. Raises InputError for a number that is not whole or is
-    below 1.
-    """
+    """Patches of the first chunk, by default as many as in the others, and of the others; raises InputError."""
     others = whole_number(chunk_patches, "chunk_patches", 1, "patches")
     if first_chunk_patches is None:
         return others, others

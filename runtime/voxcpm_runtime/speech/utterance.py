@@ -1,4 +1,8 @@
-"""One segment in one voice: what the language models are prefilled with, and the attempts at speaking it."""
+"""One segment in one voice: what the language models are prefilled with, its expected length, and the attempts at it.
+
+With a `speech.json` (`SpeechProfile`) the expected duration follows from the number of letters and the pace of the
+voice. Without one upstream's rule applies: speech is too long from a number of patches per text token.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from voxcpm_constants.errors import InputError, system_errors_as
+from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Patch, Prefix
-from voxcpm_runtime.model.sequence import Latents, Sequence, build_lead, build_sequence
+from voxcpm_runtime.model.sequence import Latents, Sequence, build_sequence
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.cancellation import CancelToken, polling
-from voxcpm_runtime.speech.lengths import (
-    ExpectedLength,
-    expected_length,
-    min_anchor,
-    pace,
-    patch_bound,
-    reference_positions,
-    upstream_length,
-)
-from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.arguments import CancelToken
+from voxcpm_runtime.speech.plan import Plan, min_anchor, reference_positions
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
@@ -36,66 +32,110 @@ from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 Item = TypeVar("Item")
 
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold
+# Shares of the expected duration at which speech is suspicious, and at which an attempt is hopeless and ended. Good
+# speech of the built-in voice takes 0.8 to 1.3 times the duration expected at its pace (TRIALS.md, speech-json).
+_LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
+# Seconds that any text may take beyond the expected duration: a word or two may be said slowly.
+_MORE = 0.8
+_MORE_THAN_MIN_LEN = 3
+"""Speech counts as too long from min_len + 3 patches at the earliest: the shortest speech has min_len + 2."""
+# Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another.
+_PACES = (0.8, 1.5)
 _CATEGORIES: dict[Reason, type[UserWarning]] = {
-    "long": TooLongWarning,
-    "short": TooShortWarning,
-    "cut": UserWarning,
-}
+    "long": TooLongWarning, "short": TooShortWarning, "cut": UserWarning,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExpectedLength:
+    """The length that an utterance should have."""
+
+    seconds: float | None  # Expected seconds of speech; None without a `speech.json`
+    patch_seconds: float  # Seconds of a patch
+    long_from: float  # Patches from which the speech is suspiciously long
+    short_below: float = 0.0  # Patches below which speech that has ended is suspiciously short
+    maximum: float = math.inf  # Patches at which an attempt is ended, as it is hopeless
+
+    def reason(self, patches: int, *, stopped: bool) -> Reason:
+        """What is suspicious about speech of so many patches. stopped: whether the stop head has ended it."""
+        if patches >= self.long_from:
+            return "long"
+        return "short" if stopped and patches < self.short_below else ""
+
+    def badness(self, patches: int, *, stopped: bool) -> tuple[bool, float]:
+        """A sort key for bad attempts; equal for all if no length is expected.
+
+        Speech that the stop head has not ended is worse than any other, as its real length is unknown. Otherwise the
+        distance from the expected length counts, as the logarithm of their ratio.
+        """
+        if self.seconds is None:
+            return False, 0.0
+        return not stopped, abs(math.log(patches * self.patch_seconds / self.seconds))
+
+
+def expected_length(
+    profile: SpeechProfile, letters: int, patch_seconds: float, *, pace: float = 1.0, min_len: int = 0
+) -> ExpectedLength:
+    """The length of a text of so many letters. pace: of the voice, 1 for the profile's. min_len: the option."""
+    seconds = profile.expected_seconds(max(letters, 1)) * pace
+    longest = max(max(_LONG * seconds, seconds + _MORE) / patch_seconds, min_len + _MORE_THAN_MIN_LEN)
+    return ExpectedLength(
+        seconds=seconds,
+        patch_seconds=patch_seconds,
+        long_from=longest,
+        short_below=_SHORT * seconds / patch_seconds,
+        maximum=math.ceil(max((_ENDED * seconds + _MORE) / patch_seconds, longest)),
+    )
 
 
 @dataclass(frozen=True)
 class Utterance:
     """What to prefill, and how many patches may follow; make one with `utterance`."""
 
-    index: int
-    """Index of the segment in the speech, from 0."""
+    index: int  # Index of the segment in the speech, from 0
     segment: PlannedSegment
     sequence: Sequence
-    shared: int
-    """Number of positions at the start that are the voice's own."""
+    shared: int  # Number of positions at the start that are the voice's own
     limit: int
     """Maximum number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
     `max_len` leaves less."""
-    limited_by_cache: bool
-    """Whether the KV cache makes `limit` smaller."""
-    length: ExpectedLength
-    """The length that it should have."""
+    limited_by_cache: bool  # Whether the KV cache makes `limit` smaller
+    length: ExpectedLength  # The length that it should have
 
 
 def utterance(
-    plan: Plan,
-    index: int,
-    segment: PlannedSegment,
-    voice: Voice | None,
-    *,
-    prompt_letters: int = 0,
+    plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None, *, prompt_letters: int = 0,
     left: int | None = None,
-) -> Utterance:
+) -> Utterance:  # fmt: skip
     """The segment of that index in a voice. Raises InputError if the voice leaves too little room for it.
 
-    prompt_letters: letters that are spoken in the voice's prompt; 0 if its pace says nothing. left: patches that the
+    prompt_letters: letters that are spoken in the voice's prompt; 0 if its pace is unknown. left: patches that the
     speech may still have; None for any number.
     """
     a = plan.bundle.architecture
     sequence = build_sequence(
-        segment.tokens,
-        (a.patch_size, a.feat_dim),
-        prompt=voice.prompt if voice else None,
-        reference=voice.reference if voice else None,
-    )
+        segment.tokens, (a.patch_size, a.feat_dim),
+        prompt=voice.prompt if voice else None, reference=voice.reference if voice else None,
+    )  # fmt: skip
     fitting = plan.limit(segment, voice)
     length = _length(plan, segment, voice, sequence, prompt_letters)
-    # A maximum that the caller gives for one segment is no guess, and without a judgement nothing is hopeless.
-    of_many = index > 0 or segment.followed is True
-    guessed = plan.options.max_len is None or of_many
+    # A maximum that the caller gives for a single segment is intended, and without judging, nothing is hopeless.
+    is_multi_segment = index > 0 or segment.followed is True
+    guessed = plan.options.max_len is None or is_multi_segment
     maximum = length.maximum if plan.options.retry_badcase and guessed else math.inf
     room = math.inf if left is None else left
-    bound = min(patch_bound(segment.target_tokens, plan.options), maximum)
+    bound = min(plan.options.patch_bound(segment.target_tokens), maximum)
+    shared = 0
+    if voice is not None:
+        # The tokens that are equal for the transcript alone and for transcript and text together.
+        pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
+        shorter = min(len(segment.tokens), len(segment.transcript_tokens))
+        shared = reference_positions(voice) + next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
     return Utterance(
         index=index,
         segment=segment,
         sequence=sequence,
-        shared=0 if voice is None else _common(segment) + reference_positions(voice),
+        shared=shared,
         limit=int(min(fitting, maximum, room)),
         limited_by_cache=fitting <= room and fitting < bound,
         length=length,
@@ -107,43 +147,37 @@ def _length(
 ) -> ExpectedLength:
     a, options, profile = plan.bundle.architecture, plan.options, plan.bundle.manifest.speech
     if profile is None or options.retry_badcase_ratio_threshold != _UPSTREAM_RATIO:
-        # Upstream's rule differs by generation in whether the decoder's context counts as speech.
+        # Upstream's rule; generations differ in whether the decoder's context counts as speech.
         context = len(sequence.decoder_context(a.traits.decoder_context_patches))
         heard = context if a.traits.context_counts_as_speech else 0
-        ratio = options.retry_badcase_ratio_threshold
-        return upstream_length(segment.target_tokens, a.patch_seconds, ratio, heard, min_len=options.min_len)
-    spoken = 1.0
+        longest = segment.target_tokens * options.retry_badcase_ratio_threshold - heard
+        # Unlike upstream's, the length of `min_len` is not too long.
+        return ExpectedLength(None, a.patch_seconds, max(longest, options.min_len + _MORE_THAN_MIN_LEN))
+    pace = 1.0
     # A word or two may be said at any pace, whatever follows.
-    if voice is not None and len(segment.transcript_tokens) >= min_anchor(plan.bundle):
-        spoken = pace(profile, prompt_letters, voice.prompt_patches * a.patch_seconds)
-    return expected_length(profile, segment.letters, a.patch_seconds, pace=spoken, min_len=options.min_len)
+    if voice is not None and prompt_letters and len(segment.transcript_tokens) >= min_anchor(plan.bundle):
+        seconds = voice.prompt_patches * a.patch_seconds
+        pace = min(max(seconds / profile.expected_seconds(prompt_letters), _PACES[0]), _PACES[1])
+    return expected_length(profile, segment.letters, a.patch_seconds, pace=pace, min_len=options.min_len)
 
 
-def _common(segment: PlannedSegment) -> int:
-    """Number of first tokens that are equal for the transcript alone and for transcript and text together."""
-    pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
-    shorter = min(len(segment.tokens), len(segment.transcript_tokens))
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)
-
-
-def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
-    """The positions of a voice itself, before any text to speak; there may be none."""
+def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
+    """The states of a voice: its own positions, before any text to speak, run through the language models."""
     a = bundle.architecture
+    shape = (a.patch_size, a.feat_dim)
     transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
     tokens = bundle.tokenizer(transcript) if transcript else []
-    return build_lead(tokens, (a.patch_size, a.feat_dim), reference=voice.reference)
+    lead = build_sequence(tokens, shape, reference=voice.reference, starts_audio=False)
+    return driver.prefix(lead, np.zeros((0, *shape), np.float32) if voice.prompt is None else voice.prompt)
 
 
 def voice_of_speech(bundle: Bundle, text: str, latents: Latents) -> Voice:
     """Speech as a voice to continue. text: what was said; latents: its patches (patches, frames, latent_dim)."""
     a = bundle.architecture
     header = VoiceHeader(
-        name="",
-        generation=a.generation,
-        latent_space=latent_space(a),
-        sample_rate=a.input_sample_rate,
+        name="", generation=a.generation, latent_space=latent_space(a), sample_rate=a.input_sample_rate,
         turns=(Turn(text=text, patches=len(latents)),),
-    )
+    )  # fmt: skip
     return Voice(header, prompt=np.asarray(latents, np.float32))
 
 
@@ -164,9 +198,9 @@ def attempts(
     with system_errors_as(InputError):
         began = time.perf_counter()
         ending = CancelToken(plan.cancel)
-        # Core ML's `predict` holds the GIL: nothing else would run beside it.
+        # Core ML's `predict` holds the GIL: nothing else would run in parallel.
         parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
-        driver = polling(driver, ending)
+        driver = driver.checking(ending.check)
         prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
         options = plan.options
         maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and retries else 1
@@ -205,7 +239,7 @@ def attempts(
                     if retries:
                         spoken.append(piece)
                     elif reason and not before:
-                        _warn(plan, utterance, piece, "it cannot be tried again once it is heard")
+                        _warn(plan, utterance, piece, "a stream is not retried")
                     yield piece
                 finished = True
             finally:
@@ -219,21 +253,20 @@ def attempts(
         # Of equally bad attempts the last, which upstream keeps.
         best = min(reversed(rejected), key=lambda a: utterance.length.badness(len(a), stopped=a[-1].stops))
         if best is not rejected[-1]:
-            # As if it had begun so late that it ended now: all other attempts are no work on this speech.
+            # As if it had begun so late that it ended now: other attempts do not count as work on this speech.
             after = rejected[best[0].attempt]
             began = time.perf_counter() - (after[0].began - best[0].began)
             yield _restart(utterance, best[0].attempt, maximum, began)
             for piece in best:
                 yield replace(piece, attempts=maximum, began=began)
-        kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not tried again"
+        kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not retried"
         _warn(plan, utterance, best[-1], kept)
 
 
 def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """The items, each made on another thread while the caller works on the one before.
 
-    The thread is at most one item ahead. An error is raised when its item is asked for. Closing waits for the item that
-    is being made.
+    An error is raised when its item is asked for. Closing waits for the item that is being made.
     """
     end: Any = object()
     with ThreadPoolExecutor(1, "one_ahead") as pool:
@@ -279,12 +312,12 @@ def _warn(plan: Plan, utterance: Utterance, last: Piece, then: str) -> None:
     patches, seconds = last.patches, utterance.length.seconds
     if last.reason == "cut":
         what = f"was cut off after {patches} patches: the KV cache is full"
-        advice = "shorten the text or the prompt, or convert with a greater --max-length"
+        advice = "shorten the text or the prompt, or convert with a larger --max-length"
     else:
         against = f"{patches} patches for {utterance.segment.target_tokens} tokens"
         if seconds is not None:
             against = f"{patches * utterance.length.patch_seconds:.1f} s, expected {seconds:.1f} s"
         what = f"is suspiciously {last.reason} for its text ({against})"
-        advice = "another seed may do better"
+        advice = "another seed may be better"
     message = f"segment {utterance.index + 1}: the speech {what}; {then}; {advice}"
     plan.warn(message, _CATEGORIES[last.reason])

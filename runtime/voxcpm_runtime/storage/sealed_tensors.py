@@ -21,11 +21,10 @@ Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 class Unsealed(NamedTuple):
-    """The content of a file; its digest was verified, if it has one."""
+    """The content of a file, whose digest was verified, if it has one."""
 
     tensors: dict[str, npt.NDArray[Any]]
     metadata: dict[str, str]
-    """Without the digest."""
     has_digest: bool
 
 

@@ -27,27 +27,26 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, is_at, try_lock
 from voxcpm_constants.user_folders import user_path
 
-_LONGEST_NAME = 200
-"""Bytes of a name within a hidden name; file systems allow 255."""
+_LONGEST_NAME = 200  # bytes of a name within a hidden name; file systems allow 255
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
-_MAX_LINKS = 40
-"""Chained links; the system follows as many."""
+_MAX_LINKS = 40  # as the system
 _REFUSED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK: "block device"}
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, keep: bool = True, overwrite: bool | None = None) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryIO]:
     """Open a temp file next to the target of `path`, renamed to it at the end; any error, or Ctrl-C, removes it.
 
-    keep: False always removes it, to test whether `path` can be written. overwrite: see `replaced_file`.
+    overwrite: see `replaced_file`.
     """
     target = replaced_file(path, overwrite=overwrite)
     if target is None:
         content = io.BytesIO()
         yield content
-        if keep:
-            with _stream(path) as stream:
-                stream.write(content.getbuffer())
+        # Waits until a named pipe has a reader.
+        number = _descriptor(path)
+        with path.open("wb") if number is None else os.fdopen(os.dup(number), "wb") as stream:
+            stream.write(content.getbuffer())
         return
     part, file, lock = _opened(target)
     kept = False
@@ -55,9 +54,8 @@ def whole_file(path: Path, *, keep: bool = True, overwrite: bool | None = None) 
         with file:
             _take_mode_and_owner(file.fileno(), target)
             yield file
-        if keep:
-            part.replace(target)
-            kept = True
+        part.replace(target)
+        kept = True
     finally:
         # After the rename, a file of this name belongs to another process.
         if not kept:
@@ -68,8 +66,8 @@ def whole_file(path: Path, *, keep: bool = True, overwrite: bool | None = None) 
 def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
     """The file that is created or replaced when `path` is written, with all links followed; None for a stream.
 
-    overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError for a path that
-    can be neither replaced nor written into, and for a file without the owner's write permission, also for root.
+    overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError if the path
+    cannot be written, and for a file without the owner's write permission, also for root.
     """
     if (number := _descriptor(path)) is not None:
         os.fstat(number)
@@ -87,10 +85,7 @@ def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
 
 
 def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Raises InputError if an output is also one of the inputs, under any name or link; a pipe or device may be both.
-
-    inputs: files and folders that are read for this output; None for one that is not given.
-    """
+    """Raises InputError if an output is also an input, under any name or link; a pipe or device may be both."""
     for given in inputs:
         with contextlib.suppress(OSError):
             same = given is not None and user_path(given).samefile(output)
@@ -99,10 +94,7 @@ def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
 
 
 def report_folder(folder: Path, names: Iterable[str], inputs: Iterable[str | Path | None]) -> None:
-    """Create a report's folder before the work begins. names: the files that will be written there.
-
-    Raises InputError and OSError if one of them cannot be written, or is one of the `inputs`.
-    """
+    """Create a report's folder before the work begins. Raises InputError and OSError if `names` cannot be written."""
     files = [folder / name for name in names]
     for path in (folder, *files):
         refuse_inputs(path, inputs)
@@ -129,9 +121,7 @@ def make_folder(path: Path) -> None:
 
 
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
-    """A new temp file, open and locked. It replaces that of a killed process, which is not locked; it has another name
-    if a process is writing one, or one belongs to another user.
-    """
+    """A new temp file, open and locked. It replaces that of a killed process; if one is in use, it has another name."""
     part = hidden_beside(path, "0.part")
     file: BinaryIO | None = None
     try:
@@ -147,12 +137,7 @@ def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
         part = hidden_beside(path, f"{secrets.token_hex(8)}.part")
         file = part.open("xb+")
         try_lock(file.fileno())
-    try:
-        file.truncate()
-    except OSError:
-        part.unlink(missing_ok=True)
-        file.close()
-        raise
+    file.truncate()
     # The lock outlives `file`, which is closed before it is renamed.
     return part, file, Lock(os.dup(file.fileno()))
 
@@ -180,9 +165,3 @@ def _descriptor(path: Path) -> int | None:
             return None
         path = path.parent / path.readlink()
     return None
-
-
-def _stream(path: Path) -> BinaryIO:
-    """A pipe or a device, open for writing. Waits until a named pipe has a reader."""
-    number = _descriptor(path)
-    return path.open("wb") if number is None else os.fdopen(os.dup(number), "wb")

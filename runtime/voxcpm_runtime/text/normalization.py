@@ -27,11 +27,9 @@ Replacement = str | Callable[[re.Match[str]], str]
 Substitution = tuple[re.Pattern[str], Replacement]
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
-_PAUSES = ";:()[]{}–—"
-"""Marks that are read as a comma if the vocabulary lacks them."""
+_PAUSES = ";:()[]{}–—"  # Marks that are read as a comma if the vocabulary lacks them
 _STOPS = ".!?"
-_MAX_SHOWN = 60
-"""Characters of a text in an error."""
+_MAX_SHOWN = 60  # Characters of a text in an error
 _MAX_LISTED = 10
 
 
@@ -119,7 +117,7 @@ def said_text(text: str, *, normalize: bool = False, letters_only: bool = False)
     said = re.sub(r"\s+", " ", text)
     if normalize and not (said := normalized(said, letters_only=letters_only)).strip():
         raise InputError(
-            "nothing is left of the text without its emoji, code and markup; expected words to say",
+            "only emoji, code or markup in the text; expected words to speak",
             argument="text",
         )
     return said

@@ -34,8 +34,9 @@ class Segment(NamedTuple):
 
     text: str
     """What to say. From `each_segment` it has no white space at its ends, and at least one letter or digit."""
-    ends_paragraph: bool
-    """Whether a blank line follows."""
+    ends_paragraph: bool  # Whether a blank line follows
+    followed: bool | None = None
+    """Whether another segment follows; None if that is not known, as in a session."""
 
 
 def each_segment(

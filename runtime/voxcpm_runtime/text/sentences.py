@@ -146,24 +146,18 @@ class SentenceCutter:
 
     def _begin(self) -> None:
         self._text: list[str] = []
-        self._spoken = False
-        """Whether the sentence has more than white space."""
+        self._spoken = False  # Whether the sentence has more than white space
         self._capital: bool | None = None
         """Whether the sentence's first letter is a capital; None before the first letter."""
-        self._word_at = 0
-        """Index in `_text` where the last word begins."""
-        self._ahead = ""
-        """Text after a stop that was read to decide whether the sentence ends there."""
+        self._word_at = 0  # Index in `_text` where the last word begins
+        self._ahead = ""  # Text after a stop that was read to decide whether the sentence ends there
         self._go_on()
 
     def _go_on(self) -> None:
-        self._stop = ""
-        """The stops after the last word."""
+        self._stop = ""  # The stops after the last word
         self._stop_at = 0
-        self._closed = False
-        """Whether a quotation or bracket was closed after the stops, or an emoji came."""
-        self._gap = False
-        """Whether white space came after that; `_lines` counts the line ends in it."""
+        self._closed = False  # Whether a quotation or bracket was closed after the stops, or an emoji came
+        self._gap = False  # Whether white space came after that; `_lines` counts the line ends in it
         self._lines = 0
 
     def _take(self, char: str, done: list[Sentence]) -> None:

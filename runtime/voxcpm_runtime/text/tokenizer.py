@@ -1,4 +1,4 @@
-"""Text → token ids, equal to those of upstream's tokeniser, without `transformers`."""
+"""Text → token ids, equal to those of upstream's tokenizer, without `transformers`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TextTokenizer:
     def __call__(self, text: str) -> list[int]:
         """Token ids of a text. A token of several Chinese characters becomes these (upstream's `model/utils.py`).
 
-        Raises BundleError if a regular expression of the tokeniser fails on the text.
+        Raises BundleError if a regular expression of the tokenizer fails on the text.
         """
         encoding = self._encoding(text)
         ids: list[int] = []
@@ -75,5 +75,5 @@ class TextTokenizer:
             if not is_panic(error):
                 raise
             raise BundleError(
-                f"the tokeniser fails on the text ({first_line(error)}); convert again with another tokenizer.json"
+                f"the tokenizer fails on the text ({first_line(error)}); convert again with another tokenizer.json"
             ) from None

@@ -15,19 +15,17 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
-from voxcpm_runtime.argument_types import text_argument, wrong_type
+from voxcpm_runtime.argument_types import checked_text, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource, audio_content, read_audio, trim_silence
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.text.input_text import checked_text, require_references
+from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
-_MIN_PEAK = 0.001
-"""The minimum peak of a recording, linear: 33 steps of 16 bits. Anything below is silence."""
+_MIN_PEAK = 0.001  # The minimum peak of a recording, linear: 33 steps of 16 bits. Anything below is silence.
 
-VoiceSource = Voice | str | Path
-"""A voice, the name of a stored or built-in one, or the path of a voice file."""
+VoiceSource = Voice | str | Path  # A voice, the name of a stored or built-in one, or the path of a voice file
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,10 @@ class Recordings:
     Raises InputError for prompt audio without a transcript or the reverse, and for a voice together with recordings.
     """
 
-    prompt: AudioSource | None = None
-    """Audio to continue."""
-    prompt_text: str | None = None
-    """What is said in the prompt, word for word."""
-    reference: AudioSource | None = None
-    """Audio of a voice to speak with (VoxCPM2)."""
-    voice: Voice | None = None
-    """A voice instead of recordings."""
+    prompt: AudioSource | None = None  # Audio to continue
+    prompt_text: str | None = None  # What is said in the prompt, word for word
+    reference: AudioSource | None = None  # Audio of a voice to speak with (VoxCPM2)
+    voice: Voice | None = None  # A voice instead of recordings
 
     def __post_init__(self) -> None:
         if (self.prompt is None) != (self.prompt_text is None):
@@ -53,8 +47,6 @@ class Recordings:
                 f"a prompt is audio and its transcript together: got the {given} without the {lacking}"
             )
         if self.prompt_text is not None:
-            if not text_argument(self.prompt_text, "prompt_text").strip():
-                raise InputError("the prompt's transcript is empty; it must be the words of the prompt audio")
             checked_text(self.prompt_text, "prompt's transcript", "prompt_text")
         if self.voice is not None and (self.prompt is not None or self.reference is not None):
             raise InputError("a voice replaces prompt and reference: give one or the other")
@@ -107,16 +99,12 @@ class Recordings:
             if isinstance(source, str | Path) and not user_path(source).exists():
                 raise InputError(f"{what} {source}: no such file")
 
-    def check_generation(self, a: Architecture) -> None:
-        """Raises InputError for a reference on a generation before VoxCPM2."""
-        if self.reference is not None:
-            require_references(a, "a reference voice", "give a prompt")
-
     def read(self, a: Architecture, *, trimmed: bool) -> Voice | UnencodedVoice | None:
         """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
 
         trimmed: cut silence from both ends of the recordings. Raises InputError for a recording that is not audio, is
-        silent, too short or too long, and for a voice that was made for another AudioVAE.
+        silent, too short or too long, for a reference before VoxCPM2, and for a voice that was made for another
+        AudioVAE.
         """
         if self.voice is not None:
             self.voice.check(a)
@@ -127,12 +115,11 @@ class Recordings:
 
     def decoded(self, a: Architecture, *, trimmed: bool) -> UnencodedVoice:
         """The recordings, decoded and checked. Arguments and errors: `read`."""
-        self.check_generation(a)
+        if self.reference is not None:
+            require_references(a, "a reference voice", "give a prompt")
+        prompt = _read(self.prompt, a, trimmed, "prompt audio")
         return UnencodedVoice(
-            architecture=a,
-            transcript=self.prompt_text or "",
-            prompt=_read(self.prompt, a, trimmed, "prompt audio"),
-            reference=_read(self.reference, a, trimmed, "reference audio"),
+            a, self.prompt_text or "", prompt, _read(self.reference, a, trimmed, "reference audio")
         )
 
     def self_contained(self) -> Recordings:
@@ -183,24 +170,21 @@ class Recordings:
 
 @dataclass(frozen=True)
 class UnencodedVoice:
-    """Decoded recordings of a voice, whose size in patches is known before they are encoded."""
+    """Decoded recordings of a voice, whose length in patches is known before they are encoded."""
 
     architecture: Architecture
-    transcript: str
-    """What is said in the prompt; empty without a prompt."""
-    prompt: Audio | None
-    """Prompt audio (samples,) at `input_sample_rate`."""
-    reference: Audio | None
-    """Reference audio (samples,) at `input_sample_rate`."""
+    transcript: str  # What is said in the prompt; empty without a prompt
+    prompt: Audio | None  # Prompt audio (samples,) at `input_sample_rate`
+    reference: Audio | None  # Reference audio (samples,) at `input_sample_rate`
 
     @property
     def prompt_patches(self) -> int:
-        """Patches that the prompt takes."""
+        """Number of patches of the prompt; 0 without one."""
         return self._patches(self.prompt)
 
     @property
     def reference_patches(self) -> int:
-        """Patches that the reference takes."""
+        """Number of patches of the reference; 0 without one."""
         return self._patches(self.reference)
 
     def encoded(self, driver: Driver, name: str = "", provenance: dict[str, str] | None = None) -> Voice:

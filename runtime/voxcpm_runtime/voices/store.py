@@ -10,9 +10,8 @@ from pathlib import Path
 
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import DEFAULT_VOICE, voices_folder
-from voxcpm_runtime.argument_types import instance, path_argument, switch, text_argument
+from voxcpm_runtime.argument_types import path_argument, text_argument
 from voxcpm_runtime.storage.whole_file import make_folder
-from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
 BUILT_IN = Path(__file__).with_name("built_in_voices")
@@ -22,7 +21,7 @@ _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
 
 @functools.cache
 def built_in_voices() -> dict[str, Voice]:
-    """The built-in voices by name, sorted; without paths, so that no prefixes are cached in the package."""
+    """The built-in voices by name, sorted; without paths, as they are not files of the user's."""
     return {path.stem: replace(Voice.load(path), path=None) for path in sorted(BUILT_IN.glob(f"*{SUFFIX}"))}
 
 
@@ -53,10 +52,8 @@ class VoiceStore:
 
         Raises InputError for a name that is taken, unless `overwrite`, and for a name that cannot be a file name.
         """
-        instance(voice, Voice, "voice", "a Voice")
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
-        _forget_prefixes(path)
         return voice.save(path, overwrite=overwrite)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
@@ -64,7 +61,7 @@ class VoiceStore:
         path = self.path(name)
         if name == DEFAULT_VOICE:
             raise InputError(f"voice name: {name} is the checkpoint's own voice; choose another name")
-        if not switch(overwrite, "overwrite") and path.exists():
+        if not overwrite and path.exists():
             raise InputError(f"a voice {name} already exists; choose another name, or give --overwrite")
         return path
 
@@ -90,14 +87,13 @@ class VoiceStore:
 
     @system_errors_as(InputError)
     def remove(self, name: str) -> None:
-        """Delete a voice and its saved prefixes. Raises InputError for a voice that does not exist or is built in."""
+        """Delete a voice. Raises InputError for a voice that does not exist or is built in."""
         path = self.path(name)
         if not path.is_file():
             self.load(name)
             raise InputError(
                 f"voice {name} is built in and cannot be removed; add a voice of that name to replace it"
             )
-        _forget_prefixes(path)
         path.unlink()
 
     def path(self, name: str) -> Path:
@@ -105,16 +101,9 @@ class VoiceStore:
         if not _NAME.fullmatch(text_argument(name, "name")) or name != name.strip():
             raise InputError(f"voice name: expected letters, digits, spaces, dots and dashes, got {name!r}")
         if name.endswith(SUFFIX):
-            raise InputError(
-                f"voice name: {name!r} looks like a file; leave out {SUFFIX}, which is added to the name"
-            )
+            raise InputError(f"voice name: leave out {SUFFIX}, which is added to {name!r}")
         return self.folder / f"{name}{SUFFIX}"
 
 
 def _is_path(name: str) -> bool:
     return text_argument(name, "name").endswith(SUFFIX) or os.sep in name
-
-
-def _forget_prefixes(path: Path) -> None:
-    for prefix in prefix_files(path):
-        prefix.unlink(missing_ok=True)

@@ -18,24 +18,23 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
+from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.argument_types import (
     file_argument,
-    instance,
     path_argument,
     shown,
-    switch,
     text_argument,
+    valid_unicode,
     whole_number,
     wrong_type,
 )
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
-from voxcpm_runtime.text.input_text import require_references, valid_unicode
+from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"
 FORMAT = 2
@@ -60,16 +59,14 @@ class VoiceHeader(BaseModel):
 
     format: int = Field(default=FORMAT, ge=1, le=FORMAT, strict=True)
     name: str
-    generation: str
-    """`architecture.generation`"""
-    latent_space: str
-    """Digest of the AudioVAE's configuration: equal if latents are compatible."""
-    sample_rate: int = Field(gt=0)
-    """Hz of the audio that was encoded."""
+    generation: str  # `architecture.generation`
+    latent_space: str  # Digest of the AudioVAE's configuration: equal if latents are compatible
+    sample_rate: int = Field(gt=0)  # Hz of the audio that was encoded
     turns: tuple[Turn, ...] = ()
     """Turns of the prompt: first the recording, then later speech; empty without a prompt."""
-    provenance: dict[str, str] = {}
-    """Origin of the voice: file names and digests of the recordings, bundle, date."""
+    provenance: dict[
+        str, str
+    ] = {}  # Origin of the voice: file names and digests of the recordings, bundle, date
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +74,10 @@ class Voice:
     """A voice, passed as `voice` instead of recordings; from `VoxCPM.create_voice` or `Voice.load`."""
 
     header: VoiceHeader
-    prompt: Latents | None = None
-    """Patches to continue (patches, frames, latent_dim)."""
+    prompt: Latents | None = None  # Patches to continue (patches, frames, latent_dim)
     reference: Latents | None = None
-    """Patches of a reference recording (patches, frames, latent_dim), VoxCPM2 only."""
-    path: Path | None = None
-    """The file that the voice was read from or written to."""
+    """Patches of a reference recording (patches, frames, latent_dim); VoxCPM2 only."""
+    path: Path | None = None  # The file that the voice was read from or written to
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Voice) and self.digest == other.digest
@@ -129,8 +124,7 @@ class Voice:
 
         As in upstream's `merge_prompt_cache`, texts are concatenated, so each must end with the space before the next
         one. window_patches: maximum length of the prompt; the oldest turns are dropped first, but never the recording.
-        If the new turn does not fit even then, the voice is returned unchanged. Raises InputError for latents that are
-        not patches of this voice.
+        If the new turn does not fit even then, the voice is returned unchanged.
         """
         valid_unicode(text_argument(text, "text"), "text")
         given = np.asarray(latents)
@@ -154,7 +148,6 @@ class Voice:
 
     def check(self, a: Architecture) -> None:
         """Raises InputError for another AudioVAE, patches of another shape, or a reference before VoxCPM2."""
-        instance(a, Architecture, "a", "the architecture of a bundle")
         if self.header.latent_space != latent_space(a):
             raise InputError(
                 f"voice {self.name} was made for another AudioVAE ({self.header.generation}, "
@@ -177,7 +170,6 @@ class Voice:
         overwrite: also replace a read-only file. Raises InputError, also if the path is a recording of the voice.
         """
         path = file_argument(path, "path")
-        switch(overwrite, "overwrite")
         header = self.header.model_copy(update={"format": FORMAT})
         metadata = {_METADATA_KEY: header.model_dump_json()}
         if path.is_file() and record_file(path).sha256 in self.header.provenance.values():

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from voxcpm_runtime import GenerationOptions
 from voxcpm_server.api.openapi import DOCUMENTED
+from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
@@ -45,7 +46,9 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus' text format."""
     service = service_of(request)
-    service.check_alone("metrics count what one process does")
+    if service.replicated:
+        message = "metrics count what one process does; not with --ray, where several answer at this address"
+        raise ApiError(501, message)
     return Response(generate_latest(service.metrics.registry), media_type=_PROMETHEUS)
 
 
@@ -71,7 +74,7 @@ class ModelFacts(BaseModel):
 
 def about_router(service: Service) -> APIRouter:
     """The route `/about`, with what the optional rooms add to it."""
-    rooms = service.rooms.values()
+    rooms, settings = service.rooms.values(), service.settings
     limits: dict[str, Any] = {
         "characters": int,
         **{name: kind for room in rooms for name, kind in room.limits.items()},
@@ -88,12 +91,17 @@ def about_router(service: Service) -> APIRouter:
         "limits": create_model("Limits", __doc__="The most that a request may have.", **limits),
         **{name: kind for room in rooms for name, kind in room.about.items()},
     }
+    # An option's default and bounds are in the runtime's table.
+    declared = get_type_hints(GenerationOptions, include_extras=True)
+    options = {"speed": (1, MIN_SPEED, MAX_SPEED)} | {
+        name: (getattr(GenerationOptions, name), *get_args(declared[name])[1].bounds)
+        for name in ("cfg_value", "inference_timesteps")
+    }
     router = APIRouter(tags=["lists"])
 
     @router.get("/about", response_model=create_model("About", __doc__="What this server offers.", **fields))
     async def about() -> dict[str, Any]:
         """What this server offers, for pages and programs that adapt to it. It needs no key."""
-        settings = service.settings
         # The default bundle's name may be known only when it is loaded.
         await service.bundles.named()
         facts = {name: value for room in rooms for name, value in room.facts().items()}
@@ -108,10 +116,7 @@ def about_router(service: Service) -> APIRouter:
             "needs_key": service.needs_key,
             "models": [_facts(served) for served in service.bundles.every],
             "formats": list(FORMATS),
-            "options": {
-                "speed": Range(default=1, least=MIN_SPEED, greatest=MAX_SPEED),
-                **{name: _range(name) for name in ("cfg_value", "inference_timesteps")},
-            },
+            "options": {n: Range(default=d, least=l, greatest=g) for n, (d, l, g) in options.items()},
             "limits": {**known_limits, **facts},
             **facts,
         }
@@ -122,16 +127,10 @@ def about_router(service: Service) -> APIRouter:
 def _facts(served: Served) -> ModelFacts:
     if served.loaded is None:
         return ModelFacts(id=served.name, sample_rate=None, takes_instructions=None, needs_transcript=None)
+    speaks_instructions = served.takes_instructions
     return ModelFacts(
         id=served.name,
         sample_rate=served.tts.sample_rate,
-        takes_instructions=served.takes_instructions,
-        needs_transcript=not served.tts.bundle.architecture.traits.takes_reference,
+        takes_instructions=speaks_instructions,
+        needs_transcript=not speaks_instructions,
     )
-
-
-def _range(name: str) -> Range:
-    """An option's default and bounds, from the runtime's table."""
-    declared: Any = get_args(get_type_hints(GenerationOptions, include_extras=True)[name])[1]
-    least, greatest = declared.bounds
-    return Range(default=getattr(GenerationOptions, name), least=least, greatest=greatest)

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPMError
-from voxcpm_runtime.commands.batch_execution import SpokenFile, Task, spoken_file
+from voxcpm_runtime.commands.batch_lines import SpokenFile, Task, spoken_file
 from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_cluster, cluster, name_everywhere, same_bundle
@@ -30,6 +30,7 @@ _RETRIES = 2
 _TASKS_PER_PROCESS = 2
 """Lines that are submitted for each process: the one that it speaks, and the next."""
 _POLL_SECONDS = 0.5
+Warn = Callable[[int, str], None]
 
 
 class Refusal(NamedTuple):
@@ -70,7 +71,7 @@ def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) ->
 
 
 class RayExecutor:
-    """Speaks lines on a cluster: see `voxcpm_runtime.commands.batch_execution.Executor`."""
+    """Speaks lines on a cluster: see `voxcpm_runtime.commands.batch_lines.Executor`."""
 
     def __init__(self, address: str, name: str | None, bundle: Any, engine: Engine) -> None:
         self._address = address
@@ -79,7 +80,7 @@ class RayExecutor:
         self._named = (name_everywhere(name), json.dumps(asdict(engine)), bundle.digest)
 
     def __call__(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
+        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
         """Each line with its file or error. Raises InputError if the cluster, or every machine of it, is unusable."""
         if (first := next(tasks, None)) is not None:
@@ -87,7 +88,7 @@ class RayExecutor:
                 yield from self._results(itertools.chain([first], tasks), cancel, note, warn)
 
     def _results(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
+        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
         running: dict[Any, tuple[Task, Any]] = {}
         refused: dict[str, str] = {}
@@ -95,8 +96,10 @@ class RayExecutor:
         remote = ray.remote(max_retries=_RETRIES, retry_exceptions=[DeviceError])(speak)
 
         def submit(task: Task, asked: Any) -> None:
-            elsewhere = NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*refused)}) if refused else None
-            there = remote.options(scheduling_strategy=elsewhere or "DEFAULT", **needs)
+            elsewhere = (
+                NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*refused)}) if refused else "DEFAULT"
+            )
+            there = remote.options(scheduling_strategy=elsewhere, **needs)
             running[there.remote(self._named, asked, task.line.output)] = (task, asked)
 
         while not cancel.cancelled and (more or running):
@@ -106,11 +109,9 @@ class RayExecutor:
                     more = False
                     break
                 try:
-                    asked = task.self_contained(self._bundle)
+                    submit(task, task.self_contained(self._bundle))
                 except VoxCPMError as error:
                     yield task, error
-                else:
-                    submit(task, asked)
             note(f"{spoken} spoken …")
             if not running:
                 # Machines may still join the cluster.
@@ -121,7 +122,7 @@ class RayExecutor:
                 try:
                     result = ray.get(ref)
                 except (RayError, DeviceError) as error:
-                    result = InputError(f"no process could speak it, the last one: {first_line(error)}"), []
+                    result = InputError(f"no process could speak it; last error: {first_line(error)}"), []
                 if isinstance(result, Refusal):
                     refused[result.node] = result.reason
                     _, needs = self._processes(refused)

@@ -29,7 +29,12 @@ def cluster(address: str) -> Iterator[None]:
     """
     # Ray would report usage to its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    _silence()
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    from ray._private import worker
+
+    # It prints on standard output what a dying machine last logged; there is no option against it.
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
     try:
         ray.init(
             address=address,
@@ -53,9 +58,8 @@ def check_cluster(address: str, device: str) -> None:
     """Raises InputError for an address where no cluster answers, and for a device that processes cannot share."""
     kind, _, index = device.partition(":")
     if device == "auto":
-        raise InputError(
-            "--device auto: the machines of a cluster may have different devices; give --device cpu or --device cuda"
-        )
+        message = "the machines of a cluster may have different devices; give --device cpu or --device cuda"
+        raise InputError(f"--device auto: {message}")
     if index:
         raise InputError(f"--device {device}: Ray chooses the GPU of each process; give --device {kind}")
     if address in (LOCAL, _RUNNING_HERE):
@@ -67,10 +71,9 @@ def check_cluster(address: str, device: str) -> None:
         # Ray itself would try for a minute.
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"Ray at {address}: cannot be reached ({first_line(error)}); is it the port of the head, as `ray start "
-            "--head` says it?"
-        ) from None
+        reason = f"cannot be reached ({first_line(error)})"
+        advice = "is it the port of the head, as `ray start --head` says it?"
+        raise InputError(f"Ray at {address}: {reason}; {advice}") from None
 
 
 def name_everywhere(bundle: str | None) -> str | None:
@@ -84,16 +87,5 @@ def same_bundle(name: str | None, engine: Engine, digest: str) -> Any:
     """The bundle on this machine. Raises InputError if its digest is another than the command's, and as `opened`."""
     bundle = opened(name, engine)
     if bundle.digest != digest:
-        raise InputError(
-            f"{bundle.folder} is another bundle than the command's; give all machines the same files"
-        )
+        raise InputError(f"{bundle.folder}: not the command's bundle; copy the same files to all machines")
     return bundle
-
-
-def _silence() -> None:
-    """Ray logs, and prints on standard output what a dying machine last logged; there is no option against it."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    from ray._private import worker
-
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda *_, **__: None

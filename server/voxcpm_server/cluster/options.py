@@ -25,14 +25,14 @@ class ClusterSettings(Settings):
     ray_address: Annotated[
         str | None,
         _cluster(
-            "HOST:PORT of the cluster's head, auto for the one that runs here, or local for a new one on this "
+            "HOST:PORT of the cluster's head, auto for the cluster running here, or local for a new one on this "
             "machine. Default: local.", metavar="ADDRESS",
         ),
     ] = None  # fmt: skip
-    replicas: Annotated[int, _cluster("Processes that speak.", 1, 10_000)] = 1
+    replicas: Annotated[int, _cluster("Number of processes that speak.", 1, 10_000)] = 1
     max_replicas: Annotated[
         int | None,
-        _cluster("Processes when many requests come. Default: those of --replicas.", 1, 10_000),
+        _cluster("Maximum number of processes under load. Default: --replicas.", 1, 10_000),
     ] = None
 
     def check(self) -> None:

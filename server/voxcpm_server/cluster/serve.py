@@ -74,18 +74,24 @@ def serve_on_ray(
     bundle = opened(name, replace(engine, device="cpu", threads=None))
     engine = replace(engine, precision=bundle.precision, verify=False)
     with status_line("starting replicas …", shown=not quiet) as note, cluster(address):
-        stop = _stopped_by_signals()
-        needs = {"num_cpus": engine.threads or 1, "num_gpus": 0 if engine.device == "cpu" else 1}
-        _check_room(address, needs, settings.replicas)
-        replica = _deployment(needs, settings)
+        stop = threading.Event()
+
+        def end(*_: Any) -> None:
+            stop.set()
+            # Another Ctrl-C interrupts.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        deployment = _deployment(engine, settings, address)
         try:
-            _start(settings, replica.bind(name_everywhere(name), engine, bundle.digest, settings, keys))
+            _start(settings, deployment.bind(name_everywhere(name), engine, bundle.digest, settings, keys))
             note("")
             if not quiet:
                 typer.echo(f"listening on http://{settings.host}:{settings.port} (Ray Serve)", err=True)
             while not stop.wait(_POLL_SECONDS):
                 if not ray.is_initialized():
-                    raise InputError(f"Ray at {address}: the connection is lost")
+                    raise InputError(f"Ray at {address}: connection lost")
             # Replicas end when they have answered, or after `--drain-seconds`.
             serve.delete(_APP)
         finally:
@@ -94,7 +100,7 @@ def serve_on_ray(
 
 def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
     """The settings as all machines understand them. Raises InputError for what only one machine can do."""
-    folder, port = settings.voices_folder, settings.port
+    folder, aliases, port = settings.voices_folder, settings.voice_aliases, settings.port
     for option in settings.only_alone():
         raise InputError(f"{option} does not work with --ray; leave it out, or serve without --ray")
     if address == LOCAL:
@@ -102,56 +108,34 @@ def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
         with listening(settings.host, port, "--port or --host") as listener:
             port = listener.getsockname()[1]
     elif folder is None:
-        raise InputError(
-            "on a cluster, voices are in a folder that all machines share: name it with --voices-folder"
-        )
+        raise InputError("a cluster needs --voices-folder, a folder that all machines share")
     elif not port:
         raise InputError("--port 0: on a cluster, name the port of the head to listen on")
-    return replace(
-        settings.for_replica(),
-        port=port,
-        voices_folder=folder and user_path(folder).absolute(),
-        voice_aliases=settings.voice_aliases and user_path(settings.voice_aliases).absolute(),
-    )
+    folder, aliases = folder and user_path(folder).absolute(), aliases and user_path(aliases).absolute()
+    return replace(settings.for_replica(), port=port, voices_folder=folder, voice_aliases=aliases)
 
 
-def _stopped_by_signals() -> threading.Event:
-    """An event that the first SIGTERM or Ctrl-C sets; another Ctrl-C interrupts."""
-    stop = threading.Event()
+def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
+    """What Ray Serve runs.
 
-    def end(*_: Any) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
-    return stop
-
-
-def _check_room(address: str, needs: dict[str, int], replicas: int) -> None:
-    """Raises InputError if this machine has no room for the replicas, or Serve runs on the cluster already."""
+    Raises InputError if this machine has no room for the replicas, or Serve runs on the cluster already.
+    """
     with contextlib.suppress(ValueError):
         ray.get_actor("SERVE_CONTROLLER_ACTOR", "serve")
-        raise InputError(
-            f"Ray Serve runs on the cluster at {address} already; end it there (`serve shutdown`), or use another"
-        )
+        advice = "stop it there (`serve shutdown`), or use another"
+        raise InputError(f"Ray Serve already runs on the cluster at {address}; {advice}")
+    concurrency, minimum, maximum = settings.concurrency, settings.replicas, settings.max_replicas or 0
+    needs = {"num_cpus": engine.threads or 1, "num_gpus": 0 if engine.device == "cpu" else 1}
     # Machines may still join a cluster.
-    for name, each in needs.items() if address == LOCAL else ():
-        kind = name.removeprefix("num_").removesuffix("s").upper()
-        there = ray.cluster_resources().get(kind, 0)
-        if each * replicas > there:
-            raise InputError(
-                f"{replicas} replicas need {each * replicas} {kind}s, this machine has {there:g}; "
-                "give fewer --replicas, or fewer --threads"
-            )
-
-
-def _deployment(needs: dict[str, int], settings: ClusterSettings) -> Any:
-    concurrency, minimum = settings.concurrency, settings.replicas
+    for kind in ("CPU", "GPU") if address == LOCAL else ():
+        there, wanted = ray.cluster_resources().get(kind, 0), needs[f"num_{kind.lower()}s"] * minimum
+        if wanted > there:
+            message = f"{minimum} replicas need {wanted} {kind}s, this machine has {there:g}"
+            raise InputError(f"{message}; give fewer --replicas, or fewer --threads")
     count: dict[str, Any] = {"num_replicas": minimum}
-    if (settings.max_replicas or 0) > minimum:
+    if maximum > minimum:
         scaling = AutoscalingConfig(
-            min_replicas=minimum, max_replicas=settings.max_replicas, target_ongoing_requests=concurrency
+            min_replicas=minimum, max_replicas=maximum, target_ongoing_requests=concurrency
         )
         count = {"autoscaling_config": scaling}
     waiting = settings.queue + _SPARE_REQUESTS
@@ -174,10 +158,8 @@ def _deployment(needs: dict[str, int], settings: ClusterSettings) -> Any:
 def _start(settings: ClusterSettings, app: Any) -> None:
     """Deploy the app, and wait until all replicas serve. Raises InputError with the reason if they cannot."""
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    logs = LoggingConfig(
-        log_level=logging.INFO if settings.access_log else logging.ERROR,
-        enable_access_log=settings.access_log,
-    )
+    level = logging.INFO if settings.access_log else logging.ERROR
+    logs = LoggingConfig(log_level=level, enable_access_log=settings.access_log)
     try:
         http = HTTPOptions(host=settings.host, port=settings.port)
         serve.start(ProxyLocation.HeadOnly, http, logging_config=logs)

@@ -12,15 +12,14 @@ from fastapi import APIRouter, WebSocket
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 
-from voxcpm_server.elevenlabs.alignment import Alignment
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
 from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
-from voxcpm_server.streams.json_sockets import JsonSocket, serve_websocket
-from voxcpm_server.streams.sessions import SessionStream, Spoken
+from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
+from voxcpm_server.streams.sessions import CaughtUp, SessionStream
 
 router = APIRouter()
 _MAX_OPEN = 5
@@ -31,6 +30,62 @@ _DEFAULT_CONTEXT = "default"
 _MAX_ID = 200
 _DEFAULT_FORMAT = "mp3_44100_128"
 _FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
+# Typical for English, until the first sentence shows the pace of this voice.
+_USUAL_CHARACTERS_A_SECOND = 15.0
+
+
+class Alignment:
+    """Spreads the characters of each sentence over its pieces of audio, at the pace of the sentence before.
+
+    The length of a sentence is unknown when its first piece is sent. So a slower sentence runs out of characters early,
+    and the rest of a faster one is placed at its end.
+
+    restarts: whether times count from the last `taken`, not from the beginning.
+    """
+
+    def __init__(self, *, restarts: bool = True) -> None:
+        self._restarts = restarts
+        self._pace = _USUAL_CHARACTERS_A_SECOND
+        self._sentence = -1
+        self._text = ""
+        self._placed = 0
+        self._seconds = 0.0
+        # Characters with the seconds at which they begin, since the start or the last `taken`.
+        self._begun: list[tuple[str, float]] = []
+        self._now = 0.0
+
+    def add(self, sentence: int, text: str, seconds: float) -> None:
+        """Place the characters of a piece of audio. sentence, text: the sentence's index and text."""
+        if sentence != self._sentence:
+            self.finish()
+            self._sentence, self._text = sentence, text
+        until = min(len(self._text), round((self._seconds + seconds) * self._pace))
+        more = self._text[self._placed : until]
+        self._begun += [(c, self._now + seconds * i / len(more)) for i, c in enumerate(more)]
+        self._placed += len(more)
+        self._seconds += seconds
+        self._now += seconds
+
+    def finish(self) -> None:
+        """Place the rest of the sentence at its end, and learn its pace."""
+        self._begun += [(character, self._now) for character in self._text[self._placed :]]
+        if self._seconds and self._text:
+            self._pace = len(self._text) / self._seconds
+        self._text, self._placed, self._seconds = "", 0, 0.0
+
+    def taken(self) -> dict[str, Any] | None:
+        """The characters placed since the last call, with times in milliseconds; None if there are none."""
+        begun, now = self._begun, self._now
+        if not begun:
+            return None
+        self._begun, self._now = [], 0.0 if self._restarts else now
+        starts = [round(1000 * at) for _, at in begun]
+        ends = [*starts[1:], round(1000 * now)]
+        return {
+            "chars": [character for character, _ in begun],
+            "charStartTimesMs": starts,
+            "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
+        }
 
 
 class ElevenLabs(Room):
@@ -53,15 +108,15 @@ class _Context:
 @router.websocket("/text-to-speech/{voice}/multi-stream-input")
 async def stream_contexts(websocket: WebSocket, voice: str) -> None:
     """Speak text that comes in fragments, for several contexts."""
+    service = service_of(websocket)
 
     async def begun() -> JsonSocket:
-        service = service_of(websocket)
         # Names of ElevenLabs' own models mean the default bundle.
         model = websocket.query_params.get("model_id")
         with await service.bundles.lease(model if model in service.bundles.names else None) as served:
             return await run_in_threadpool(_Contexts, websocket, service, served, voice)
 
-    await serve_websocket(websocket, begun)
+    await serve_websocket(websocket, service, begun)
 
 
 class _Contexts(JsonSocket):
@@ -75,11 +130,8 @@ class _Contexts(JsonSocket):
         asked = query.get("output_format", _DEFAULT_FORMAT)
         form = _FORMAT.fullmatch(asked)
         if form is None:
-            raise ApiError(
-                400,
-                f"output_format: expected one such as pcm_24000, mp3_44100_128 or opus_48000_32, got {asked!r}",
-                param="output_format",
-            )
+            expected = "expected one such as pcm_24000, mp3_44100_128 or opus_48000_32"
+            raise ApiError(400, f"output_format: {expected}, got {asked!r}", param="output_format")
         self._codec, self._rate = form[1], int(form[2])
         # An invalid rate is refused now, not with the first context.
         Encoder(self._codec, served.tts.sample_rate, self._rate)
@@ -128,13 +180,17 @@ class _Contexts(JsonSocket):
 
     async def _begin(self, name: str, voice_settings: Any) -> _Context:
         if sum(not context.closed for context in self._contexts.values()) >= _MAX_OPEN:
-            raise ApiError(
-                400, f"context_id: {_MAX_OPEN} contexts are open, the most that may", param="context_id"
-            )
-        speed = _speed(voice_settings)
+            message = f"context_id: {_MAX_OPEN} contexts are open, the most that may"
+            raise ApiError(400, message, param="context_id")
+        speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
+        if speed is None:
+            speed = 1.0
+        if type(speed) not in (int, float) or not MIN_SPEED <= speed <= MAX_SPEED:
+            message = f"voice_settings.speed: expected {MIN_SPEED} to {MAX_SPEED:g}"
+            raise ApiError(400, message, param="voice_settings")
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            return self._given, Encoder(self._codec, served.tts.sample_rate, self._rate, speed)
+            return self._given, Encoder(self._codec, served.tts.sample_rate, self._rate, float(speed))
 
         stream = await self.begun(self._model, wanted)
         context = self._contexts[name] = _Context(name, stream, Alignment(restarts=self._times_restart))
@@ -155,14 +211,16 @@ class _Contexts(JsonSocket):
         error = None
         try:
             async for piece in context.stream:
-                data = b""
-                if isinstance(piece, Spoken):
-                    data, header = header + piece.data, b""
-                if isinstance(piece, Spoken) and piece.sentence >= 0:
+                if isinstance(piece, CaughtUp):
+                    alignment.finish()
+                    await self._send_audio(context, b"")
+                    continue
+                data, header = header + piece.data, b""
+                if piece.sentence >= 0:
                     alignment.add(piece.sentence, piece.text, piece.seconds)
                 else:
                     alignment.finish()
-                if data or not isinstance(piece, Spoken):
+                if data:
                     await self._send_audio(context, data)
         except Exception as raised:  # noqa: BLE001 - see above
             error = as_api_error(raised, "text")
@@ -180,14 +238,8 @@ class _Contexts(JsonSocket):
         """Send audio with the times of its characters, if there are any."""
         aligned = context.alignment.taken()
         if data or aligned:
-            await self.send(
-                {
-                    "audio": base64.b64encode(data).decode(),
-                    "alignment": aligned,
-                    "normalizedAlignment": aligned,
-                    "contextId": context.id,
-                }
-            )
+            times = {"alignment": aligned, "normalizedAlignment": aligned}
+            await self.send({"audio": base64.b64encode(data).decode(), **times, "contextId": context.id})
 
     async def _failed(self, name: str, error: ApiError) -> None:
         """Report a context's error and end. Raises ApiError if the client has gone."""
@@ -208,14 +260,3 @@ def _number(query: QueryParams, name: str) -> int | None:
     if text is not None and (not text.isdecimal() or len(text) > 10):
         raise ApiError(400, f"{name}: expected a whole number, got {text[:20]!r}", param=name)
     return None if text is None else int(text)
-
-
-def _speed(voice_settings: Any) -> float:
-    speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
-    if speed is None:
-        return 1.0
-    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not MIN_SPEED <= speed <= MAX_SPEED:
-        raise ApiError(
-            400, f"voice_settings.speed: expected {MIN_SPEED} to {MAX_SPEED:g}", param="voice_settings"
-        )
-    return float(speed)

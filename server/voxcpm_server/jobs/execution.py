@@ -13,11 +13,10 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
@@ -28,7 +27,6 @@ from voxcpm_server.jobs.options import JobSettings
 from voxcpm_server.jobs.speaking import RunningJob, check_size, speak_job
 from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore
 from voxcpm_server.rooms import Room
-from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import on_a_thread
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speech_answers import unless_gone
@@ -53,8 +51,7 @@ class Jobs(Room):
         super().__init__(service)
         self._settings = cast("JobSettings", service.settings)
         self._bundles = service.bundles
-        registry = service.metrics.registry
-        self._ended = Counter("voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=registry)
+        self._ended = service.metrics.counter("jobs", "Jobs: done or failed.", "outcome")
         self._opened: JobStore | None = None
         self._why_not = "this server takes no jobs (--max-jobs is 0)"
         self._wake = asyncio.Event()
@@ -121,7 +118,17 @@ class Jobs(Room):
         voice, seed, segments = await unless_gone(request.receive, self._planned(asked))
 
         def add(models: Collection[str]) -> Job:
-            self._check_room(store, owner, models)
+            # Jobs that wait for a model that is no longer served do not count, but their size does.
+            total, own = store.counts(owner, models)
+            maximum = self._settings.max_jobs
+            for count, most, status, whose in (
+                (total, maximum, 503, ""),
+                (own, self.service.max_per_key(maximum), 429, " of this key"),
+            ):
+                if count >= most:
+                    message = f"{count} jobs{whose} are stored, the most that may be; delete one"
+                    raise ApiError(status, message, code="too_many_jobs", headers={"Retry-After": "60"})
+            check_size(store, self._settings)
             return store.add(owner, fields, seed, segments, dict(asked.recordings()), voice)
 
         try:
@@ -129,7 +136,7 @@ class Jobs(Room):
                 await self._delete_old(store)
                 job = await run_in_threadpool(add, await self._bundles.named())
         except (OSError, sqlite3.Error, InputError) as error:
-            raise storage_error("", error) from None
+            raise storage_error("that is new", error) from None
         self._wake.set()
         return job
 
@@ -155,7 +162,8 @@ class Jobs(Room):
     def error_of(self, job: Job) -> dict[str, Any] | None:
         """OpenAI's error of a job: why it failed, or what it waits for other than its turn; otherwise None."""
         model = job.asked["model"]
-        if job.state == QUEUED and not self._bundles.may_serve(model):
+        # The default bundle's own name may still be unknown.
+        if job.state == QUEUED and self._bundles.default.name and model not in self._bundles.names:
             reason = f"waiting for model {model}, which this server does not serve"
             return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
         return None if job.error is None else dict(json.loads(job.error))
@@ -164,7 +172,7 @@ class Jobs(Room):
         """Check a request: its voice as it is now, its seed, and the number of its segments. Raises as `submit`."""
         settings, cancel = self._settings, CancelToken()
         with await self._bundles.lease(asked.model) as served:
-            Encoder(asked.response_format, served.tts.sample_rate, asked.sample_rate, asked.speed)
+            asked.encoder(served.tts)
 
             def planned() -> tuple[Voice | None, int, int]:
                 voice = self.service.voices.named(asked.voice_name, served.built_in_voices)
@@ -175,26 +183,12 @@ class Jobs(Room):
             async with self._planning:
                 return await _cancelled_with(cancel, planned)
 
-    def _check_room(self, store: JobStore, owner: str, models: Collection[str]) -> None:
-        # Jobs that wait for a model that is no longer served do not count, but their size does.
-        total, own = store.counts(owner, models)
-        maximum = self._settings.max_jobs
-        for count, most, status, whose in (
-            (total, maximum, 503, ""),
-            (own, self.service.max_per_key(maximum), 429, " of this key"),
-        ):
-            if count >= most:
-                message = f"{count} jobs{whose} are stored, the most that may be; delete one"
-                raise ApiError(status, message, code="too_many_jobs", headers={"Retry-After": "60"})
-        check_size(store, self._settings)
-
     async def _delete_old(self, store: JobStore) -> None:
         before = time.time() - self._settings.jobs_keep_days * _DAY
         for id_ in await run_in_threadpool(store.ended_before, before):
             await run_in_threadpool(store.remove, id_)
 
     async def _work(self, store: JobStore) -> None:
-        """Speak one job after another, forever."""
         while True:
             self._wake.clear()
             now = time.monotonic()
@@ -213,46 +207,44 @@ class Jobs(Room):
             if self._speaking is not None and self.running is not None:
                 await asyncio.wait({self._speaking})
                 self.running = None
-                continue
-            seconds = min(retries.values(), default=now + _IDLE_SECONDS) - now
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), seconds)
+            else:
+                seconds = min(retries.values(), default=now + _IDLE_SECONDS) - now
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), seconds)
 
     async def _speak(self, store: JobStore, running: RunningJob) -> None:
-        """Speak a job, and store how it ended."""
-        id_ = running.job.id
-        ended: dict[str, Any]
+        id_, state, starts, error, size = running.job.id, QUEUED, running.starts, None, 0
         try:
-            size = await self._spoken(store, running)
-            ended = {"state": DONE, "ended": time.time(), "bytes": size, "error": None}
+            size, state = await self._spoken(store, running), DONE
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted: not a failed attempt.
-            ended = {"state": QUEUED, "starts": max(0, running.starts - 1)}
-        except Exception as error:  # noqa: BLE001 - shown as the job's error
-            disk_failed = isinstance(error, OSError | sqlite3.Error)
-            answer = storage_error(id_, error) if disk_failed else as_api_error(error)
-            ended = {"state": QUEUED, "error": json.dumps(answer.document["error"])}
-            if disk_failed and running.starts < MAX_STARTS:
-                # The disk may have failed only once, and hours of speech are saved.
-                ended["starts"] = running.starts
-            elif answer.code in _TRANSIENT:
-                ended["starts"] = max(0, running.starts - 1)
-            else:
-                ended |= {"state": FAILED, "ended": time.time()}
-        waits = ended["state"] == QUEUED and "error" in ended
+            starts = max(0, running.starts - 1)
+        except (OSError, sqlite3.Error) as raised:
+            error = storage_error(id_, raised)
+            # The disk may have failed only once, and hours of speech are saved.
+            starts, state = running.starts, QUEUED if running.starts < MAX_STARTS else FAILED
+        except Exception as raised:  # noqa: BLE001 - shown as the job's error
+            error = as_api_error(raised)
+            starts, state = max(0, running.starts - 1), QUEUED if error.code in _TRANSIENT else FAILED
+        ended: dict[str, Any] = {"state": state, "error": error and json.dumps(error.document["error"])}
+        if state == QUEUED:
+            ended["starts"] = starts
+        else:
+            ended |= {"ended": time.time(), "bytes": size}
+        waits = state == QUEUED and error is not None
         try:
-            await _to_its_end(run_in_threadpool(store.end, id_, **ended))
-        except sqlite3.Error as error:
+            await _to_its_end(asyncio.ensure_future(run_in_threadpool(store.end, id_, **ended)))
+        except sqlite3.Error as refused:
             # Its row still says that it runs, so it is retried.
             waits = True
-            _log.error("job %s is %s, which cannot be stored (%s)", id_, ended["state"], error)
+            _log.error("job %s is %s, which cannot be stored (%s)", id_, state, refused)
         if waits:
             _, last = self._pauses.get(id_, (0.0, FIRST_PAUSE / 2))
             pause = min(last * 2, MAX_PAUSE)
             self._pauses[id_] = (time.monotonic() + pause, pause)
-        elif ended["state"] != QUEUED:
+        elif state != QUEUED:
             self._pauses.pop(id_, None)
-            self._ended.labels(ended["state"]).inc()
+            self._ended.labels(state).inc()
 
     async def _spoken(self, store: JobStore, running: RunningJob) -> int:
         """Speak a job, unless its speech is there already, and return the size of its file in bytes."""
@@ -261,9 +253,8 @@ class Jobs(Room):
             # The end of the last run could not be stored.
             return (store.path(job.id) / job.audio_name).stat().st_size
         if job.starts > MAX_STARTS:
-            raise ApiError(
-                500, f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
-            )
+            message = f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
+            raise ApiError(500, message)
         with await self._bundles.lease(job.asked["model"]) as served:
             queue = self.service.queue
             turn = await queue.enter_last()
@@ -291,7 +282,6 @@ class Jobs(Room):
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    """Cancel a task, and wait until it has ended."""
     if task is not None:
         task.cancel()
         await asyncio.wait({task})
@@ -299,7 +289,7 @@ async def _cancelled(task: asyncio.Task[None] | None) -> None:
 
 def storage_error(id_: str, error: Exception) -> ApiError:
     """The error of a full or broken disk. Its paths are logged, but not sent to clients."""
-    _log.error("job %s: %s", id_ or "that is new", error)
+    _log.error("job %s: %s", id_, error)
     return ApiError(507, "the server could not store or read the job; its log says why")
 
 
@@ -316,9 +306,8 @@ async def _cancelled_with(token: CancelToken, function: Callable[[], Result]) ->
         raise
 
 
-async def _to_its_end(work: Awaitable[Result]) -> Result:
+async def _to_its_end(working: asyncio.Future[Result]) -> Result:
     """The result of work that is not cancelled with its caller."""
-    working = asyncio.ensure_future(work)
     while not working.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({working})

@@ -19,14 +19,16 @@ _jobs = options("Jobs")
 class JobSettings(Settings):
     """How many jobs there may be, how large, and for how long."""
 
-    jobs_folder: Annotated[Path | None, _jobs("Folder of the jobs. Default: the user's own.")] = None
+    jobs_folder: Annotated[Path | None, _jobs("Folder of jobs. Default: the user's own.")] = None
     max_jobs: Annotated[
-        int, _jobs("Jobs that may be stored, those that ended among them; 0 for no jobs.", 0, 100_000)
+        int, _jobs("Maximum stored jobs, ended ones included; 0 disables jobs.", 0, 100_000)
     ] = 100
-    max_job_characters: Annotated[int, _jobs("Longest text of a job.", 1, 10_000_000)] = 100_000
-    max_job_audio_seconds: Annotated[float, _jobs("Longest speech of a job.", 1, 40_000)] = 21_600
-    max_jobs_megabytes: Annotated[float, _jobs("Size of all files of all jobs.", 0.001, 100_000_000)] = 10_000
-    jobs_keep_days: Annotated[float, _jobs("Days after which a job that ended is deleted.", 0, 36_500)] = 7
+    max_job_characters: Annotated[int, _jobs("Maximum characters of a job's text.", 1, 10_000_000)] = 100_000
+    max_job_audio_seconds: Annotated[float, _jobs("Maximum seconds of speech per job.", 1, 40_000)] = 21_600
+    max_jobs_megabytes: Annotated[
+        float, _jobs("Maximum megabytes of all jobs' files.", 0.001, 100_000_000)
+    ] = 10_000
+    jobs_keep_days: Annotated[float, _jobs("Days after which an ended job is deleted.", 0, 36_500)] = 7
 
     def only_alone(self) -> Iterator[str]:
         """The given options that only a single server can have."""

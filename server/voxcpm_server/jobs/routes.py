@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from voxcpm_server.api.openapi import DOCUMENTED, ErrorDetail, ErrorDocument
-from voxcpm_server.errors import CLIENT_GONE, ApiError
+from voxcpm_server.api.openapi import DOCUMENTED, ErrorDetail, ErrorDocument, header
+from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs.execution import Jobs, storage_error
 from voxcpm_server.jobs.store import DONE, QUEUED, Job
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.service import service_of
+from voxcpm_server.speech.speech_answers import sent_in_time
 from voxcpm_server.speech.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
 
 router = APIRouter(tags=["jobs"])
 _MAX_LISTED = 1000
-_LOCATION = {"Location": {"description": "The path of the job.", "schema": {"type": "string"}}}
-_PART = {"Content-Range": {"description": "Which bytes, of how many.", "schema": {"type": "string"}}}
+_PART = {"Content-Range": header("Which bytes, of how many.", "string")}
 State = Literal["queued", "waiting", "running", "done", "failed"]
 
 
@@ -68,17 +67,29 @@ class JobList(BaseModel):
     has_more: bool
 
 
+def _jobs_of(request: Request) -> Jobs:
+    return cast("Jobs", service_of(request).rooms["jobs"])
+
+
+TheJobs = Annotated[Jobs, Depends(_jobs_of)]
+
+
 @router.post(
     "/audio/jobs",
     status_code=202,
-    responses={**DOCUMENTED, 202: {"model": JobDocument, "headers": _LOCATION}},
+    responses={
+        **DOCUMENTED,
+        202: {"model": JobDocument, "headers": {"Location": header("The path of the job.", "string")}},
+    },
     openapi_extra=DOCUMENTED_BODY,
 )
 async def submit_job(
-    asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response
+    asked: Annotated[SpeechRequest, Depends(speech_request)],
+    request: Request,
+    response: Response,
+    jobs: TheJobs,
 ) -> JobDocument:
     """Have a long text spoken in the background. Of speech's fields, `stream` and `stream_format` have no effect."""
-    jobs = _jobs_of(request)
     job = await jobs.submit(request, asked)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
     return _document(job, jobs)
@@ -87,11 +98,11 @@ async def submit_job(
 @router.get("/audio/jobs", responses=DOCUMENTED)
 def list_jobs(
     request: Request,
+    jobs: TheJobs,
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED, description="Jobs that are listed at most.")] = 100,
     after: Annotated[str | None, Query(description="The last job of the list before this one.")] = None,
 ) -> JobList:
     """The jobs of this key."""
-    jobs = _jobs_of(request)
     found = jobs.store.of_owner(request.state.owner)
     if after is not None:
         at = next((index for index, job in enumerate(found) if job.id == after), len(found))
@@ -100,9 +111,8 @@ def list_jobs(
 
 
 @router.get("/audio/jobs/{id}", responses=DOCUMENTED)
-def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - the name in the path
+def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: A002 - the name in the path
     """A job and its progress."""
-    jobs = _jobs_of(request)
     return _document(jobs.get(request.state.owner, id), jobs)
 
 
@@ -116,9 +126,8 @@ def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - the name
         416: {"model": ErrorDocument, "description": "There is no such part.", "headers": _PART},
     },
 )
-def fetch_job(id: str, request: Request) -> Response:  # noqa: A002 - the name in the path
+def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A002 - the name in the path
     """The speech of a job that is done."""
-    jobs = _jobs_of(request)
     job = jobs.get(request.state.owner, id)
     if job.state != DONE:
         message = f"the job is {job.state}; its speech can be fetched when it is done"
@@ -143,9 +152,9 @@ def fetch_job(id: str, request: Request) -> Response:  # noqa: A002 - the name i
 
 
 @router.delete("/audio/jobs/{id}", responses=DOCUMENTED)
-async def delete_job(id: str, request: Request) -> dict[str, Any]:  # noqa: A002 - the name in the path
+async def delete_job(id: str, request: Request, jobs: TheJobs) -> dict[str, Any]:  # noqa: A002 - the name in the path
     """Cancel a job and delete it with all its files."""
-    await _jobs_of(request).delete(request.state.owner, id)
+    await jobs.delete(request.state.owner, id)
     return {"id": id, "object": "audio.job.deleted", "deleted": True}
 
 
@@ -155,13 +164,7 @@ class _Download(FileResponse):
     patience: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def taken(message: Message) -> None:
-            try:
-                await asyncio.wait_for(send(message), self.patience)
-            except asyncio.TimeoutError:
-                raise ApiError(CLIENT_GONE, f"the client took nothing for {self.patience:g} s") from None
-
-        await super().__call__(scope, receive, taken)
+        await super().__call__(scope, receive, sent_in_time(send, self.patience))
 
     @classmethod
     def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
@@ -171,15 +174,10 @@ class _Download(FileResponse):
         except MalformedRangeHeader:
             raise ApiError(400, "Range: expected one such as bytes=0-99", param="Range") from None
         except RangeNotSatisfiable:
-            message, size = (
-                f"Range: the speech has {file_size} bytes",
-                {"Content-Range": f"bytes */{file_size}"},
-            )
-            raise ApiError(416, message, param="Range", headers=size) from None
-
-
-def _jobs_of(request: Request) -> Jobs:
-    return cast("Jobs", service_of(request).rooms["jobs"])
+            size = {"Content-Range": f"bytes */{file_size}"}
+            raise ApiError(
+                416, f"Range: the speech has {file_size} bytes", param="Range", headers=size
+            ) from None
 
 
 def _document(job: Job, jobs: Jobs) -> JobDocument:

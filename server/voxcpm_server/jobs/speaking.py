@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from voxcpm_runtime import CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
-from voxcpm_server.errors import ApiError
+from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.jobs.options import JobSettings
 from voxcpm_server.jobs.store import VOICE_FILE, Job, JobStore, whole_file
 from voxcpm_server.settings import MEGABYTE
-from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 
@@ -53,12 +52,7 @@ def speak_job(
         running.audio_seconds = resumed_seconds + progress.audio_seconds
         running.remaining_seconds = progress.remaining_seconds
         if running.audio_seconds > settings.max_job_audio_seconds:
-            raise ApiError(
-                400,
-                f"the speech is longer than {settings.max_job_audio_seconds:g} s, the most of a job here",
-                param="input",
-                code="speech_too_long",
-            )
+            raise speech_too_long(settings.max_job_audio_seconds, "job here")
         after_patch()
 
     def finished() -> None:
@@ -71,13 +65,12 @@ def speak_job(
     saved = _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished)
     running.segments_done = saved.count
     running.audio_seconds = resumed_seconds = job.audio_seconds if saved.count else 0.0
-    plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
-    speech = tts.speak_plan(plan)
+    speech = tts.speak_plan(tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved))
     running.audio_seconds = speech.audio_seconds
     # Before the file: once that exists, the job is finished, even if the server is killed.
     count = len(speech.segments)
     store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
-    encoder = Encoder(asked.response_format, tts.sample_rate, asked.sample_rate, asked.speed)
+    encoder = asked.encoder(tts)
     with whole_file(folder / job.audio_name) as file:
         file.write(encoder.header())
         for at in range(0, len(speech.audio), _PIECE_SECONDS * tts.sample_rate):

@@ -35,7 +35,6 @@ MAX_STARTS = 3
 VOICE_FILE = "voice.voice"
 """The file of a job's voice in its folder."""
 _PART = ".part"
-# The folder may also contain files of its user.
 _JOB_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 
 
@@ -53,13 +52,13 @@ class Job:
     """The speech request as JSON, without recordings."""
     seed: int
     segments: int
-    segments_done: int
-    audio_seconds: float
-    bytes: int
+    segments_done: int = 0
+    audio_seconds: float = 0.0
+    bytes: int = 0
     """Size of the speech's file; 0 before it is done."""
-    starts: int
+    starts: int = 0
     """Starts since its last finished segment."""
-    error: str | None
+    error: str | None = None
     """OpenAI's error as JSON: why it failed, or why it waits to be retried."""
 
     @property
@@ -105,16 +104,16 @@ class JobStore:
             self._prepare()
             self._clean_up()
         except filelock.Timeout:
-            raise InputError(
-                f"{folder}: another server uses this folder of jobs; give each its --jobs-folder"
-            ) from None
+            message = f"{folder}: another server uses this folder; give each server its own --jobs-folder"
+            raise InputError(message) from None
         except OSError as error:
             raise InputError(f"{folder}: jobs cannot be stored there ({os_reason(error)})") from None
         except sqlite3.Error as error:
             self._used.release()
-            raise InputError(
+            message = (
                 f"{database}: the jobs cannot be read ({error}); move it away, or give another --jobs-folder"
-            ) from None
+            )
+            raise InputError(message) from None
 
     def close(self) -> None:
         """Leave the folder to another server."""
@@ -132,10 +131,7 @@ class JobStore:
     ) -> Job:  # fmt: skip
         """Queue a new job. files: its recordings, by name. voice: saved, as it may be changed or deleted meanwhile."""
         folder = self.path(f"job_{secrets.token_hex(12)}")
-        job = Job(
-            folder.name, owner, QUEUED, time.time(), None, None, json.dumps(request), seed, segments,
-            segments_done=0, audio_seconds=0.0, bytes=0, starts=0, error=None,
-        )  # fmt: skip
+        job = Job(folder.name, owner, QUEUED, time.time(), None, None, json.dumps(request), seed, segments)
         try:
             folder.mkdir(mode=0o700)
             for name, content in files.items():
@@ -162,10 +158,8 @@ class JobStore:
 
     def counts(self, owner: str, models: Collection[str]) -> tuple[int, int]:
         """Number of jobs, and of that owner's, without those that wait for a model other than these."""
-        ((total, own),) = self._execute(
-            f"SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs WHERE state != ? OR {_HAS_MODEL}",  # noqa: S608
-            owner, QUEUED, json.dumps(list(models)),
-        )  # fmt: skip
+        statement = f"SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs WHERE state != ? OR {_HAS_MODEL}"  # noqa: S608
+        ((total, own),) = self._execute(statement, owner, QUEUED, json.dumps(list(models)))
         return total, own
 
     def start_next(self, models: Collection[str], skip: Collection[str] = ()) -> Job | None:
@@ -185,10 +179,15 @@ class JobStore:
             if not rows:
                 return None
             job = Job(*rows[0])
-            started, starts = job.started or time.time(), job.starts + 1
-            self.change(job.id, state=RUNNING, started=started, starts=starts, error=None)
             # Not read again: if that failed, the job would count as started without being spoken.
-            return replace(job, state=RUNNING, started=started, starts=starts, error=None)
+            begun: dict[str, Any] = {
+                "state": RUNNING,
+                "started": job.started or time.time(),
+                "starts": job.starts + 1,
+                "error": None,
+            }
+            self.change(job.id, **begun)
+            return replace(job, **begun)
 
     def change(self, id_: str, **values: Any) -> None:
         """Change fields of a job; a no-op for a deleted one."""
@@ -255,6 +254,7 @@ class JobStore:
             if not self.path(id_).is_dir():
                 self.forget(id_)
         for folder in self.folder.iterdir():
+            # There may also be files of the folder's user.
             if folder.is_symlink() or not folder.is_dir() or not _JOB_FOLDER.fullmatch(folder.name):
                 continue
             if folder.name not in ids:

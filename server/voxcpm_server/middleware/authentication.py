@@ -57,15 +57,15 @@ def read_keys(settings: Settings) -> Keys:
     Raises InputError for a file that cannot be read or has no key, and for a blank key.
     """
     keys = list(settings.api_key or ())
-    if settings.api_key_file is not None:
+    if (path := settings.api_key_file) is not None:
         try:
-            lines = user_path(settings.api_key_file).read_text(encoding="utf-8").splitlines()
+            lines = user_path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else "no UTF-8 text"
-            raise InputError(f"{settings.api_key_file}: the keys cannot be read ({reason})") from None
+            raise InputError(f"{path}: the keys cannot be read ({reason})") from None
         found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
-            raise InputError(f"{settings.api_key_file}: expected a key on each line, found none")
+            raise InputError(f"{path}: expected a key on each line, found none")
         keys += found
     keys += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
     if not all(key.strip() for key in keys):
@@ -78,7 +78,7 @@ def check_exposure(settings: Settings, keys: Keys) -> None:
     if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
         raise InputError(
             f"{settings.host} can be reached from other machines: give a key (--api-key-file, or "
-            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or say {_INSECURE}"
+            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or pass {_INSECURE}"
         )
 
 
@@ -121,28 +121,20 @@ class Guard:
     def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
         host = headers.get("host", "")
         if self._is_foreign(headers, host):
-            raise ApiError(
-                403, "requests from web pages of other origins are refused (--cors-origin allows one)"
-            )
+            message = "requests from web pages of other origins are refused (--cors-origin allows one)"
+            raise ApiError(403, message)
         # A Host header has a port, or not.
         name = host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self._only_loopback and not is_loopback(name):
-            raise ApiError(
-                403,
-                "without a key this server answers to localhost and 127.0.0.1 only; "
-                f"give it a key, or say {_INSECURE}",
-            )
+            message = "without a key this server answers to localhost and 127.0.0.1 only"
+            raise ApiError(403, f"{message}; give it a key, or say {_INSECURE}")
         owner = self._keys.owner(_given_key(headers, protocols))
         if owner is None:
-            raise ApiError(
-                401,
-                "expected a key of this server, as the header Authorization: Bearer KEY",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            message = "expected a key of this server, as the header Authorization: Bearer KEY"
+            raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})
         return owner
 
     def _is_foreign(self, headers: Headers, host: str) -> bool:
-        """Whether the request comes from a web page of another origin that is not allowed."""
         origin = headers.get("origin")
         if origin in self._origins:
             return False

@@ -9,7 +9,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from voxcpm_server.errors import RETRY_SECONDS, ApiError, refuse
+from voxcpm_server.errors import RETRY, RETRY_SECONDS, ApiError, refuse
 from voxcpm_server.settings import MEGABYTE, Settings
 
 MIN_BYTES_PER_SECOND = 10_000
@@ -18,6 +18,7 @@ UNCOUNTED_BYTES = 65_536
 """Bytes of each body that do not count towards the sum, so that texts pass while others upload recordings."""
 PROBES = frozenset({"/healthz", "/ready", "/metrics"})
 """Paths that are always answered."""
+# The rest of a refused body is not read.
 _CLOSE = {"Connection": "close"}
 
 
@@ -34,11 +35,8 @@ class BoundedRequests:
         if scope["type"] == "lifespan" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
         elif self._running >= self._maximum:
-            message = (
-                f"{self._running} connections are open already, the most that may be; "
-                f"try again in {RETRY_SECONDS} s"
-            )
-            error = ApiError(503, message, headers={"Retry-After": RETRY_SECONDS})
+            message = f"{self._running} connections are open already, the most that may be"
+            error = ApiError(503, f"{message}; try again in {RETRY_SECONDS} s", headers=RETRY)
             await refuse(error, scope, receive, send)
         else:
             self._running += 1
@@ -65,18 +63,12 @@ class BoundedBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        # Starlette would decode a form with any Python codec that the client names; some take quadratic time.
-        charset = parse_options_header(headers.get("content-type"))[1].get(b"charset", b"utf-8")
-        if charset.lower() not in (b"utf-8", b"utf8"):
-            named = charset[:40].decode("latin-1")
-            error = ApiError(400, f"Content-Type: expected the charset utf-8, got {named!r}", headers=_CLOSE)
+        try:
+            self._check_headers(Headers(scope=scope))
+        except ApiError as error:
             await refuse(error, scope, receive, send)
             return
-        announced = headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > self._settings.max_upload_bytes:
-            await refuse(self._too_large(announced), scope, receive, send)
-            return
+        patience, maximum = self._settings.client_timeout, self._settings.max_upload_bytes
         taken = held = 0
         # Only time spent waiting for the client counts.
         waited = 0.0
@@ -87,7 +79,6 @@ class BoundedBody:
             if complete:
                 # Only the end of the connection can follow, for which there is no timeout.
                 return await receive()
-            patience = self._settings.client_timeout
             began = time.monotonic()
             try:
                 message = await asyncio.wait_for(receive(), patience)
@@ -96,24 +87,18 @@ class BoundedBody:
             waited += time.monotonic() - began
             taken += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if taken > self._settings.max_upload_bytes:
-                raise self._too_large(f"more than {self._settings.max_upload_bytes}")
+            if taken > maximum:
+                raise self._too_large(f"more than {maximum}")
             counted = max(0, taken - UNCOUNTED_BYTES)
             self._held += counted - held
             held = counted
-            if self._held > self._settings.max_bodies_bytes:
-                raise ApiError(
-                    503,
-                    f"the bodies of all requests are larger than {self._settings.max_bodies_megabytes:g} MB together; "
-                    f"try again in {RETRY_SECONDS} s",
-                    headers={**_CLOSE, "Retry-After": RETRY_SECONDS},
-                )
+            if self._held > round(self._settings.max_bodies_megabytes * MEGABYTE):
+                larger = f"larger than {self._settings.max_bodies_megabytes:g} MB together"
+                text = f"the bodies of all requests are {larger}; try again in {RETRY_SECONDS} s"
+                raise ApiError(503, text, headers=_CLOSE | RETRY)
             if not complete and waited > patience + taken / MIN_BYTES_PER_SECOND:
-                raise ApiError(
-                    408,
-                    f"expected {MIN_BYTES_PER_SECOND} bytes of the body a second, got {taken} in {waited:.0f} s",
-                    headers=_CLOSE,
-                )
+                rate = f"expected {MIN_BYTES_PER_SECOND} bytes of the body a second"
+                raise ApiError(408, f"{rate}, got {taken} in {waited:.0f} s", headers=_CLOSE)
             return message
 
         try:
@@ -121,7 +106,16 @@ class BoundedBody:
         finally:
             self._held -= held
 
+    def _check_headers(self, headers: Headers) -> None:
+        # Starlette would decode a form with any Python codec that the client names; some take quadratic time.
+        charset = parse_options_header(headers.get("content-type"))[1].get(b"charset", b"utf-8")
+        if charset.lower() not in (b"utf-8", b"utf8"):
+            named = charset[:40].decode("latin-1")
+            raise ApiError(400, f"Content-Type: expected the charset utf-8, got {named!r}", headers=_CLOSE)
+        announced = headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > self._settings.max_upload_bytes:
+            raise self._too_large(announced)
+
     def _too_large(self, size: str) -> ApiError:
         maximum = self._settings.max_upload_bytes / MEGABYTE
-        # The rest of the body is not read.
         return ApiError(413, f"expected a body of at most {maximum:g} MB, got {size} bytes", headers=_CLOSE)

@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sized
-from functools import partial
 from typing import Any
 
 from prometheus_client import (
@@ -23,7 +22,7 @@ from prometheus_client import (
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from voxcpm_runtime import SuspiciousWarning
-from voxcpm_server.errors import CLIENT_GONE, as_api_error, close_code, refuse
+from voxcpm_server.errors import CLIENT_GONE, as_api_error, refuse
 from voxcpm_server.speech.queueing import FairQueue
 
 _SECONDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -37,54 +36,42 @@ class Metrics:
 
     def __init__(self, queue: FairQueue, conversations: Sized) -> None:
         self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
-        self.requests = counter(
-            "voxcpm_requests",
-            "Requests, by route and status; 499 is a client that went away.",
-            ["route", "status"],
+        self.requests = self.counter(
+            "requests", "Requests by route and status; 499: the client disconnected.", "route", "status"
         )
-        self.speeches = counter("voxcpm_speeches", "Speeches: finished, cancelled or failed.", ["outcome"])
-        self.first_audio = histogram(
+        self.speeches = self.counter("speeches", "Speeches: finished, cancelled or failed.", "outcome")
+        self.first_audio = Histogram(
             "voxcpm_first_audio_seconds",
-            "Seconds from a request to its first audio, its body, loading and waiting included; "
-            "of text in fragments, from its first complete sentence.",
+            "Seconds from a request, or for text in fragments from its first complete sentence, to its first "
+            "audio, including upload, loading and queue.",
             buckets=_SECONDS,
+            registry=self.registry,
         )
-        self.real_time_factor = histogram(
-            "voxcpm_real_time_factor", "Seconds of work for a second of speech.", buckets=_FACTORS
+        factor = "Seconds of work for a second of speech."
+        self.real_time_factor = Histogram(
+            "voxcpm_real_time_factor", factor, buckets=_FACTORS, registry=self.registry
         )
-        self.underruns = counter(
-            "voxcpm_underruns", "Streams of which some audio was made later than it would have been heard."
-        )
-        self.audio_seconds = counter("voxcpm_audio_seconds", "Seconds of speech.")
-        self.suspicious = counter("voxcpm_suspicious", "Segments too long or too short for their text.")
+        self.audio_seconds = self.counter("audio_seconds", "Seconds of speech.")
+        self.suspicious = self.counter("suspicious", "Segments too long or too short for their text.")
+        memory_unit = 1 if sys.platform == "darwin" else 1024
         for name, description, value in (
-            ("voxcpm_queue_length", "Requests that wait.", lambda: queue.waiting),
-            ("voxcpm_speaking", "Texts that are being spoken.", lambda: queue.busy),
+            ("queue_length", "Waiting requests.", lambda: queue.waiting),
+            ("speaking", "Texts being spoken.", lambda: queue.busy),
+            ("conversations", "Open websockets and Wyoming connections.", conversations.__len__),
             (
-                "voxcpm_conversations",
-                "Websockets and Wyoming connections that are open.",
-                conversations.__len__,
+                "peak_memory_bytes",
+                "Largest resident memory so far.",
+                lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * memory_unit,
             ),
-            ("voxcpm_peak_memory_bytes", "Largest resident memory so far.", _peak_memory),
         ):
-            Gauge(name, description, registry=self.registry).set_function(value)
+            Gauge(f"voxcpm_{name}", description, registry=self.registry).set_function(value)
         # On Linux it also has current memory and open files.
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
-    def count_speech(self, outcome: str, *, underrun: bool, work: float, seconds: float) -> None:
-        """Count a speech that has ended. work: seconds that it took. seconds: of audio, 0 for no real-time factor."""
-        self.speeches.labels(outcome).inc()
-        self.underruns.inc(underrun)
-        if seconds and outcome == "finished":
-            self.real_time_factor.observe(work / seconds)
-
-
-def _peak_memory() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    def counter(self, name: str, description: str, *labels: str) -> Counter:
+        """A new counter."""
+        return Counter(f"voxcpm_{name}", description, labels, registry=self.registry)
 
 
 @contextlib.contextmanager
@@ -137,7 +124,7 @@ class ErrorAndMetricsMiddleware:
                 await refuse(answer, scope, receive, noted)
             elif status == _SWITCHED:
                 with contextlib.suppress(Exception):
-                    await send({"type": "websocket.close", "code": close_code(answer), "reason": ""})
+                    await send({"type": "websocket.close", "code": answer.close_code, "reason": ""})
             status = answer.status_code
         finally:
             # An answer that was cut off began with 200, a websocket with 101.

@@ -1,10 +1,11 @@
-"""Streaming encoders of the protocol's formats: time stretching, resampling, then a codec.
+"""Streaming encoders of the protocol's formats: time stretching and resampling, then a codec.
 
-They use FFmpeg's libraries (PyAV), whose resampler and `atempo` filter give the same samples however a stream is cut.
+They use FFmpeg's libraries (PyAV), whose filters give the same samples however a stream is cut.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -43,15 +44,13 @@ class Format(NamedTuple):
 
 
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+_OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
+# Without the Xing frame: the length is unknown when it would be sent.
+_MP3_OPTIONS = {"write_xing": "0", "id3v2_version": "0"}
 FORMATS = {
-    # Without the Xing frame: the length is unknown when it would be sent.
-    "mp3": Format(
-        "audio/mpeg", "mp3", "libmp3lame", _MPEG_RATES, 96_000, {"write_xing": "0", "id3v2_version": "0"}
-    ),
+    "mp3": Format("audio/mpeg", "mp3", "libmp3lame", _MPEG_RATES, 96_000, _MP3_OPTIONS),
     # Pages of 20,000 µs; the default is one second.
-    "opus": Format(
-        "audio/ogg", "ogg", "libopus", (8000, 12000, 16000, 24000, 48000), 64_000, {"page_duration": "20000"}
-    ),
+    "opus": Format("audio/ogg", "ogg", "libopus", _OPUS_RATES, 64_000, {"page_duration": "20000"}),
     "aac": Format("audio/aac", "adts", "aac", _MPEG_RATES, 96_000),
     "flac": Format("audio/flac", "flac", "flac"),
     "wav": Format("audio/wav"),
@@ -74,19 +73,19 @@ class Encoder:
     ) -> None:
         self.format = FORMATS[name]
         self._name = name
-        self._voice_rate = voice_rate
-        self.sample_rate = _output_rate(name, voice_rate, wanted_rate)
+        self.sample_rate = rate = _output_rate(name, voice_rate, wanted_rate)
         """Output rate in Hz."""
         self.samples = 0
         """Output samples so far."""
         self.speed = speed
         """How many times faster the speech is played."""
-        self._tempo = None if speed == 1.0 else _Tempo(voice_rate, speed)
-        self._codec = _Codec(self.format, self.sample_rate) if self.format.codec else None
+        self._codec = _Codec(self.format, rate) if self.format.codec else None
         sample_format = self._codec.sample_format if self._codec else "flt"
-        self._resampler = av.AudioResampler(sample_format, "mono", self.sample_rate)
         self._peak = _PEAK_OF_INTEGERS if sample_format == "s16" else np.float32(1)
-        self._resampled = 0
+        self._stretch = _Filters(voice_rate, _tempos(speed), "flt", voice_rate)
+        self._convert = _Filters(voice_rate, [], sample_format, rate)
+        # Plain samples at the voice's rate are the same as the command line writes.
+        self._is_plain = self._codec is None and voice_rate == rate
 
     @property
     def seconds(self) -> float:
@@ -105,31 +104,33 @@ class Encoder:
 
     def encode(self, audio: Audio) -> bytes:
         """The bytes of a piece (samples,); may be empty, as codecs collect samples first."""
-        pieces = [audio] if self._tempo is None else self._tempo.stretched(audio)
+        pieces = [audio] if self.speed == 1 else map(_samples, self._stretch.passed(audio))
         return b"".join(map(self._encoded, pieces))
 
     def finish(self) -> bytes:
         """The remaining bytes."""
-        last = b"" if self._tempo is None else b"".join(map(self._encoded, self._tempo.stretched(None)))
-        last += self._coded(self._resampler.resample(None) if self._resampled else [])
+        last = b"".join(map(self._encoded, map(_samples, self._stretch.passed(None))))
+        last += b"".join(map(self._coded, self._convert.passed(None)))
         return last if self._codec is None else last + self._codec.finish()
 
     def _encoded(self, audio: Audio) -> bytes:
-        if self._codec is None and self._voice_rate == self.sample_rate:
-            # Unchanged: the same samples as the command line writes.
+        if self._is_plain:
             self.samples += len(audio)
             return pcm16(audio).astype("<i2").tobytes()
         if self._codec is not None:
             audio = np.clip(audio, -1.0, 1.0) * self._peak
-        frame = _frame(audio, self._voice_rate, self._resampled)
-        self._resampled += len(audio)
-        return self._coded(self._resampler.resample(frame))
+        return b"".join(map(self._coded, self._convert.passed(audio)))
 
-    def _coded(self, frames: list[Any]) -> bytes:
-        self.samples += sum(frame.samples for frame in frames)
+    def _coded(self, frame: Any) -> bytes:
+        self.samples += frame.samples
         if self._codec is not None:
-            return self._codec.coded(frames)
-        return b"".join(pcm16(frame.to_ndarray().ravel()).astype("<i2").tobytes() for frame in frames)
+            return self._codec.coded(frame)
+        return pcm16(_samples(frame)).astype("<i2").tobytes()
+
+
+def _samples(frame: Any) -> Audio:
+    samples: Audio = frame.to_ndarray().ravel()
+    return samples
 
 
 class _Codec:
@@ -150,71 +151,68 @@ class _Codec:
         self._written += data
         return len(data)
 
-    def coded(self, frames: list[Any]) -> bytes:
-        for frame in frames:
-            for packet in self._stream.encode(frame):
-                self._container.mux(packet)
-        return self._taken()
-
-    def finish(self) -> bytes:
-        last = self.coded([None])
-        self._container.close()
-        return last + self._taken()
-
-    def _taken(self) -> bytes:
+    def coded(self, frame: Any) -> bytes:
+        for packet in self._stream.encode(frame):
+            self._container.mux(packet)
         taken = bytes(self._written)
         self._written.clear()
         return taken
 
+    def finish(self) -> bytes:
+        last = self.coded(None)
+        self._container.close()
+        return last + bytes(self._written)
 
-class _Tempo:
-    """Speech played faster or slower at the same pitch, by FFmpeg's `atempo` (overlap-add of similar waveforms)."""
 
-    def __init__(self, sample_rate: int, speed: float) -> None:
-        self._rate = sample_rate
+class _Filters:
+    """FFmpeg's filters from float samples of one rate to samples of a format and rate, in frames.
+
+    tempos: `atempo` filters: overlap-add of similar waveforms.
+    """
+
+    def __init__(self, rate: int, tempos: list[float], sample_format: str, output_rate: int) -> None:
+        self._rate = rate
         self._pushed = 0
         # Kept: it owns the filters.
         self._graph = graph = av.filter.Graph()
+        time_base = Fraction(1, rate)
         self._source: Any = graph.add_abuffer(
-            sample_rate=sample_rate, format="flt", layout="mono", time_base=Fraction(1, sample_rate)
+            sample_rate=rate, format="flt", layout="mono", time_base=time_base
         )
-        tempos = []
-        while speed < _MIN_TEMPO:
-            tempos.append(_MIN_TEMPO)
-            speed /= _MIN_TEMPO
-        last: Any = self._source
-        for name, arguments in (
-            *(("atempo", f"{tempo:.6f}") for tempo in (*tempos, speed)),
-            ("aformat", f"sample_fmts=flt:channel_layouts=mono:sample_rates={sample_rate}"),
+        converted = f"sample_fmts={sample_format}:channel_layouts=mono:sample_rates={output_rate}"
+        filters = [
+            *(("atempo", f"{tempo:.6f}") for tempo in tempos),
+            ("aformat", converted),
             ("abuffersink", None),
-        ):
-            made: Any = graph.add(name, arguments)
-            last.link_to(made)
-            last = made
+        ]
+        last = self._source
+        for name, arguments in filters:
+            added: Any = graph.add(name, arguments)
+            last.link_to(added)
+            last = added
         self._sink = last
         graph.configure()
 
-    def stretched(self, audio: Audio | None) -> Iterator[Audio]:
-        """What a piece gives; None for the rest."""
+    def passed(self, audio: Audio | None) -> Iterator[Any]:
+        """The frames that a piece gives; None for the rest."""
         if audio is not None:
-            self._source.push(_frame(audio, self._rate, self._pushed))
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(audio[None], np.float32), "flt", "mono")
+            frame.sample_rate, frame.pts, frame.time_base = self._rate, self._pushed, Fraction(1, self._rate)
+            self._source.push(frame)
             self._pushed += len(audio)
         elif self._pushed:
             self._source.push(None)
-        while self._pushed:
-            try:
-                frame = self._sink.pull()
-            except (av.error.BlockingIOError, av.error.EOFError):
-                return
-            yield frame.to_ndarray().ravel()
+        with contextlib.suppress(av.error.BlockingIOError, av.error.EOFError):
+            while self._pushed:
+                yield self._sink.pull()
 
 
-def _frame(audio: Audio, rate: int, position: int) -> Any:
-    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(audio[None], np.float32), "flt", "mono")
-    frame.sample_rate = rate
-    frame.pts = position
-    frame.time_base = Fraction(1, rate)
-    return frame
+def _tempos(speed: float) -> list[float]:
+    slow = []
+    while speed < _MIN_TEMPO:
+        slow.append(_MIN_TEMPO)
+        speed /= _MIN_TEMPO
+    return [*slow, speed]
 
 
 def _output_rate(name: str, voice_rate: int, wanted: int | None) -> int:
@@ -222,11 +220,8 @@ def _output_rate(name: str, voice_rate: int, wanted: int | None) -> int:
     if wanted is not None:
         if wanted in rates or (not rates and MIN_RATE <= wanted <= MAX_RATE):
             return wanted
-        expected = (
-            f"{name} has {', '.join(map(str, rates))} Hz"
-            if rates
-            else f"expected {MIN_RATE} to {MAX_RATE} Hz"
-        )
+        listed = ", ".join(map(str, rates))
+        expected = f"{name} has {listed} Hz" if rates else f"expected {MIN_RATE} to {MAX_RATE} Hz"
         raise ApiError(400, f"sample_rate: {expected}, got {wanted}", param="sample_rate")
     if name == "pcm":
         return PCM_RATE

@@ -5,8 +5,6 @@ first request by one turn only. Work that can wait, such as a job, is in the las
 empty, and yields as soon as one is not.
 """
 
-# ruff: noqa: SLF001 - queues and turns know each other
-
 from __future__ import annotations
 
 import asyncio
@@ -19,30 +17,6 @@ from voxcpm_server.errors import ApiError
 _MAX_RETRY_AFTER = 300
 # Share of the latest turn in the mean duration of turns.
 _LATEST_SHARE = 0.2
-
-
-class Turn:
-    """The right to speak, which a bounded number of texts have at the same time; `leave` passes it on."""
-
-    def __init__(self, queue: FairQueue, *, counted: bool) -> None:
-        self._queue = queue
-        self._began = time.perf_counter()
-        self._counted = counted
-        self._left = False
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a request waits for this turn. Any thread may ask."""
-        return bool(self._queue._lines)
-
-    def leave(self) -> None:
-        """Let the next request in. Further calls are no-ops."""
-        if not self._left:
-            self._left = True
-            if self._counted:
-                seconds = time.perf_counter() - self._began
-                self._queue._mean_seconds += _LATEST_SHARE * (seconds - self._queue._mean_seconds)
-            self._queue._give_back()
 
 
 class FairQueue:
@@ -64,6 +38,11 @@ class FairQueue:
     def waiting(self) -> int:
         """Waiting requests."""
         return sum(map(len, self._lines.values()))
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a request waits. Any thread may ask."""
+        return bool(self._lines)
 
     @property
     def busy(self) -> int:
@@ -88,23 +67,29 @@ class FairQueue:
         await self._called(self._last)
         return Turn(self, counted=False)
 
+    def leave(self, seconds: float | None) -> None:
+        """Take a turn back. seconds: how long a request had it."""
+        if seconds is not None:
+            self._mean_seconds += _LATEST_SHARE * (seconds - self._mean_seconds)
+        self._free += 1
+        self._call_next()
+
     def check(self, key: str) -> None:
         """Raises what `enter` would raise, so that a request is refused before any work."""
         if self._free and not self._lines:
             return
-        if self.waiting >= self._max_waiting:
-            raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
         own = len(self._lines.get(key, ()))
-        if own >= self._max_per_key:
-            raise self._refusal(429, f"{own} requests of this key are waiting already, the most that may")
-
-    def _refusal(self, status: int, what: str) -> ApiError:
-        seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
-        seconds = min(max(seconds, 1), _MAX_RETRY_AFTER)
-        return ApiError(status, f"{what}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
+        for count, maximum, status, whose in (
+            (self.waiting, self._max_waiting, 503, ""),
+            (own, self._max_per_key, 429, " of this key"),
+        ):
+            if count >= maximum:
+                seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
+                seconds = min(max(seconds, 1), _MAX_RETRY_AFTER)
+                text = f"{count} requests{whose} are waiting already, the most that may; try again in {seconds} s"
+                raise ApiError(status, text, headers={"Retry-After": str(seconds)})
 
     async def _called(self, line: deque[asyncio.Future[None]]) -> None:
-        """Wait in a line for a turn."""
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.append(called)
         self._call_next()
@@ -115,12 +100,8 @@ class FairQueue:
                 line.remove(called)
             elif not called.cancelled():
                 # It was called at the moment of its cancellation.
-                self._give_back()
+                self.leave(None)
             raise
-
-    def _give_back(self) -> None:
-        self._free += 1
-        self._call_next()
 
     def _call_next(self) -> None:
         """Give free turns to the first request of one line after another; without requests, to the last line."""
@@ -134,3 +115,24 @@ class FairQueue:
             if not called.cancelled():
                 self._free -= 1
                 called.set_result(None)
+
+
+class Turn:
+    """The right to speak, which a bounded number of texts have at the same time; `leave` passes it on."""
+
+    def __init__(self, queue: FairQueue, *, counted: bool) -> None:
+        self._queue = queue
+        self._began = time.perf_counter()
+        self._counted = counted
+        self._left = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request waits for this turn. Any thread may ask."""
+        return self._queue.has_requests
+
+    def leave(self) -> None:
+        """Let the next request in. Further calls are no-ops."""
+        if not self._left:
+            self._left = True
+            self._queue.leave(time.perf_counter() - self._began if self._counted else None)

@@ -14,22 +14,20 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import psutil
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from voxcpm_runtime import InputError, Voice, VoxCPM, VoxCPMError
-from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY_SECONDS, ApiError, place_of
+from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY, ApiError, place_of
 from voxcpm_server.settings import OPENAI_MODELS
 
 Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
-_RETRY = {"Retry-After": RETRY_SECONDS}
 
 
-@dataclass(frozen=True)
-class Unloaded:
+class Unloaded(NamedTuple):
     """A bundle that has been opened and checked, without its step models."""
 
     size: int
@@ -52,7 +50,7 @@ class Served:
     loaded: VoxCPM | None = None
     """The bundle with its step models; None while they are not loaded."""
     users: int = 0
-    """Requests and speeches that use it."""
+    """Requests and speeches that keep it open."""
     used: int = 0
     """When it was last requested, on a logical clock."""
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -62,25 +60,21 @@ class Served:
         """The bundle with its step models. Raises ApiError (503) while they are not loaded."""
         if self.loaded is None:
             message = "the server is loading its voice; come again in a moment"
-            raise ApiError(503, message, code="loading", headers=_RETRY)
+            raise ApiError(503, message, code="loading", headers=RETRY)
         return self.loaded
 
     @property
     def built_in_voices(self) -> dict[str, Voice]:
-        """The built-in voices that it can speak with, by name. Raises as `tts`."""
+        """The built-in voices that it can speak with, by name."""
         return self.tts.built_in_voices
 
     @property
     def takes_instructions(self) -> bool:
-        """Whether the bundle's generation has styles in words. Raises as `tts`."""
+        """Whether the bundle's generation has styles in words."""
         return self.tts.bundle.architecture.traits.takes_reference
 
-    def hold(self) -> None:
-        """Keep it open until `release`."""
-        self.users += 1
-
     def release(self) -> None:
-        """End a `hold`."""
+        """Need it no longer."""
         self.users -= 1
 
     def __enter__(self) -> Served:
@@ -90,17 +84,12 @@ class Served:
         self.release()
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process in bytes, including pages of mapped bundle files."""
-    return int(psutil.Process().memory_info().rss)
-
-
 class Bundles:
     """All bundles of a server. It belongs to one event loop.
 
     default: the bundle that OpenAI's model names mean; if it is given open, it is never closed. default_name: its own
     name; None for its generation. named: the others. max_bytes: limit on resident memory when loading; None for no
-    limit. memory: measures it.
+    limit. memory: measures it, pages of mapped bundle files included.
     """
 
     def __init__(
@@ -110,7 +99,7 @@ class Bundles:
         named: Mapping[str, Source],
         *,
         max_bytes: int | None = None,
-        memory: Callable[[], int] = resident_bytes,
+        memory: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
     ) -> None:
         if isinstance(default, VoxCPM):
             given = Unloaded(0, default.bundle.architecture.generation, lambda: default)
@@ -147,15 +136,10 @@ class Bundles:
         """The loaded bundles."""
         return [served for served in self.every if served.loaded is not None]
 
-    def may_serve(self, name: str) -> bool:
-        """Whether a bundle has this name, or may have it while the default one's own is unknown."""
-        return not self.default.name or name in self.names
-
     async def named(self) -> tuple[str, ...]:
         """All model names, once the default bundle's own is known."""
         if not self.default.name:
-            with await self.lease():
-                pass
+            (await self.lease()).release()
         return self.names
 
     async def lease(self, name: str | None = None) -> Served:
@@ -164,7 +148,7 @@ class Bundles:
         Raises ApiError: 404 for an unknown name, 503 if the bundle cannot be loaded now.
         """
         served = await self.find(name)
-        served.hold()
+        served.users += 1
         served.used = next(self._clock)
         try:
             while served.loaded is None:
@@ -186,23 +170,21 @@ class Bundles:
             message = f"model: expected one of {', '.join(self.names)}, got {name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
         # None, OpenAI's names, and a name that another bundle has, too, mean the default bundle.
-        if name is None or name == self.default.name or name not in self._named:
+        if name is None or name == self.default.name:
             return self.default
-        return self._named[name]
+        return self._named.get(name, self.default)
 
     def patch_seconds(self, generation: str) -> float:
         """Seconds of a patch in a generation, from a loaded bundle of it; without one, the default bundle's."""
-        all_loaded = [served.tts.bundle.architecture for served in self.loaded]
-        same = [architecture for architecture in all_loaded if architecture.generation == generation]
-        return (same or [self.default.tts.bundle.architecture])[0].patch_seconds
+        known = [served.tts.bundle.architecture for served in self.loaded]
+        fits = (architecture for architecture in known if architecture.generation == generation)
+        return next(fits, self.default.tts.bundle.architecture).patch_seconds
 
     async def begin(self) -> Exception | None:
         """Load the default bundle; returns the error if that fails."""
-        try:
-            with await self.lease():
-                return None
-        except ApiError:
-            return self.failure
+        with contextlib.suppress(ApiError):
+            (await self.lease()).release()
+        return self.failure
 
     async def close(self) -> None:
         """Close all bundles that this server has opened."""
@@ -223,13 +205,10 @@ class Bundles:
         except Exception as error:  # noqa: BLE001 - a damaged file may cause any
             if served is self.default:
                 self.failure = error
-            # Paths are logged, but not sent to clients.
-            reason = str(error) if isinstance(error, VoxCPMError) else place_of(error)
             name = served.name or "by default"
-            _log.error("bundle %s: %s", name, reason)
-            raise _unavailable(
-                f"model: the bundle {name} cannot be loaded; the server's log says why"
-            ) from None
+            # Paths are logged, but not sent to clients.
+            _log.error("bundle %s: %s", name, error if isinstance(error, VoxCPMError) else place_of(error))
+            raise _unavailable(f"the bundle {name} cannot be loaded; the server's log says why") from None
         finally:
             served.loading = None
 
@@ -238,10 +217,10 @@ class Bundles:
         while self._max_bytes is not None and self._memory() + size > self._max_bytes:
             idle = [s for s in self.loaded if s is not self.default and not s.users]
             if not idle:
-                gigabytes = [f"{n / 1e9:.1f}" for n in (size, self._memory(), self._max_bytes)]
+                needs, used, maximum = (f"{n / 1e9:.1f} GB" for n in (size, self._memory(), self._max_bytes))
                 raise _unavailable(
-                    f"model: the bundle {wanted.name} needs about {gigabytes[0]} GB beside {gigabytes[1]} GB that are "
-                    f"in use, and --max-memory is {gigabytes[2]} GB; come again when the others are silent"
+                    f"the bundle {wanted.name} needs about {needs} beside {used} that are in use, and --max-memory is "
+                    f"{maximum}; come again when the others are silent"
                 )
             await self._close(min(idle, key=lambda s: s.used))
 
@@ -251,7 +230,7 @@ class Bundles:
 
 
 def _unavailable(message: str) -> ApiError:
-    return ApiError(503, message, param="model", code=MODEL_UNAVAILABLE, headers=_RETRY)
+    return ApiError(503, f"model: {message}", param="model", code=MODEL_UNAVAILABLE, headers=RETRY)
 
 
 async def on_a_thread(function: Callable[[], Result]) -> Result:
@@ -278,7 +257,7 @@ def read_named(given: list[str] | None) -> dict[str, str]:
         if not name or not path or not name.isprintable():
             raise InputError(f"--bundle: expected NAME=PATH, such as calm=voxcpm-2-calm, got {text!r}")
         if name in named:
-            raise InputError(f"--bundle: {name} is given twice; give each bundle a name of its own")
+            raise InputError(f"--bundle: {name} is given twice; give each bundle its own name")
         named[name] = path
     return named
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 from starlette.requests import HTTPConnection
 
 from voxcpm_runtime import VoiceStore, VoxCPM
-from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.authentication import PUBLIC_PATHS, Keys
 from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.rooms import Room, doors
@@ -19,30 +18,23 @@ from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
 from voxcpm_server.streams.conversations import OpenConversations
 
 if TYPE_CHECKING:
-    from voxcpm_server.speech.speaking import Pipe
+    from voxcpm_server.speech.speaking import Stream
 
 
 class Service:
     """The parts of one app, put together from its settings.
 
-    default: the bundle with its step models, or where it is loaded from. named: more bundles. Raises InputError for
-    settings that cannot be read.
+    default: the bundle with its step models, or where it is loaded from. named: more bundles. replicated: whether other
+    apps answer at the same address. Raises InputError for settings that cannot be read.
     """
 
     def __init__(
-        self,
-        default: VoxCPM | Source,
-        settings: Settings,
-        keys: Keys,
-        named: Mapping[str, Source],
-        *,
-        replicated: bool = False,
-    ) -> None:
-        self.replicated = replicated
-        """Whether other apps answer at the same address."""
+        self, default: VoxCPM | Source, settings: Settings, keys: Keys, named: Mapping[str, Source], *, replicated: bool
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.needs_key = bool(len(keys))
         """Whether clients must send one of the server's keys."""
+        self.replicated = replicated
         self._several_keys = len(keys) > 1
         per_key = settings.queue_per_key or self.max_per_key(settings.queue)
         self.queue = FairQueue(settings.concurrency, settings.queue, per_key)
@@ -51,7 +43,7 @@ class Service:
         self.metrics = Metrics(self.queue, self.conversations)
         max_bytes = bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None
         self.bundles = Bundles(default, settings.model_name, named, max_bytes=max_bytes)
-        self.streams: set[Pipe[Any]] = set()
+        self.streams: set[Stream[Any]] = set()
         """The speeches that are being made."""
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         self.draining = False
@@ -66,11 +58,6 @@ class Service:
     def max_per_key(self, maximum: int) -> int:
         """How many of `maximum` one key may have: half of them if there are several keys."""
         return max(1, maximum // 2) if self._several_keys else maximum
-
-    def check_alone(self, what: str) -> None:
-        """Raises ApiError (501) if other apps answer at the same address. what: the subject of the message."""
-        if self.replicated:
-            raise ApiError(501, f"{what}; not with --ray, where several answer at this address")
 
     async def close(self) -> None:
         """Cancel all speeches, and close the rooms and bundles."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -41,32 +41,28 @@ async def speak(
     served: the bundle, which stays open until all is spoken. given: arguments of `VoxCPM.speak`.
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
-    patience = service_of(request).settings.client_timeout
-    stream = SpeechStream(
-        service_of(request), served, request.state.owner,
-        whole=whole, speed=encoder.speed, since=request.state.began,
-    )  # fmt: skip
+    state, service = request.state, service_of(request)
+    stream = SpeechStream(service, served, state.owner, whole=whole, since=state.began)
     try:
         await unless_gone(request.receive, stream.prepare(given))
+        beginning = stream.begin()
+        # A request that cannot be spoken fails in this time, with a status.
+        wait = asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None)
+        await unless_gone(request.receive, wait)
+        if beginning.done():
+            beginning.result()
         headers = {
             "X-Seed": str(stream.plan.seed or 0),
             "X-Sample-Rate": str(encoder.sample_rate),
             "Cache-Control": "no-store",
         }
-        beginning = stream.begin()
-        # A request that cannot be spoken fails in this time, with a status.
-        await unless_gone(
-            request.receive, asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None)
-        )
-        if beginning.done():
-            beginning.result()
         if events:
-            parts = _events(beginning, stream, encoder)
-            return StreamedResponse(parts, "text/event-stream", headers, patience, stream.aclose)
-        content_type = encoder.format.content_type
-        if not whole:
-            return StreamedResponse(_audio(stream, encoder), content_type, headers, patience, stream.aclose)
-        body = b"".join([part async for part in _audio(stream, encoder, headed=False)])
+            parts, content_type = _events(beginning, stream, encoder), "text/event-stream"
+        else:
+            parts, content_type = _audio(stream, encoder, headed=not whole), encoder.format.content_type
+        if events or not whole:
+            return StreamedResponse(parts, stream, content_type, headers, service.settings.client_timeout)
+        body = b"".join([part async for part in parts])
     except BaseException:
         await stream.aclose()
         raise
@@ -74,9 +70,7 @@ async def speak(
     return Response(encoder.header(encoder.samples) + body, 200, headers, content_type)
 
 
-async def _audio(
-    stream: SpeechStream, encoder: Encoder, *, headed: bool = True
-) -> AsyncGenerator[bytes, None]:
+async def _audio(stream: SpeechStream, encoder: Encoder, *, headed: bool) -> AsyncGenerator[bytes, None]:
     """The encoded speech. Encoding a long piece takes seconds, hence threads."""
     # At once: with a speed other than 1, the first audio comes later than the first patch.
     if headed and (header := encoder.header()):
@@ -100,7 +94,7 @@ async def _events(
             yield b": waiting\n\n"
             await asyncio.wait({beginning}, timeout=_SILENT_SECONDS)
         beginning.result()
-        async for data in _audio(stream, encoder):
+        async for data in _audio(stream, encoder, headed=True):
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
     except Exception as error:  # noqa: BLE001 - the status has been sent, so the error is an event
         answer = as_api_error(error)
@@ -122,8 +116,12 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
 
     Raises what the work raises, and ApiError (499) if the client goes away.
     """
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -134,9 +132,16 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
         await stopped(working)
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def sent_in_time(send: Send, patience: float) -> Send:
+    """A `send` that raises ApiError (499) if the client takes nothing for so many seconds."""
+
+    async def sent(message: Message) -> None:
+        try:
+            await asyncio.wait_for(send(message), patience)
+        except asyncio.TimeoutError:
+            raise client_gone(f"the client took nothing for {patience:g} s") from None
+
+    return sent
 
 
 class StreamedResponse(Response):
@@ -144,43 +149,37 @@ class StreamedResponse(Response):
 
     It ends if the client goes away or takes nothing for `patience` seconds. After an error the connection is closed
     before the end of the body, so that the client does not take a part for the whole. The generator of the parts is
-    always closed, and `end` called: a generator that was never started does nothing when it is closed.
+    always closed, and the stream: a generator that was never started does nothing when it is closed.
     """
 
     def __init__(
         self,
         parts: AsyncGenerator[bytes, None],
+        stream: SpeechStream,
         media_type: str,
         headers: Mapping[str, str],
         patience: float,
-        end: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(media_type=media_type, headers=dict(headers))
         del self.headers["content-length"]
         self._parts = parts
+        self._stream = stream
         self._patience = patience
-        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(sent_in_time(send, self._patience)))
         except Exception as error:  # noqa: BLE001 - the status has been sent
             status = CLIENT_GONE if isinstance(error, OSError) else as_api_error(error).status_code
             scope.setdefault("state", {})["broken_off"] = status
         finally:
             await self._parts.aclose()
-            await self._end()
+            await self._stream.aclose()
 
     async def _send(self, send: Send) -> None:
-        async def taken(message: Message) -> None:
-            try:
-                await asyncio.wait_for(send(message), self._patience)
-            except asyncio.TimeoutError:
-                raise client_gone(f"the client took nothing for {self._patience:g} s") from None
-
         # An earlier answer on this connection may still be unread.
-        await taken({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for part in self._parts:
-            await taken({"type": "http.response.body", "body": part, "more_body": True})
-        await taken({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

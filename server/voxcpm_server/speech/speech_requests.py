@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -17,11 +17,14 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime import Audio, InputError, Voice, decode_audio
+from voxcpm_runtime import Audio, InputError, Voice, VoxCPM, decode_audio
 from voxcpm_server.errors import ApiError, client_gone
 from voxcpm_server.settings import OPENAI_VOICES, Settings
-from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE
+from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder
 from voxcpm_server.speech.served_bundles import Served
+
+if TYPE_CHECKING:
+    from typing import Self
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
@@ -53,9 +56,7 @@ class SpeechRequest(BaseModel):
     speed: Annotated[
         float,
         Field(
-            ge=MIN_SPEED,
-            le=MAX_SPEED,
-            description="How many times faster it is played, at the same pitch.",
+            ge=MIN_SPEED, le=MAX_SPEED, description="How many times faster it is played, at the same pitch."
         ),
     ] = 1.0
     instructions: Annotated[
@@ -104,6 +105,15 @@ class SpeechRequest(BaseModel):
         """The name of the voice."""
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
+    @classmethod
+    def checked(cls, document: Any, where: str = "body") -> Self:
+        """The request of a document. Raises RequestValidationError for a field that is wrong."""
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            errors = [{**one, "loc": (where, *one["loc"])} for one in error.errors(include_url=False)]
+            raise RequestValidationError(errors) from None
+
     def attach(self, files: dict[str, bytes]) -> None:
         """Use these audio files, by field."""
         for field, content in files.items():
@@ -113,35 +123,33 @@ class SpeechRequest(BaseModel):
         """Each audio file of the request: the field's name, and the file's bytes. Raises ApiError (400)."""
         for field in RECORDINGS:
             text: str | None = getattr(self, field)
-            if text is None:
-                continue
-            try:
+            if text is not None:
                 encoded = text.partition(",")[2] if text.startswith("data:") else text
-                yield field, base64.b64decode("".join(encoded.split()), validate=True)
-            except ValueError:
-                raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
+                try:
+                    yield field, base64.b64decode("".join(encoded.split()), validate=True)
+                except ValueError:
+                    raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
 
     def ignored_fields(self, served: Served) -> list[str]:
         """The fields that have no effect with this bundle."""
         ignored = sorted(self.model_extra or ())
         return [*ignored, "instructions"] if self.instructions and not served.takes_instructions else ignored
 
+    def encoder(self, tts: VoxCPM) -> Encoder:
+        """The encoder of its speech. Raises ApiError (400) for a rate that the format does not have."""
+        return Encoder(self.response_format, tts.sample_rate, self.sample_rate, self.speed)
+
     def arguments(
         self, settings: Settings, served: Served, max_characters: int, voice: Voice | None
     ) -> dict[str, Any]:
         """The arguments of `VoxCPM.speak`. voice: the one that is named. Raises ApiError and InputError."""
-        if len(self.input) > max_characters:
-            raise ApiError(
-                400,
-                f"input: expected at most {max_characters} characters, got {len(self.input)}",
-                param="input",
-                code="string_above_max_length",
-            )
+        if (count := len(self.input)) > max_characters:
+            message = f"input: expected at most {max_characters} characters, got {count}"
+            raise ApiError(400, message, param="input", code="string_above_max_length")
         given: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
-        if self.cfg_value is not None:
-            given["cfg_value"] = self.cfg_value
-        if self.inference_timesteps is not None:
-            given["inference_timesteps"] = self.inference_timesteps
+        for name in ("cfg_value", "inference_timesteps"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
         for field, content in self.recordings():
             given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
@@ -177,28 +185,27 @@ async def speech_request(request: Request) -> SpeechRequest:
         raise client_gone() from None
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise _invalid(f"expected application/json or {_FORM}, got {kind or 'no content type'}")
+
+    def from_json() -> SpeechRequest:
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise _invalid("expected a JSON object")
+        return SpeechRequest.checked(document)
+
     # Parsing megabytes would delay other requests.
-    return await run_in_threadpool(_from_json, body)
-
-
-def _from_json(body: bytes) -> SpeechRequest:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise _invalid("expected a JSON object")
-    return _checked(document)
+    return await run_in_threadpool(from_json)
 
 
 async def _from_form(request: Request) -> SpeechRequest:
     largest = request.app.state.service.settings.max_upload_bytes
     fields: dict[str, str] = {}
     files: dict[str, bytes] = {}
+    limits = {"max_files": len(RECORDINGS), "max_fields": _MAX_FIELDS, "max_part_size": largest}
     try:
-        async with request.form(
-            max_files=len(RECORDINGS), max_fields=_MAX_FIELDS, max_part_size=largest
-        ) as form:
+        async with request.form(**limits) as form:
             for name, value in form.multi_items():
                 if not isinstance(value, UploadFile):
                     # A form sends empty fields as empty texts.
@@ -207,21 +214,12 @@ async def _from_form(request: Request) -> SpeechRequest:
                 elif name in RECORDINGS:
                     files[name] = await value.read()
                 else:
-                    expected = " and ".join(RECORDINGS)
-                    raise _invalid(f"expected text; the files of a form are {expected}", name)
+                    raise _invalid(f"expected text; the files of a form are {' and '.join(RECORDINGS)}", name)
     except (MultiPartException, ValueError) as error:
         raise _invalid(f"expected a form ({error})") from None
-    asked = _checked(fields)
+    asked = SpeechRequest.checked(fields)
     await run_in_threadpool(asked.attach, files)
     return asked
-
-
-def _checked(document: Any) -> SpeechRequest:
-    try:
-        return SpeechRequest.model_validate(document)
-    except ValidationError as error:
-        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        raise RequestValidationError(errors) from None
 
 
 def _invalid(message: str, *where: str) -> RequestValidationError:

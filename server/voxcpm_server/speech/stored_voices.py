@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.json_files import read_json
@@ -29,19 +30,29 @@ class StoredVoices:
     """
 
     def __init__(self, store: VoiceStore, aliases: Mapping[str, str]) -> None:
-        _check_folder(store.folder)
+        nearest = (store.folder, *store.folder.absolute().parents)
+        if not (found := next(path for path in nearest if os.path.lexists(path))).is_dir():
+            raise InputError(f"{found}: expected a folder for voices; choose another with --voices-folder")
         self._store = store
         self._aliases = dict(aliases)
 
     def names(self, built_in: Voices) -> list[str]:
         """Every name that a request may use, the checkpoint's own voice first."""
-        stored, aliases = self.stored_names(), sorted(self._aliases)
+        stored, aliases = self._stored_names(), sorted(self._aliases)
         return list(dict.fromkeys([DEFAULT_VOICE, *stored, *built_in, *aliases, *OPENAI_VOICES]))
 
-    def stored_names(self) -> list[str]:
-        """The names of the stored voices."""
-        with _disk():
-            return [name for name in self._store.names() if name != DEFAULT_VOICE]
+    def listed(self, built_in: Voices) -> list[dict[str, Any]]:
+        """All names, and what they mean."""
+        stored = self._stored_names()
+        return [
+            {
+                "id": name,
+                "name": name,
+                "stored": name in stored,
+                "built_in": name in built_in and name not in stored,
+            }
+            for name in self.names(built_in)
+        ]
 
     def named(self, name: str, built_in: Voices) -> Voice | None:
         """The voice of a name or alias; None for the checkpoint's own."""
@@ -54,21 +65,18 @@ class StoredVoices:
 
     def shown(self, name: str, built_in: Voices) -> Voice:
         """The stored or built-in voice of that name."""
-        if self.is_built_in(name, built_in):
+        path = self._path(name)
+        if name in built_in and not path.is_file():
             return built_in[name]
-        if name == DEFAULT_VOICE:
+        if name == DEFAULT_VOICE or not path.is_file():
             raise _unknown(name)
         try:
-            return Voice.load(self._present(name))
+            return Voice.load(path)
         except (InputError, OSError) as error:
             # Paths are logged, but not sent to clients.
             _log.error("voice %s: %s", name, error)
             message = f"voice: the file of the voice {name!r} is damaged; delete it and make it again"
             raise ApiError(409, message, param="voice", code="voice_damaged") from None
-
-    def is_built_in(self, name: str, built_in: Voices) -> bool:
-        """Whether the name means a built-in voice, not a stored one."""
-        return name in built_in and not self._path(name).is_file()
 
     def check_new(self, name: str, maximum: int) -> None:
         """Raises ApiError (409) for a taken or reserved name, and if `maximum` voices are stored."""
@@ -77,7 +85,7 @@ class StoredVoices:
         if self._path(name, "name").exists():
             message = f"name: there is a voice {name} already; delete it or choose another"
             raise ApiError(409, message, param="name")
-        if len(self.stored_names()) >= maximum:
+        if len(self._stored_names()) >= maximum:
             raise ApiError(409, f"{maximum} voices are stored, the most that may be; delete one first")
 
     def add(self, voice: Voice, maximum: int) -> Voice:
@@ -93,18 +101,16 @@ class StoredVoices:
 
     def remove(self, name: str, built_in: Voices) -> None:
         """Delete a stored voice, even a damaged one, or one under the reserved name."""
-        if self.is_built_in(name, built_in):
-            raise ApiError(409, f"voice: {name} is built in and cannot be deleted", param="voice")
-        self._present(name)
+        if not self._path(name).is_file():
+            if name in built_in:
+                raise ApiError(409, f"voice: {name} is built in and cannot be deleted", param="voice")
+            raise _unknown(name)
         with _disk():
             self._store.remove(name)
 
-    def _present(self, name: str) -> Path:
-        """The path of a stored voice."""
-        path = self._path(name)
-        if not path.is_file():
-            raise _unknown(name)
-        return path
+    def _stored_names(self) -> list[str]:
+        with _disk():
+            return [name for name in self._store.names() if name != DEFAULT_VOICE]
 
     def _path(self, name: str, field: str = "voice") -> Path:
         """The file of a voice. field: where the name stands in the request."""
@@ -129,13 +135,6 @@ def _disk() -> Iterator[None]:
     except (InputError, OSError) as error:
         _log.error("voices: %s", error)
         raise ApiError(507, "the server cannot use its folder of voices; its log says why") from None
-
-
-def _check_folder(folder: Path) -> None:
-    """Raises InputError if there is a file at the folder's path, or at one of its parents."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise InputError(f"{nearest}: expected a folder, for voices; name another one with --voices-folder")
 
 
 def read_aliases(path: Path | None) -> dict[str, str]:

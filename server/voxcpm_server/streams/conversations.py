@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error, client_gone
+from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.streams.sessions import SessionStream
@@ -20,71 +23,70 @@ if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
 Result = TypeVar("Result")
-CLOSED = 200
+_CLOSED = 200
 """Status of a conversation that was closed without an error."""
-ENDING = "server_ending"
-"""Code of the error that a connection is closed with at shutdown."""
+_ENDING = "server_ending"
 _RETRY = {"Retry-After": "10"}
+# Codes that a websocket is closed with (RFC 6455, 7.4).
+_NORMAL, _RESTART = 1000, 1012
+_MAX_REASON_BYTES = 123
 
 
 class OpenConversations:
-    """Counts the open conversations of a server, and ends them at shutdown."""
+    """The open conversations of a server: bounded in number, and ended at shutdown."""
 
     def __init__(self, maximum: int, max_per_key: int) -> None:
         self._maximum = maximum
         self._max_per_key = max_per_key
-        # With their owners; None is a handshake.
-        self._open: list[tuple[str, Conversation | None]] = []
-        self._draining = False
+        # Of conversations and handshakes.
+        self._owners: list[str] = []
+        self.talking: set[Conversation] = set()
+        self.draining = False
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._owners)
 
     @contextlib.contextmanager
-    def admitted(self, owner: str, conversation: Conversation | None = None) -> Iterator[None]:
-        """Count a conversation, or None for a handshake, while it lasts. Raises as `check`."""
-        self.check(owner)
-        self._open.append((owner, conversation))
-        try:
-            yield
-        finally:
-            self._open.remove((owner, conversation))
+    def admitted(self, owner: str) -> Iterator[None]:
+        """Count a conversation while it lasts.
 
-    def check(self, owner: str) -> None:
-        """Raises ApiError: 503 at shutdown or if too many conversations are open, 429 if too many of this key are."""
-        if self._draining:
+        Raises ApiError: 503 at shutdown or if too many conversations are open, 429 if too many of this key are.
+        """
+        if self.draining:
             raise server_ends()
-        own = sum(owner == other for other, _ in self._open)
         for count, maximum, status, whose in (
-            (len(self._open), self._maximum, 503, ""),
-            (own, self._max_per_key, 429, " of this key"),
+            (len(self._owners), self._maximum, 503, ""),
+            (self._owners.count(owner), self._max_per_key, 429, " of this key"),
         ):
             if count >= maximum:
                 message = f"{count} conversations{whose} are open already, the most that may"
                 raise ApiError(status, message, headers=_RETRY)
+        self._owners.append(owner)
+        try:
+            yield
+        finally:
+            self._owners.remove(owner)
 
     async def drain(self, seconds: float, hurried: Callable[[], bool]) -> None:
         """Take no new conversations, let speeches finish for so long, or until `hurried`, and end the rest."""
-        self._draining = True
-        for _, conversation in self._open:
-            if conversation is not None:
-                conversation.end_when_silent()
+        self.draining = True
+        for conversation in self.talking:
+            conversation.end_when_silent()
         await self._wait(seconds, hurried)
-        for _, conversation in self._open:
-            if conversation is not None:
-                conversation.fail(server_ends())
+        for conversation in self.talking:
+            conversation.fail(server_ends())
         # For the last messages, which a client that does not read must not delay.
-        await self._wait(1)
+        await self._wait(1, lambda: False)
 
-    async def _wait(self, seconds: float, hurried: Callable[[], bool] = lambda: False) -> None:
+    async def _wait(self, seconds: float, hurried: Callable[[], bool]) -> None:
         until = time.monotonic() + seconds
-        while self._open and time.monotonic() < until and not hurried():
+        while self._owners and time.monotonic() < until and not hurried():
             await asyncio.sleep(0.05)
 
 
 def server_ends() -> ApiError:
     """The error of connections at shutdown."""
-    return ApiError(503, "the server ends; connect again", code=ENDING, headers=_RETRY)
+    return ApiError(503, "the server ends; connect again", code=_ENDING, headers=_RETRY)
 
 
 class Conversation(ABC):
@@ -100,7 +102,7 @@ class Conversation(ABC):
         self._active_at = time.monotonic()
         self._speeches: dict[asyncio.Task[None], SessionStream] = {}
         self._failure: Exception | None = None
-        self._ends_when_silent = False
+        self._ends_when_silent = service.conversations.draining
         self._changed = asyncio.Event()
 
     @abstractmethod
@@ -115,27 +117,23 @@ class Conversation(ABC):
     async def end(self, error: ApiError | None) -> None:
         """Send the last message, and close the connection. error: why, if there is one."""
 
-    @property
-    def speaking(self) -> bool:
-        """Whether a speech is spoken, or waits for its turn."""
-        return any(stream.speaking for stream in self._speeches.values())
-
     async def serve(self) -> int:
-        """Talk until either side ends, and return the status for metrics. Raises ApiError if it is not admitted."""
+        """Talk until either side ends, and return the status for metrics."""
         error: ApiError | None = None
-        with self.service.conversations.admitted(self.owner, self):
-            try:
-                await self._talk()
-            except Exception as raised:  # noqa: BLE001 - no error of a connection may reach the server
-                error = as_api_error(raised, "text")
-            finally:
-                for task in list(self._speeches):
-                    await self.hush(task)
-            if error is None or error.status_code != CLIENT_GONE:
-                # The client may not be reading.
-                with contextlib.suppress(Exception):
-                    await self.in_time(self.end(error))
-        return CLOSED if error is None else error.status_code
+        self.service.conversations.talking.add(self)
+        try:
+            await self._talk()
+        except Exception as raised:  # noqa: BLE001 - no error of a connection may reach the server
+            error = as_api_error(raised, "text")
+        finally:
+            for task in list(self._speeches):
+                await self.hush(task)
+            self.service.conversations.talking.discard(self)
+        if error is None or error.status_code != CLIENT_GONE:
+            # The client may not be reading.
+            with contextlib.suppress(Exception):
+                await self.in_time(self.end(error))
+        return _CLOSED if error is None else error.status_code
 
     async def begun(
         self, model: str | None, asked: Callable[[Served], tuple[dict[str, Any], Encoder]]
@@ -198,7 +196,7 @@ class Conversation(ABC):
             result = await asyncio.wait_for(sent, patience)
         except asyncio.TimeoutError:
             raise client_gone(f"the client took nothing for {patience:g} s") from None
-        except OSError:
+        except (OSError, WebSocketDisconnect):
             raise client_gone() from None
         self._active_at = time.monotonic()
         return result
@@ -226,8 +224,76 @@ class Conversation(ABC):
                         return
                 elif self._ends_when_silent and not self._speeches:
                     raise server_ends()
-                elif not self.speaking and time.monotonic() - self._active_at >= self._idle_seconds:
+                elif time.monotonic() - self._active_at >= self._idle_seconds and not any(
+                    stream.speaking for stream in self._speeches.values()
+                ):
                     raise ApiError(408, f"no message came for {self._idle_seconds:g} s")
         finally:
             if receiving is not None:
                 receiving.cancel()
+
+
+class JsonSocket(Conversation):
+    """A conversation over a websocket, in messages of JSON."""
+
+    def __init__(self, websocket: WebSocket, service: Service, idle_seconds: float | None = None) -> None:
+        super().__init__(service, websocket.state.owner, idle_seconds)
+        self._websocket = websocket
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None if the client has gone. Raises ApiError if it is not a JSON object."""
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        text = message.get("text")
+        if text is None:
+            raise ApiError(400, "expected messages of text, in JSON; got bytes")
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise ApiError(400, "expected a JSON object in each message")
+        return document
+
+    async def send(self, message: dict[str, Any] | bytes) -> None:
+        """Send a JSON object or bytes. Raises ApiError (499) if the client does not take it."""
+        try:
+            if isinstance(message, bytes):
+                await self.in_time(self._websocket.send_bytes(message))
+            else:
+                await self.in_time(self._websocket.send_text(json.dumps(message)))
+        except RuntimeError:
+            raise client_gone() from None
+
+    def last_words(self, error: ApiError) -> dict[str, Any]:
+        """The message of an error, after which the websocket is closed."""
+        return error.document
+
+    async def end(self, error: ApiError | None) -> None:
+        """Send the error, and close the websocket with a matching code."""
+        code, reason = _NORMAL, ""
+        if error is not None:
+            code = _RESTART if error.code == _ENDING else error.close_code
+            reason = error.detail.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
+            await self._websocket.send_text(json.dumps(self.last_words(error)))
+        await self._websocket.close(code, reason)
+
+
+async def serve_websocket(
+    websocket: WebSocket, service: Service, begun: Callable[[], Awaitable[JsonSocket]]
+) -> None:
+    """Serve a websocket to its end. begun: makes the conversation; its errors answer the handshake."""
+    with service.conversations.admitted(websocket.state.owner):
+        # It may wait until a bundle is loaded.
+        conversation = await begun()
+        # Browsers insist that a subprotocol is accepted if any is offered.
+        offered = websocket.scope.get("subprotocols", [])
+        protocol = next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
+        try:
+            await websocket.accept(protocol)
+            status = await conversation.serve()
+        except WebSocketDisconnect:
+            status = CLIENT_GONE
+    if status != _CLOSED:
+        websocket.scope.setdefault("state", {})["broken_off"] = status

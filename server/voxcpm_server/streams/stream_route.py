@@ -1,4 +1,4 @@
-"""Text in fragments over a websocket, `/v1/audio/stream`, in this server's own protocol (docs/server.md)."""
+"""Text in fragments over a websocket, `/v1/audio/stream`, in this server's own protocol (docs/server-api.md)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import base64
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, WebSocket
-from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
 from voxcpm_server.speech.speech_requests import SpeechRequest
-from voxcpm_server.streams.json_sockets import JsonSocket, serve_websocket
+from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import CaughtUp, SessionStream
 
 router = APIRouter()
@@ -39,11 +38,12 @@ class StartMessage(SpeechRequest):
 @router.websocket("/audio/stream")
 async def stream_speech(websocket: WebSocket) -> None:
     """Speak text that comes in fragments, one speech after another."""
+    service = service_of(websocket)
 
     async def begun() -> JsonSocket:
-        return _Speaker(websocket, service_of(websocket))
+        return _Speaker(websocket, service)
 
-    await serve_websocket(websocket, begun)
+    await serve_websocket(websocket, service, begun)
 
 
 class _Speaker(JsonSocket):
@@ -58,9 +58,13 @@ class _Speaker(JsonSocket):
     async def handle(self, message: dict[str, Any]) -> bool:
         kind = message.get("type")
         if kind == "start":
-            await self._start(_checked(message))
+            await self._start(message)
         elif kind == "cancel":
-            await self._cancel()
+            # At its next Euler step. One that has just ended has already been reported.
+            if self._stream is not None and self._task is not None:
+                await self.hush(self._task)
+                if self._stream is not None:
+                    await self._done(self._stream, cancelled=True)
         elif kind not in ("text", "flush", "end"):
             raise ApiError(400, "type: expected start, text, flush, end or cancel", param="type")
         elif self._stream is None or self._ended:
@@ -76,7 +80,8 @@ class _Speaker(JsonSocket):
             raise ApiError(400, "text: expected a string", param="text")
         return True
 
-    async def _start(self, asked: StartMessage) -> None:
+    async def _start(self, message: dict[str, Any]) -> None:
+        asked = StartMessage.checked(message, "start")
         if self._stream is not None:
             raise ApiError(400, "start: one speech at a time; send the next start after done", param="type")
         ignored = sorted(asked.model_extra or ())
@@ -86,12 +91,11 @@ class _Speaker(JsonSocket):
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
             if asked.instructions and not served.takes_instructions:
                 ignored.append("instructions")
-            service = self.service
-            voice = service.voices.named(asked.voice_name, served.built_in_voices)
-            given = bare.arguments(service.settings, served, service.settings.max_characters, voice)
+            settings, voices = self.service.settings, self.service.voices
+            voice = voices.named(asked.voice_name, served.built_in_voices)
+            given = bare.arguments(settings, served, settings.max_characters, voice)
             del given["text"], given["prompt_text"]
-            rate = served.tts.sample_rate
-            return given, Encoder(asked.response_format, rate, asked.sample_rate, asked.speed)
+            return given, asked.encoder(served.tts)
 
         self._stream = stream = await self.begun(asked.model, wanted)
         self._ended = False
@@ -106,15 +110,7 @@ class _Speaker(JsonSocket):
             }
         )
 
-    async def _cancel(self) -> None:
-        """End the speech at its next Euler step. One that has just ended has already been reported."""
-        if self._stream is not None and self._task is not None:
-            await self.hush(self._task)
-            if self._stream is not None:
-                await self._done(self._stream, cancelled=True)
-
     async def _speech(self, stream: SessionStream, *, in_base64: bool) -> None:
-        """Send the speech to its end."""
         header = stream.encoder.header()
         async for piece in stream:
             if isinstance(piece, CaughtUp):
@@ -132,12 +128,3 @@ class _Speaker(JsonSocket):
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
         return {"type": "error", **super().last_words(error)}
-
-
-def _checked(message: dict[str, Any]) -> StartMessage:
-    """The start message. Raises ApiError (400) for a field that is wrong."""
-    try:
-        return StartMessage.model_validate(message)
-    except ValidationError as error:
-        located = [{**found, "loc": ("start", *found["loc"])} for found in error.errors()]
-        raise as_api_error(RequestValidationError(located)) from None

@@ -11,19 +11,19 @@ from voxcpm_server.settings import Settings, access, network
 
 @dataclass(frozen=True)
 class WyomingSettings(Settings):
-    """Where Wyoming is spoken."""
+    """The address of Wyoming, and who may connect."""
 
     wyoming: Annotated[
         int | None,
         network(
-            "Port to speak Wyoming on, for Home Assistant; 0 is any that is free. It has no key: on loopback only "
-            "unless an --insecure option lets everyone in.", 0, 65535,
+            "Port for Wyoming (Home Assistant); 0 means any free port. Wyoming has no keys, so it listens on loopback "
+            "unless an --insecure option is given.", 0, 65535,
         ),
     ] = None  # fmt: skip
     insecure_wyoming_without_key: Annotated[
         bool,
         access(
-            "Speak Wyoming with anyone who reaches --host; it has no key. It is on loopback only otherwise.",
+            "Offer Wyoming, which has no keys, on --host instead of loopback.",
             flags=["--insecure-wyoming-without-key"],
         ),
     ] = False

@@ -1,14 +1,9 @@
-"""Wyoming over TCP, the protocol of Home Assistant's voices: describe, synthesize, and synthesize in fragments.
-
-An event is a line of JSON, then data and payload of the lengths that it says. The package wyoming reads events of any
-size; here they are bounded in size and time.
-"""
+"""Wyoming over TCP, the protocol of Home Assistant's voices: describe, synthesize, and synthesize in fragments."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 from functools import partial
 from importlib.metadata import version
@@ -17,7 +12,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
-from wyoming.event import Event, async_write_event
+from wyoming.event import Event, async_read_event, async_write_event
 from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
@@ -46,7 +41,8 @@ async def _connected(service: Service, reader: asyncio.StreamReader, writer: asy
     status = 500
     talk = _Talk(service, reader, writer)
     try:
-        status = await talk.serve()
+        with service.conversations.admitted(talk.owner):
+            status = await talk.serve()
     except ApiError as error:
         status = error.status_code
         with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -74,13 +70,11 @@ class _Talk(Conversation):
 
     async def receive(self) -> Event | None:
         """The next event; None at the end. Raises ApiError if it is malformed, too large or incomplete."""
-        patience = self.service.settings.client_timeout
+        patience, maximum = self.service.settings.client_timeout, self.service.settings.max_message_bytes
         try:
-            first = await self._reader.read(1)
-            maximum = self.service.settings.max_message_bytes
-            return (
-                await asyncio.wait_for(read_event(first, self._reader, maximum), patience) if first else None
-            )
+            if not (first := await self._reader.read(1)):
+                return None
+            return await asyncio.wait_for(read_event(first, self._reader, maximum), patience)
         except asyncio.TimeoutError:
             raise ApiError(408, f"no more of the event came for {patience:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -120,9 +114,13 @@ class _Talk(Conversation):
             raise ApiError(400, f"{message.type}: one speech at a time; wait until audio-stop")
         if message.data.get("text_format") not in (None, "text"):
             raise ApiError(400, "text_format: expected text")
+        asked = message.data.get("voice")
+        name = asked.get("name") if isinstance(asked, dict) else None
+        if not isinstance(name, str | None):
+            raise ApiError(400, "voice.name: expected a string", param="voice")
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            voice = self.service.voices.named(_voice_name(message), served.built_in_voices)
+            voice = self.service.voices.named(name or DEFAULT_VOICE, served.built_in_voices)
             rate = served.tts.sample_rate
             return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
 
@@ -172,30 +170,37 @@ class _Talk(Conversation):
         return Info(tts=[program]).event()
 
 
+class _BoundedReader:
+    """What the package wyoming reads an event from, which by itself reads events of any size."""
+
+    def __init__(self, first: bytes, reader: asyncio.StreamReader, max_bytes: int) -> None:
+        self._first = first
+        self._reader = reader
+        self._max_bytes = max_bytes
+
+    async def readline(self) -> bytes:
+        try:
+            return self._first + await self._reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError:
+            message = f"expected a line of at most {MAX_LINE_BYTES} bytes before an event"
+            raise ApiError(413, message) from None
+
+    async def readexactly(self, size: int) -> bytes:
+        if size > self._max_bytes:
+            raise ApiError(413, f"expected an event of at most {self._max_bytes} bytes, got {size}")
+        return await self._reader.readexactly(size)
+
+
 async def read_event(first: bytes, reader: asyncio.StreamReader, max_bytes: int) -> Event:
     """The event that begins with this byte. Raises ApiError if it is malformed or too large."""
-    try:
-        line = first + await reader.readuntil(b"\n")
-    except asyncio.LimitOverrunError:
-        message = f"expected a line of at most {MAX_LINE_BYTES} bytes before an event"
-        raise ApiError(413, message) from None
-    head = _object(line)
-    data = head.get("data") or {}
-    for name in ("data_length", "payload_length"):
-        size = head.get(name) or 0
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise ApiError(400, f"{name}: expected a number of bytes")
-        if size > max_bytes:
-            raise ApiError(413, f"{name}: expected at most {max_bytes} bytes, got {size}")
-        content = await reader.readexactly(size)
-        if content and name == "data_length" and isinstance(data, dict):
-            data = {**data, **_object(content)}
-    kind = head.get("type")
-    if not isinstance(kind, str) or not isinstance(data, dict):
+    event = None
+    with contextlib.suppress(TypeError, AttributeError, KeyError, RecursionError):
+        event = await async_read_event(_BoundedReader(first, reader, max_bytes))  # type: ignore[arg-type]
+    if event is None or not isinstance(event.type, str) or not isinstance(event.data or {}, dict):
         raise ApiError(
-            400, "expected an event of Wyoming: an object with a type, and data that are an object"
+            400, "expected an event of Wyoming: a JSON object with a type, and data that are an object"
         )
-    return Event(kind, data)
+    return Event(event.type, event.data or {})
 
 
 def languages_of(manifest: Manifest) -> list[str]:
@@ -204,28 +209,8 @@ def languages_of(manifest: Manifest) -> list[str]:
     return [own] if own else list(manifest.architecture.traits.languages)
 
 
-def _object(text: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise ApiError(400, "expected an event of Wyoming: a line with a JSON object")
-    return document
-
-
 def _text(message: Event) -> str:
     text = message.data.get("text")
     if not isinstance(text, str):
         raise ApiError(400, "text: expected a string", param="text")
     return text
-
-
-def _voice_name(message: Event) -> str:
-    voice = message.data.get("voice")
-    name = voice.get("name") if isinstance(voice, dict) else None
-    if name is None:
-        return DEFAULT_VOICE
-    if not isinstance(name, str):
-        raise ApiError(400, "voice.name: expected a string", param="voice")
-    return name

@@ -1,4 +1,4 @@
-"""Readers of a bundle's small files: manifest, constants, tokeniser. Each has an empty folder of its own."""
+"""Readers of a bundle's small files: manifest, constants, tokenizer. Each has an empty folder of its own."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def recording(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
 
 def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Sentences and segments of a text, each as it is read aloud and spelled."""
+    from voxcpm_runtime.argument_types import checked_text
     from voxcpm_runtime.english.reading import read_aloud
-    from voxcpm_runtime.text.input_text import checked_text
     from voxcpm_runtime.text.normalization import said_text, spelled
     from voxcpm_runtime.text.segments import each_segment
     from voxcpm_runtime.text.sentences import each_sentence

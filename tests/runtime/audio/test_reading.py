@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import struct
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.audio.reading import decode_audio, read_audio
 
 RATE = 16000
@@ -151,39 +149,6 @@ def test_a_path_bytes_a_file_and_an_array_are_the_same(tmp_path):
     in_memory = (content, bytearray(content), memoryview(content), io.BytesIO(content))
     for source in (path, str(path), *in_memory, (stereo, RATE)):
         np.testing.assert_allclose(read_audio(source, RATE), mean, atol=1e-7)
-
-
-def test_a_file_is_read_from_its_position_on(tmp_path):
-    path = tmp_path / "prompt.bin"
-    wav = io.BytesIO()
-    soundfile.write(wav, sine(RATE), RATE, format="WAV", subtype="FLOAT")
-    path.write_bytes(b"something else" + wav.getvalue())
-
-    with path.open("rb") as file:
-        file.seek(len(b"something else"))
-        np.testing.assert_array_equal(read_audio(file, RATE), sine(RATE))
-        with pytest.raises(InputError, match="was read to its end before"):
-            read_audio(file, RATE)
-
-
-def test_a_pipe_is_read_as_a_file_is(tmp_path):
-    path = tmp_path / "prompt.mp3"
-    write_audio(path, sine(RATE, 0.25), RATE)
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "wb") as file:
-        file.write(path.read_bytes())
-
-    with os.fdopen(reader, "rb") as pipe:
-        np.testing.assert_array_equal(read_audio(pipe, RATE), read_audio(path, RATE))
-
-
-@pytest.mark.parametrize(("subtype", "error"), [("PCM_U8", 2**-7), ("PCM_24", 2**-23), ("DOUBLE", 2**-24)])
-def test_widths_and_channels_of_a_wav_file(tmp_path, subtype, error):
-    path = tmp_path / "prompt.wav"
-    gains = np.arange(1, 7) / 6
-    soundfile.write(path, sine(RATE)[:, np.newaxis].astype(np.float64) * gains, RATE, subtype=subtype)
-
-    np.testing.assert_allclose(read_audio(path, RATE), sine(RATE) * gains.mean(), atol=error)
 
 
 # uint8 as in an 8-bit WAV file: silence is 128.

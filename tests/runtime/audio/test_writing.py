@@ -6,7 +6,7 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import FORMATS, check_output_path, write_audio, write_audio_file
-from voxcpm_runtime.audio.pcm import faded_in, faded_out, pcm16
+from voxcpm_runtime.audio.pcm import faded_in, faded_out
 from voxcpm_runtime.audio.reading import read_audio
 
 RATE = 16000
@@ -15,23 +15,6 @@ FADE = 80  # 5 ms
 
 def sine(rate, seconds=0.5, hertz=440.0):
     return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
-
-
-def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-
-    assert write_audio("~/prompt.wav", sine(RATE), RATE) == 0
-
-    assert len(read_audio("~/prompt.wav", RATE)) == len(sine(RATE))
-
-
-def test_sixteen_bit_samples_are_rounded_and_clipped():
-    # 0.5 * 32767 = 16383.5 goes to the even neighbour.
-    samples = pcm16(np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5, 1e-5, 2e-5], np.float32))
-
-    assert samples.dtype == np.int16
-    assert samples.tolist() == [0, 32767, -32767, 32767, -32767, 16384, 0, 1]
 
 
 def test_wav_is_sixteen_bit_and_clipped(tmp_path):
@@ -56,6 +39,7 @@ def test_every_ending_is_written_and_read_back(tmp_path, ending):
 
     write_audio(path, sine(rate), rate)
 
+    assert soundfile.info(path).samplerate >= rate
     back = read_audio(path, rate)
     assert abs(len(back) / rate - 0.5) < 0.1
     middle = back[len(back) // 4 : -len(back) // 4]

@@ -91,35 +91,12 @@ def test_other_bundles_run_on_core_ml_on_a_mac(
 
 
 @pytest.mark.usefixtures("with_core_ai")
-@pytest.mark.parametrize(
-    ("target", "asked", "message"),
-    [
-        ("macOS27", "portable", "backend portable runs bundles for macos14 or macos15, and this one is for macos27"),
-        ("macOS15", "coreai", "backend coreai runs bundles for macos27, and this one is for macos15"),
-    ],
-)  # fmt: skip
-def test_a_bundle_of_another_target_is_refused(
-    machine: Callable[[str], None],
-    bundle_of: Callable[[str], Bundle],
-    target: str,
-    asked: str,
-    message: str,
-) -> None:
-    machine("on_macos_27")
-
-    with pytest.raises(InputError, match=message):
-        choose_backend(asked, bundle_of(target))
-
-
-@pytest.mark.usefixtures("with_core_ai")
 def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[str], Bundle]) -> None:
     """Threads are a hint for ONNX Runtime, which Core ML does not take either."""
     bundle = bundle_of("macOS27")
 
     assert check_engine("auto", 100_000, "auto", bundle) == "coreai"
-    with pytest.raises(
-        InputError, match="compute units are Core ML's; Core AI chooses by itself: leave them out"
-    ):
+    with pytest.raises(InputError, match="compute units are for Core ML only; leave them out"):
         check_engine("auto", None, "cpu", bundle)
     with pytest.raises(InputError, match="threads must be a whole number from 1 to "):
         check_engine("auto", 0, "auto", bundle)
@@ -151,7 +128,11 @@ def test_there_are_no_more_threads_than_cores_this_process_may_use(
 def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
     speak = ["--text", "hello.", "-o", "hello.wav"]
     yield "macOS27", ["generate", "BUNDLE", *speak, "--backend", "portable"], "use --backend coreai"
-    yield "macOS27", ["generate", "BUNDLE", *speak, "--compute-units", "cpu"], "compute units are Core ML's"
+    yield (
+        "macOS27",
+        ["generate", "BUNDLE", *speak, "--compute-units", "cpu"],
+        "compute units are for Core ML only",
+    )
     yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "use another backend"
 
 

@@ -22,20 +22,6 @@ def test_int8_is_preferred_and_any_precision_can_be_asked_for(bundle_folder):
     assert open_bundle(bundle_folder).precision == "fp16"
 
 
-def test_no_bundle(tmp_path):
-    with pytest.raises(BundleError, match="no bundle here"):
-        open_bundle(tmp_path)
-    with pytest.raises(BundleError, match="no bundle here"):
-        open_bundle(tmp_path / "nowhere")
-
-
-def test_a_newer_schema(bundle_folder):
-    edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
-
-    with pytest.raises(BundleError, match="schema version 99 is newer"):
-        open_bundle(bundle_folder)
-
-
 def test_a_missing_a_truncated_and_an_altered_file_are_named(bundle_folder):
     path = bundle_folder / "int8" / "locdit_step.mlpackage" / "Manifest.json"
     content = path.read_bytes()
@@ -126,3 +112,10 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
         BundleError, match=r"someone/voice: no such folder, and no such bundle on the hub \(no route\)"
     ):
         locate_bundle("someone/voice")
+
+
+def test_a_newer_schema(bundle_folder):
+    edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
+
+    with pytest.raises(BundleError, match="schema version 99 is newer"):
+        open_bundle(bundle_folder)

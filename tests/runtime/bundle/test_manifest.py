@@ -69,7 +69,7 @@ def test_a_file_or_link_that_is_not_listed_is_refused(bundle_folder, extra, link
     else:
         path.write_bytes(b"x")
 
-    with pytest.raises(BundleError, match="the manifest does not list it") as caught:
+    with pytest.raises(BundleError, match="not listed in the manifest") as caught:
         open_bundle(bundle_folder, "int8", verify=verify)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -133,7 +133,7 @@ def test_a_link_out_of_the_bundle_is_refused_although_its_target_has_the_digest(
     for moved in (WEIGHTS, "tokenizer"):
         outside = (bundle_folder / moved).rename(tmp_path / "outside")
         (bundle_folder / moved).symlink_to(outside)
-        with pytest.raises(BundleError, match="a link out of the bundle"):
+        with pytest.raises(BundleError, match="a link that leaves the bundle"):
             open_bundle(bundle_folder)
         (bundle_folder / moved).unlink()
         outside.rename(bundle_folder / moved)
@@ -157,7 +157,7 @@ def test_the_hubs_cache_has_links_to_its_blobs(bundle_folder, tmp_path):
     (repository / "blobs" / "4567").rename(tmp_path / "4567")
     (snapshot / WEIGHTS).unlink()
     (snapshot / WEIGHTS).symlink_to(tmp_path / "4567")
-    with pytest.raises(BundleError, match="a link out of the bundle"):
+    with pytest.raises(BundleError, match="a link that leaves the bundle"):
         open_bundle(snapshot)
 
 

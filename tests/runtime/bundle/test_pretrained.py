@@ -112,16 +112,3 @@ def test_upstreams_flags_name_a_checkpoint(converted, folder, checkpoint, capsys
     assert [given["checkpoint"] for given in converted] == [str(checkpoint)]
     assert (folder / ("out/output_001.wav" if command == "batch" else "a.wav")).is_file()
     assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["bundle", "--model-path", "x"], "expected one of BUNDLE and --model-path, got both"),
-        (["--cache-dir", "x"], "--cache-dir needs --model-path or --hf-model-id"),
-        (["--denoise"], "clean the prompt audio beforehand"),
-    ],
-)
-def test_flags_that_do_not_go_together(capsys, options, message):
-    assert cli.main(["generate", *options, "--text", "a"]) == 2
-    assert message in capsys.readouterr().err

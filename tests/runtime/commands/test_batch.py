@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime.commands import batch_execution, cli
-from voxcpm_runtime.commands.batch_execution import SpokenFile
+from voxcpm_runtime.commands import batch_lines, cli
+from voxcpm_runtime.commands.batch_lines import SpokenFile
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -43,18 +43,6 @@ def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speakin
     np.testing.assert_array_equal(samples("out/output_003.wav"), speech(speaking, "two.", seed=3))
     assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
     assert out.startswith("out/output_001.wav: ")
-
-
-def test_a_line_without_a_seed_gets_a_fresh_one_that_is_recorded(batch, folder, speaking):
-    batch(["one.", "one."], name="lines.txt")
-
-    first, second = record(folder)
-    assert first["seed"] != second["seed"]
-    audio = samples("out/output_001.wav")
-    np.testing.assert_array_equal(audio, speech(speaking, "one.", seed=first["seed"]))
-    assert (first["line"], first["output"], first["samples"]) == (1, "output_001.wav", len(audio))
-    rate = soundfile.info("out/output_001.wav").samplerate
-    assert first["seconds"] == pytest.approx(len(audio) / rate, abs=1e-3)
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
@@ -123,30 +111,6 @@ def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folde
     for number, (line, message) in enumerate(zip(again, BAD_LINES.values(), strict=True), start=3):
         assert line.startswith(f"failed: line {number}: ")
         assert message in line
-
-
-def test_a_line_that_is_not_utf_8_is_a_bad_line(batch, folder):
-    (folder / "lines.txt").write_bytes(b"\xef\xbb\xbfone.\r\n\xff\xfe\r\ntwo.")
-
-    code, _, err = batch(None, name="lines.txt")
-
-    assert code == 1
-    # Nothing else is printed, such as a warning of the byte-order mark.
-    assert err == "line 2: expected UTF-8 text\nfailed: line 2: expected UTF-8 text\n"
-    assert [entry["line"] for entry in record(folder)] == [1, 3]
-
-
-def test_a_file_that_cannot_be_written_is_a_bad_line_before_anything_is_loaded(batch, folder, loads):
-    (folder / "out" / "here.wav").mkdir(parents=True)
-    (folder / "out" / "file").touch()
-
-    code, _, err = batch(
-        [{"text": "a", "output": "here.wav"}, {"text": "a", "output": "file/x.wav"}], "--overwrite"
-    )
-
-    assert (code, loads) == (1, [])
-    assert "line 1: out/here.wav: cannot be written (it is a folder)" in err
-    assert "line 2: out/file: the folder cannot be created" in err
 
 
 def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, folder, loads):
@@ -222,16 +186,6 @@ def test_a_suspicious_segment_is_a_warning_and_on_record(batch, folder, network)
     assert err.startswith("line 2: warning: segment 1: the speech was cut off")
 
 
-def test_quiet_prints_only_what_went_wrong(batch):
-    assert batch(['{"text": "one."}'], "--quiet") == (0, "", "")
-
-    code, out, err = batch(['{"text": "one."}', "{bad"], "-q")
-
-    assert (code, out) == (1, "")
-    assert err.startswith("line 2: ")
-    assert err.count("\n") == 1
-
-
 def test_the_command_writes_and_records_what_another_packages_executor_speaks(
     batch, folder, monkeypatch, loads
 ):
@@ -244,7 +198,7 @@ def test_the_command_writes_and_records_what_another_packages_executor_speaks(
             yield task, SpokenFile(b"a file", facts, "1 s of speech")
 
     entry = SimpleNamespace(load=lambda: lambda *arguments: given.append(arguments) or executor)
-    monkeypatch.setattr(batch_execution, "entry_points", lambda **wanted: [entry])
+    monkeypatch.setattr(batch_lines, "entry_points", lambda **wanted: [entry])
     code, out, err = batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")
 
     assert code == 0

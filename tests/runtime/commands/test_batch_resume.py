@@ -16,16 +16,6 @@ def recording(path, seed):
     soundfile.write(path, np.random.default_rng(seed).uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
 
 
-def test_the_models_are_loaded_once_and_only_when_something_is_left(batch, loads):
-    batch(["one.", "two.", "three."], name="lines.txt")
-    assert len(loads) == 1
-
-    code, out, _ = batch(None, name="lines.txt")
-
-    assert (code, len(loads)) == (0, 1)
-    assert out == "0 spoken, 3 skipped (already there), 0 failed\n"
-
-
 def test_a_second_run_speaks_what_failed_is_missing_or_has_changed(batch, folder):
     recording(folder / "a.wav", 1)
     lines = [{"text": "one."}, {"text": "two."}, {"text": "three."}, {"text": "four.", "cfg_value": 20}]
@@ -52,12 +42,6 @@ def test_a_file_made_with_other_arguments_is_made_again(batch, options):
 
     assert batch(None, *options, name="lines.txt")[1].splitlines()[-1].startswith("1 spoken")
     assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
-
-
-def test_a_number_may_be_written_in_two_ways(batch):
-    batch([{"text": "one.", "cfg_value": 1}])
-
-    assert batch([{"text": "one.", "cfg_value": 1.0}])[1].startswith("0 spoken, 1 skipped")
 
 
 def test_a_file_that_no_batch_made_is_left_alone(batch, folder):

@@ -37,22 +37,3 @@ def test_the_table_has_the_figures(tiny_bundle, capsys, monkeypatch):
     for figure in ("startup cold", "startup warm", "time to first audio", "real-time factor", "peak memory"):
         assert figure in text
     assert "not measured" not in text
-
-
-@pytest.mark.parametrize(
-    ("listed", "expected"),
-    [
-        ("flags\t\t: fpu avx2 avx512f avx_vnni amx_int8\n", ("AVX2", "AVX-512", "VNNI", "AMX")),
-        ("Features\t: fp asimd asimddp i8mm\n", ("NEON", "dot product", "I8MM")),
-        ("model name: a processor with avx2\n", ()),
-    ],
-)
-def test_features_are_those_that_the_system_lists(tmp_path, monkeypatch, listed, expected):
-    path = tmp_path / "cpuinfo"
-    path.write_text(listed)
-    monkeypatch.setattr(machine, "_CPU_INFO", path)
-    machine.cpu_features.cache_clear()
-    try:
-        assert machine.cpu_features() == expected
-    finally:
-        machine.cpu_features.cache_clear()

@@ -4,7 +4,6 @@ import pytest
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
-from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_runtime.commands import cli
 
@@ -40,17 +39,6 @@ def test_inspect_checks_every_file(bundle_folder, capsys):
     package.unlink()
     assert cli.main(["inspect", str(bundle_folder)]) == 2
     assert "locdit_step" in capsys.readouterr().err
-
-
-def test_the_utterances_of_a_speech_json_are_shown(bundle_folder, capsys):
-    assert json.loads(inspected(bundle_folder, capsys, "--json"))["speech"] is None
-    profile = SpeechProfile(longest_seconds=20, longest_tokens=240, seconds_per_letter=0.06)
-    Manifest.read(bundle_folder).model_copy(update={"speech": profile}).write(bundle_folder)
-
-    shown = inspected(bundle_folder, capsys)
-
-    assert json.loads(inspected(bundle_folder, capsys, "--json"))["speech"]["longest_tokens"] == 240
-    assert "up to 20 s or 240 tokens; expected: 0 s and 60 ms a letter" in " ".join(shown.split())
 
 
 def test_a_real_bundle_fits_eighty_columns_without_losing_a_word(real_size, capsys, monkeypatch):

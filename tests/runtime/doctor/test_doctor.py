@@ -11,13 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
-from coremltools.proto import Model_pb2
 
 from edited_manifest import edit_manifest
 from voxcpm_constants.manifest import record_file
@@ -32,17 +28,10 @@ from voxcpm_constants.step_models import (
 from voxcpm_constants.vectors import vectors_path
 from voxcpm_runtime.backends import machine
 from voxcpm_runtime.backends.core_ml.compute_units import measured_units
-from voxcpm_runtime.backends.portable.package import MODEL_FILE
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.doctor import command
 from voxcpm_runtime.doctor.trials import Trial, endurance, trials
-from voxcpm_runtime.doctor.worker import operations_by_device
-
-if TYPE_CHECKING:
-    from coreml_stand_in.installation import StandIn
-
-Doctored = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -92,14 +81,6 @@ def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, doct
         assert min(*lm["streams"].values(), lm["state"]) > 1 - 1e-6
 
 
-@pytest.mark.usefixtures("core_ml")
-def test_states_and_functions_of_macos_15_are_tried(tiny_bundle_15):
-    (found,) = tried(open_bundle(tiny_bundle_15, "fp16"), RESIDUAL_LM_STEP)
-
-    assert found.outcome == "correct"
-    assert found.agreement.worst > 0.999
-
-
 def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monkeypatch, doctored):
     monkeypatch.setitem(command.UNITS, "coreml", ("cpu", "cpu_and_ne"))
     core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_AND_NE", at="predict", does="wrong")
@@ -117,8 +98,6 @@ def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monk
     wrong = [t for t in found["trials"] if t["outcome"] == "wrong"]
     assert [(t["step_model"], t["unit"]) for t in wrong] == [(AUDIO_VAE_DECODER, "cpu_and_ne")]
     assert any("audio_vae_decoder gives wrong numbers on cpu_and_ne" in line for line in found["advice"])
-    # The stand-in has no plan, as systems before macOS 14.4 have none; every trial has the reason.
-    assert all(t["no_plan"] and t["operations"] is None and not t["message"] for t in found["trials"])
 
 
 def test_a_bundle_for_a_newer_system_is_refused_once(core_ml, tiny_bundle_15, doctored):
@@ -307,35 +286,3 @@ def test_a_machine_without_a_backend_is_described_with_what_to_install(tiny_bund
     assert "pip install" in err
     assert err.count("\n") == 1
     assert json.loads(doctored(tiny_bundle, "--json")[1])["machine"]["backends"] == []
-
-
-class MLCPUComputeDevice:
-    pass
-
-
-def test_the_plan_counts_the_operations_of_the_default_function(
-    core_ml: StandIn,  # noqa: ARG001 - in place
-    tiny_bundle_15: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Core ML plans the default function of a package only."""
-    from coremltools.models import compute_plan
-
-    def load_from_path(path, _unit):
-        spec = Model_pb2.Model()
-        spec.ParseFromString((Path(path) / MODEL_FILE).read_bytes())
-        blocks = {
-            name: SimpleNamespace(block=SimpleNamespace(operations=[(name, index) for index in range(3)]))
-            for name in spec.mlProgram.functions
-        }
-        planned = SimpleNamespace(preferred_compute_device=MLCPUComputeDevice())
-        default = spec.description.defaultFunctionName
-        return SimpleNamespace(
-            model_structure=SimpleNamespace(program=SimpleNamespace(functions=blocks)),
-            get_compute_device_usage_for_mlprogram_operation=lambda o: planned if o[0] == default else None,
-        )
-
-    monkeypatch.setattr(compute_plan, "MLComputePlan", SimpleNamespace(load_from_path=load_from_path))
-    bundle = open_bundle(tiny_bundle_15, "fp16")
-
-    assert operations_by_device(bundle, RESIDUAL_LM_STEP, "cpu") == {"cpu": 3}

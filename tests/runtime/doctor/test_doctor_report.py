@@ -9,9 +9,9 @@ import pytest
 
 from voxcpm_constants.macos import MacOS
 from voxcpm_runtime.backends.core_ml import compute_units as saved
-from voxcpm_runtime.doctor.agreement import Agreement, correlation
 from voxcpm_runtime.doctor.report import Report, known_crash
-from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
+from voxcpm_runtime.doctor.trials import Endurance, Trial
+from voxcpm_runtime.doctor.worker import correlation
 
 
 def test_correlation_depends_on_angle_scale_and_offset():
@@ -28,31 +28,8 @@ def test_correlation_depends_on_angle_scale_and_offset():
     assert correlation(r * np.nan, r) == 0
 
 
-def test_one_bad_stream_or_state_makes_a_unit_wrong():
-    good = Agreement(streams={"chain": 1.0, "last_1": 1.0}, chain=(1.0,), state=1.0)
-
-    for precision in ("fp32", "fp16", "int8", "int4"):
-        assert good.correct(precision)
-        for changed in ({"streams": {"chain": 1.0, "last_1": 0.5}}, {"state": 0.5}):
-            assert not good.model_copy(update=changed).correct(precision)
-
-
 def trial(name, unit, seconds, outcome="correct"):
     return Trial(step_model=name, unit=unit, outcome=outcome, call_seconds=seconds)
-
-
-def test_the_fastest_correct_unit_is_chosen_and_the_portable_backend_only_in_need():
-    found = [
-        trial("a", "cpu", 3.0),
-        trial("a", "all", 2.0),
-        trial("a", "cpu_and_ne", 1.0, "wrong"),
-        trial("a", "portable", 0.5),
-        trial("b", "cpu", None, "crashed"),
-        trial("b", "portable", 0.5),
-        trial("c", "cpu", None, "hung"),
-    ]
-
-    assert {name: t.unit for name, t in fastest_correct(found).items()} == {"a": "all", "b": "portable"}
 
 
 def report(*found, **more):
@@ -63,16 +40,6 @@ def report(*found, **more):
         vector_files=lambda: ["a file"],
     )
     return Report(SimpleNamespace(precision="fp16", manifest=manifest), found, **more)
-
-
-def test_advice_on_what_to_use():
-    native, portable = trial("a", "cpu", 1.0), trial("b", "portable", 1.0)
-
-    assert list(report(native).advice()) == [
-        "Every step model is correct on some unit. A star marks what --compute-units auto uses."
-    ]
-    assert list(report(portable).advice()) == ["Every step model is correct on the portable backend."]
-    assert list(report(native, portable).advice())[1:] == ["Only the portable backend is correct for b."]
 
 
 def test_advice_on_what_failed(monkeypatch):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import string
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -107,16 +105,3 @@ def test_a_long_line_is_read_in_time_that_grows_with_its_length(letters: TextTok
 
     assert taken[1] < max(30 * taken[0], 0.5)
     assert taken[1] < 2
-
-
-def test_the_library_is_imported_when_the_first_number_is_read() -> None:
-    script = (
-        "import sys, voxcpm_runtime.text.normalization, voxcpm_runtime.english.reading as english\n"
-        "assert english.read_aloud('no number here.') and 'num2words' not in sys.modules\n"
-        "assert english.read_aloud('5 km') == 'five kilometers' and 'num2words' in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")

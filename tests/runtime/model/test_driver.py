@@ -6,7 +6,6 @@ import pytest
 from voxcpm_constants.arrays import EMBED_TOKENS, FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.generations import GENERATIONS
-from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.flow_matching import solve
 from voxcpm_runtime.model.projections import FEW_ROWS, Projections, projections
@@ -91,18 +90,6 @@ def test_patches_are_those_of_the_plain_loop(driver, loop, kind):
     expected, _ = loop(sequence, 7, 4)
     np.testing.assert_allclose([patch.latents for patch in patches], expected, atol=2e-4)
     assert [patch.index for patch in patches] == list(range(7))
-
-
-def test_prefill_runs_in_chunks_and_decoding_one_by_one(driver, models):
-    sequence = sequences()["continuation"]  # 24 positions in chunks of 1, 4 and 16
-
-    list(driver.generate_patches(driver.prefill(sequence), OPTIONS, np.random.default_rng(0), 3))
-
-    for name in (BASE_LM_STEP, RESIDUAL_LM_STEP):
-        lengths = [shape[1] for shape in models[name].calls]
-        assert lengths[-2:] == [1, 1]
-        assert sum(lengths[:-2]) >= 24
-        assert len(lengths[:-2]) <= 3
 
 
 @pytest.mark.parametrize("min_len", [0, 2, 3])

@@ -10,19 +10,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
-from encoding_speaker import RATE, TEXT, Speaker, as_tuple, heard
+from encoding_speaker import RATE, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session import threaded_speech
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.session.threaded_speech import AudioChunk
-from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.results import Piece
-from voxcpm_runtime.text.segments import Segment
 from waiting import until
 
 
@@ -51,29 +47,6 @@ def test_cancelling_from_another_thread_wakes_the_reader_and_ends_the_speaker(pu
     assert session.finished
     assert session.buffered_seconds == 0
     assert session.next_audio_chunk() is None
-
-
-def test_leaving_a_session_whose_buffer_is_full_does_not_hang() -> None:
-    with Session(Speaker(), RATE, buffer_seconds=0.02) as session:
-        session.push_text("A sentence that nobody hears.")
-        session.flush()
-        until(lambda: session.buffered_seconds == 0.02)
-
-
-def test_a_session_can_be_closed_by_what_it_calls() -> None:
-    sessions: list[Session] = []
-
-    def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
-        for index, _ in enumerate(segments):
-            sessions[0].close()
-            assert cancel.cancelled
-            yield Piece(np.zeros(3, np.float32), index, 1)
-
-    sessions.append(Session(narrate, RATE))
-    sessions[0].push_text("Hello.")
-    sessions[0].flush()
-    assert list(sessions[0]) == []
-    sessions[0].close()
 
 
 def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
@@ -242,19 +215,6 @@ def test_text_that_comes_while_the_thread_ends_is_spoken() -> None:
     assert entered == []
 
 
-def test_a_session_whose_thread_the_system_refused_can_be_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with Session(Speaker(), RATE) as session, monkeypatch.context() as refusing:
-        refusing.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start"):
-            session.push_text(TEXT)
-        session.close()
-
-
 WAITS = """
 import threading
 from voxcpm_runtime.session import threaded_speech
@@ -310,22 +270,3 @@ def test_a_forked_process_ends_whatever_the_threads_did_when_it_was_forked() -> 
     ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, timeout=120, check=False)
 
     assert ended.stdout == b"3\n"
-
-
-def test_a_turn_is_left_when_a_session_that_nobody_reads_is_cancelled() -> None:
-    held: list[bool] = []
-
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        held.append(True)
-        yield
-        held.pop()
-
-    session = Session(Speaker(), RATE, buffer_seconds=0.05, turn=turn)
-    session.push_text("This one has far more to say than fits into the buffer. ")
-    session.flush()
-    until(lambda: session.buffered_seconds > 0.02)
-    until(lambda: speaking_threads() == 0)
-    assert held == [True]
-    session.cancel()
-    assert held == []

@@ -104,14 +104,6 @@ def test_a_saved_segment_that_is_longer_than_the_room_left_is_spoken_again(tts, 
     np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, max_len=most, **given))
 
 
-def test_each_utterance_of_a_batch_has_its_own_bound(tts):
-    bounds = (9, 25, None)
-    speeches = tts.batch([{"text": TEXT, "max_len": most, **GIVEN} for most in bounds])
-
-    for most, speech in zip(bounds, speeches, strict=True):
-        np.testing.assert_array_equal(speech.audio, tts.speak(TEXT, max_len=most, **GIVEN).audio)
-
-
 def test_text_that_is_not_spoken_is_said(tts):
     for call in (lambda: tts.generate(TEXT, max_len=8, **GIVEN),
                  lambda: list(tts.generate_streaming(TEXT, max_len=8, **GIVEN))):  # fmt: skip
@@ -128,3 +120,9 @@ def test_a_session_has_no_end_so_each_segment_has_its_own(tts):
         chunks = list(session)
 
     assert [sum(chunk.sentence == sentence for chunk in chunks) for sentence in range(3)] == [3, 3, 3]
+
+
+def test_what_max_len_ends_is_not_cut_by_the_cache(tts):
+    for most in range(10, 30):
+        speech = tts.speak(TEXT, max_len=most, seed=3, retry_badcase=False, min_len=0)
+        assert [segment.reason for segment in speech.segments] == [""] * len(speech.segments)

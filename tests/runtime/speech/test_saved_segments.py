@@ -92,27 +92,6 @@ def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_of_a_short_text_nothing_is_saved(tts, book):
-    tts.speak("hi", saved_segments=SavedSegments(book, "d", 3, drawn=False), **GIVEN)
-
-    assert not list(book.parent.iterdir())
-
-
-def test_a_link_in_the_place_of_the_folder_of_segments_is_refused(tts, book, tmp_path):
-    """It cannot be locked under that name, and was tried again and again."""
-    segments = tts.speak("hello there.", seed=1, max_len=4).segments
-    saved = SavedSegments(book, "d", 3, drawn=False)
-    (tmp_path / "others").mkdir()
-    saved.folder.symlink_to(tmp_path / "others")
-
-    with pytest.raises(InputError, match="cannot be written"):
-        saved.put(0, segments[0])
-    with pytest.raises(OSError, match=saved.folder.name):
-        SavedSegments(book, "d", 3, drawn=False)
-    assert not list((tmp_path / "others").iterdir())
-
-
-@pytest.mark.usefixtures("stopping")
 def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, monkeypatch):
     """Their speech is finished: a run that found some of them would make the others again."""
     segments = tts.speak(CHAPTER, **GIVEN).segments
@@ -135,18 +114,6 @@ def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, 
     assert (after.count, after.get(1)) == (0, None)
     after.discard()
     assert not list(book.parent.iterdir())
-
-
-def test_a_folder_of_segments_that_cannot_be_locked_is_not_left_behind(tts, book, monkeypatch):
-    def refused(_):
-        raise OSError(5, "Input/output error")
-
-    segments = tts.speak("hello there.", seed=1, max_len=4).segments
-    saved = SavedSegments(book, "d", 3, drawn=False)
-    monkeypatch.setattr("voxcpm_runtime.speech.saved_segments.lock_folder", refused)
-    with pytest.raises(InputError, match="cannot be written"):
-        saved.put(0, segments[0])
-    assert not saved.folder.exists()
 
 
 def test_segments_whose_plan_a_disk_refuses_to_read_once_are_not_taken_for_others(tts, book, monkeypatch):

@@ -7,14 +7,12 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.utterance import one_ahead
+from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
 
 TEXT = "hello there."
 MODES = {
@@ -184,19 +182,3 @@ def test_a_closed_voice_says_so(tts):
 
     with pytest.raises(InputError, match="this voice was closed"):
         tts.generate(TEXT)
-
-
-def test_the_next_item_is_made_while_the_caller_works_and_no_more() -> None:
-    made = [threading.Event() for _ in range(4)]
-
-    def items() -> Iterator[int]:
-        for i, event in enumerate(made):
-            event.set()
-            yield i
-
-    ahead = one_ahead(items())
-    assert next(ahead) == 0
-    assert made[1].wait(timeout=10)
-    assert not made[2].wait(timeout=0.2)
-    ahead.close()
-    assert not made[2].is_set()

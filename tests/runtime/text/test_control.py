@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.input_text import checked_control, controlled, described, without_control
+from voxcpm_runtime.text.control import controlled, described, without_control
 
 
 def written(text, control):
@@ -54,24 +54,8 @@ def test_a_text_without_a_control_stays_whole(text):
 
 @pytest.mark.parametrize("control", ["warm) loud", "warm（", ")warm("])
 def test_a_parenthesis_without_a_partner_is_refused(control):
-    with pytest.raises(InputError, match="has no partner") as caught:
+    with pytest.raises(InputError, match="unmatched parenthesis") as caught:
         written("Hello.", control)
 
     assert repr(control) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
-def test_an_earlier_generation_has_no_control(architecture):
-    with pytest.raises(InputError, match=r"control \(voice design, style control\) needs VoxCPM2"):
-        checked_control("warm", architecture, continues=False)
-
-    assert checked_control(" ", architecture, continues=False) == ""
-
-
-@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
-def test_a_control_and_a_prompt_exclude_each_other(architecture):
-    with pytest.raises(InputError, match="control cannot be used together with a prompt"):
-        checked_control("warm", architecture, continues=True)
-
-    assert checked_control(None, architecture, continues=True) == ""

@@ -47,11 +47,6 @@ def test_sentences_are_kept_whole_and_parts_are_of_about_one_length() -> None:
     ]
 
 
-def test_only_the_last_segment_of_a_paragraph_ends_it() -> None:
-    found = segments("One two. Three four.\n\nFive six. Seven eight.", words, 2)
-    assert [s.ends_paragraph for s in found] == [False, True, False, False]
-
-
 @pytest.mark.parametrize(
     ("text", "target", "expected"),
     [
@@ -123,20 +118,6 @@ def test_marks_go_with_their_neighbours() -> None:
     assert spoken("— One two.", 2) == ["— One", "two."]
     assert spoken("One.\n\n***\n\nTwo.", 5) == ["One.", "Two."]
     assert spoken("One" + "." * 50, 10, len)[0].startswith("One")
-
-
-def test_a_paragraph_of_very_many_sentences_is_read_in_parts():
-    taken = []
-    text = "One two three four five. " * 4000
-
-    found = each_segment(text, lambda part: taken.append(part) or len(part), 60)
-    assert next(found).text == "One two three four five. One two three four five."
-
-    assert sum(map(len, taken)) < len(text) / 3
-    whole = ["One two three four five. One two three four five.", *(part.text for part in found)]
-    assert max(map(len, whole)) <= 60
-    assert "".join(whole).replace(" ", "") == text.replace(" ", "")
-    assert len(set(whole)) <= 2
 
 
 @pytest.mark.parametrize("unit", ["a", "a. ", "a, ", '"', "\n", "好", "\u0301", "« "])

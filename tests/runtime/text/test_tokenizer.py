@@ -94,7 +94,7 @@ def test_settings_of_the_configuration_are_obeyed(published, llama, tmp_path, ch
         assert ours(text) == theirs(text), text
 
 
-def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(as_it_stands, llama):
+def test_a_tokenizer_with_its_own_normaliser_runs_as_it_stands(as_it_stands, llama):
     folder = DEFAULT_CHECKPOINT
     ours = TextTokenizer.from_folder(folder)
     theirs, fifth = as_it_stands(folder), llama(folder)
@@ -116,26 +116,9 @@ def test_bytes_stand_for_what_a_published_vocabulary_lacks(published):
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("tokenizer.json", "{", "cannot be read"),
-        ("tokenizer.json", '{"model": {"type": "Unigram"}}', "expected a BPE tokeniser"),
-        ("tokenizer_config.json", None, "cannot be read"),
-    ],
-)
-def test_a_damaged_tokeniser_is_one_line(bundle_folder, file, content, message):
-    path = bundle_folder / "tokenizer" / file
-    path.unlink() if content is None else path.write_text(content)
-
-    with pytest.raises(BundleError, match=message) as caught:
-        TextTokenizer.from_folder(bundle_folder / "tokenizer")
-    assert str(path) in str(caught.value)
-
-
 @pytest.fixture
 def changed(tmp_path):
-    """changed(part): a folder with the built-in voice's tokeniser, in whose tokenizer.json some keys are others."""
+    """changed(part): a folder with the built-in voice's tokenizer, in whose tokenizer.json some keys are others."""
 
     def make(part):
         folder = tmp_path / "made"
@@ -167,7 +150,7 @@ def changed(tmp_path):
 def test_a_regular_expression_of_the_file_is_not_run(changed, part):
     """It may take any time: for the first one, each further letter a doubles it."""
     with pytest.raises(
-        BundleError, match=r"tokenizer\.json: .*it has a regular expression of its own"
+        BundleError, match=r"tokenizer\.json: .*(of a text by one|no steps of its pre_tokenizer)"
     ) as caught:
         TextTokenizer.from_folder(changed(part))
     assert "\n" not in str(caught.value)
@@ -184,9 +167,9 @@ def sequence(*steps):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (sequence(*[replace("l", "l" * 200)] * 3), r"at most 100 times as long, got 8e\+06 times"),
-        (sequence(*[{"type": "NFKD"}, replace("l", "\ufdfa")] * 2), "expected its step NFKD once"),
-        (sequence(*[replace("l", "m")] * 65), "at most 64 steps, got 65"),
+        (sequence(replace("l", "ll")), "expected a Replace of a text by one that is not longer"),
+        (sequence({"type": "Prepend", "prepend": "l" * 9}), "expected a Prepend of a text"),
+        (sequence(*[replace("l", "m")] * 17), "at most 16 steps"),
     ],
 )  # fmt: skip
 def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, message):
@@ -209,7 +192,7 @@ PANICS = {
     ),
     "FixedLength": (
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-        "expected no steps of its pre_tokenizer but Sequence, ByteLevel, .* got 'FixedLength'; leave it out",
+        "expected no steps of its pre_tokenizer but Sequence, Metaspace, got 'FixedLength'; leave it out",
     ),
     "tokens that overlap": (added("l", lstrip=True), "added_tokens: lstrip: Input should be False"),
 }  # fmt: skip

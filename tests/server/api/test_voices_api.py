@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import InputError, Voice, VoiceStore, pcm16
-from voxcpm_server.errors import ApiError
+from voxcpm_runtime import InputError, Voice, pcm16
 from voxcpm_server.settings import OPENAI_VOICES
-from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
+from voxcpm_server.speech.stored_voices import read_aliases
 
 TRANSCRIPT = "Hello there, this is a test of the server."
 SAID = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 5}
@@ -143,6 +142,7 @@ def test_aliases_are_names_of_stored_voices(
     assert said("narrator").content == said("default").content
     assert said("alloy").content != said("echo").content
     assert said("lost").status_code == 404
+    assert upload(running.url, recording, name="narrator").status_code == 409
 
 
 def test_openais_names_are_thirteen_different_built_in_voices(serve: Callable[..., Any], tts: Any) -> None:
@@ -253,23 +253,6 @@ def test_a_damaged_voice_is_no_mistake_of_the_client_and_can_be_deleted(
 
     assert httpx2.delete(voice).json()["deleted"] is True
     assert upload(running.url, recording).status_code == 201
-
-
-def test_a_name_that_another_server_took_meanwhile_is_taken(
-    recording: bytes, tts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    voices = StoredVoices(VoiceStore(tmp_path), {})
-    voice = tts.create_voice(io.BytesIO(recording), TRANSCRIPT, name="ada")
-    free_path = VoiceStore.free_path
-
-    def late(store: VoiceStore, *given: Any, **more: Any) -> Path:
-        (tmp_path / "ada.voice").touch()
-        return free_path(store, *given, **more)
-
-    monkeypatch.setattr(VoiceStore, "free_path", late)
-    with pytest.raises(ApiError, match="there is a voice ada") as caught:
-        voices.add(voice, 10)
-    assert caught.value.status_code == 409
 
 
 @pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", '{"default": "ada"}', None])

@@ -82,7 +82,7 @@ def test_with_a_node_killed_in_the_middle_nothing_is_lost_and_nothing_is_twice(
 
     assert code == 1
     assert printed.splitlines()[-1] == "1 spoken, 15 skipped (already there), 2 failed"
-    assert "failed: line 17: the text is empty; expected something to say\n" in errors
+    assert "failed: line 17: the text is empty; expected text to speak\n" in errors
     assert "failed: line 18: " in errors
     assert spoken(out) == one_machine
     assert (out / "4.wav").stat().st_mtime_ns == before

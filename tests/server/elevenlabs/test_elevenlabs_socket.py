@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from heard_words import SAID, SEED, wrong_words
 from voxcpm_runtime import VoxCPM
-from voxcpm_server.elevenlabs.alignment import Alignment
+from voxcpm_server.elevenlabs.routes import Alignment
 
 # Chance may give a voice that takes long; whether it does is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
@@ -158,6 +158,8 @@ def test_an_agent_may_be_interrupted_again_and_again(server: Any) -> None:
         sends(connection, {"text": "Hello.", "context_id": "last"})
         messages = received(connection)
         assert messages[-1]["contextId"] == "0"
+        # Whole, it would be more than a minute.
+        assert len(audio_of(messages, "0")) < 40 * 2 * 24_000
         assert not [message for message in messages if "error" in message]
         # It takes text: it is not one of those.
         sends(connection, {"text": 5, "context_id": "last"})

@@ -7,26 +7,26 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from voxcpm_runtime import BundleError
-from voxcpm_runtime.voices import voice
+from voxcpm_runtime import BundleError, InputError
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs import execution, speaking
-from voxcpm_server.jobs.store import DONE, FAILED, QUEUED, JobStore
+from voxcpm_server.jobs.store import DONE, FAILED, QUEUED, Job, JobStore
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.speech.served_bundles import Bundles
 from waiting import until
 
 Serve = Callable[..., Any]
+SAID = {"model": "tts-1", "input": "one two three.", "response_format": "wav", "seed": 7, "voice": "default"}
+MODELS = ("tts-1",)
 
 
 @pytest.fixture(autouse=True)
@@ -171,24 +171,6 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     assert not list(tmp_path.rglob("*.segment"))
 
 
-def test_a_job_whose_voice_a_disk_refuses_once_is_tried_again(
-    serve: Serve, jobs: Any, stored: Any, tts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording = (np.sin(np.arange(16_000) / 20).astype(np.float32) / 3, 16_000)
-    id_, _ = stored(voice=tts.create_voice(recording, "a", name="ada"))
-    read, refused = voice.read_bounded, list[Path]()
-
-    def refuse(path: Path, max_bytes: int) -> bytes:
-        if not refused:
-            refused.append(path)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read(path, max_bytes)
-
-    monkeypatch.setattr(voice, "read_bounded", refuse)
-    ended = jobs(serve().url).ended(id_)
-    assert (ended["state"], ended["error"], len(refused)) == (DONE, None, 1)
-
-
 @pytest.mark.parametrize(("starts", "state"), [(2, DONE), (3, FAILED)])
 def test_a_job_that_ends_the_server_again_and_again_is_given_up(
     serve: Serve, jobs: Any, stored: Any, starts: int, state: str
@@ -198,22 +180,6 @@ def test_a_job_that_ends_the_server_again_and_again_is_given_up(
     assert ended["state"] == state
     assert state == DONE or "begun 3 times" in ended["error"]["message"]
     assert not segment.exists()
-
-
-def test_speech_that_cannot_be_read_is_a_507(
-    serve: Serve, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = jobs(serve().url)
-    client.ended(id_ := client.submitted())
-    opened = Path.open
-
-    def refuse(self: Path, *given: Any, **options: Any) -> Any:
-        return full(self) if self.name == "speech.wav" else opened(self, *given, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    answer = httpx2.get(f"{client.url}/{id_}/audio")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
-    assert str(tmp_path) not in answer.text
 
 
 def test_files_and_length_of_jobs_are_bounded(serve: Serve, jobs: Any) -> None:
@@ -230,23 +196,6 @@ def test_files_and_length_of_jobs_are_bounded(serve: Serve, jobs: Any) -> None:
         # Its segments are gone, so that there is room again.
         assert client.submit(input="Hi.").status_code == 202
         running.stop()
-
-
-def test_a_full_disk_is_one_line_and_the_server_continues(
-    serve: Serve, jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    running = serve()
-    client = jobs(running.url)
-    client.ended(client.submitted())
-    rows = running.service.rooms["jobs"].store._rows
-    rows.execute(f"PRAGMA max_page_count = {rows.execute('PRAGMA page_count').fetchone()[0]}")
-
-    full = [client.submit(input=client.said["input"] * 30) for _ in range(6)][-1]
-    assert (full.status_code, full.json()["error"]["code"]) == (507, "storage")
-    assert str(tmp_path) not in full.text
-    assert "is full" in caplog.text
-    known = {job["id"] for job in httpx2.get(client.url).json()["data"]}
-    assert {folder.name for folder in (tmp_path / "jobs").glob("job_*")} == known
 
 
 def test_what_the_database_refuses_is_a_507(serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +219,114 @@ def test_a_folder_of_another_server_means_no_jobs_for_the_page(
     running = without_bundle(max_jobs=1, model_name="voxcpm")
     assert httpx2.get(f"{running.url}/v1/about").json()["jobs"] is False
     others.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[JobStore]:
+    opened = JobStore(tmp_path / "jobs")
+    yield opened
+    opened.close()
+
+
+def added(store: JobStore, owner: str = "a") -> Job:
+    return store.add(owner, SAID, 7, 1, {"prompt_audio": b"recording"}, None)
+
+
+def test_owners_take_turns(store: JobStore) -> None:
+    ids = {owner: [added(store, owner).id for _ in range(3)] for owner in "ab"}
+    order = []
+    while (job := store.start_next(MODELS)) is not None:
+        order.append(job.id)
+        store.change(job.id, state=DONE, started=time.time())
+        time.sleep(0.002)
+
+    assert order == [ids["a"][0], ids["b"][0], ids["a"][1], ids["b"][1], ids["a"][2], ids["b"][2]]
+
+
+def test_an_interrupted_job_comes_first_unless_it_is_to_be_skipped(store: JobStore) -> None:
+    waiting, interrupted = added(store), added(store, "b")
+    store.change(interrupted.id, started=time.time())
+    assert store.start_next(["other"]) is None
+    for skip, expected in (([], interrupted), ([interrupted.id], waiting)):
+        started = store.start_next(MODELS, skip)
+        assert started is not None
+        assert started.id == expected.id
+
+
+def test_what_a_killed_server_left_is_cleaned_up_and_its_users_files_stay(tmp_path: Path) -> None:
+    mine = [tmp_path / "holiday" / "film.part", tmp_path / "letter.part", tmp_path / "job_of_mine" / "a"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    store = JobStore(tmp_path)
+    job, lost = added(store), added(store)
+    assert store.start_next(MODELS) is not None
+    without_row = tmp_path / f"job_{'0' * 24}"
+    without_row.mkdir()
+    (without_row / "prompt_audio").write_bytes(b"a")
+    (store.path(job.id) / "speech.wav.part").write_bytes(b"half")
+    (store.path(lost.id) / "prompt_audio").unlink()
+    store.path(lost.id).rmdir()
+    store.close()
+
+    store = JobStore(tmp_path)
+    (left,) = store.of_owner("a")
+    assert (left.id, left.state) == (job.id, QUEUED)
+    assert not without_row.exists()
+    assert [path.name for path in store.path(job.id).iterdir()] == ["prompt_audio"]
+    assert all(path.read_text() == "mine" for path in mine)
+    store.close()
+
+
+def test_only_the_servers_user_reads_jobs_in_a_folder_that_was_open(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    store = JobStore(tmp_path)
+    job = added(store)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("jobs.sqlite*")}
+    assert len(modes) == 3
+    assert set(modes.values()) == {0o600}
+    assert store.path(job.id).stat().st_mode & 0o777 == 0o700
+    store.close()
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs")
+    with pytest.raises(InputError, match="another server uses this folder"):
+        JobStore(tmp_path / "jobs")
+    store.close()
+    JobStore(tmp_path / "jobs").close()
+
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "jobs.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(InputError, match="jobs cannot be read"):
+        JobStore(tmp_path / "damaged")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="jobs cannot be stored there"):
+        JobStore(tmp_path / "file")
+    with sqlite3.connect(tmp_path / "jobs" / "jobs.sqlite") as rows:
+        rows.execute("ALTER TABLE jobs DROP COLUMN starts")
+    rows.close()
+    with pytest.raises(InputError, match="another release wrote it") as caught:
+        JobStore(tmp_path / "jobs")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["UPDATE jobs SET id = NULL", "UPDATE jobs SET request = '{'"])
+def test_a_row_that_a_disk_has_damaged_is_refused_in_one_line(tmp_path: Path, change: str) -> None:
+    """A job without a name ended the start in a traceback."""
+    store = JobStore(tmp_path)
+    added(store)
+    store.close()
+    declared, free = "id TEXT NOT NULL", "id TEXT          "
+    for one, other, statement in ((declared, free, ""), (free, declared, change)):
+        with sqlite3.connect(tmp_path / "jobs.sqlite") as rows:
+            rows.execute(statement)
+            rows.execute("PRAGMA writable_schema = ON")
+            rows.execute("UPDATE sqlite_schema SET sql = replace(sql, ?, ?)", (one, other))
+        rows.close()
+
+    with pytest.raises(
+        InputError, match=r"jobs cannot be read \((NULL value in jobs.id|a job's request is)"
+    ) as caught:
+        JobStore(tmp_path)
+    assert "\n" not in str(caught.value)

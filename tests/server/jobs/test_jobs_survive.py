@@ -30,7 +30,7 @@ def test_a_job_resumes_after_its_finished_segments_when_its_server_was_killed(
     )
     assert second.returncode == 2
     assert second.stderr == (
-        f"error: {folder}: another server uses this folder of jobs; give each its --jobs-folder\n"
+        f"error: {folder}: another server uses this folder; give each server its own --jobs-folder\n"
     )
 
     client = jobs(url)

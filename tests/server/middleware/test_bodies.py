@@ -134,6 +134,8 @@ def test_a_form_counts_until_it_is_answered_and_its_first_64_kib_never() -> None
         may_end.set()
         await asyncio.gather(*slow)
         await sent("/quick", 200_000)
+        with pytest.raises(ApiError, match=r"at most 0\.2 MB, got more than 200000 bytes"):
+            await sent("/quick", 200_001)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 

@@ -53,20 +53,11 @@ def prompt(content: bytes, text: str | None = "a") -> dict[str, Any]:
         ({"model": "tts-9"}, 404, "model", "expected one of voxcpm, tts-1"),
         ({"voice": {"id": "nobody"}}, 404, "voice", "no voice 'nobody'"),
         ({"voice": 5}, 400, "voice", 'expected a name, or {"id": name}'),
-        ({"voice": {"name": "ada"}}, 400, "voice", 'expected a name, or {"id": name}'),
         ({"voice": "../../etc/passwd"}, 400, "voice", "letters, digits"),
-        ({"voice": "a" * 101}, 400, "voice", "at most 100 bytes"),
         ({"response_format": "wma"}, 400, "response_format", "'mp3', 'opus'"),
-        ({"speed": 5}, 400, "speed", "less than or equal to 4"),
-        ({"seed": 2**53}, 400, "seed", "less than or equal to 9007199254740991"),
         ({"cfg_value": 99}, 400, "cfg_value", "cfg_value must be a number from 0 to 10"),
-        ({"inference_timesteps": 0}, 400, "inference_timesteps", "inference_timesteps must be"),
         ({"sample_rate": 12_345, "response_format": "mp3"}, 400, "sample_rate", "mp3 has 8000"),
-        ({"sample_rate": 1}, 400, "sample_rate", "greater than or equal to 8000"),
-        ({"stream_format": "tar"}, 400, "stream_format", "'audio' or 'sse'"),
         ({"prompt_audio": "§", "prompt_text": "Hi."}, 400, "prompt_audio", "in base64"),
-        (prompt(b"RIFF"), 400, "prompt_audio", "cannot be read"),
-        (prompt(audio_file(1), None), 400, None, "audio without the transcript"),
         ({"prompt_text": "Hi."}, 400, None, "transcript without the audio"),
         (prompt(audio_file(1), "Привет."), 400, "prompt_text", "letters a to z only"),
         ({"reference_audio": prompt(audio_file(1))["prompt_audio"]}, 400, None, "VoxCPM2"),
@@ -176,7 +167,7 @@ def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing(**_: object) -> Any:
-        raise error("/secret/bundle: the memory is not enough")
+        raise error("/secret/bundle: not enough memory")
 
     monkeypatch.setattr(tts, "plan", failing)
     answer = httpx2.post(f"{serve().url}/v1/audio/speech", json=SAID)
@@ -184,7 +175,7 @@ def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
     assert int(answer.headers["retry-after"]) >= 1
     assert "secret" not in answer.text
-    assert "/secret/bundle: the memory is not enough" in caplog.text
+    assert "/secret/bundle: not enough memory" in caplog.text
 
 
 def test_an_error_that_nobody_expected_is_one_line_without_the_text(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,13 +52,6 @@ def downloaded(page: Any) -> tuple[str, bytes]:
     with page.expect_download() as download:
         page.click("#download")
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
-
-
-def copied(page: Any, name: str) -> str:
-    """What the button next to a command puts on the clipboard."""
-    page.click(f"#copy-{name}")
-    expect(page.locator(f"#copy-{name}")).to_have_text("Copied")
-    return str(page.evaluate("navigator.clipboard.readText()"))
 
 
 def played_bars(page: Any) -> int:
@@ -237,42 +226,6 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve
     page.reload()
     expect(page.locator("#voice option")).not_to_have_count(1)
     expect(page.locator("#access")).to_be_hidden()
-
-
-def test_the_commands_say_the_same(visit: Callable[..., Any], server: Any, tmp_path: Path) -> None:
-    shell = shutil.which("bash")
-    if shell is None or shutil.which("curl") is None:
-        pytest.skip("needs bash and curl")
-    text = 'It\'s "1 < 2" & $HOME; \\n naïve `ls`.'
-    page = visit(server.url, permissions=CLIPBOARD).page
-    page.fill("#text", text)
-    page.fill("#seed", "3")
-    page.click("#advanced summary")
-    page.fill("#inference_timesteps", "4")
-    page.evaluate(
-        """() => {
-            document.getElementById("speed").value = 1.25;
-            document.getElementById("speed").dispatchEvent(new Event("input", { bubbles: true }));
-        }"""
-    )
-    curl, python = copied(page, "curl"), copied(page, "python")
-    (tmp_path / "curl").mkdir()
-    (tmp_path / "python").mkdir()
-    done = subprocess.run([shell, "-c", curl], cwd=tmp_path / "curl", capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    subprocess.run([sys.executable, "-c", python], cwd=tmp_path / "python", check=True)
-    with page.expect_response("**/audio/speech") as answer:
-        page.click("#speak-button")
-    asked = json.loads(answer.value.request.post_data)
-
-    assert asked["input"] == text
-    assert (asked["seed"], asked["inference_timesteps"], asked["speed"]) == (3, 4, 1.25)
-    by_curl = (tmp_path / "curl" / "speech.wav").read_bytes()
-    assert by_curl == (tmp_path / "python" / "speech.wav").read_bytes()
-    page.locator("#status", has_text="s of speech.").wait_for()
-    assert np.array_equal(
-        soundfile.read(io.BytesIO(downloaded(page)[1]), dtype="int16")[0], np.frombuffer(by_curl[44:], "<i2")
-    )
 
 
 def test_style_in_words_is_offered_where_the_model_has_it(visit: Callable[..., Any], server: Any) -> None:

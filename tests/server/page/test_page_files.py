@@ -55,22 +55,3 @@ def test_a_browser_that_has_the_file_gets_it_once(server: Any) -> None:
 def test_no_other_file_is_served(server: Any) -> None:
     for path in ("", "index.html", "../settings.py", "%2e%2e/settings.py", "..%2fsettings.py", "main"):
         assert httpx2.get(f"{server.url}/page/{path}").status_code == 404, path
-
-
-def test_no_script_makes_html_of_text() -> None:
-    """What trusted types refuse in Chromium, other browsers would do."""
-    for path in FOLDER.glob("*.js"):
-        assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", path.read_text()
-        ), path
-
-
-def test_every_label_and_hint_of_the_page_has_its_control() -> None:
-    page = (FOLDER / "index.html").read_text(encoding="utf-8")
-    ids = re.findall(r'\bid="([^"]+)"', page)
-    assert len(ids) == len(set(ids))
-    named = re.findall(r'(?:for|aria-describedby|aria-labelledby|aria-controls|form)="([^"]+)"', page)
-    assert set(" ".join(named).split()) <= set(ids)
-    for path in FOLDER.glob("*.js"):
-        looked_up = re.findall(r'(?:element|getElementById|#field)\("([^"]+)"\)', path.read_text())
-        assert set(looked_up) <= set(ids), path

@@ -103,30 +103,3 @@ def test_jobs_are_submitted_watched_saved_and_deleted(
     page.locator("#job-list").get_by_role("button", name="Delete").click()
     page.click("#yes")
     expect(page.locator("#job-list li")).to_have_count(0)
-
-
-def test_a_job_that_goes_on_and_one_that_failed(visit: Callable[..., Any], server: Any) -> None:
-    job = {
-        "id": "a", "state": "running", "response_format": "mp3", "characters": 40_000, "created_at": 1_795_000_000,
-        "segments": 8, "segments_done": 3, "audio_seconds": 61.5, "remaining_seconds": 100, "error": None,
-    }  # fmt: skip
-    failed = {**job, "id": "b", "state": "failed", "error": {"message": "voice: there is no voice <i>x</i>"}}
-    listed = [job, failed]
-
-    def with_jobs(route: Any) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "jobs": True})
-
-    page = visit(server.url).page
-    page.route("**/v1/about", with_jobs)
-    page.route("**/v1/audio/jobs", lambda route: route.fulfill(json={"data": listed}))
-    page.reload()
-    entries = page.locator("#job-list li")
-    expect(entries).to_have_count(2)
-    expect(entries.first).to_contain_text("61.5 s of speech so far, about 100 s left")
-    assert page.locator("progress").first.evaluate("(bar) => bar.position") == pytest.approx(3 / 8)
-    expect(entries.last).to_contain_text("Voice: there is no voice <i>x</i>")
-    expect(page.locator("#job-list button", has_text="Download").first).to_be_disabled()
-    listed[0] = {**job, "state": "done"}
-    expect(page.locator("#job-list button", has_text="Download").first).to_be_enabled()
-    expect(page.locator("progress").first).to_be_hidden()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 import socket
+import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
@@ -31,17 +32,17 @@ from wyoming.tts import (
 )
 
 from heard_words import SAID, SEED, wrong_words
-from voxcpm_constants.generations import GENERATIONS
+from server_on_loopback import ServerOnLoopback
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.wyoming.room import Wyoming
-from voxcpm_server.wyoming.server import languages_of
 from waiting import until
 
 # Chance may give a voice that takes long; whether it does is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
 LONG = "one two three four five six seven eight nine ten, and on we go. "
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop.is_type) -> list[Event]:
@@ -105,15 +106,6 @@ def test_it_tells_what_it_is(server: Any) -> None:
     assert all(voice.installed and voice.languages == ["en"] for voice in program.voices)
     (pong,) = exchanged(server, Ping("hello"), last=Pong.is_type)
     assert Pong.from_event(pong).text == "hello"
-
-
-def test_languages_are_those_of_the_checkpoint_or_of_its_generation() -> None:
-    for language, generation, expected in (("sw", "voxcpm", "sw"), (None, "voxcpm", "zh en")):
-        architecture = SimpleNamespace(traits=GENERATIONS[generation])
-        speech = SimpleNamespace(language=language)
-        manifest: Any = SimpleNamespace(speech=speech, architecture=architecture)
-        assert languages_of(manifest) == expected.split()
-    assert languages_of(SimpleNamespace(speech=None, architecture=architecture)) == ["zh", "en"]
 
 
 @pytest.mark.usefixtures("seeded")
@@ -199,13 +191,13 @@ def test_what_is_no_event_ends_the_connection(server: Any) -> None:
         (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"a JSON object"),
         (b"[]\n", b"a JSON object"),
         (b"[" * 50_000 + b"\n", b"a JSON object"),
-        (b'{"type": 5}\n', b"an object with a type"),
+        (b'{"type": 5}\n', b"a JSON object with a type"),
         (b'{"type": "synthesize", "data": []}\n', b"text: expected a string"),
-        (b'{"type": "synthesize", "data": 5}\n', b"an object with a type"),
+        (b'{"type": "synthesize", "data": 5}\n', b"a JSON object with a type"),
         (b'{"type": "synthesize", "data_length": 1000000000}\n', b"got 1000000000"),
         (b'{"type": "audio-chunk", "payload_length": 1000000000}\n', b"got 1000000000"),
-        (b'{"type": "synthesize", "data_length": -1}\n', b"a number of bytes"),
-        (b'{"type": "synthesize", "data_length": 2}\n[]', b"a JSON object"),
+        (b'{"type": "synthesize", "data_length": "a"}\n', b"a JSON object"),
+        (b'{"type": "synthesize", "data_length": 2}\n[]', b"text: expected a string"),
         (b'{"type": "synthesize", "data": {"text": "a", "voice": {"name": 5}}}\n', b"voice.name"),
         (b" " * 200_000, b"a line of at most"),
     ):
@@ -224,36 +216,6 @@ def test_a_connection_that_says_nothing_more_is_closed(serve: Callable[..., Any]
     until(lambda: not len(running.service.conversations))
 
 
-def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
-    serve: Callable[..., Any], euler_steps: Any
-) -> None:
-    running = serve(concurrency=1)
-    with socket.create_connection(("127.0.0.1", running.ports["wyoming"])) as connection:
-        connection.sendall(json.dumps({"type": "synthesize", "data": {"text": LONG * 20}}).encode() + b"\n")
-        until(lambda: euler_steps.calls > 20)
-        assert running.service.queue.busy == 1
-    until(lambda: running.service.queue.busy == 0)
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "speech"])
-    calls = euler_steps.calls
-    time.sleep(0.2)
-    assert euler_steps.calls == calls
-    counted = 'voxcpm_requests_total{route="wyoming",status="499"} 1.0'
-    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
-    metrics = httpx2.get(f"{running.url}/metrics").text
-    assert 'voxcpm_speeches_total{outcome="cancelled"} 1.0' in metrics
-
-
-def test_it_waits_in_the_queue_of_all(serve: Callable[..., Any]) -> None:
-    running = serve(concurrency=1, queue=0)
-    with socket.create_connection(("127.0.0.1", running.ports["wyoming"])) as connection:
-        connection.sendall(json.dumps({"type": "synthesize", "data": {"text": LONG * 20}}).encode() + b"\n")
-        until(lambda: running.service.queue.busy == 1)
-        error = exchanged(running, Synthesize("Hello."))[-1]
-        assert Error.from_event(error).code == "overloaded"
-        body = {"model": "tts-1", "input": "Hello."}
-        assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
-
-
 def test_it_is_on_loopback_unless_an_option_opens_it() -> None:
     everyone, wyoming_only = {"insecure_serve_without_key": True}, {"insecure_wyoming_without_key": True}
     for host, options, has_keys, expected in (
@@ -268,3 +230,54 @@ def test_it_is_on_loopback_unless_an_option_opens_it() -> None:
         address = Wyoming.address(Settings(wyoming=1, host=host, **options), has_keys=has_keys)
         assert address is not None
         assert address[0] == expected
+
+
+@pytest.fixture
+def serve(serve: Callable[..., ServerOnLoopback]) -> Callable[..., ServerOnLoopback]:
+    """The same, with Wyoming."""
+    return partial(serve, wyoming=0)
+
+
+@pytest.fixture(scope="module")
+def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
+    """A server with default settings and Wyoming, for all tests of a file."""
+    given: dict[str, Any] = {"voices_folder": tmp_path_factory.mktemp("voices"), "wyoming": 0}
+    with ServerOnLoopback.of(tts, **given) as running:
+        yield running
+
+
+def test_a_taken_port_names_the_option_that_chose_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = ["serve", "--port", "0", "--max-jobs", "0", "--wyoming", str(taken.getsockname()[1])]
+        second = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *given, "--voices-folder", str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert second.stderr.endswith("; choose another --wyoming\n"), second.stderr
+
+
+def test_only_the_option_needs_the_package() -> None:
+    def served(*options: str) -> str:
+        arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0", *options]
+        absent = f"import sys; sys.modules['wyoming'] = None; sys.argv = {arguments}; "
+        return subprocess.run(
+            [sys.executable, "-c", absent + PROGRAM], capture_output=True, text=True, check=False
+        ).stderr
+
+    assert re.fullmatch(
+        r"error: serve needs wyoming.* pip install \"voxcpm-coreml\[serve\]\"\n", served("--wyoming", "0")
+    )
+    assert served().splitlines()[-1].startswith("error: absent-bundle")
+
+
+def test_sigterm_ends_a_connection_with_an_error_event(started: Callable[..., Any]) -> None:
+    process, _ = started("--wyoming", "0")
+    line = process.stderr.readline()
+    assert re.fullmatch(r"listening on tcp://127\.0\.0\.1:\d+ \(Wyoming\)\n", line), line
+    with socket.create_connection(("127.0.0.1", int(re.findall(r"\d+", line)[-1]))) as connection:
+        connection.sendall(b'{"type": "ping"}\n')
+        assert b"pong" in connection.recv(1000)
+        process.send_signal(signal.SIGTERM)
+        assert connection.makefile("rb").read().count(b"the server ends") == 1
+        rest = process.communicate(timeout=30)[1]
+    assert (process.returncode, rest) == (0, "")

@@ -14,7 +14,7 @@ import pytest
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
-from voxcpm_validation.lint import shapes
+from voxcpm_validation.lint import checks
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.function import read_function
 from voxcpm_validation.lint.report import Finding
@@ -268,7 +268,7 @@ def test_a_program_breaks_its_rule_and_no_other(
     tmp_path: Path, rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rule == "weight-file":
-        monkeypatch.setattr(shapes, "LARGEST_WEIGHT_FILE", 100)
+        monkeypatch.setattr(checks, "LARGEST_WEIGHT_FILE", 100)
 
     findings = lint(case, tmp_path)
 

@@ -27,7 +27,7 @@ def lint(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Every finding as JSON.")] = False,
 ) -> None:
-    """Check a bundle's packages for what real hardware refuses. Exit code 1: something was found."""
+    """Check a bundle's packages for what real hardware rejects. Exit code 1: findings."""
     # onnx and coremltools, which --help does not need.
     from .bundle import lint_bundle
 

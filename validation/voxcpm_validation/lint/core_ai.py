@@ -119,9 +119,7 @@ def read_program(path: Path) -> list[CoreAIFunction]:
         # It takes half a second to import, and may be absent.
         authoring = importlib.import_module("coreai.authoring")
     except ImportError:
-        raise InputError(
-            f"a bundle for macos27 needs Apple's Core AI to be linted: {INSTALL_CORE_AI}"
-        ) from None
+        raise InputError(f"linting a macos27 bundle needs Apple's Core AI: {INSTALL_CORE_AI}") from None
     try:
         program = authoring.AIModelAsset.load(path).program
         module = program._module._mlir_module.operation  # noqa: SLF001 - no public access

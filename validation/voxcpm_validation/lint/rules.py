@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import shapes, values
+from . import checks
 from .function import Violation
 
 
@@ -30,55 +30,55 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(
         "select",
-        values.selections,
+        checks.selections,
         "Core ML refuses to load a `select` whose operands it would have to broadcast.",
         ("onnxsim/onnxsim 1399", "kasper0406/stablehlo-coreml 91"),
     ),
     Rule(
         "value-shaped",
-        shapes.value_shaped,
+        checks.value_shaped,
         "Core ML refuses tensors that are shaped by a computed value; enumerated shapes are allowed.",
         ("onnxsim/onnxsim 1430",),
     ),
     Rule(
         "rank",
-        shapes.ranks,
+        checks.ranks,
         "The Neural Engine's compiler fails on graphs with more.",
         ("FluidInference/FluidAudio 679",),
     ),
     Rule(
         "long-axis",
-        shapes.long_axes,
+        checks.long_axes,
         "The Neural Engine refuses longer ones.",
         ("FluidInference/FluidAudio 121", "FluidInference/mobius 61"),
     ),
     Rule(
         "declared-shape",
-        shapes.declared_shapes,
+        checks.declared_shapes,
         "coremltools declares some results with a shape that they do not have, and Core ML plans with it.",
         ("onnxsim/onnxsim 1399",),
     ),
     Rule(
         "dynamic-input",
-        shapes.dynamic_inputs,
+        checks.dynamic_inputs,
         "Core ML crashed with a range of lengths on the GPU and the Neural Engine.",
         ("apple/coremltools 2825", "FluidInference/FluidAudio 738"),
     ),
     Rule(
         "state-size",
-        shapes.state_sizes,
+        checks.state_sizes,
         "The Neural Engine fails on other states.",
         ("apple/coremltools 2631",),
     ),
     Rule(
         "masked-batch",
-        values.masked_batches,
+        checks.masked_batches,
         "From this size on, results are wrong on the GPU of macOS 26.2.",
         ("apple/coremltools 2650",),
     ),
     Rule(
         "blockwise-scale",
-        values.blockwise_scales,
+        checks.blockwise_scales,
         "On macOS 26 loading such weights for the Neural Engine aborted the process.",
         ("apple/coremltools 2688",),
         "a risk on macOS 26: the report is about palettes, and coremltools writes int8 and int4 for macOS 15 so",
@@ -86,37 +86,37 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "scatter-into-state",
-        values.scatters_into_states,
+        checks.scatters_into_states,
         "The Neural Engine's compiler refuses `scatter` into a cache, whatever its precision and rank.",
         ("FluidInference/mobius 67", "FluidInference/FluidAudio 679"),
     ),
     Rule(
         "float32",
-        values.float32_arithmetic,
+        checks.float32_arithmetic,
         "The Neural Engine has no fp32, so each such operation leaves it.",
         ("FluidInference/mobius 67", "john-rocky/coreai-model-zoo 36"),
     ),
     Rule(
         "infinite-constant",
-        values.infinite_constants,
+        checks.infinite_constants,
         "A constant beyond fp16's 65504 is stored as infinity, and becomes NaN in a softmax.",
         ("cactus-compute/cactus 734",),
     ),
     Rule(
         "cropped-convolution",
-        values.cropped_convolutions,
+        checks.cropped_convolutions,
         "Such slices leave the GPU on an iPhone.",
         ("apple/coremltools 2550",),
     ),
     Rule(
         "padded-convolution",
-        values.padded_convolutions,
+        checks.padded_convolutions,
         "Otherwise results on the CPU differ from those elsewhere.",
         ("microsoft/onnxruntime 21416", "apple/coremltools 2281", "apple/coremltools 2324"),
     ),
     Rule(
         "weight-file",
-        shapes.weight_files,
+        checks.weight_files,
         "An M1 loaded VoxCPM2's base language model only after it was split in two.",
         ("0seba/VoxCPMANE 14", "0seba/VoxCPMANE 13"),
     ),

@@ -36,7 +36,7 @@ def listen(
     ] = False,
     short_sentences: Annotated[
         bool,
-        typer.Option("--short-sentences", help="Read 50 sentences; what is read if no part is chosen."),
+        typer.Option("--short-sentences", help="Read 50 sentences; the default part."),
     ] = False,
     checkpoint: Annotated[
         str | None,
@@ -56,7 +56,7 @@ def listen(
         int | None, typer.Option(help="Words of each kind of prose. Default: all, about 760.", min=1)
     ] = None,
     upstream_words: Annotated[
-        int | None, typer.Option(help="The same for upstream, which is slower. Default: as --words.", min=1)
+        int | None, typer.Option(help="Likewise for upstream, which is slower. Default: as --words.", min=1)
     ] = None,
     minutes: Annotated[float, typer.Option(help="Length of the narration in minutes.", min=1, max=30)] = 30,
     seed: Annotated[
@@ -64,26 +64,25 @@ def listen(
     ] = 0,
     recogniser: Annotated[
         Path | None,
-        typer.Option(help="Folder of a Whisper in CTranslate2's form. Default: Whisper tiny.en."),
+        typer.Option(help="Folder of a Whisper in CTranslate2's format. Default: Whisper tiny.en."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="Folder to write listening.json, with all transcripts, into."),
+        typer.Option(help="Folder for listening.json, with all transcripts."),
     ] = None,
     saved: Annotated[
         list[Path] | None,
-        typer.Option(help="A saved listening.json to show with what is measured; repeat for several."),
+        typer.Option(help="A saved listening.json to show or merge; repeatable."),
     ] = None,
 ) -> None:
-    """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""
+    """Test speech with a recogniser: word errors, length, cuts, repetitions, likeness, pace and loudness."""
     if report is not None:
         inputs = (bundle, checkpoint, recogniser, *(saved or ()))
         report_folder(report, ("listening.json",), inputs)
     # The recogniser and PyTorch: `--help` works without the extra.
     from voxcpm_validation.listening.hearing import Listener
-    from voxcpm_validation.listening.parts import Extent, Report, listen
+    from voxcpm_validation.listening.parts import Extent, Report, listen, tables
     from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
-    from voxcpm_validation.listening.tables import tables
 
     chosen = {
         "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,

@@ -1,14 +1,16 @@
-"""The parts of a listening test, each of which can be run alone: what is read in which voice, and how it is scored."""
+"""The parts of a listening test: what is read in which voice, how it is scored, and the tables of the scores."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
+from rich import box
+from rich.table import Table
 
 from voxcpm_validation.listening.hearing import Case, HeardCase, Listener, Speak, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice, narration, prose, short_sentences, short_texts
@@ -124,3 +126,25 @@ def listen(
         heard = HeardCase(system, case, {name: future.result() for name, future in futures.items()})
         scores[part] += tuple(PARTS[part].score(heard, listener, natural))
     return Report.model_validate(scores)
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """A table of each part of each system that was measured, and one of the minutes of each narration."""
+    for part in Report.model_fields:
+        scores = getattr(report, part)
+        for system in dict.fromkeys(score.system for score in scores):
+            title = f"{part.replace('_', ' ')}, {system}"
+            yield _table(title, [score for score in scores if score.system == system])
+    for score in report.narration:
+        yield _table(f"minute by minute, {score.system}", score.minutes)
+
+
+def _table(title: str, rows: Sequence[Any]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    columns = {name: field for name, field in type(rows[0]).model_fields.items() if field.title}
+    for name, field in columns.items():
+        table.add_column(field.title, no_wrap=name == "case")
+    for row in rows:
+        values = [(getattr(row, name), field.json_schema_extra["form"]) for name, field in columns.items()]
+        table.add_row(*("" if value is None else form.format(value) for value, form in values))
+    return table

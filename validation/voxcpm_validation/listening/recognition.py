@@ -47,7 +47,7 @@ class Recogniser:
 
         if folder is not None and not (folder / "model.bin").is_file():
             raise InputError(
-                f"{folder}: expected a Whisper in CTranslate2's form (model.bin, config.json, tokenizer.json)"
+                f"{folder}: expected a Whisper in CTranslate2's format (model.bin, config.json, tokenizer.json)"
             )
         # One thread: the voice speaks the next text meanwhile, on the other cores.
         self._model = WhisperModel(

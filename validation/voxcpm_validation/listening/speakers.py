@@ -14,8 +14,7 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.arguments import Arguments, CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import PlannedSegment, Progress
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript

@@ -1,4 +1,4 @@
-"""Core AI programs, checked, and compiled once a machine by Apple's compiler in a child process.
+"""Core AI programs, verified, and compiled once per machine by Apple's compiler in a child process.
 
 The compiler ends its process at a damaged program, an unknown version or a full disk. So it runs in a child process,
 which this module is when it is started as a program.
@@ -24,7 +24,7 @@ _PROGRAM, _HASH = "main.mlirb", "main.hash"
 
 
 def check_program(program: Path) -> None:
-    """Raises BundleError for a program whose content is not that of its own hash file."""
+    """Raises BundleError for a program whose content does not match its hash file."""
     code, digest = program / _PROGRAM, program / _HASH
     for path in (code, digest):
         if not path.is_file():
@@ -32,9 +32,7 @@ def check_program(program: Path) -> None:
                 f"{path}: missing from the Core AI program; copy the bundle again or convert again"
             )
     if record_file(code).sha256 != digest.read_bytes().hex():
-        raise BundleError(
-            f"{code}: content differs from {_HASH} beside it; copy the bundle again or convert again"
-        )
+        raise BundleError(f"{code}: content does not match {_HASH}; copy the bundle again or convert again")
 
 
 def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]:
@@ -50,7 +48,7 @@ def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]
             path, _ = compiled.path(damaged=mark(path))
     except OSError as error:
         raise BundleError(
-            f"no room for Core AI's compiled programs ({os_reason(error)}); free space"
+            f"cannot write Core AI's compiled programs ({os_reason(error)}); free space"
         ) from None
     return path, compiled
 
@@ -83,7 +81,7 @@ def _is_whole(compiled: Path) -> bool:
 
 
 def _main(program: str, compiled: str) -> None:
-    """Compile and end the process: at an orderly exit Core AI's threads may end it with a signal."""
+    """Compile and exit abruptly: Core AI's threads may abort an orderly exit."""
     end_with_the_parent()
     try:
         from coreai.authoring import AIModelAsset  # half a second, and only here

@@ -21,7 +21,7 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
 from voxcpm_runtime.backends.core_ai.programs import check_program, compiled_program
 from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
-from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState, write_rows
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 INSTALL_CORE_AI = "pip install 'voxcpm-coreml[coreai]'"
 _MISSING = (
@@ -139,9 +139,10 @@ class CoreAIStepModel:
         except (RuntimeError, ValueError, TypeError) as error:
             raise BundleError(f"Core AI failed in {name} ({first_line(error)})") from None
         if not self._native:
+            start = int(inputs["position"].item())
             for stacked, stack in arrays.items():
-                for cache, rows in zip(stack, results[f"{stacked}_rows"].numpy(), strict=True):
-                    write_rows(cache, rows, inputs["position"])
+                rows = results[f"{stacked}_rows"].numpy()
+                stack[:, :, :, start : start + rows.shape[3]] = rows
         return {t.name: np.array(results[t.name].numpy(), np.float32) for t in self._declared.outputs}
 
     def _checked(self, tensor: TensorSpec, inputs: Mapping[str, Array]) -> Array:

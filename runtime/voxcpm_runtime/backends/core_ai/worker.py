@@ -198,7 +198,7 @@ class _Child:
 
 
 def _ended(connection: Connection, process: subprocess.Popen[bytes]) -> None:
-    """End the child, even in the middle of a call."""
+    """Kill the child, even in the middle of a call."""
     connection.close()
     process.kill()
     process.wait()

@@ -53,7 +53,7 @@ def in_child(task: str, *arguments: str) -> None:
     if code == _SYSTEM_ERROR:
         raise OSError(int(words), os.strerror(int(words)))
     if code != 0:
-        raise RuntimeError(words if code == 1 else f"it ended the process that tried it: {words}")
+        raise RuntimeError(words if code == 1 else f"it crashed the process that tried it: {words}")
 
 
 def _main(task: str, path: str, *arguments: str) -> None:

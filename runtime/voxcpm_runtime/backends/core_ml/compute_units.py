@@ -1,4 +1,4 @@
-"""Which of a Mac's compute units each step model runs on: the usual, the measured, and the caller's choice."""
+"""The compute unit of each step model on a Mac: the default, the measured one, or the caller's choice."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", 
 AUTO = "auto"
 """For each step model the unit that `doctor` measured on this machine, else the usual one."""
 OTHERS = "*"
-"""In a mapping: every step model that it does not name."""
+"""In a mapping: all step models without a key of their own."""
 CPU = "cpu"
-"""Takes every package."""
+"""Runs every package."""
 PORTABLE, COREAI = "portable", "coreai"
 """Not compute units of Core ML: they stand for these backends where a unit is named."""
 

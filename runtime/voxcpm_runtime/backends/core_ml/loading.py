@@ -1,4 +1,4 @@
-"""Step models on Core ML: packages compiled, and loaded on their compute units or on one that does not refuse them."""
+"""Step models on Core ML: packages compiled, and loaded on their compute units or a fallback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
 Note = Callable[[str], object]
-"""note(line): what is being done, for a user who waits."""
+"""note(line): a progress line."""
 LoadPortable = Callable[[str], StepFunction]
 
 # Core ML says this of a package of several functions that it refuses for another reason (VoxCPMANE 14 and 15).
@@ -36,14 +36,14 @@ _MISLEADING = ".functionName"
 
 
 class Placed(NamedTuple):
-    """A step model, and the compute unit that took it; PORTABLE for the portable backend."""
+    """A step model, and the compute unit that it runs on; PORTABLE for the portable backend."""
 
     model: StepFunction
     unit: str
 
 
 class RefusedError(BundleError):
-    """A package that Core ML refuses on a compute unit, in Core ML's words; another unit may take it."""
+    """A package that Core ML rejects on a compute unit, with its reason; another unit may accept it."""
 
 
 def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
@@ -113,7 +113,7 @@ def place_on_core_ml(
 def _open_package(
     unit: str, first_use: Note | None, _: StepModel, functions: Sequence[PackageFunction], digest: str
 ) -> Callable[[int], StepFunction]:
-    """All functions are loaded now, so that a refusal is an error now and not in the middle of speech."""
+    """Load all functions now, so that a rejection is an error now and not in the middle of speech."""
     package = _Package(functions, digest, unit, first_use)
     models = [CoreMLStepModel(f.declared, package.load(f), state=f.state, package=package) for f in functions]
     return models.__getitem__

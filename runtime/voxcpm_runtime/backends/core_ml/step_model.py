@@ -15,10 +15,10 @@ import numpy.typing as npt
 from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import StateForm, updated_name
-from voxcpm_runtime.backends.step_function import Array, StepState, write_rows
+from voxcpm_runtime.backends.step_function import Array, StepState
 
 LINGER_SECONDS = 10.0
-"""How long input arrays outlive their step model: ten times what Core ML was seen to keep them for."""
+"""How long input arrays outlive their step model: ten times as long as Core ML was seen to use them."""
 # Core ML counts down without a lock, so that one of two updates at the same time may be lost.
 _SPARE_REFERENCES = 16
 _DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}
@@ -90,10 +90,11 @@ class PassedState:
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
         """All outputs by name; the state is updated."""
         results: dict[str, Array] = predictor.predict(features | self.arrays)
-        for name, output in self._outputs.items():
-            if self._returns_rows:
-                write_rows(self.arrays[name], results[output], features["position"])
-            else:
+        if self._returns_rows:
+            new_rows = {name: results[output] for name, output in self._outputs.items()}
+            self.set_rows(int(features["position"].item()), new_rows)
+        else:
+            for name, output in self._outputs.items():
                 np.copyto(self.arrays[name], results[output])
         return results
 

@@ -1,1 +1,1 @@
-"""The portable backend on an NVIDIA GPU: an optional room, which stands on `portable`."""
+"""The portable backend on an NVIDIA GPU: an optional room on top of `portable`."""

@@ -1,4 +1,4 @@
-"""Attention within a patch as one node for a GPU, with as little as ONNX Runtime's kernel needs around it.
+"""Rotary embeddings as one node for a GPU, and attention within a patch with as little as its kernel needs around it.
 
 Queries, keys and values are one product. `MultiHeadAttention` takes them as three parts of the rotated product: the
 heads that share a key head become rows of a sequence, for which weights are put into another order when the graph is
@@ -9,13 +9,12 @@ bundle's step models with float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
-from voxcpm_runtime.backends.gpu.rotary import Rotary, fixed_tables, rotary
-from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, View, is_product, permutation
+from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, View, attribute, is_product, permutation
 from voxcpm_runtime.backends.portable.graph import CONTRIB
 from voxcpm_runtime.backends.portable.rewrites import Formula
 
@@ -40,8 +39,15 @@ _WITHIN: Formula = {
 _WIDTHS = 8
 
 
-@dataclass(frozen=True)
-class Part:
+class Rotary(NamedTuple):
+    """x · cos + (−second half of x, first half of x) · sin, x (B, heads, S, D); names of values."""
+
+    x: str
+    cos: str
+    sin: str
+
+
+class Part(NamedTuple):
     """Queries, keys or values, before the product of the embeddings is split into heads."""
 
     x: str
@@ -54,7 +60,7 @@ class Part:
 
 
 def attention(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """What stands for a product of attention's result with a weight, with all that led to it; None for another node."""
+    """The replacement of a product of attention's result with a weight, and of all that led to it; otherwise None."""
     if not is_product(node) or not view.is_fixed(node.input[1]):
         return None
     names = view.match(_WITHIN, "rows", node.input[0])
@@ -141,15 +147,10 @@ def _tables(view: View, parts: Sequence[Part]) -> list[str]:
     dtype = next(tables[0].dtype for tables in found if tables is not None)
 
     def column(index: int) -> np.ndarray:
-        plain = 1.0 - index
-        each = [
-            np.full((p.positions, half), plain) if t is None else t[index]
-            for p, t in zip(parts, found, strict=True)
-        ]
-        by_head = [
-            np.repeat(table[:, np.newaxis], part.heads, axis=1)
-            for part, table in zip(parts, each, strict=True)
-        ]
+        by_head = []
+        for part, own in zip(parts, found, strict=True):
+            table = np.full((part.positions, half), 1.0 - index) if own is None else own[index]
+            by_head.append(np.repeat(table[:, np.newaxis], part.heads, axis=1))
         return np.concatenate(by_head, axis=1).reshape(-1, half)
 
     return [view.graph.constant(column(index), dtype) for index in (0, 1)]
@@ -166,3 +167,76 @@ def _reordered(
         return graph.emit("Reshape", graph.emit("Transpose", axes, perm=list(order)), integers(shape))
 
     return view.shared(("reordered", weight, str(order)), turned)
+
+
+def rotary(view: View, value: str) -> Rotary | None:
+    """The rotary embedding that a value is; None for another value."""
+    node = view.producer(value, "Add")
+    if node is None:
+        return None
+    for straight, turned in (node.input, node.input[::-1]):
+        for turn, sin in view.factors(turned):
+            x = _turned(view, turn)
+            cosines = [cos for other, cos in view.factors(straight) if other == x]
+            if x is not None and cosines:
+                return Rotary(x, cosines[0], sin)
+    return None
+
+
+def _turned(view: View, value: str) -> str | None:
+    """x, if the value is (−second half of x, first half of x)."""
+    concat = view.producer(value, "Concat")
+    if concat is None or len(concat.input) != 2 or attribute(concat, "axis") not in (-1, 3):
+        return None
+    for second, sign in view.factors(concat.input[0]):
+        split = view.producer(second, "Split")
+        if split is not None and view.number(sign) == -1 and list(split.output) == [concat.input[1], second]:
+            return str(split.input[0])
+    return None
+
+
+def fixed_tables(view: View, found: Rotary) -> list[np.ndarray] | None:
+    """Cosines and sines (positions, D / 2), if they are constants. Both halves of a table are equal."""
+    tables = [view.constant(name) for name in (found.cos, found.sin)]
+    halves = [
+        np.ascontiguousarray(table.reshape(table.shape[-2:])[:, : table.shape[-1] // 2])
+        for table in tables
+        if table is not None
+    ]
+    return halves if len(halves) == 2 else None
+
+
+def rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """One node for the rotary embedding that a sum ends; None for another sum."""
+    found = rotary(view, node.output[0])
+    if found is None:
+        return None
+    start, graph = len(view.graph.nodes), view.graph
+    fixed = fixed_tables(view, found)
+    if fixed is None:
+        tables = _gathered(view, found)
+    else:
+        tables = [graph.integers([0]), *(graph.constant(table, table.dtype) for table in fixed)]
+    if not tables:
+        return None
+    result = graph.emit("RotaryEmbedding", found.x, *tables, domain=CONTRIB)
+    return view.taken(start, result, node.output[0])
+
+
+def _gathered(view: View, found: Rotary) -> list[str]:
+    """Positions (1, S), cosines and sines for tables that are looked up; empty for another form."""
+    cos, sin = (view.producer(name, "Gather") for name in (found.cos, found.sin))
+    table = None if cos is None else view.constant(cos.input[0])
+    if cos is None or sin is None or table is None:
+        return []
+    graph, integers = view.graph, view.graph.integers
+    root = view.root(cos.input[1])
+    bounds = (integers([0]), integers([table.shape[-1] // 2]), integers([-1]))
+
+    def positions() -> str:
+        return graph.emit("Unsqueeze", graph.emit("Cast", root, to=TensorProto.INT64), integers([0]))
+
+    def half(name: str) -> str:  # cut when the graph is loaded: tables may be large
+        return view.shared(("half", name), lambda: graph.emit("Slice", name, *bounds))
+
+    return [view.shared(("positions", root), positions), half(cos.input[0]), half(sin.input[0])]

@@ -1,4 +1,4 @@
-"""A GPU through ONNX Runtime's CUDA provider: the room's door, from which the core gets everything else."""
+"""A GPU through ONNX Runtime's CUDA provider, and the threads that call it: the door of this room."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import functools
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from voxcpm_constants.errors import DeviceError, first_line
 from voxcpm_constants.generations import Traits
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.step_function import Array, NextPatch, StepFunction
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _PROVIDER = "CUDAExecutionProvider"
 _OPTIONS = {
@@ -81,15 +86,15 @@ class Device:
 
     @contextlib.contextmanager
     def memory_checked(self, doing: str) -> Iterator[None]:
-        """A context in which ONNX Runtime's lack of GPU memory becomes a DeviceError. doing: what for."""
+        """A context that turns out-of-memory errors into DeviceError. doing: the action, for the message."""
         try:
             yield
         except Exception as error:
             if not any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
                 raise
             raise DeviceError(
-                f"--device {self}: the GPU's memory is not enough to {doing}; end what else uses it, speak fewer "
-                "utterances at the same time, or use --device cpu"
+                f"--device {self}: not enough GPU memory to {doing}; stop other programs on it, speak fewer "
+                "utterances at once, or use --device cpu"
             ) from None
 
     def step_model(self, package: Path, **options: Any) -> StepFunction:
@@ -167,7 +172,7 @@ def gpu_count() -> int:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
         raise DeviceError(
-            f"no NVIDIA driver here ({_DRIVER} cannot be loaded); install it, or use --device cpu"
+            f"no NVIDIA driver found ({_DRIVER} cannot be loaded); install it, or use --device cpu"
         ) from None
     count = ctypes.c_int(0)
     for name, argument in (("cuInit", 0), ("cuDeviceGetCount", ctypes.byref(count))):
@@ -176,7 +181,7 @@ def gpu_count() -> int:
             return 0
         if status:
             raise DeviceError(
-                f"NVIDIA's driver does not answer (CUDA error {status}); look at nvidia-smi, or use --device cpu"
+                f"the NVIDIA driver does not respond (CUDA error {status}); check nvidia-smi, or use --device cpu"
             )
     return count.value
 
@@ -203,3 +208,70 @@ def _missing_library() -> str:
     except OSError as error:
         return first_line(error)
     return ""
+
+
+class DeviceGate:
+    """A readers-writer lock that prefers writers.
+
+    CUDA allows no allocation by any thread while one captures, so calls that may allocate or capture run alone.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sharing = self._asking_alone = 0
+        self._alone = False
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """A context with shared access."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._asking_alone)
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._sharing -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A context with exclusive access."""
+        with self._changed:
+            self._asking_alone += 1
+            self._changed.wait_for(lambda: not self._alone and not self._sharing)
+            self._asking_alone -= 1
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+
+class DeviceWorker:
+    """A thread for the calls of one session: ONNX Runtime keeps captured calls for the thread that captured them."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.gate = _gate(device.memory, device.index)
+        self._thread = ThreadPoolExecutor(1, str(device))
+
+    def begin(self, call: Callable[[], T]) -> Future[T]:
+        """Queue a call on the thread. It must not wait for another one."""
+        return self._thread.submit(call)
+
+    def run_alone(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """The result of a call on the thread, with exclusive access."""
+
+        def called() -> T:
+            with self.gate.alone():
+                return call(*arguments, **named)
+
+        return self._thread.submit(called).result()
+
+
+@functools.cache
+def _gate(memory: str, index: int) -> DeviceGate:  # noqa: ARG001 - one for each GPU
+    return DeviceGate()

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto
 
-from voxcpm_runtime.backends.gpu.attention import attention
-from voxcpm_runtime.backends.gpu.rotary import rotated
+from voxcpm_runtime.backends.gpu.attention import attention, rotated
 from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, View, attribute, is_product, permutation
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
 from voxcpm_runtime.backends.portable.lowering import Shapes
@@ -86,7 +85,7 @@ def _heads_of(view: View, node: NodeProto) -> list[int]:
 
 
 def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """What stands for a node that one can compute with what led to it; None for another."""
+    """The replacement of a node, and of what led to it, by one node; otherwise None."""
     if node.op_type == "Add":
         return rotated(view, node)
     if node.op_type in ("MatMul", "FusedMatMul"):

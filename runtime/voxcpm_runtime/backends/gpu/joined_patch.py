@@ -22,11 +22,9 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
     StepSizes,
 )
-from voxcpm_runtime.backends.gpu.calls import DeviceCalls
-from voxcpm_runtime.backends.gpu.device import Device
+from voxcpm_runtime.backends.gpu.device import Device, DeviceWorker
 from voxcpm_runtime.backends.gpu.state import DeviceState
-from voxcpm_runtime.backends.gpu.step_model import GPUStepModel, open_on_device
-from voxcpm_runtime.backends.gpu.worker import DeviceWorker
+from voxcpm_runtime.backends.gpu.step_model import DeviceCalls, GPUStepModel, open_on_device
 from voxcpm_runtime.backends.portable.lowered import Interface, Lowered, checked_inputs
 from voxcpm_runtime.backends.step_function import Array, PendingPatch, StepFunction, StepState
 

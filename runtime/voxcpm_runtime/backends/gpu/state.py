@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from voxcpm_runtime.backends.gpu.device import Device
-from voxcpm_runtime.backends.gpu.worker import DeviceWorker
+from voxcpm_runtime.backends.gpu.device import Device, DeviceWorker
 from voxcpm_runtime.backends.portable.lowered import Interface, graph_dtype
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.storage.process_memory import mapped_zeros
@@ -52,7 +51,7 @@ class Buffers:
 
 
 class BufferPool:
-    """Buffers of streams that have ended serve the next ones, with the calls that were captured for them."""
+    """Reuses the buffers of finished streams, with the calls captured for them."""
 
     def __init__(
         self, interfaces: Mapping[str, Interface], in_place: frozenset[str], worker: DeviceWorker
@@ -77,7 +76,7 @@ class BufferPool:
 
     def _take(self) -> Buffers:
         """Buffers of zeros. Runs on the worker's thread."""
-        # The oldest: their calls are captured, those of the latest perhaps no more (`calls.MAX_GRAPHS`).
+        # The oldest: their calls are captured, those of the latest perhaps no more (`step_model.MAX_GRAPHS`).
         buffers = min(self._free, key=lambda free: free.number, default=None)
         if buffers is None:
             self._made += 1
@@ -130,23 +129,8 @@ class DeviceState:
         self.worker.run_alone(self.append, rows, start)
 
     def _rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        bounds = {"start": np.array([start], np.int64), "stop": np.array([stop], np.int64)}
-        found = {}
-        for name in self.buffers.pairs:
-            cache = self.buffers.now(name)
-            if stop <= start:
-                shape = cache.shape()
-                found[name] = np.zeros((*shape[:2], 0, *shape[3:]), np.float32)
-                continue
-            session = _row_sessions(self.worker.device, _dtype(cache).name)[0]
-            binding = session.io_binding()
-            binding.bind_ortvalue_input("cache", cache)
-            for bound, array in bounds.items():
-                binding.bind_cpu_input(bound, array)
-            binding.bind_output("rows")
-            session.run_with_iobinding(binding)
-            found[name] = binding.get_outputs()[0].numpy().astype(np.float32)
-        return found
+        now = self.buffers.now
+        return {name: now(name).numpy()[:, :, start:stop].astype(np.float32) for name in self.buffers.pairs}
 
     def append(self, rows: Mapping[str, np.ndarray], start: int) -> None:
         """Write rows into the caches from a position on. Runs on the worker's thread."""
@@ -161,7 +145,7 @@ class DeviceState:
                 spread = np.ascontiguousarray(np.broadcast_to(positions.reshape(1, 1, -1, 1), array.shape))
                 targets[array.shape] = ort.OrtValue.ortvalue_from_numpy(spread, memory, index)
             written = np.ascontiguousarray(array, _dtype(cache))
-            session = _row_sessions(self.worker.device, written.dtype.name)[1]
+            session = _writing(self.worker.device, written.dtype.name)
             binding = session.io_binding()
             binding.bind_ortvalue_input("cache", cache)
             binding.bind_ortvalue_input("positions", targets[array.shape])
@@ -171,30 +155,18 @@ class DeviceState:
 
 
 @functools.cache
-def _row_sessions(device: Device, dtype: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-    """Sessions that read rows of a cache, and that write rows into it in place."""
+def _writing(device: Device, dtype: str) -> ort.InferenceSession:
+    """A session that writes rows into a cache in place."""
     from onnx import parser  # slow, and only needed here
 
-    cache = f"{'float' if dtype == 'float32' else dtype}[a, b, n, d]"
-
-    def session(inputs: str, output: str, node: str, constants: str = "") -> ort.InferenceSession:
-        graph = f"rows ({cache} cache, {inputs}) => ({cache} {output}) {constants} {{ {output} = {node} }}"
-        model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}')
-        return ort.InferenceSession(model.SerializeToString(), providers=device.providers())
-
-    return (
-        session(
-            "int64[i] start, int64[i] stop",
-            "rows",
-            "Slice (cache, start, stop, axes)",
-            "<int64[1] axes = {2}>",
-        ),
-        session(
-            f"int64[a, b, r, d] positions, {cache.replace('n', 'r')} rows",
-            "updated",
-            "ScatterElements <axis = 2> (cache, positions, rows)",
-        ),
+    kind = "float" if dtype == "float32" else dtype
+    inputs = f"{kind}[a, b, n, d] cache, int64[a, b, r, d] positions, {kind}[a, b, r, d] rows"
+    node = "updated = ScatterElements <axis = 2> (cache, positions, rows)"
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> '
+        f"rows ({inputs}) => ({kind}[a, b, n, d] updated) {{ {node} }}"
     )
+    return ort.InferenceSession(model.SerializeToString(), providers=device.providers())
 
 
 def _dtype(value: ort.OrtValue) -> np.dtype:

@@ -1,18 +1,18 @@
-"""Running an .mlpackage on a GPU, through ONNX Runtime."""
+"""Running an .mlpackage on a GPU: tensors stay in place, and calls of one shape are captured as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from voxcpm_runtime.backends.gpu.calls import DeviceCalls
-from voxcpm_runtime.backends.gpu.device import Device
-from voxcpm_runtime.backends.gpu.state import DeviceState
-from voxcpm_runtime.backends.gpu.worker import DeviceWorker
-from voxcpm_runtime.backends.portable.lowered import Lowered
+from voxcpm_runtime.backends.gpu.device import Device, DeviceWorker
+from voxcpm_runtime.backends.gpu.state import BufferPool, Buffers, DeviceState
+from voxcpm_runtime.backends.portable.lowered import Interface, Lowered
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.backends.portable.sessions import mapped_weights, session_options
 from voxcpm_runtime.backends.portable.step_model import PortableStepModel
@@ -20,6 +20,137 @@ from voxcpm_runtime.backends.step_function import StepState
 
 if TYPE_CHECKING:
     from onnx import NodeProto
+
+MAX_GRAPHS = 64
+"""Maximum captured calls per session, some megabytes each; others are launched node by node."""
+GRAPH_ID = "gpu_graph_id"
+NOT_CAPTURED = "-1"
+
+Feeds = Mapping[str, np.ndarray]
+Signature = tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class _Tensors:
+    """The buffers of inputs and outputs in one set of shapes, shared by all streams: calls come one after another."""
+
+    inputs: dict[str, ort.OrtValue]
+    outputs: dict[str, ort.OrtValue]
+    last: dict[str, np.ndarray] = field(default_factory=dict)
+    """Current contents of the inputs."""
+
+    def fill(self, feeds: Feeds) -> None:
+        """Copy changed inputs to the device: most inputs of an Euler step equal those of the step before."""
+        for name, array in feeds.items():
+            if name not in self.last or not np.array_equal(self.last[name], array):
+                self.inputs[name].update_inplace(array)
+                self.last[name] = array.copy()
+
+
+@dataclass
+class _Bound:
+    """A session's inputs and outputs bound to buffers, and whether the call is captured."""
+
+    binding: ort.IOBinding
+    options: ort.RunOptions
+    captured: bool
+
+
+class DeviceCalls:
+    """Runs a session on a device. The outputs of a call are arrays; its state stays on the device.
+
+    outputs: visible ones. state: state input -> the output that holds its next value. With `returns_rows` these outputs
+    hold the new rows of caches, which are inputs only.
+    """
+
+    def __init__(
+        self, session: ort.InferenceSession, worker: DeviceWorker, outputs: Iterable[str], state: Mapping[str, str],
+        interfaces: Mapping[str, Interface], in_place: frozenset[str], *, returns_rows: bool, captured: bool,
+    ) -> None:  # fmt: skip
+        self._session, self._worker, self._state = session, worker, dict(state)
+        self._returns_rows, self._captured = returns_rows, captured
+        self._visible = [*(state.values() if returns_rows else ()), *outputs]
+        self._pool = BufferPool(interfaces, in_place, worker)
+        self.new_state = self._pool.new_state
+        self._tensors: dict[Signature, _Tensors] = {}
+        self._bound: dict[tuple[Signature, Buffers | None, int], _Bound] = {}
+
+    def begin(self, feeds: Callable[[], Feeds], state: DeviceState | None) -> Future[dict[str, np.ndarray]]:
+        """Queue a step, which updates the state. feeds: called when its turn has come."""
+
+        def called() -> dict[str, np.ndarray]:
+            with self._worker.device.memory_checked("run a step model"):
+                return self._call(feeds(), state)
+
+        return self._worker.begin(called)
+
+    def _call(self, feeds: Feeds, state: DeviceState | None) -> dict[str, np.ndarray]:
+        signature = tuple(array.shape for array in feeds.values())
+        buffers = None if state is None else state.buffers
+        key = (signature, buffers, 0 if buffers is None else buffers.turn)
+        gate = self._worker.gate
+        # What was captured allocates nothing; writing rows that a call returned does.
+        captured = key in self._bound and self._bound[key].captured and not self._returns_rows
+        with gate.shared() if captured else gate.alone():
+            if signature not in self._tensors:
+                results = self._first(feeds, buffers, signature)
+            else:
+                tensors = self._tensors[signature]
+                tensors.fill(feeds)
+                if key not in self._bound:
+                    self._bound[key] = self._bind(tensors, buffers)
+                self._session.run_with_iobinding(self._bound[key].binding, self._bound[key].options)
+                # On the CPU the array of an OrtValue is its memory.
+                results = {name: value.numpy().copy() for name, value in tensors.outputs.items()}
+            if state is not None and self._returns_rows:
+                rows = {i: results.pop(o) for i, o in self._state.items()}
+                state.append(rows, int(feeds["position"].item()))
+        if buffers is not None:
+            buffers.advance()
+        return results
+
+    def _first(self, feeds: Feeds, buffers: Buffers | None, signature: Signature) -> dict[str, np.ndarray]:
+        """The first call with these shapes shows the shapes of the outputs."""
+        memory, index = self._worker.device.memory, self._worker.device.index
+
+        def on_device(arrays: Feeds) -> dict[str, ort.OrtValue]:
+            copies = ((name, array.copy()) for name, array in arrays.items())
+            return {name: ort.OrtValue.ortvalue_from_numpy(copy, memory, index) for name, copy in copies}
+
+        inputs = on_device(feeds)
+        binding = self._binding(inputs, buffers)
+        for name in self._visible:
+            binding.bind_output(name, memory, index)
+        self._session.run_with_iobinding(binding, _options(NOT_CAPTURED))
+        # The state bound its outputs first, then came these in order.
+        values = binding.get_outputs()[-len(self._visible) :]
+        results = {name: value.numpy() for name, value in zip(self._visible, values, strict=True)}
+        self._tensors[signature] = _Tensors(inputs, on_device(results))
+        return results
+
+    def _bind(self, tensors: _Tensors, buffers: Buffers | None) -> _Bound:
+        binding = self._binding(tensors.inputs, buffers)
+        for name, value in tensors.outputs.items():
+            binding.bind_ortvalue_output(name, value)
+        captured = self._captured and len(self._bound) < MAX_GRAPHS
+        return _Bound(binding, _options(str(len(self._bound) + 1) if captured else NOT_CAPTURED), captured)
+
+    def _binding(self, inputs: Mapping[str, ort.OrtValue], buffers: Buffers | None) -> ort.IOBinding:
+        binding = self._session.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        if buffers is not None:
+            for name, output in self._state.items():
+                binding.bind_ortvalue_input(name, buffers.now(name))
+                if not self._returns_rows:
+                    binding.bind_ortvalue_output(output, buffers.next(name))
+        return binding
+
+
+def _options(graph: str) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry(GRAPH_ID, graph)
+    return options
 
 
 class GPUStepModel(PortableStepModel):

@@ -1,4 +1,4 @@
-"""What the rewrites for a GPU read of a graph under construction: who makes a value, who reads it, what is constant."""
+"""A view of a graph under construction for the GPU rewrites: producers, readers and constants of values."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ except ImportError as error:
         raise MemoryError from error
     # onnxruntime and onnxruntime-gpu are one folder: removing one of them leaves half of the other.
     raise MissingExtraError(
-        f"ONNX Runtime is installed in part ({first_line(error)}); pip install --force-reinstall --no-deps "
+        f"ONNX Runtime is only partly installed ({first_line(error)}); pip install --force-reinstall --no-deps "
         "onnxruntime, or onnxruntime-gpu in its place"
     ) from None
 

@@ -1,4 +1,4 @@
-"""Large integer models in the form that ONNX Runtime makes of them when it opens them, saved once for this machine.
+"""Large integer models as optimised by ONNX Runtime, saved once for this machine.
 
 Opening a graph folds its constants and packs its weights for the processor's kernels: seconds, and memory that no other
 process shares. ONNX Runtime can save the result, and map the file at the next start. An entry is a folder in the user's
@@ -43,7 +43,7 @@ _NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAG
 # Below this, opening takes a fraction of a second, and saving would only make the first start later.
 _MIN_BYTES = 32 << 20
 _KEPT_SECONDS, _UNFINISHED_SECONDS = 30 * 86400, 86400
-"""How long a form is kept that nothing opens, and what a killed process has left."""
+"""How long unused forms, and temp files of killed processes, are kept."""
 # What an entry takes on disk, as a multiple of the weights: folded and packed, and some room.
 _DISK_FACTOR = 4
 # Preparing takes several times the weights' memory, so one at a time does.
@@ -94,7 +94,7 @@ def open_prepared(
             (found.get_outputs(), lowered.outputs),
         ):
             if {each.name for each in values} != {each.name for each in expected}:
-                raise BundleError(f"{entry / MODEL}: it is the form of another graph")
+                raise BundleError(f"{entry / MODEL}: it was prepared from another graph")
         return found
 
     graph = hashlib.sha256(lowered.model).hexdigest()

@@ -1,4 +1,4 @@
-"""Opening a lowered graph, with its mapped weights, as a session of ONNX Runtime on the processor."""
+"""ONNX Runtime sessions of lowered graphs on the CPU, with memory-mapped weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SPIN_MICROSECONDS = "50"
 
 _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
 _NO_THREAD = "pthread_create failed"
-"""What ONNX Runtime says if the system refuses it something."""
+"""ONNX Runtime's messages for refused system resources."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def refusal_named(package: Path) -> Iterator[None]:
         if any(sign in str(error) for sign in _NO_MEMORY):
             raise MemoryError from error
         if _NO_THREAD in str(error):
-            raise OSError(errno.EAGAIN, "the system starts no more threads") from error
+            raise OSError(errno.EAGAIN, "the system cannot start more threads") from error
         # Subclasses are Python's own (RecursionError) and mean something else.
         if not isinstance(error, ERRORS) and type(error) is not RuntimeError:
             raise
@@ -59,7 +59,7 @@ def mapped_weights(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
         return []
     mapped = map_weights(package)
     if mapped is None or mapped.size != lowered.weight_file_size:
-        raise PackageError(f"{package}: weight.bin is missing or has changed")
+        raise PackageError(f"{package}: weight.bin is missing or was changed")
     return [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
 
 

@@ -22,7 +22,7 @@ from voxcpm_runtime.backends.portable.lowered import (
 )
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.backends.portable.sessions import open_on_processor, refusal_named
-from voxcpm_runtime.backends.step_function import StepState, write_rows
+from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.storage.process_memory import mapped_zeros
 
 
@@ -109,7 +109,9 @@ class PortableStepModel:
         for cache in self._caches.values():
             if cache.fixed_shape is None:
                 raise ValueError(f"state {cache.name} must have one fixed shape, not {cache.describe()}")
-        self._in_place = frozenset(i for i, o in self._state.items() if self._writes_in_place(i, o))
+        self._in_place = frozenset(
+            i for i, o in self._state.items() if returns_rows or self._lowered.scattered.get(i) == o
+        )
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
         self._open(threads, None if cache_key is None else f"{cache_key}|{function}")
 
@@ -117,9 +119,6 @@ class PortableStepModel:
 
     def _load(self, **options: object) -> Lowered:
         return load_lowered(self._package, **options)  # type: ignore[arg-type]
-
-    def _writes_in_place(self, name: str, output: str) -> bool:
-        return self._returns_rows or self._lowered.scattered.get(name) == output
 
     def _open(self, threads: int | None, prepared_key: str | None) -> None:
         with refusal_named(self._package):
@@ -150,7 +149,8 @@ class PortableStepModel:
             values = binding.get_outputs()[-len(names) :]
             results = {name: value.numpy() for name, value in zip(names, values, strict=True)}
             if self._returns_rows:
-                state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])
+                new_rows = {i: results.pop(o) for i, o in self._state.items()}
+                state.set_rows(int(feeds["position"].item()), new_rows)
             state.advance()
             return results
 
@@ -173,7 +173,7 @@ class State:
     """The state of one stream on the processor: zeros at its start.
 
     A tensor written by one scatter has one buffer, read and written in place. Any other has two, which take turns.
-    Caches whose new rows are returned (`append`) are only read by the model, and `outputs` is empty.
+    Caches whose new rows are returned are only read by the model, and `outputs` is empty.
     One state belongs to one stream: two threads must not run with the same state at the same time.
     """
 
@@ -211,11 +211,6 @@ class State:
         """See `StepState`."""
         for name, array in rows.items():
             self._now[name][:, :, start : start + array.shape[2]] = array
-
-    def append(self, rows: Mapping[str, np.ndarray], position: np.ndarray) -> None:
-        """Write the rows that a call returned, by name of the cache."""
-        for name, array in rows.items():
-            write_rows(self._now[name], array, position)
 
     def advance(self) -> None:
         """Make what the last run wrote the state that the next run reads."""

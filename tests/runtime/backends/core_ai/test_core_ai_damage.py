@@ -67,7 +67,7 @@ def newer_asset(program: Path) -> None:
     ("damage", "message"),
     [
         (remove, "main.mlirb: missing from the Core AI program"),
-        (alter, "main.mlirb: content differs from main.hash beside it"),
+        (alter, "main.mlirb: content does not match main.hash"),
         (
             newer_asset,
             'Core AI cannot compile it (Asset version "9.0" is not supported); convert again, or update',
@@ -105,7 +105,7 @@ def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pyt
 
     with (
         pytest.warns(UserWarning, match=full),
-        pytest.raises(BundleError, match=rf"no room for Core AI's compiled programs \({full}\)"),
+        pytest.raises(BundleError, match=rf"cannot write Core AI's compiled programs \({full}\)"),
     ):
         compiled_program(damaged / PROGRAM, "0" * 64)
     assert not list(tmp_path.rglob("*.aimodelx"))

@@ -35,5 +35,5 @@ def test_the_systems_runtime_loads_a_whole_program_for_the_gpu(tmp_path, monkeyp
     assert asked == [(program, "prefer gpu")]
     assert not (tmp_path / "cache").exists()
     (program / "main.mlirb").write_bytes(b"cold")
-    with pytest.raises(BundleError, match=r"content differs from main\.hash"):
+    with pytest.raises(BundleError, match=r"content does not match main\.hash"):
         core_ai._load_program([function], "0" * 64)

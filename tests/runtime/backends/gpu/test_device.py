@@ -119,7 +119,7 @@ def test_half_an_onnx_runtime_is_one_line(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
-    assert "ONNX Runtime is installed in part" in ended.stderr
+    assert "ONNX Runtime is only partly installed" in ended.stderr
 
 
 def test_without_the_provider_the_extra_is_named() -> None:
@@ -159,7 +159,7 @@ def test_an_older_onnx_runtime_is_refused(
 @pytest.mark.usefixtures("with_cuda")
 def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) -> None:
     driver(1, status=999)
-    with pytest.raises(DeviceError, match=r"driver does not answer \(CUDA error 999\)"):
+    with pytest.raises(DeviceError, match=r"driver does not respond \(CUDA error 999\)"):
         Device("cuda").check()
 
 
@@ -186,7 +186,7 @@ def test_a_session_that_fell_back_to_the_processor_is_refused() -> None:
 
 def test_memory_that_is_not_enough_is_one_line() -> None:
     gpu = Device("cuda", 1)
-    with pytest.raises(DeviceError, match=r"--device cuda:1: the GPU's memory is not enough to load a model"):  # noqa: SIM117
+    with pytest.raises(DeviceError, match=r"--device cuda:1: not enough GPU memory to load a model"):  # noqa: SIM117
         with gpu.memory_checked("load a model"):
             raise RuntimeError(
                 "BFCArena: Failed to allocate memory for requested buffer of size 123\nand more"

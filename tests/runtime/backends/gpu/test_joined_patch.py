@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,6 +47,13 @@ def models(bundle: Bundle, **options: Any) -> dict[str, Any]:
 def joined(bundle: Bundle, loaded: dict[str, Any]) -> Any:
     a, sizes = bundle.architecture, bundle.manifest.sizes
     return joined_patch(loaded, Device("cpu"), sizes, a.traits, bundle.constants)
+
+
+def over(driver: Driver, step_models: dict[str, Any], next_patch: Any = None) -> Driver:
+    """The same driver with other step models."""
+    other = copy.copy(driver)
+    other.models, other.next_patch = step_models, next_patch
+    return other
 
 
 class Counted:
@@ -127,9 +135,9 @@ def test_the_speech_ends_where_it_does_one_by_one(voices: tuple[VoxCPM, VoxCPM, 
         call: Any = driver.models[BASE_LM_STEP] if driver.next_patch is None else driver.next_patch
         ending = Ending(call, threshold)
         if driver.next_patch is None:
-            ended = driver.over({**driver.models, BASE_LM_STEP: ending})
+            ended = over(driver, {**driver.models, BASE_LM_STEP: ending})
         else:
-            ended = driver.over(driver.models, ending)
+            ended = over(driver, driver.models, ending)
         return len(VoxCPM(tts.bundle, ended, "ending").speak("Hello there.", **given).latents), ending.seen
 
     length, seen = spoken(alone, np.inf)
@@ -173,7 +181,7 @@ def test_a_patch_is_begun_before_the_one_before_is_known(
     _, together, counted = voices
     ahead = Counted(counted.call)
     call = Ending(ahead, -1e9) if ends else ahead
-    tts = VoxCPM(together.bundle, together.driver.over(together.driver.models, call), "ahead")
+    tts = VoxCPM(together.bundle, over(together.driver, together.driver.models, call), "ahead")
     given = options(7, min_len=2 if ends else 6)
     expected = tts.speak("Hello there.", rng=np.random.default_rng(7), **{**given, "seed": None}).latents
     assert not ahead.ahead

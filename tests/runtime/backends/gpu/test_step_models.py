@@ -13,10 +13,10 @@ import pytest
 
 from voxcpm_constants.errors import DeviceError
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
-from voxcpm_runtime.backends.gpu import calls as device_calls
-from voxcpm_runtime.backends.gpu.calls import GRAPH_ID
+from voxcpm_runtime.backends.gpu import step_model as device_calls
 from voxcpm_runtime.backends.gpu.device import Device
 from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
+from voxcpm_runtime.backends.gpu.step_model import GRAPH_ID
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable.lowering import lower
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
@@ -198,5 +198,5 @@ def test_memory_that_ends_while_speaking_is_one_line(
 
     state = model.new_state()
     monkeypatch.setattr(model._calls, "_call", full)
-    with pytest.raises(DeviceError, match="the GPU's memory is not enough to run a step model"):
+    with pytest.raises(DeviceError, match="not enough GPU memory to run a step model"):
         model(random_inputs(bundle, BASE_LM_STEP, np.random.default_rng(0)), state)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.backends.portable.cache import load_lowered
 
 torch = pytest.importorskip("torch")
@@ -233,20 +233,6 @@ def test_weights_in_blocks_keep_their_bits(
     assert BLOCKS in nodes(later_lab)
 
 
-@pytest.mark.parametrize(
-    ("processor", "rows", "product"),
-    [("saturating", 1, BLOCKS), ("saturating", 5, WHOLE), ("exact", 1, WHOLE)],
-    indirect=["processor"],
-)
-@pytest.mark.usefixtures("processor")
-def test_int8_with_a_scale_a_channel_is_as_in_macos_14(
-    later_lab: Any, rng: np.random.Generator, rows: int, product: bytes
-) -> None:
-    weight, x = Weight(rng, "int8", (48, 128), (48, 1), offset=False), normal(rng, rows, 128)
-    assert relative_error(linear(later_lab, weight, x), x @ weight.dense.T) < NOISE
-    assert product in nodes(later_lab)
-
-
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("dtype", RANGES)
 def test_faithful_mode_unpacks_weights(
@@ -295,16 +281,3 @@ def test_other_products_unpack_4_bit_weights(later_lab: Any, rng: np.random.Gene
 
     (result,) = later_lab.run(build, {"x": x}, kind)
     np.testing.assert_allclose(result, expected, rtol=1e-3, atol=2e-2)
-
-
-def test_a_weight_that_is_no_integer_is_refused_by_name(later_lab: Any) -> None:
-    def build(x: Any) -> Any:
-        arguments = {"data": np.ones((8, 16), np.float16), "scale": np.ones((8, 1), np.float32)}
-        return later_lab.mb.linear(
-            x=x, weight=later_lab.mb.constexpr_blockwise_shift_scale(**arguments, name="coarse")
-        )
-
-    with pytest.raises(
-        PackageError, match=r"constexpr_blockwise_shift_scale \(coarse\): a weight of type FLOAT16"
-    ):
-        later_lab.run(build, {"x": np.zeros((1, 16), np.float32)}, "constexpr_blockwise_shift_scale")

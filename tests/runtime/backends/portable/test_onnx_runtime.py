@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -23,11 +22,6 @@ import numpy as np
 from pathlib import Path
 from voxcpm_runtime.backends.portable import PortableStepModel
 print(*PortableStepModel(Path(sys.argv[1]))({"x": np.ones(4, np.float32)}).values())
-"""
-LISTEN = """
-import voxcpm_validation.listening.recognition
-import faster_whisper.vad
-import onnxruntime
 """
 ASK = "import os, voxcpm_runtime.backends.portable; print(os.environ['ORT_DISABLE_TELEMETRY'])"
 
@@ -57,12 +51,6 @@ def telemetry(home: Path) -> list[Path]:
 def test_running_a_step_model_queues_no_telemetry(package: Path, tmp_path: Path) -> None:
     """From 1.31 on, ONNX Runtime begins as soon as it is imported."""
     assert run(RUN, tmp_path, package) == "[2. 2. 2. 2.]\n"
-    assert telemetry(tmp_path) == []
-
-
-@pytest.mark.skipif(importlib.util.find_spec("faster_whisper") is None, reason="needs the extra listen")
-def test_nor_does_the_recogniser(tmp_path: Path) -> None:
-    run(LISTEN, tmp_path)
     assert telemetry(tmp_path) == []
 
 
@@ -159,7 +147,7 @@ PTHREAD = (
     "/onnxruntime_src/onnxruntime/core/platform/posix/env.cc:327 PosixThread::PosixThread(...) pthread_create failed, "
     "error code: {} error msg: {}\n"
 )
-NO_MEMORY, NO_THREADS = "the memory is not enough", "the system starts no more threads"
+NO_MEMORY, NO_THREADS = "not enough memory", "the system cannot start more threads"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +172,3 @@ def test_other_refusals_are_the_packages(error: Exception) -> None:
     """What fails in a call with bound inputs, ONNX Runtime raises as a plain RuntimeError."""
     with pytest.raises(BundleError, match=r"a\.mlpackage is damaged"), refusal_named(Path("a.mlpackage")):
         raise error
-
-
-def test_errors_of_python_pass() -> None:
-    with pytest.raises(RecursionError, match="mine"), refusal_named(Path("a.mlpackage")):
-        raise RecursionError("mine")

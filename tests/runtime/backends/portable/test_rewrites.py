@@ -95,9 +95,3 @@ def test_attention_reads_its_cache_up_to_the_last_position(
 def test_another_mask_is_left_alone(lab: Any, rng: np.random.Generator, changes: dict[str, Any]) -> None:
     package = attention(lab, inputs_at(rng, 4, 5), **changes)
     assert b"Slice" not in load_lowered(package).model
-
-
-def test_faithful_mode_keeps_the_whole_cache(lab: Any, rng: np.random.Generator) -> None:
-    package = attention(lab, inputs_at(rng, 4, 5))
-    assert b"Slice" in load_lowered(package).model
-    assert b"Slice" not in load_lowered(package, mode="faithful").model

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
-from voxcpm_runtime.backends.portable.package import read_package
+from voxcpm_runtime.backends.portable import PortableStepModel
 
 POSITIONS = 6
 
@@ -78,8 +77,3 @@ def test_functions_share_a_state_that_each_reads_and_writes(package: Path, mode:
         expected[rows] = value
         np.testing.assert_array_equal(result["z"], 3 * expected)
     np.testing.assert_array_equal(state._now["cache"], expected)
-
-
-def test_a_function_that_is_not_there_is_named(package: Path) -> None:
-    with pytest.raises(PackageError, match="has no function main; it has decode, prefill_2"):
-        read_package(package)

@@ -7,9 +7,8 @@ from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 
-# ONNX clamps bounds to the tensor: these mean the far end of an axis, whatever its size.
+# ONNX clamps bounds to the tensor: this means the end of an axis, whatever its size.
 END = np.iinfo(np.int64).max
-_BEFORE_START = np.iinfo(np.int64).min
 
 
 def _concat(call: Call) -> str:
@@ -27,11 +26,8 @@ def _stacked(call: Call, axis: int) -> str:
 
 
 def _split(call: Call) -> list[str]:
-    axis, count = call.static("axis"), len(call.operation.outputs)
-    if call.has("split_sizes"):
-        sizes = call.indices("split_sizes")
-        return call.graph.emit_many("Split", call.tensor("x"), sizes, outputs=count, axis=axis)
-    return call.graph.emit_many("Split", call.tensor("x"), outputs=count, axis=axis, num_outputs=count)
+    sizes, count = call.indices("split_sizes"), len(call.operation.outputs)
+    return call.graph.emit_many("Split", call.tensor("x"), sizes, outputs=count, axis=call.static("axis"))
 
 
 def _squeeze(call: Call) -> str:
@@ -45,50 +41,25 @@ def _transpose(call: Call) -> str:
 
 
 def _slice_by_index(call: Call) -> str:
-    rank = call.rank("x")
-    flags = {name: call.static(name, [False] * rank) for name in ("begin_mask", "end_mask", "squeeze_mask")}
-    squeezed = [axis for axis, flag in enumerate(flags["squeeze_mask"]) if flag]
-    # A squeezed axis takes one element at `begin`, whatever its stride and end.
-    strides = [1 if axis in squeezed else s for axis, s in enumerate(call.static("stride", [1] * rank))]
-    bounds = _static_bounds if call.is_constant("begin") and call.is_constant("end") else _computed_bounds
-    begin, end = bounds(call, flags, strides)
-    axes = call.graph.integers(range(rank))
-    result = call.emit("Slice", call.tensor("x"), begin, end, axes, call.graph.integers(strides))
-    return call.emit("Squeeze", result, call.graph.integers(squeezed)) if squeezed else result
-
-
-def _static_bounds(call: Call, flags: dict[str, list[bool]], strides: list[int]) -> tuple[str, str]:
+    """A slice at constant bounds, whole on masked axes; a squeezed axis takes the element at `begin`."""
+    rank, integers = call.rank("x"), call.graph.integers
+    if not (call.is_constant("begin") and call.is_constant("end")):
+        raise call.refuse("bounds that are computed")
+    if set(call.static("stride", [1])) != {1}:
+        raise call.refuse("strides")
     begins, ends = call.static("begin"), call.static("end")
-    for axis, stride in enumerate(strides):
-        first, last = _whole_axis(stride)
-        if flags["squeeze_mask"][axis]:
+    masks = ("begin_mask", "end_mask", "squeeze_mask")
+    flags = zip(*(call.static(name, [False] * rank) for name in masks), strict=True)
+    squeezed = []
+    for axis, (from_start, to_end, is_squeezed) in enumerate(flags):
+        if is_squeezed:
+            squeezed.append(axis)
             ends[axis] = begins[axis] + 1 or END  # after element −1 comes the end, not element 0
         else:
-            begins[axis] = first if flags["begin_mask"][axis] else begins[axis]
-            ends[axis] = last if flags["end_mask"][axis] else ends[axis]
-    return call.graph.integers(begins), call.graph.integers(ends)
-
-
-def _computed_bounds(call: Call, flags: dict[str, list[bool]], strides: list[int]) -> tuple[str, str]:
-    graph = call.graph
-    firsts, lasts = zip(*map(_whole_axis, strides), strict=True)
-    squeeze = graph.constant(flags["squeeze_mask"], np.bool_)
-    masked_begin = np.array(flags["begin_mask"]) & ~np.array(flags["squeeze_mask"])
-    begin = graph.emit(
-        "Where", graph.constant(masked_begin, np.bool_), graph.integers(firsts), call.indices("begin")
-    )
-    end = graph.emit(
-        "Where", graph.constant(flags["end_mask"], np.bool_), graph.integers(lasts), call.indices("end")
-    )
-    after = graph.emit("Add", begin, graph.integers(1))
-    is_last = graph.emit("Equal", after, graph.integers(0))
-    after = graph.emit("Where", is_last, graph.integers(END), after)
-    return begin, graph.emit("Where", squeeze, after, end)
-
-
-def _whole_axis(stride: int) -> tuple[int, int]:
-    """Bounds of a slice of the whole axis, in the stride's direction."""
-    return (0, END) if stride > 0 else (END, _BEFORE_START)
+            begins[axis] = 0 if from_start else begins[axis]
+            ends[axis] = END if to_end else ends[axis]
+    result = call.emit("Slice", call.tensor("x"), *map(integers, (begins, ends, range(rank))))
+    return call.emit("Squeeze", result, integers(squeezed)) if squeezed else result
 
 
 def _slice_by_size(call: Call) -> str:

@@ -1,52 +1,11 @@
-"""Text as callers give it: its checks, and the control in parentheses before it (VoxCPM2, upstream `cli.py`)."""
+"""The control of VoxCPM2: a description of voice or style in parentheses before the text (upstream `cli.py`)."""
 
 from __future__ import annotations
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounds import MAX_CHARACTERS
 from voxcpm_constants.errors import InputError
 
 _OPENING, _CLOSING = "(（", ")）"
-
-
-def checked_text(text: object, what: str, argument: str = "text") -> str:
-    """The text, unchanged. Raises InputError if it is blank, too long, not a str, or not valid Unicode.
-
-    what: the name of the text in the message. argument: its name among the arguments of `speak`.
-    """
-    if not isinstance(text, str):
-        raise InputError(
-            f"the {what} is no text but {type(text).__name__}; expected a str", argument=argument
-        )
-    if len(text) > MAX_CHARACTERS:
-        raise InputError(
-            f"the {what} has {len(text)} characters; expected at most {MAX_CHARACTERS}: give it in parts",
-            argument=argument,
-        )
-    if not text.strip():
-        raise InputError(f"the {what} is empty; expected something to say", argument=argument)
-    return valid_unicode(text, what, argument)
-
-
-def valid_unicode(text: str, what: str, argument: str = "text") -> str:
-    """The text, unchanged. Raises InputError for half of a surrogate pair, which UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"the {what} is not valid Unicode; expected UTF-8", argument=argument) from None
-    return text
-
-
-def joined_surrogates(text: str) -> tuple[str, str]:
-    """A fragment with its surrogate pairs joined, and the high surrogate at its end, whose pair is still to come.
-
-    Raises InputError for any other half of a pair.
-    """
-    high = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-    try:
-        return text.removesuffix(high).encode("utf-16-le", "surrogatepass").decode("utf-16-le"), high
-    except UnicodeDecodeError:
-        return valid_unicode(text, "text"), ""
 
 
 def described(control: str | None) -> str:
@@ -62,8 +21,8 @@ def described(control: str | None) -> str:
             break
     if depth:
         raise InputError(
-            f"control: expected a description such as 'warm, slow', got {control!r}, with a parenthesis that has no "
-            "partner; leave it out"
+            f"control: expected a description such as 'warm, slow', got {control!r}, with an unmatched "
+            "parenthesis; remove it"
         )
     while description and not without_control(description):
         description = description[1:-1].strip()
@@ -82,7 +41,7 @@ def checked_control(control: str | None, a: Architecture, *, continues: bool) ->
         )
     if description and continues:
         raise InputError(
-            "control cannot be used together with a prompt to continue, which brings its own style; "
+            "control cannot be used together with a prompt to continue, which has its own style; "
             "give one of them, or the audio as a reference"
         )
     return description
@@ -104,6 +63,6 @@ def without_control(text: str) -> str:
 
 
 def require_references(a: Architecture, what: str, instead: str) -> None:
-    """Raises InputError before VoxCPM2. what: the feature that it lacks. instead: what to do."""
+    """Raises InputError before VoxCPM2. what: the feature that needs it. instead: what to do."""
     if not a.traits.takes_reference:
         raise InputError(f"{what} needs VoxCPM2, and this bundle is of an earlier VoxCPM; {instead}")

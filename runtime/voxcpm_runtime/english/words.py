@@ -1,12 +1,22 @@
-"""Abbreviations, Roman numerals, list markers and fixed phrases in words."""
+"""Abbreviations, Roman numerals, list markers and addresses in words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from voxcpm_runtime.english.dates import DAYS, month_name, year
-from voxcpm_runtime.english.vocabulary import TABLES, any_of, cardinal, letter_by_letter, ordinal
+from voxcpm_runtime.english.numbers import DAYS, month_name, year
+from voxcpm_runtime.english.vocabulary import (
+    TABLES,
+    any_of,
+    cardinal,
+    digit_names,
+    has_vowel,
+    is_sayable,
+    letter_by_letter,
+    ordinal,
+    said_acronym,
+)
 from voxcpm_runtime.text.normalization import Substitution, rules
 
 _SYMBOL_PHRASES = TABLES.pairs("phrases with symbols")
@@ -145,3 +155,57 @@ ROMAN_NUMERALS = rules(
         ),
     }
 )
+
+
+_MARKS = TABLES.pairs("marks in addresses")
+_DOMAINS = any_of(TABLES.words("top-level domains"))
+_WORDY_DOMAINS = any_of(TABLES.words("top-level domains that are words"))
+_TOP_DOMAIN = rf"(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w))"
+_FILES = any_of(TABLES.words("file extensions"))
+# Lengths are bounded, so that a long line without any mark of an address is searched in linear time.
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,8}}"
+_TAIL = r"(?::\d{1,5})?(?:[/?#][\w./?=&#%~+:@-]{0,500})?"
+
+
+def addresses(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for addresses, from the surest form to the least sure."""
+
+    def piece(text: str) -> str:
+        if text.isdigit():
+            return cardinal(text) if len(text) <= 2 else digit_names(text)  # as in page12
+        if not text.isalpha() or not text.isascii():
+            return _MARKS.get(text, text)
+        return _piece_spelled(text) if spelled else text
+
+    def address(found: re.Match[str]) -> str:
+        # A mark at the end is the sentence's, not the address's; a slash there is not said.
+        whole = found["address"].rstrip(".,?:-")
+        said = map(piece, re.findall(r"[A-Za-z]+|\d+|[^\W_]|[\W_]", whole.rstrip("/")))
+        return f" {' '.join(said)} {found['address'][len(whole) :]}"
+
+    return rules(
+        {
+            r"<(?:mailto:)?([^<>\s]{3,500})>": r" \1 ",
+            rf"(?<![\w.+-])(?P<address>[A-Za-z0-9][\w.+-]{{0,63}}@{_HOST})": address,
+            rf"(?i)(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})": address,
+            rf"(?i)(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})": address,
+            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.{_TOP_DOMAIN}{_TAIL})(?![\w@]|\.\w)": address,
+            rf"(?<![\w.])(?P<address>[\w-]{{0,80}}\.{_FILES})(?![\w@]|\.\w)": address,
+            r"(?<![\w.~/])(?P<address>(?:[A-Za-z]:|~)(?:[/\\][\w.-]{1,80}){1,30}|(?:[/\\][\w.-]{1,80}){2,30})": address,
+            r"(?<![\w&])(?P<mark>[#@])(?P<words>[A-Za-z]\w{0,80})": _tag,
+        }
+    )
+
+
+def _piece_spelled(piece: str) -> str:
+    if said := said_acronym(piece.upper()):
+        return said
+    # Up to three letters may be an abbreviation although they have a vowel.
+    is_word = is_sayable(piece) or (len(piece) > 3 and has_vowel(piece))
+    return piece.lower() if is_word else letter_by_letter(piece)
+
+
+def _tag(found: re.Match[str]) -> str:
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", found["words"])
+    return f" {'hashtag' if found['mark'] == '#' else 'at'} {' '.join(words)} "

@@ -11,7 +11,6 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import cache_folder, user_path, voices_folder
 from voxcpm_runtime.commands import cli
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 KINDS = ("compiled", "lowered", "verified", "measured", "bundles")
 
 
