@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray freeze torture soak load wheel built-in-voice demo lock mac-packages audit clean
+.PHONY: help clients venv lint types test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray test-swift freeze torture soak load wheel built-in-voice demo lock mac-packages audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -49,7 +49,7 @@ test: lint types  ## lint, types and tests: about nine minutes on two cores
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
 	@$(BIN)/python -m pytest $(WORKERS) -m "default and not converts"
 
-test-all: test test-core-ai test-listening test-long test-robustness test-page test-clients test-ray test-wheel test-slow torture soak  ## every test: hours
+test-all: test test-core-ai test-listening test-long test-robustness test-page test-clients test-ray test-swift test-wheel test-slow torture soak  ## every test: hours
 
 test-core-ai: $(STAMP)  ## Core AI
 	@$(BIN)/python -m pytest $(WORKERS) -m core_ai
@@ -99,6 +99,11 @@ built-in-voice: $(STAMP)  ## convert the built-in voice's checkpoint again: the 
 
 test-wheel: wheel  ## install that wheel into an environment of its own and speak, offline: a minute or two
 	@$(BIN)/python -m pytest -m wheel
+
+# Prints where Swift is, or why there is none. In continuous integration (CI is set) that is an error.
+test-swift: $(STAMP)  ## the Swift package on Linux, beside Python: a few minutes
+	@swift=$$(tests/swift/toolchain.sh) && SWIFT=$$swift $(BIN)/python -m pytest -m swift tests/swift || \
+	  { test -z "$$swift" && test -z "$$CI"; }
 
 CLIENTS := .venv-clients
 

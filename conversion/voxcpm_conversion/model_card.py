@@ -74,22 +74,24 @@ From the command line:
 
 _IN_AN_APP = {
     "Core ML": """\
-In a Swift app, each step model is an ordinary Core ML model. The loop between them is the app's: `docs/bundle.md` of
-voxcpm-coreml describes it, and `examples/swift` implements it in one file.
+In a Swift app, with the package in the folder `swift` of voxcpm-coreml:
 
 ```swift
-let compiled = try await MLModel.compileModel(at: bundle.appending(path: "PRECISION/feat_encoder.mlpackage"))
-let model = try MLModel(contentsOf: compiled)
+let tts = VoxCPM(.folder(bundle), Configuration(predictor: CoreMLPredictor(), precision: .PRECISION))
+let speech = try await tts.speak("Hello.")
 ```
+
+`docs/bundle.md` there describes the loop for other languages.
 """,
     "Core AI": """\
-In a Swift app, each step model is a Core AI program with one function for each length. The loop between them is the
-app's: `docs/bundle.md` of voxcpm-coreml describes it.
+In a Swift app, with the package in the folder `swift` of voxcpm-coreml:
 
 ```swift
-let program = try await AIModel(contentsOf: bundle.appending(path: "PRECISION/feat_encoder.aimodel"))
-let encode = try program.loadFunction(named: "patches_1")
+let tts = VoxCPM(.folder(bundle), Configuration(predictor: CoreAIPredictor(), precision: .PRECISION))
+let speech = try await tts.speak("Hello.")
 ```
+
+`docs/bundle.md` there describes the loop for other languages.
 """,
 }
 

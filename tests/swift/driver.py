@@ -64,7 +64,13 @@ def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
     steps = tts.bundle.manifest.sizes.solver_steps or 10
     # The stop head is not what is compared: it is ignored for all patches.
     spoken = tts.speak(
-        TEXT, rng=noise, min_len=PATCHES, max_len=PATCHES, inference_timesteps=steps, retry_badcase=False, **given
+        TEXT,
+        rng=noise,
+        min_len=PATCHES,
+        max_len=PATCHES,
+        inference_timesteps=steps,
+        retry_badcase=False,
+        **given,
     )
     prompt_and_text = given.get("prompt_wav_path"), given.get("prompt_text")
     voice = (

@@ -14,7 +14,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def served(bundle: Path, *, altered: str = "") -> Iterator[str]:
-    """The address of a hub with the bundle as org/name. Each third answer fails; the file `altered` has a wrong byte."""
+    """The address of a hub with the bundle as org/name. Each third answer fails; `altered` has a wrong byte."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,7 +52,7 @@ def served(bundle: Path, *, altered: str = "") -> Iterator[str]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, format: str, *arguments: object) -> None:
+        def log_message(self, *_: object) -> None:
             """Nothing: the test's output is for the test."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

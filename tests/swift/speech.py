@@ -1,24 +1,23 @@
 """Records what Python speaks, for the tests of the Swift package.
 
-Usage: speech.py FOLDER BUNDLE..., the bundles being folders. Each case is a folder with case.json and arrays of float32.
+Each case is a folder with case.json and arrays of float32.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from voxcpm_runtime.speech.lengths import expected_length, pace, patch_bound, upstream_length
 
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.lengths import expected_length, pace, patch_bound, upstream_length
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 
@@ -61,7 +60,7 @@ class HalfStates:
         """The outputs of the step model."""
         outputs = self._model(inputs, state)
         for name, array in getattr(state, "_now", {}).items():
-            if self._model._caches[name].dtype == "FLOAT16":  # noqa: SLF001
+            if self._model._caches[name].dtype == "FLOAT16":
                 array[:] = array.astype(np.float16)
         return outputs
 
@@ -78,7 +77,7 @@ class NoPrefix:
 
 def arithmetic_of_core_ml(tts: VoxCPM) -> None:
     """Let the step models whose state the caller keeps round it; the stand-in for Core ML keeps the others' itself."""
-    tts._prefix = NoPrefix()  # type: ignore[assignment]  # noqa: SLF001
+    tts._prefix = NoPrefix()  # type: ignore[assignment]
     manifest = tts.bundle.manifest
     kept = {
         part.name
@@ -87,7 +86,7 @@ def arithmetic_of_core_ml(tts: VoxCPM) -> None:
         if manifest.form(part).state == "native"
     }
     models = {n: m if n in kept else HalfStates(m) for n, m in tts.driver.models.items()}
-    tts._driver = tts.driver.over(models)  # noqa: SLF001
+    tts._driver = tts.driver.over(models)
 
 
 def record(folder: Path, bundles: Sequence[Path]) -> None:
@@ -122,13 +121,20 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
     if a.traits.takes_reference:
         reference = tts.create_voice(reference=(sound, a.input_sample_rate), name="reference")
         both = tts.create_voice(
-            (sound, a.input_sample_rate), "we walked home ", name="both", reference=(sound[::-1], a.input_sample_rate)
+            (sound, a.input_sample_rate),
+            "we walked home ",
+            name="both",
+            reference=(sound[::-1], a.input_sample_rate),
         )
         cases["reference"] = (SHORT, reference, small)
         cases["both"] = (SHORT, both, small)
         cases["control"] = (SHORT, None, {**small, "control": "warm, slow"})
         cases["control-segments"] = (LONG, None, {"segment_tokens": 12, "max_len": 40, "control": "warm"})
-        cases["control-reference"] = (LONG, reference, {"segment_tokens": 12, "max_len": 24, "control": "warm"})
+        cases["control-reference"] = (
+            LONG,
+            reference,
+            {"segment_tokens": 12, "max_len": 24, "control": "warm"},
+        )
     if is_built_in:
         voice = built_in_voices()["heart"]
         cases = {
@@ -140,7 +146,11 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         }
     for name, (text, voice, options) in cases.items():
         # Of quantised arithmetic one speech is enough; where it stops is chance (TRIALS.md).
-        if tts.bundle.precision in ("int8", "int4") and not is_built_in and name not in ("zero", "continued", "guided"):
+        if (
+            tts.bundle.precision in ("int8", "int4")
+            and not is_built_in
+            and name not in ("zero", "continued", "guided")
+        ):
             continue
         write_speech(folder / f"{stem}-{name}", tts, bundle, text, voice, options)
     if not is_built_in:
@@ -211,7 +221,11 @@ def record_lengths(folder: Path) -> None:
     rng, rows = np.random.default_rng(5), []
     for _ in range(500):
         letters, tokens, context = (int(n) for n in rng.integers(0, (300, 200, 4)))
-        least, patches, ratio = int(rng.integers(0, 20)), int(rng.integers(1, 300)), float(rng.uniform(0.1, 10))
+        least, patches, ratio = (
+            int(rng.integers(0, 20)),
+            int(rng.integers(1, 300)),
+            float(rng.uniform(0.1, 10)),
+        )
         profile = SpeechProfile(
             longest_seconds=20, longest_tokens=240, seconds_per_letter=float(rng.uniform(0.03, 0.1)),
             seconds_beside=float(rng.uniform(0, 0.5)), language="en",
@@ -253,7 +267,3 @@ def record_files(folder: Path) -> None:
     sound.tofile(folder / "sound.f32")
     for rate in (16000, 24000, 48000):
         resample(sound, 44100, rate).tofile(folder / f"sound-{rate}.f32")
-
-
-if __name__ == "__main__":
-    record(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - texts as they are written
 """Texts with what Python makes of them, for the Swift package: tokens, sentences, segments, and spelled text."""
 
 from __future__ import annotations
@@ -5,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +41,9 @@ He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we c
 
 def texts() -> list[str]:
     """At least 500 different texts: written ones, the project's pages in pieces, and random ones of a fixed seed."""
-    found = [text for line in _WRITTEN.strip("\n").split("\n") for text in line.encode().decode("utf-8").split("|")]
+    found = [
+        text for line in _WRITTEN.strip("\n").split("\n") for text in line.encode().decode("utf-8").split("|")
+    ]
     found = [text.replace("\\n", "\n") for text in found]
     found += [unicodedata.normalize(form, text) for text in found for form in ("NFC", "NFD")]
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,13 +54,34 @@ def texts() -> list[str]:
     rng = random.Random(5)
     pieces = [*_WRITTEN.replace("|", " ").split(" "), *" \n\n.。!?,，\"'”’«»()（）「」…—-"]
     for _ in range(200):
-        found.append("".join(rng.choice(pieces) + rng.choice(("", " ", " ", "\n")) for _ in range(rng.randrange(1, 60))))
+        found.append(
+            "".join(
+                rng.choice(pieces) + rng.choice(("", " ", " ", "\n")) for _ in range(rng.randrange(1, 60))
+            )
+        )
     for _ in range(120):  # any scalar of Unicode
-        ranges = ((32, 127), (0x80, 0x250), (0x300, 0x370), (0x2000, 0x2BFF), (0x3000, 0x9FFF), (0x1F300, 0x1F9FF), (0, 0x10FFFF))
+        ranges = (
+            (32, 127),
+            (0x80, 0x250),
+            (0x300, 0x370),
+            (0x2000, 0x2BFF),
+            (0x3000, 0x9FFF),
+            (0x1F300, 0x1F9FF),
+            (0, 0x10FFFF),
+        )
         chars = (chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(1, 200)))
         found.append("".join(char for char in chars if _is_old(char)))
     found += [_with_numbers(rng) for _ in range(200)]
-    found += ["word " * 3000, "字" * 9000, "x" * 9000, "a, " * 3000, "Yes. " * 2000, "（" * 500, "．." * 400, "\u0301" * 300]
+    found += [
+        "word " * 3000,
+        "字" * 9000,
+        "x" * 9000,
+        "a, " * 3000,
+        "Yes. " * 2000,
+        "（" * 500,
+        "．." * 400,
+        "\u0301" * 300,
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -70,7 +93,12 @@ def _is_old(char: str) -> bool:
 def _with_numbers(rng: random.Random) -> str:
     """An English sentence with numbers as people write them."""
     n, small, cents = rng.randrange(1, 10 ** rng.randrange(1, 9)), rng.randrange(1, 13), rng.randrange(100)
-    year, day, minute, hour = rng.randrange(1100, 2099), rng.randrange(1, 29), rng.randrange(60), rng.randrange(1, 13)
+    year, day, minute, hour = (
+        rng.randrange(1100, 2099),
+        rng.randrange(1, 29),
+        rng.randrange(60),
+        rng.randrange(1, 13),
+    )
     ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10 if n % 100 not in (11, 12, 13) else 0, "th")
     return rng.choice((
         f"They counted {n:,} people and {small} dogs.", f"It cost ${n}.{cents:02} in {year}.", f"About {n}.{cents}% of it is left.",
@@ -89,12 +117,17 @@ _OWN_UNITS = re.compile(
 def reads_more(text: str) -> bool:
     """Whether a rule of English that the Swift package lacks changes the text, or a word is read as in a heading."""
     lacking = {pattern.pattern for pattern, _ in (*acronyms.addresses(True), *abbreviations.ROMAN_NUMERALS)}
-    lacking |= {pattern.pattern for pattern, _ in abbreviations.abbreviations(True) if not _is_kept(pattern.pattern)}
+    lacking |= {
+        pattern.pattern for pattern, _ in abbreviations.abbreviations(True) if not _is_kept(pattern.pattern)
+    }
     lacking |= {
         pattern.pattern
         for pattern, said in (*quantities.quantities(True), *quantities.numbers(True), *dates.dates(True))
         if said is quantities._height
-        or any(part in pattern.pattern for part in (quantities._COUNTED, quantities._PER, "ISBN", "inch", r"in\.", "0\\d{2,4}"))
+        or any(
+            part in pattern.pattern
+            for part in (quantities._COUNTED, quantities._PER, "ISBN", "inch", r"in\.", "0\\d{2,4}")
+        )
         or quantities._CALLED_IN_PAIRS in pattern.pattern
         or "[A-Z]{2} )" in pattern.pattern
     }
@@ -105,7 +138,12 @@ def reads_more(text: str) -> bool:
             found = pattern.search(before)
             if before != said and pattern.pattern in lacking:
                 return True
-            if before != said and found and (unit := found.groupdict().get("unit")) and not _OWN_UNITS.fullmatch(unit):
+            if (
+                before != said
+                and found
+                and (unit := found.groupdict().get("unit"))
+                and not _OWN_UNITS.fullmatch(unit)
+            ):
                 return True
         words = re.findall("[A-Za-z]{2,}", said)
         capitals = list(filter(str.isupper, words))
@@ -120,7 +158,10 @@ def reads_more(text: str) -> bool:
 def _is_kept(pattern: str) -> bool:
     """Whether a rule of abbreviations is in the Swift package: No., St., Dr. and titles."""
     kept = (r"\bno\.", r"(?<=\w\s)No\s", r"(?<=[a-z]\s)St\.", r"(?<=[a-z]\s)Dr\.")
-    return pattern.startswith(kept) or pattern == rf"\b({abbreviations.any_of(abbreviations._TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))"
+    return (
+        pattern.startswith(kept)
+        or pattern == rf"\b({abbreviations.any_of(abbreviations._TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))"
+    )
 
 
 def record(folder: Path) -> None:
@@ -130,9 +171,12 @@ def record(folder: Path) -> None:
     cases = [case for text in texts() for case in _case(text, opened)]
     target = folder / "texts"
     target.mkdir(parents=True, exist_ok=True)
-    document = {"folders": {name: str(tokenizers[name]) for name in opened}, "targets": TARGETS, "cases": cases}
+    document = {
+        "folders": {name: str(tokenizers[name]) for name in opened},
+        "targets": TARGETS,
+        "cases": cases,
+    }
     (target / "case.json").write_text(json.dumps(document), encoding="utf-8")
-    print(f"{len(cases)} texts")
 
 
 def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str, object]]:
@@ -147,7 +191,9 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         case[name] = {
             "tokens": tokenizer(text),
             "unknown": tokenizer.unknown_characters(text),
-            "segments": {str(target): [list(part) for part in each_segment(text, count, target)] for target in targets},
+            "segments": {
+                str(target): [list(part) for part in each_segment(text, count, target)] for target in targets
+            },
         }
         if name == "letters":
             try:
@@ -156,7 +202,3 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
                 case["spelled"] = None
             case["reads_more"] = reads_more(text)
     yield case
-
-
-if __name__ == "__main__":
-    record(Path(sys.argv[1]))

@@ -1,5 +1,5 @@
 // What the package uses of Core AI, as Apple's documentation declares it, so that it compiles and speaks where there is
-// no Mac. A run is a request to server.py, which uses Core AI's own runtime for Linux.
+// no Mac. A run is a request to tests/swift/stand_in.py, which uses Core AI's own runtime for Linux.
 
 @_exported import Foundation
 import StandInWire

@@ -1,5 +1,5 @@
 // What the package uses of Core ML, so that it compiles and speaks where there is no Mac. A prediction is a request to
-// server.py, which runs the package on ONNX Runtime. New arrays hold garbage and the rows of results are padded, as Core
+// tests/swift/stand_in.py, which runs the package on ONNX Runtime. New arrays hold garbage and the rows of results are padded, as Core
 // ML may do.
 
 @_exported import Foundation

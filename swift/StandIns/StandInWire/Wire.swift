@@ -1,6 +1,6 @@
 import Foundation
 
-/// The pipes to server.py: lengths of header and data as four bytes each, the header as JSON, the data.
+/// The pipes to tests/swift/stand_in.py: lengths of header and data as four bytes each, the header as JSON, the data.
 public final class Wire: @unchecked Sendable {
     public static let shared = Wire()
     private let requests: FileHandle
@@ -36,7 +36,7 @@ public final class Wire: @unchecked Sendable {
         var data = Data()
         while data.count < count {
             let more = answers.readData(ofLength: count - data.count)
-            precondition(!more.isEmpty, "server.py has ended")
+            precondition(!more.isEmpty, "tests/swift/stand_in.py has ended")
             data += more
         }
         return data

@@ -1,7 +1,7 @@
-"""Runs packages for the stand-ins of Core ML and Core AI. Usage: server.py REQUESTS ANSWERS LOG, two pipes and a file.
+"""Runs packages for the stand-ins of Core ML and Core AI: stand_in.py REQUESTS ANSWERS LOG, two pipes and a file.
 
-Packages run on ONNX Runtime, programs on Core AI's runtime for Linux. The log gets a line of JSON for each function that
-is loaded: the package's name, the function and the compute unit.
+Packages run on ONNX Runtime, programs on Core AI's runtime for Linux. The log gets a line of JSON for each function
+that is loaded: the package's name, the function and the compute unit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def declared(package: Path) -> tuple[StepModel, PackageForm]:
 
 @cache
 def model(package: Path, function: str) -> tuple[Any, dict[str, str]]:
-    """A function of a package, the default one for an empty name, and the dtypes of its outputs that are not float32."""
+    """A function of a package, the default one for an empty name, and dtypes of its outputs other than float32."""
     spec, form = declared(package)
     if package.suffix == ".aimodel":
         from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
@@ -85,7 +85,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, log: Any) -> None:
         header, data = (requests.read(length) for length in struct.unpack("<II", lengths))
         try:
             document, numbers = answer(json.loads(header), data, log)
-        except Exception as error:  # what the framework would throw
+        except Exception as error:  # noqa: BLE001 - what the framework would throw
             document, numbers = {"error": f"{type(error).__name__}: {error}"}, b""
         text = json.dumps(document).encode()
         answers.write(struct.pack("<II", len(text), len(numbers)) + text + numbers)
