@@ -5,19 +5,20 @@ Each case is a folder with case.json and arrays of float32.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from voxcpm_runtime.speech.lengths import expected_length, pace, patch_bound, upstream_length
 
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.utterance import expected_length
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 
@@ -86,7 +87,8 @@ def arithmetic_of_core_ml(tts: VoxCPM) -> None:
         if manifest.form(part).state == "native"
     }
     models = {n: m if n in kept else HalfStates(m) for n, m in tts.driver.models.items()}
-    tts._driver = tts.driver.over(models)
+    tts._driver = copy.copy(tts.driver)
+    tts._driver.models = models
 
 
 def record(folder: Path, bundles: Sequence[Path]) -> None:
@@ -230,20 +232,20 @@ def record_lengths(folder: Path) -> None:
             longest_seconds=20, longest_tokens=240, seconds_per_letter=float(rng.uniform(0.03, 0.1)),
             seconds_beside=float(rng.uniform(0, 0.5)), language="en",
         )  # fmt: skip
-        speed = pace(profile, letters, float(rng.uniform(0, 30)))
+        speed = float(rng.uniform(0.8, 1.5))
         by_profile = expected_length(profile, letters, 0.16, pace=speed, min_len=least)
-        by_upstream = upstream_length(tokens, 0.16, ratio, context, min_len=least)
         options = GenerationOptions(min_len=least, retry_badcase_ratio_threshold=ratio)
         rows.append(
             {
                 "letters": letters, "tokens": tokens, "context": context, "min_len": least, "patches": patches,
                 "ratio": ratio, "pace": speed, "per_letter": profile.seconds_per_letter,
-                "beside": profile.seconds_beside, "bound": patch_bound(tokens, options),
+                "beside": profile.seconds_beside, "bound": options.patch_bound(tokens),
                 "expected": [
                     by_profile.seconds, by_profile.long_from, by_profile.short_below, by_profile.maximum,
                     by_profile.badness(patches, stopped=True)[1],
                 ],
-                "reason": by_profile.reason(patches, stopped=True), "upstream": by_upstream.long_from,
+                "reason": by_profile.reason(patches, stopped=True),
+                "upstream": max(tokens * ratio - context, least + 3),
             }
         )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.english import abbreviations, acronyms, dates, quantities, reading
+from voxcpm_runtime.english import numbers, reading, words
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import sentences
@@ -116,19 +116,19 @@ _OWN_UNITS = re.compile(
 
 def reads_more(text: str) -> bool:
     """Whether a rule of English that the Swift package lacks changes the text, or a word is read as in a heading."""
-    lacking = {pattern.pattern for pattern, _ in (*acronyms.addresses(True), *abbreviations.ROMAN_NUMERALS)}
+    lacking = {pattern.pattern for pattern, _ in (*words.addresses(True), *words.ROMAN_NUMERALS)}
     lacking |= {
-        pattern.pattern for pattern, _ in abbreviations.abbreviations(True) if not _is_kept(pattern.pattern)
+        pattern.pattern for pattern, _ in words.abbreviations(True) if not _is_kept(pattern.pattern)
     }
     lacking |= {
         pattern.pattern
-        for pattern, said in (*quantities.quantities(True), *quantities.numbers(True), *dates.dates(True))
-        if said is quantities._height
+        for pattern, said in (*numbers.quantities(True), *numbers.numbers(True), *numbers.dates(True))
+        if said is numbers._height
         or any(
             part in pattern.pattern
-            for part in (quantities._COUNTED, quantities._PER, "ISBN", "inch", r"in\.", "0\\d{2,4}")
+            for part in (numbers._COUNTED, numbers._PER, "ISBN", "inch", r"in\.", "0\\d{2,4}")
         )
-        or quantities._CALLED_IN_PAIRS in pattern.pattern
+        or numbers._CALLED_IN_PAIRS in pattern.pattern
         or "[A-Z]{2} )" in pattern.pattern
     }
     for sentence in sentences(text):
@@ -145,10 +145,10 @@ def reads_more(text: str) -> bool:
                 and not _OWN_UNITS.fullmatch(unit)
             ):
                 return True
-        words = re.findall("[A-Za-z]{2,}", said)
-        capitals = list(filter(str.isupper, words))
-        heading = len(capitals) > 1 and 2 * len(capitals) >= len(words)
-        if heading or acronyms._SHOUTED.search(said) or acronyms._NAMES.search(said):
+        said_words = re.findall("[A-Za-z]{2,}", said)
+        capitals = list(filter(str.isupper, said_words))
+        heading = len(capitals) > 1 and 2 * len(capitals) >= len(said_words)
+        if heading or reading._SHOUTED.search(said) or reading._NAMES.search(said):
             return True
         if any(char in reading._GREEK for char in said):
             return True
@@ -160,7 +160,7 @@ def _is_kept(pattern: str) -> bool:
     kept = (r"\bno\.", r"(?<=\w\s)No\s", r"(?<=[a-z]\s)St\.", r"(?<=[a-z]\s)Dr\.")
     return (
         pattern.startswith(kept)
-        or pattern == rf"\b({abbreviations.any_of(abbreviations._TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))"
+        or pattern == rf"\b({words.any_of(words._TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))"
     )
 
 
