@@ -53,7 +53,6 @@ def test_every_ending_is_written_and_read_back(tmp_path, ending):
         ("a file/out.wav", "a file is not a folder"),
         ("out.txt", "expected a name that ends in .wav"),
         ("folder.wav", "it is a folder"),
-        (f"new/{'a' * 300}.wav", "cannot be written"),
         ("new/b\0c/out.wav", "no null character"),
     ],
 )
