@@ -15,6 +15,7 @@ REARRANGEMENTS: list[tuple[str, dict[str, Any], Callable[[np.ndarray], np.ndarra
     ("reshape", {"shape": [4, -1]}, lambda x: x.reshape(4, -1)),
     ("transpose", {"perm": [0, -1, 1]}, lambda x: x.transpose(0, 2, 1)),
     ("expand_dims", {"axes": [0, -1]}, lambda x: x[None, ..., None]),
+    ("slice_by_size", {"begin": [1, 0, 2], "size": [1, -1, 2]}, lambda x: x[1:2, :, 2:4]),
     ("gather", {"indices": np.array([2, 0], np.int32), "axis": 1}, lambda x: x[:, [2, 0]]),
     ("gather", {"indices": np.int32(1), "axis": 0}, lambda x: x[1]),
     ("gather", {"indices": np.array([[0, 3], [1, 1]], np.int32), "axis": -1}, lambda x: x[:, :, [[0, 3], [1, 1]]]),
@@ -84,13 +85,6 @@ def test_scatter_replaces_slices(lab: Any, axis: int) -> None:
 
     (result,) = lab.run(build, {"x": X, "i": np.array([1, 0], np.int32), "u": updates}, "scatter")
     np.testing.assert_array_equal(result, expected)
-
-
-def test_slice_by_size(lab: Any) -> None:
-    (result,) = lab.run(
-        lambda x: lab.mb.slice_by_size(x=x, begin=[1, 0, 2], size=[1, -1, 2]), {"x": X}, "slice_by_size"
-    )
-    np.testing.assert_array_equal(result, X[1:2, :, 2:4])
 
 
 def _slice_update(lab: Any, mask: list[bool], **options: Any) -> Callable[..., Any]:
