@@ -22,6 +22,7 @@ from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import OLDEST_MACOS, Target
 from voxcpm_runtime.backends.compilation import (
+    COMPILED,
     LOCK_SECONDS,
     CompiledPackage,
     end_with_the_parent,
@@ -161,7 +162,7 @@ class _Package:
 
     def _forms(self) -> Iterator[tuple[Path, bool]]:
         """Compiled forms, and whether each is known to be whole: a damaged one is made again once."""
-        if (shipped := self._compiled.shipped) is not None:
+        if (shipped := self._path.with_suffix(COMPILED)).is_dir():
             yield shipped, False
         path, is_new = self._compiled_path()
         before = mark(path)
