@@ -7,8 +7,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from voxcpm_constants.errors import InputError
-from voxcpm_constants.user_folders import cache_folder, user_path, voices_folder
+from voxcpm_constants.user_folders import cache_folder, voices_folder
 from voxcpm_runtime.commands import cli
 
 KINDS = ("compiled", "lowered", "verified", "measured", "bundles")
@@ -67,20 +66,6 @@ def test_a_file_is_one_line_and_exit_code_two(
     assert capsys.readouterr().err == (
         f"error: {variable}={tmp_path / 'file'}: expected a folder, but it is a file; name another or unset it\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("~nobody-of-this-name/a", "there is no user of this name"),
-        ("a\0b", "a path has no null character"),
-        ("\ud800", "the file system cannot encode these characters"),
-    ],
-)
-def test_a_name_that_no_file_has_is_one_line(path: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        user_path(path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
