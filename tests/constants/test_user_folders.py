@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import platformdirs
 import pytest
 
 from voxcpm_constants.user_folders import cache_folder, voices_folder
@@ -32,16 +31,6 @@ def test_voices_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "mine"))
 
     assert voices_folder() == tmp_path / "mine"
-
-
-@pytest.mark.parametrize("value", [None, "  "])
-def test_without_a_value_the_platform_decides(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"):
-        if value is not None:
-            monkeypatch.setenv(variable, value)
-
-    assert cache_folder("lowered") == Path(platformdirs.user_cache_dir("voxcpm-coreml")) / "lowered"
-    assert voices_folder() == Path(platformdirs.user_data_dir("voxcpm-coreml")) / "voices"
 
 
 def test_a_home_folder_and_a_relative_one_are_resolved(
