@@ -47,6 +47,19 @@ def test_slice_by_index(lab: Any, arguments: dict[str, Any], expected: Callable[
     np.testing.assert_array_equal(result, expected(X))
 
 
+@pytest.mark.parametrize("begin", [0, 2, -1])
+def test_slice_at_a_computed_position(lab: Any, begin: int) -> None:
+    def build(x: Any, at: Any) -> tuple[Any, Any]:
+        start = lab.mb.concat(values=[np.array([0], np.int32), at, np.array([1], np.int32)], axis=0)
+        masks = {"end_mask": [True, False, True], "begin_mask": [True, False, False]}
+        return lab.mb.slice_by_index(
+            x=x, begin=start, end=[0, 0, 0], squeeze_mask=[False, True, False], **masks
+        )
+
+    (result,) = lab.run(build, {"x": X, "at": np.array([begin], np.int32)}, "slice_by_index")
+    np.testing.assert_array_equal(result, X[:, begin, 1:])
+
+
 def test_squeeze(lab: Any) -> None:
     (result,) = lab.run(lambda x: lab.mb.squeeze(x=x, axes=[0, -1]), {"x": X[None, ..., None]}, "squeeze")
     np.testing.assert_array_equal(result, X)
