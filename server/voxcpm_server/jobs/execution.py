@@ -181,7 +181,7 @@ class Jobs(Room):
             asked.encoder(served.tts)
 
             def planned() -> tuple[Voice | None, int, int]:
-                voice = self.service.voices.named(asked.voice_name, served.built_in_voices)
+                voice = self.service.voices.named(asked.voice_name, served.tts.built_in_voices)
                 given = asked.arguments(settings, served, settings.max_job_characters, voice)
                 plan = served.tts.plan(**given, cancel=cancel)
                 return voice, plan.seed or 0, len(plan.segments)

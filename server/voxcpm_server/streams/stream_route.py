@@ -92,7 +92,7 @@ class _Speaker(JsonSocket):
             if asked.instructions and not served.takes_instructions:
                 ignored.append("instructions")
             settings, voices = self.service.settings, self.service.voices
-            voice = voices.named(asked.voice_name, served.built_in_voices)
+            voice = voices.named(asked.voice_name, served.tts.built_in_voices)
             given = bare.arguments(settings, served, settings.max_characters, voice)
             del given["text"], given["prompt_text"]
             return given, asked.encoder(served.tts)

@@ -120,7 +120,7 @@ class _Talk(Conversation):
             raise ApiError(400, "voice.name: expected a string", param="voice")
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            voice = self.service.voices.named(name or DEFAULT_VOICE, served.built_in_voices)
+            voice = self.service.voices.named(name or DEFAULT_VOICE, served.tts.built_in_voices)
             rate = served.tts.sample_rate
             return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
 
@@ -158,7 +158,7 @@ class _Talk(Conversation):
     async def _info(self) -> Event:
         about: dict[str, Any] = {"attribution": _ATTRIBUTION, "installed": True, "version": version(_NAME)}
         with await self.service.bundles.lease() as served:
-            names = await run_in_threadpool(self.service.voices.names, served.built_in_voices)
+            names = await run_in_threadpool(self.service.voices.names, served.tts.built_in_voices)
             languages = languages_of(served.tts.bundle.manifest)
         program = TtsProgram(
             name=_NAME,
