@@ -51,7 +51,7 @@ def test_slice_by_index(lab: Any, arguments: dict[str, Any], expected: Callable[
 def test_slice_at_a_computed_position(lab: Any, begin: int) -> None:
     def build(x: Any, at: Any) -> tuple[Any, Any]:
         start = lab.mb.concat(values=[np.array([0], np.int32), at, np.array([1], np.int32)], axis=0)
-        masks = {"end_mask": [True, False, True], "begin_mask": [True, False, False]}
+        masks = {"end_mask": [True, False, True], "begin_mask": [True, True, False]}
         return lab.mb.slice_by_index(
             x=x, begin=start, end=[0, 0, 0], squeeze_mask=[False, True, False], **masks
         )
