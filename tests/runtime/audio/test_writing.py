@@ -65,6 +65,13 @@ def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_folder_without_write_permission_is_known_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+
+    with pytest.raises(InputError, match="Permission denied"):
+        check_output_path(tmp_path / "new" / "a.wav")
+
+
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_an_interrupted_write_leaves_what_was_there(tmp_path, interruption):
     path = tmp_path / "out.wav"
