@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import InputError, VoxCPM
 from voxcpm_server.api import speech_routes, status_routes
-from voxcpm_server.api.openapi import DescribedApp
+from voxcpm_server.api.openapi import SPEECH_HEADERS, DescribedApp
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.middleware.bounds import BoundedBody, BoundedRequests
@@ -28,9 +28,6 @@ from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams import stream_route
-
-_SPEECH_HEADERS = ["Location", "X-Seed", "X-Sample-Rate", "X-Audio-Duration", "X-Ignored-Fields"]
-CORS_EXPOSED_HEADERS = [*_SPEECH_HEADERS, "Retry-After", "Content-Range"]
 
 
 def create_app(
@@ -45,16 +42,13 @@ def create_app(
     """An ASGI app that speaks with bundles.
 
     tts: the default bundle, which the app does not close; or where it loads one from when it starts. settings: an
-    `AllSettings`. keys: by default those that the settings and the environment name. named: more bundles, loaded when
-    they are first asked for (the settings' `bundles` are the command's to open). when_begun: called when the default
-    bundle is loaded, or with the error that prevents it. replicated: it is one of several at the same address.
+    `AllSettings`. keys: by default those of the settings and the environment. named: more bundles, loaded on first use.
+    when_begun: called when the default bundle is loaded, or with the error that prevents it. replicated: it is one of
+    several at the same address. Raises InputError for settings that contradict each other, and for a server without a
+    key that other machines could reach.
 
-    Under another server than the command's, run it within `suspicious_warnings_counted(app.state.service.metrics)` of
-    `metrics.py`: otherwise Python prints the runtime's warnings, which may quote a text, and none is counted. The app
-    does not do so by itself, because that is a setting of the whole process.
-
-    Raises InputError for settings that contradict each other, and for a server without a key that other machines could
-    reach.
+    Under another server than the command's, run it within `suspicious_warnings_counted(app.state.service.metrics)`:
+    otherwise Python prints the runtime's warnings, which may quote a text.
     """
     settings = settings or AllSettings()
     settings.check()
@@ -113,7 +107,7 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             # OpenAI's client in a browser sends a dozen of its own (x-stainless-os, …), others xi-api-key or Range.
             allow_headers=["*"],
-            expose_headers=CORS_EXPOSED_HEADERS,
+            expose_headers=["Location", *SPEECH_HEADERS, "Retry-After", "Content-Range"],
         )
     app.add_middleware(ErrorAndMetricsMiddleware, metrics=service.metrics)
     return app

@@ -117,9 +117,8 @@ def listening(host: str, port: int, options: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = os_reason(error) if isinstance(error, OSError) else "no host name"
-        raise InputError(
-            f"{host} port {port}: cannot listen there ({reason}); choose another {options}"
-        ) from None
+        place = f"{host} port {port}"
+        raise InputError(f"{place}: cannot listen there ({reason}); choose another {options}") from None
 
 
 def _url(listener: socket.socket, scheme: str = "http") -> str:

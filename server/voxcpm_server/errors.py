@@ -55,14 +55,9 @@ class ApiError(HTTPException):
     """
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(status, " ".join(message.split()), dict(headers or {}))
         self.param = param
         self.code = code or _CODES.get(status)

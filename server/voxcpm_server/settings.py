@@ -78,9 +78,7 @@ class Settings:
     ] = None
     api_key_file: Annotated[
         Path | None,
-        access(
-            "File with one API key per line. $VOXCPM_COREML_API_KEYS may also hold keys, separated by commas."
-        ),
+        access("File with one API key per line; $VOXCPM_COREML_API_KEYS may hold more, separated by commas."),
     ] = None
     insecure_serve_without_key: Annotated[
         bool,
@@ -90,9 +88,7 @@ class Settings:
         ),
     ] = False
 
-    model_name: Annotated[
-        str | None, _speech("Name of BUNDLE in the list of models. Default: its generation.")
-    ] = None
+    model_name: Annotated[str | None, _speech("Model name of BUNDLE. Default: its generation.")] = None
     bundles: Annotated[
         list[str] | None,
         _speech(
@@ -102,23 +98,16 @@ class Settings:
     ] = None  # fmt: skip
     max_memory: Annotated[
         str | None,
-        _speech(
-            "Memory limit, such as 8GB: idle bundles are closed to stay below it when another is loaded.",
-            metavar="AMOUNT",
-        ),
+        _speech("Memory limit, such as 8GB; idle bundles are closed to stay below it.", metavar="AMOUNT"),
     ] = None
     voice_aliases: Annotated[
         Path | None,
-        _speech(
-            'JSON file with aliases of voices, such as {"alloy": "ada"}; "default" is the checkpoint\'s own voice.'
-        ),
+        _speech('JSON file with aliases of voices, such as {"alloy": "ada"}; "default" is the model\'s own.'),
     ] = None
     voices_folder: Annotated[Path | None, _speech("Folder of stored voices. Default: the user's own.")] = None
     preview_text: Annotated[str, _speech("Text of a voice's preview.")] = "Hello, this is how I sound."
 
-    max_connections: Annotated[
-        int, _limit("Maximum requests and websockets in progress; more get a 503.", 1, 100_000)
-    ] = 512
+    max_connections: Annotated[int, _limit("Maximum open connections; more get a 503.", 1, 100_000)] = 512
     concurrency: Annotated[int, _limit("Maximum texts spoken at once.", 1, 1024)] = 2
     queue: Annotated[int, _limit("Maximum waiting requests; more get a 503.", 0, 100_000)] = 32
     queue_per_key: Annotated[
@@ -129,32 +118,17 @@ class Settings:
         ),
     ] = None  # fmt: skip
     max_characters: Annotated[int, _limit("Maximum characters of a request's text.", 1, 10_000_000)] = 4096
-    max_conversations: Annotated[
-        int, _limit("Maximum open websockets and Wyoming connections.", 1, 100_000)
-    ] = 64
-    idle_seconds: Annotated[
-        float,
-        _limit("Seconds of silence after which such a connection is closed.", 0.1, 86_400),
-    ] = 180  # fmt: skip
+    max_conversations: Annotated[int, _limit("Maximum websockets and Wyoming connections.", 1, 100_000)] = 64
+    idle_seconds: Annotated[float, _limit("Seconds of silence before these are closed.", 0.1, 86_400)] = 180
     max_audio_seconds: Annotated[float, _limit("Maximum seconds of speech per request.", 1, 86_400)] = 600
     max_recording_seconds: Annotated[float, _limit("Maximum seconds of a recording.", 1, 3_600)] = 60
-    max_upload_megabytes: Annotated[
-        float, _limit("Maximum megabytes of a request's body.", 0.001, 10_000)
-    ] = 25
+    max_upload_megabytes: Annotated[float, _limit("Maximum megabytes of a body.", 0.001, 10_000)] = 25
     max_bodies_megabytes: Annotated[
-        float,
-        _limit(
-            "Maximum megabytes of the bodies of all requests together; more get a 503.",
-            0.001, 10_000_000,
-        ),
-    ] = 1000  # fmt: skip
+        float, _limit("Maximum megabytes of all bodies together; more get a 503.", 0.001, 10_000_000)
+    ] = 1000
     max_voices: Annotated[int, _limit("Maximum stored voices.", 0, 1_000_000)] = 1000
-    buffer_seconds: Annotated[
-        float, _limit("Seconds of speech buffered for a slow reader before speaking pauses.", 1, 86_400)
-    ] = 120
-    client_timeout: Annotated[
-        float, _limit("Seconds without progress after which a client is disconnected.", 0.1, 86_400)
-    ] = 30
+    buffer_seconds: Annotated[float, _limit("Seconds of speech buffered for a slow reader.", 1, 86_400)] = 120
+    client_timeout: Annotated[float, _limit("Seconds to wait for a stalled client.", 0.1, 86_400)] = 30
 
     def check(self) -> None:
         """Raises InputError for options that contradict each other."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import platformdirs
 import pytest
 
-from voxcpm_constants.errors import InputError
-from voxcpm_constants.user_folders import cache_folder, user_path, voices_folder
+from voxcpm_constants.user_folders import cache_folder, voices_folder
 from voxcpm_runtime.commands import cli
 
 KINDS = ("compiled", "lowered", "verified", "measured", "bundles")
@@ -35,16 +33,6 @@ def test_voices_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert voices_folder() == tmp_path / "mine"
 
 
-@pytest.mark.parametrize("value", [None, "  "])
-def test_without_a_value_the_platform_decides(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"):
-        if value is not None:
-            monkeypatch.setenv(variable, value)
-
-    assert cache_folder("lowered") == Path(platformdirs.user_cache_dir("voxcpm-coreml")) / "lowered"
-    assert voices_folder() == Path(platformdirs.user_data_dir("voxcpm-coreml")) / "voices"
-
-
 def test_a_home_folder_and_a_relative_one_are_resolved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,20 +55,6 @@ def test_a_file_is_one_line_and_exit_code_two(
     assert capsys.readouterr().err == (
         f"error: {variable}={tmp_path / 'file'}: expected a folder, but it is a file; name another or unset it\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("~nobody-of-this-name/a", "there is no user of this name"),
-        ("a\0b", "a path has no null character"),
-        ("\ud800", "the file system cannot encode these characters"),
-    ],
-)
-def test_a_name_that_no_file_has_is_one_line(path: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        user_path(path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

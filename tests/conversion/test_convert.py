@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,22 +19,12 @@ from voxcpm_constants.vectors import vectors_path
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ml.packages import compile_packages
-from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
 
 SIZES = StepSizes(kv_length=64)
-
-
-def _spec(package: Path) -> object:
-    return import_coremltools().utils.load_spec(str(package))
-
-
-def _operations(package: Path) -> list[object]:
-    function = _spec(package).mlProgram.functions["main"]  # type: ignore[attr-defined]
-    return list(function.block_specializations[function.opset].operations)
 
 
 def test_manifest_lists_every_file_and_no_other(tiny_bundle: Path) -> None:
@@ -157,19 +146,3 @@ def test_the_command_speaks_for_itself_alone(command_conversion: Path) -> None:
     assert Manifest.read(command_conversion / "bundle").sizes == StepSizes(
         kv_length=128, prefill_chunks=(1, 16, 64)
     )
-
-
-def test_int8_quantises_every_large_matrix_but_no_rotary_table(tiny_bundle: Path) -> None:
-    operations = _operations(tiny_bundle / package_path("int8", "base_lm_step"))
-    types = Counter(op.type for op in operations)  # type: ignore[attr-defined]
-    # q, o, gate, up and down of two layers (k and v have too few elements), two of the quantiser, and stop_proj.
-    assert types["constexpr_affine_dequantize"] == 2 * 5 + 3
-    quantised = {op.outputs[0].name for op in operations if op.type == "constexpr_affine_dequantize"}  # type: ignore[attr-defined]
-    gathered = {
-        argument.name
-        for op in operations
-        if op.type == "gather"  # type: ignore[attr-defined]
-        for argument in op.inputs["x"].arguments  # type: ignore[attr-defined]
-    }
-    assert gathered
-    assert not gathered & quantised

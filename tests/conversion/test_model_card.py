@@ -105,8 +105,3 @@ def test_figures_of_a_validation_replace_those_before(tmp_path: Path) -> None:
         second.replace("| b | 0.9 |", "").split()
         == fresh.replace("Not validated yet: `voxcpm-coreml validate` writes its figures here.", "").split()
     )
-
-
-@pytest.mark.parametrize("card", ["# My own words", "a <!-- validation --> b"])
-def test_a_card_without_a_place_for_figures_is_left_alone(card: str) -> None:
-    assert with_validation(card, "figures") is None

@@ -10,19 +10,18 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from robustness.mutations import DAMAGES, damaged
-from robustness.watched import LINES, OTHER, REFUSED, SAME, TRACEBACK, Ended
+from robustness.watched import LINES, OTHER, REFUSED, SAME, Ended
 from voxcpm_constants.step_models import Precision
 
 SPEAKING = {"seed": 1, "retry_badcase": False, "inference_timesteps": 2, "max_len": 3}
 TEXT = "Yes."
 UNNOTICED = "other, as there are no digests"
-WITHOUT_DIGESTS = ("checkpoint", "lora", "jobs")
+WITHOUT_DIGESTS = ("checkpoint", "lora")
 Read = Callable[[], "bytes | Ended"]
 """What is spoken or read, or how that ended. Raises what the reader raises."""
 
@@ -190,54 +189,6 @@ def _batch(folder: Path, precision: Precision) -> Read:
     return read
 
 
-def _jobs(folder: Path, precision: Precision) -> Read:
-    """The jobs of a server that has ended: a server begins on them, and answers for each of them.
-
-    Their database has no digests, so that another text or time may be shown; an error inside the server may not.
-    """
-    tts = _opened(folder, precision)
-    with _served(tts, folder) as client:
-        for text in ("Yes.", "No."):
-            asked = {"model": "tts-1", "input": text, "response_format": "wav", "seed": 1}
-            assert client.post("/v1/audio/jobs", json=asked).status_code == 202
-        until = time.monotonic() + 60
-        while {job["state"] for job in client.get("/v1/audio/jobs").json()["data"]} != {"done"}:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-
-    def read() -> bytes | Ended:
-        whole = hashlib.sha256()
-        with _served(tts, folder) as client:
-            listed = client.get("/v1/audio/jobs")
-            paths = [f"/v1/audio/jobs/{job['id']}" for job in listed.json().get("data", ())]
-            for path in ("/v1/audio/jobs", *paths, *(f"{path}/audio" for path in paths)):
-                answer = client.get(path)
-                # 501 and 507: a server that cannot use its folder of jobs, or its disk.
-                if answer.status_code >= 500 and answer.status_code not in (501, 507):
-                    return Ended(TRACEBACK, f"{path}: {answer.status_code} {answer.text[:200]}")
-                if answer.status_code >= 400:
-                    said = answer.json()["error"]["message"]
-                    return Ended(REFUSED if len(said.splitlines()) == 1 else LINES, said)
-                whole.update(answer.content)
-        return whole.digest()
-
-    return read
-
-
-def _served(tts: Any, folder: Path) -> Any:
-    from starlette.testclient import TestClient
-
-    from voxcpm_server.application import create_app
-    from voxcpm_server.middleware.authentication import Keys
-    from voxcpm_server.rooms import AllSettings as Settings
-
-    settings = Settings(voices_folder=folder / "voices", jobs_folder=folder / "jobs")
-    # An error inside the server is an answer like any other one, as for a client.
-    return TestClient(
-        create_app(tts, settings, Keys(())), base_url="http://127.0.0.1", raise_server_exceptions=False
-    )
-
-
 KINDS: dict[str, tuple[Callable[[Path, Precision], Read], str]] = {
     "bundle": (_speech, "bundle/**/*"),
     "lowered": (_speech, "cache/lowered/*"),
@@ -246,7 +197,6 @@ KINDS: dict[str, tuple[Callable[[Path, Precision], Read], str]] = {
     "voice": (_voice, "me.voice"),
     "segments": (_segments, ".book.wav.segments/*"),
     "batch": (_batch, "spoken/*"),
-    "jobs": (_jobs, "jobs/**/*"),
 }
 """What is damaged → what makes it in a folder with a bundle and returns what reads it, and a pattern of its files."""
 

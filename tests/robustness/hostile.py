@@ -146,24 +146,6 @@ def wav(chunk: bytes, size: int, file_size: int) -> Change:
     return change
 
 
-def text(piece: str) -> Change:
-    """A text that makes a regular expression try everything, at every length that is read at once."""
-
-    def change(_: Place) -> object:
-        from voxcpm_runtime.english.reading import read_aloud
-        from voxcpm_runtime.text.normalization import said_text
-        from voxcpm_runtime.text.sentences import each_sentence
-
-        def act() -> None:
-            for given in (piece * (4000 // len(piece)), "a " + piece * (4000 // len(piece)) + "\u20ac!"):
-                for sentence in each_sentence(given * 5):
-                    read_aloud(said_text(sentence.text))
-
-        return act
-
-    return change
-
-
 def pickled_weights(name: str, form: str) -> Change:
     """A checkpoint whose weights run a command."""
 
@@ -220,13 +202,6 @@ BUNDLES: dict[str, Change] = {
     "WAV: chunk of 4 GB": wav(b"LIST", 2**32 - 1, 1000),
     "WAV: samples of 4 GB": wav(b"data", 2**32 - 40, 2**32),
 }
-TEXTS: dict[str, Change] = {
-    f"text of {piece!r}": text(piece)
-    for piece in (
-        "1", "1,", "1.", "a.", "A.", "a@", "http://", "www.", "(", "'", "-", "1/", "1:", "$", "$1,", "A", "a'", "M", " .",  # noqa: E501
-        "\u200b", "\u0301", "!?", "1-", "+1 ", "a.b.", "I", "\u201c", "#a", "0", "1e", "%", "a_", "&amp;", "./", "Dr. ",
-    )
-}  # fmt: skip
 CHECKPOINTS: dict[str, Change] = {
     **{
         f"pickle: {name}, {form}": pickled_weights(name, form)
@@ -240,7 +215,7 @@ CHECKPOINTS: dict[str, Change] = {
 
 
 def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
-    """What runs a case by its name: one of CHECKPOINTS with a checkpoint, otherwise one of BUNDLES or TEXTS."""
+    """What runs a case by its name: one of CHECKPOINTS with a checkpoint, otherwise one of BUNDLES."""
     seen: list[str] = []
     watching = SimpleNamespace(outside=None)
 
@@ -262,7 +237,7 @@ def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
         place = Place(bundle, checkpoint)
         os.environ["VOXCPM_COREML_CACHE"] = str(place.inside / "cache")
         try:
-            read = ({**CHECKPOINTS} if checkpoint else {**BUNDLES, **TEXTS})[case](place)
+            read = (CHECKPOINTS if checkpoint else BUNDLES)[case](place)
             if not callable(read):
                 read = lambda: (converts if checkpoint else opens)(place)  # noqa: E731
             before = _listing(place.outside)

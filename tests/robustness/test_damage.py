@@ -19,7 +19,6 @@ BUNDLES: dict[str, tuple[str, str, int, int]] = {
     "verified": ("speaking_bundle", "int8", 2, 50),
     "segments": ("speaking_bundle", "int8", 5, 90),
     "batch": ("speaking_bundle", "int8", 0, 50),
-    "jobs": ("speaking_bundle", "int8", 10, 50),
     "bundle, macOS 27": ("tiny_bundle_27", "fp16", 0, 120),
 }
 CHECKPOINTS = {"safetensors": 80, "pickle": 80, "lora": 40}

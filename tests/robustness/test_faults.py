@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import random
 import re
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from robustness.commands import CommandEnded
-from robustness.folder_contents import calls, files
+from robustness.folder_contents import files
 from robustness.scenarios import BEGUN, Whole, lines_of, summary
-from robustness.servers import NotBegun, ended, served, submitted
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
@@ -29,7 +25,7 @@ before.
 """
 # What no two conversions have in common, and which step model or precision a file is of.
 _NAMES = re.compile(
-    r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)|job_\w{24}"
+    r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)"
 )
 Role = tuple[str, str]
 """The kind of a call, and what the folder of its file is for."""
@@ -132,84 +128,3 @@ def test_one_call_of_each_kind_fails_in_each_role_of_a_folder(
     faults = chosen(command.calls, random.Random(f"{torture_seed} {name}"), left_out)
     count = share(len(by_role(command.calls).keys() - left_out))
     disturb(command, tmp_path / "run", faults[:count][part :: PARTS[name]])
-
-
-class Server:
-    """A server with one job, again and again in a new folder, and then one that nothing disturbs in the same."""
-
-    def __init__(self, bundle: Path, library: Path, folder: Path) -> None:
-        self._bundle, self._library, self._jobs = bundle, library, folder / "jobs"
-        log = folder / "calls.txt"
-        with served(bundle, self._jobs, library=library, log=log) as (process, url):
-            (id_,) = self._spoken(url)
-            self._speech = _fetched(url, id_)
-            process.terminate()
-            process.wait(60)
-        self.calls = calls(log, self._jobs)
-
-    def disturbed(self, call: int, error: int) -> tuple[str, list[str]]:
-        """The outcome of a run in which that call fails, and what is wrong."""
-        shutil.rmtree(self._jobs)
-        wrong, known = [], list[str]()
-        try:
-            with served(self._bundle, self._jobs, library=self._library, call=call, error=error) as served_:
-                process, url = served_
-                known = self._spoken(url)
-                wrong += self._differences(url, known)
-                process.terminate()
-                _, said = process.communicate(timeout=60)
-            wrong += [f"exit code {process.returncode}"] if process.returncode else []
-            wrong += [f"not in one line: {said}"] if "Traceback" in said else []
-        except NotBegun as refused:
-            code, said = refused.args
-            is_one_line = code == 2 and said.startswith("error: ") and said.count("\n") == 1
-            wrong += [] if is_one_line else [f"exit code {code}: {said}"]
-        with served(self._bundle, self._jobs) as (process, url):
-            known += self._spoken(url)
-            wrong += [f"then {problem}" for problem in self._differences(url, known)]
-            process.terminate()
-            process.wait(60)
-        kept = {"jobs.lock", "jobs.sqlite", *(f"{id_}/speech.wav" for id_ in known)}
-        wrong += [f"left behind: {path}" for path in sorted(files(self._jobs).keys() - kept)]
-        return "one line" if said else "went on", wrong
-
-    def _spoken(self, url: str) -> list[str]:
-        """The id of a new job that has ended; none if the server's disk refused it."""
-        id_ = submitted(url, "Come in.\n\nGo out.")
-        if id_:
-            ended(url, id_)
-        return [id_] if id_ else []
-
-    def _differences(self, url: str, known: list[str]) -> list[str]:
-        """What is wrong with the jobs of a server: those that are known are done, with the samples of any run."""
-        listed = httpx2.get(f"{url}/v1/audio/jobs", timeout=60).json()["data"]
-        wrong = [f"{job['id']} is {job['state']}: {job['error']}" for job in listed if job["state"] != "done"]
-        if {job["id"] for job in listed} != set(known):
-            wrong.append(f"{len(listed)} jobs, not {len(known)}")
-        return wrong + [f"{id_} has other samples" for id_ in known if _fetched(url, id_) != self._speech]
-
-
-def _fetched(url: str, id_: str) -> bytes:
-    """The speech of a job; nothing if it cannot be had. The disk may refuse once, before the answer or within it."""
-    for _ in range(2):
-        with contextlib.suppress(httpx2.RemoteProtocolError):
-            answer = httpx2.get(f"{url}/v1/audio/jobs/{id_}/audio", timeout=60)
-            if answer.status_code != 507:
-                return answer.content if answer.status_code == 200 else b""
-    return b""
-
-
-@pytest.mark.torture
-def test_one_call_of_each_kind_fails_in_each_role_of_a_servers_files(
-    speaking_bundle: Path, system_calls: Path, tmp_path: Path, torture_seed: int, share: Callable[[int], int]
-) -> None:
-    """It refuses to start, or refuses the job, or speaks it."""
-    server = Server(speaking_bundle, system_calls, tmp_path)
-    outcomes: Counter[str] = Counter()
-    wrong: list[str] = []
-    faults = chosen(server.calls, random.Random(f"{torture_seed} jobs"))
-    for call, error in faults[: share(len(by_role(server.calls)))]:
-        outcome, found = server.disturbed(call, error)
-        outcomes["wrong" if found else outcome] += 1
-        wrong += [f"{_named(server.calls, call, error)}: {problem}" for problem in found]
-    summary("server jobs", outcomes, wrong)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
-
-from robustness.hostile import BUNDLES, CHECKPOINTS, READ, TEXTS
+from robustness.hostile import BUNDLES, CHECKPOINTS, READ
 from robustness.watched import FAILURES, Watched
 
-HARMLESS = ("text", "WAV", "tokenizer")
+HARMLESS = ("WAV", "tokenizer")
 """What may be read."""
 
 
@@ -28,12 +26,6 @@ def _check(names: Iterable[str], **given: object) -> None:
 
 def test_hostile_bundles_voices_and_recordings(speaking_bundle: Path) -> None:
     _check(BUNDLES, bundle=speaking_bundle)
-
-
-@pytest.mark.torture
-def test_hostile_texts(speaking_bundle: Path) -> None:
-    """Every text is read at 4,000 characters ten times."""
-    _check(TEXTS, bundle=speaking_bundle)
 
 
 def test_hostile_checkpoints(speaking_bundle: Path, tiny_checkpoint: Path) -> None:

@@ -97,20 +97,6 @@ def test_two_hundred_kills(
     killed(whole(name), tmp_path / "run", share(KILLS[name]), torture_seed)
 
 
-def test_a_batch_that_is_killed_beside_the_rename_of_a_file_is_gone_on_with(
-    whole: Callable[[str], Whole], tmp_path: Path
-) -> None:
-    """While its record is written, at the rename, and at the first call after it."""
-    batch = whole("batch")
-    rename = batch.calls.index(("rename", "spoken/output_001.wav"))
-    outcomes: Counter[str] = Counter()
-
-    wrong = killed_in([{"call": rename + beside} for beside in (-1, 0, 1)], batch, tmp_path / "run", outcomes)
-
-    assert not wrong, "\n".join(wrong)
-    assert outcomes["killed"] == 3
-
-
 TEXT = "\n\n".join(["One two three four."] * 6)
 
 

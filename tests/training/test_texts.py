@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import multiprocessing
-import sys
 from collections.abc import Sequence
-from multiprocessing.pool import ThreadPool
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from voxcpm_training import data
-from voxcpm_training.architecture import PATCH, SAMPLE_RATE
+from voxcpm_training.architecture import PATCH
 from voxcpm_training.batches import Batch, Sampler
 from voxcpm_training.corpus import kept, spoken
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids, encode
-from voxcpm_training.voices import Spoken, Utterance
 
 KNOWN = frozenset(
     ("the", "old", "farmer", "fed", "his", "chickens", "before", "sunrise", "quick", "brown", "dog", "ran", "home")
@@ -121,80 +112,3 @@ def test_two_processes_get_the_same_shapes_and_never_the_same_utterance() -> Non
     used = [number for batch in (*first, *second) for number in utterances_of(batch, utterances)]
     assert len(used) == len(set(used))
     assert len(used) > 0.7 * utterances.kept.sum()
-
-
-def test_the_utterances_of_a_pair_have_one_speaker() -> None:
-    utterances = random_utterances(800)
-    patches = utterances.frames // PATCH
-    utterance_of = np.repeat(np.arange(800), patches)
-    starts = np.cumsum(patches) - patches
-    pairs = [
-        (utterance_of[before], utterance_of[patch])
-        for batch in Sampler(utterances, 1024, 0.4, 0).epoch()
-        for patch, before in zip(batch.patches, batch.before, strict=True)
-        if before != len(utterance_of) and patch in starts
-    ]
-
-    assert len(pairs) > 80
-    assert {int(utterances.speaker[a]) for a, _ in pairs} == set(NUMBERS)
-    assert all(utterances.speaker[a] == utterances.speaker[b] for a, b in pairs)
-
-
-class Voices:
-    """Stand-in for Kokoro: a tone of 0.2 s, or of 30 s for what begins with "too long". It takes a clock's time."""
-
-    def __init__(self) -> None:
-        self.now, self.takes = 1000.0, 0.0
-        self.asked: list[list[Utterance]] = []
-
-    def speak(self, utterances: Sequence[Utterance], _seed: int) -> list[Spoken]:
-        self.asked.append(list(utterances))
-        self.now += self.takes
-        return [self._tone(u.phonemes) for u in utterances]
-
-    def _tone(self, phonemes: str) -> Spoken:
-        seconds = 30.0 if phonemes.startswith("toolong") else 0.2
-        audio = np.sin(np.arange(round(seconds * SAMPLE_RATE)) * 0.1).astype(np.float32)
-        ends = np.linspace(0, seconds, len(phonemes) + 2, dtype=np.float32)
-        return Spoken(audio, [0, *[1] * len(phonemes), 0], ends)
-
-
-@pytest.fixture
-def voices(monkeypatch: pytest.MonkeyPatch) -> Voices:
-    """Voices in place of Kokoro, letters in place of hibari's phonemes, and the voices' own clock."""
-    voices = Voices()
-    monkeypatch.setattr(data, "_kokoro", lambda folder, device: voices)
-    monkeypatch.setattr(data, "phonemes", lambda text: "".join(filter(str.isalpha, text)))
-    clock = SimpleNamespace(time=lambda: voices.now, monotonic=lambda: voices.now)
-    monkeypatch.setattr(data, "time", clock)
-    return voices
-
-
-def synthesise(folder: Path, number: int, texts: list[str], until: float = np.inf) -> float:
-    return data.synthesise(
-        (number, texts), folder=folder, seed=3, kokoro=Path("kokoro"), devices=["cpu"], until=until
-    )
-
-
-def read(path: Path) -> Utterances:
-    return Utterances.of_shards([path])
-
-
-def test_a_deadline_ends_the_synthesis_with_whole_shards(
-    voices: Voices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A shard takes 25 s, so that in a minute three are begun, and the third ends after it."""
-    voices.takes = 25.0
-    corpus = tmp_path / "corpus.txt.gz"
-    corpus.write_bytes(gzip.compress(b"It rained.\n" * 24))
-    given = [corpus, "-o", tmp_path / "data", "--kokoro", tmp_path, "--shard-size", 4, "--processes", 1]
-    monkeypatch.setattr(sys, "argv", ["data", *map(str, given), "--minutes", "1"])
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: SimpleNamespace(Pool=ThreadPool))
-
-    data.main()
-
-    names = sorted(path.name for path in (tmp_path / "data").iterdir())
-    assert names == [f"shard-{number:05d}.npz" for number in range(3)]
-    assert [len(read(tmp_path / "data" / name).frames) for name in names] == [4] * 3
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last["seconds"] == 75

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.errors import InputError
@@ -21,7 +20,6 @@ from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
 from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
-from voxcpm_validation.listening.material import prompt_clip, prompt_voices
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.sensitivity import Sensitivity
@@ -234,19 +232,6 @@ def test_both_sides_are_given_the_text_that_a_voice_of_letters_says(speaking_bun
     )
     assert [case.case for case in report.end_to_end] == ["zero-shot", "continuation"]
     assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
-
-
-def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, tmp_path: Path) -> None:
-    model = load_upstream(DEFAULT_CHECKPOINT)
-    tts = VoxCPM.from_bundle(speaking_bundle, precision="fp32")
-    voice = next(voice for voice in prompt_voices() if voice.continued)
-    prompt = tmp_path / "prompt.wav"
-    soundfile.write(prompt, *prompt_clip(voice))
-    case = Case("continuation", SENTENCES[0], 3, prompt, f"{voice.transcript} ")
-    found = compare_speech(tts, case, speak_upstream(model, case))
-    assert found.patches == found.upstream_patches
-    assert found.free_running_latents.correlation >= 0.99999
-    assert found.waveform.correlation >= 0.9999
 
 
 def test_the_second_generation_speaks_as_upstream_does_in_every_mode(

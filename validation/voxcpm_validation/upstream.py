@@ -1,7 +1,5 @@
 """Upstream's PyTorch code (`voxcpm==2.0.3`) as the reference, with the runtime's audio reading and noise.
 
-It runs on the CPU unless asked otherwise.
-
 Upstream needs only one or two functions of torchaudio and librosa; if they are not installed, stubs replace them.
 """
 
@@ -246,7 +244,7 @@ def build_prompt_cache(
 
 
 def traits_of(model: Any) -> Traits:
-    """What the generation of upstream's model is where others are not."""
+    """The traits of the generation of upstream's model."""
     return next(t for t in GENERATIONS.values() if t.upstream_class == type(model).__name__)
 
 

@@ -56,16 +56,11 @@ def check_output_path(
         refuse_inputs(path, inputs)
         if target is None:
             return path
-        missing = [folder for folder in target.parents if not os.path.lexists(folder)]
-        nearest = target.parents[len(missing)]
+        nearest = next(folder for folder in target.parents if os.path.lexists(folder))
         if not nearest.is_dir():
             raise InputError(
                 f"{path}: cannot be written, because {nearest} is not a folder; choose another path"
             )
-        for name in (target.name, *(folder.name for folder in missing)):
-            with contextlib.suppress(FileNotFoundError):
-                # Fails for a name that is too long.
-                (nearest / name).lstat()
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:

@@ -33,8 +33,6 @@ A path or an open file may be a pipe; an open file is read from its current posi
 (samples, channels), floating point in [-1, 1], int16, int32 or, as in 8-bit WAV files, uint8.
 """
 _BLOCK_FRAMES = 1 << 16
-# libsndfile's number of frames for a stream whose header has none.
-_UNKNOWN_FRAMES = 2**62
 # dtype -> (value of silence, difference from it at full scale).
 _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 # Linear: a peak 40 dB above full scale is a scaling error.
@@ -84,7 +82,7 @@ def decode_audio(
     """The samples (samples,) of an audio file in [-1, 1], channels averaged, and their rate in Hz.
 
     name: its name in messages. rates: lowest and highest sample rate in Hz. Raises InputError for content that is not
-    audio, and, before or while decoding, for more than `max_seconds` or MAX_RECORDING_SAMPLES.
+    audio, and, while decoding, for more than `max_seconds` or MAX_RECORDING_SAMPLES.
     """
     if not isinstance(content, bytes | bytearray | memoryview):
         raise wrong_type(content, "content", "the bytes of an audio file")
@@ -126,8 +124,6 @@ class _SequentialFile(soundfile.SoundFile):
 
 
 def _samples(file: soundfile.SoundFile, max_seconds: float, name: str) -> Audio:
-    if file.frames < _UNKNOWN_FRAMES:
-        _check_length(file.frames, file.samplerate, name, max_seconds)
     blocks, decoded = [np.empty(0, np.float32)], 0
     while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
         decoded += len(block)

@@ -35,7 +35,7 @@ Compile = Callable[[Path, Path], None]
 
 
 class CompiledPackage:
-    """The compiled form of a package: shipped next to it, in the user's cache, or compiled for this process alone.
+    """The compiled form of a package, in the user's cache or compiled for this process alone.
 
     digest: identifies the package's content. compiler: by default the build of macOS. A folder for this process alone
     is removed with this object.
@@ -54,12 +54,6 @@ class CompiledPackage:
         self._digest, system = digest[:DIGITS], macos()
         self._name = f"{self._digest}-{compiler or (system.build if system else '')}"
         self._own: Path | None = None
-
-    @property
-    def shipped(self) -> Path | None:
-        """The compiled form next to the package, if the bundle has one."""
-        folder = self._package.with_suffix(self._suffix)
-        return folder if folder.is_dir() else None
 
     def loaded_before(self, compiled: Path, use: str) -> bool:
         """Whether `record_load` was called for this compiled form. use: the function and the compute unit."""

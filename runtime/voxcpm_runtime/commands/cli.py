@@ -27,14 +27,15 @@ PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
 _USER_ERROR = 2
 
+_HOMES = {
+    **dict.fromkeys(("generate", "design", "clone"), "commands.generate"),
+    **{name: f"commands.{name}" for name in ("batch", "voices", "inspect", "publish", "benchmark")},
+    "clear-cache": "commands.clear_cache",
+    "doctor": "doctor.command",
+}
 _OWN = {
-    **{name: f"voxcpm_runtime.commands.generate:{name}" for name in ("generate", "design", "clone")},
-    **{
-        name: f"voxcpm_runtime.commands.{name}:{name}"
-        for name in ("batch", "voices", "inspect", "publish", "benchmark")
-    },
-    "clear-cache": "voxcpm_runtime.commands.clear_cache:clear_cache",
-    "doctor": "voxcpm_runtime.doctor.command:doctor",
+    name: EntryPoint(name, f"voxcpm_runtime.{module}:{name.replace('-', '_')}", COMMAND_GROUP)
+    for name, module in _HOMES.items()
 }
 """The runtime's commands; those of other packages are entry points in pyproject.toml."""
 
@@ -94,17 +95,13 @@ def _open_closed_streams() -> None:
 def commands() -> dict[str, EntryPoint]:
     """Every command by name, including those of other installed packages, without importing any."""
     installed = {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
-    return dict(sorted({**installed, **_own_commands()}.items()))
-
-
-def _own_commands() -> dict[str, EntryPoint]:
-    return {name: EntryPoint(name, home, COMMAND_GROUP) for name, home in _OWN.items()}
+    return dict(sorted({**installed, **_OWN}.items()))
 
 
 def build_app(chosen: str | None) -> typer.Typer:
     """An app with the command `chosen` alone, or with a list of all commands if there is none of that name."""
     # Entry points are searched in every installed package, which is slow.
-    known = _own_commands() if chosen in _OWN else commands()
+    known = _OWN if chosen in _OWN else commands()
     # The list of commands has no panels, and prints in half the time without rich.
     style: dict[str, Any] = {} if chosen in known else {"rich_markup_mode": None}
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.", **style)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -30,7 +29,7 @@ from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.doctor.report import Report, this_machine
-from voxcpm_runtime.doctor.trials import Trial, endurance, trials
+from voxcpm_runtime.doctor.trials import endurance, trials
 from voxcpm_runtime.doctor.worker import FLOORS
 
 UNHEALTHY = 1
@@ -160,16 +159,15 @@ def _table(report: Report) -> Table:
         shown = name
         for trial in report.trials:
             if trial.step_model == name:
-                table.add_row(shown, *_cells(trial, best=report.chosen.get(name) == trial))
+                load, call, agreement = trial.load_seconds, trial.call_seconds, trial.agreement
+                table.add_row(
+                    shown,
+                    trial.unit,
+                    "" if load is None else f"{load:.1f}",
+                    "" if call is None else f"{1e3 * call:.1f}",
+                    "" if agreement is None else f"{agreement.worst:.5f}",
+                    "" if agreement is None else f"{agreement.chain[-1]:.5f}",
+                    f"{trial.outcome}{' *' if report.chosen.get(name) == trial else ''}",
+                )
                 shown = ""
     return table
-
-
-def _cells(trial: Trial, *, best: bool) -> Iterator[str]:
-    agreement = trial.agreement
-    yield trial.unit
-    yield "" if trial.load_seconds is None else f"{trial.load_seconds:.1f}"
-    yield "" if trial.call_seconds is None else f"{1e3 * trial.call_seconds:.1f}"
-    yield "" if agreement is None else f"{agreement.worst:.5f}"
-    yield "" if agreement is None else f"{agreement.chain[-1]:.5f}"
-    yield f"{trial.outcome}{' *' if best else ''}"

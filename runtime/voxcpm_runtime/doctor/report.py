@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -127,8 +127,12 @@ class Report:
 
     def document(self, *, saved: bool) -> Any:
         """The report for `--json`, without names and paths. saved: whether the choice was saved."""
-        bundle, manifest = self.bundle, self.bundle.manifest
-        document = {
+        bundle, manifest, anonymous = self.bundle, self.bundle.manifest, anonymizer(self.bundle.folder)
+
+        def shown(trial: Trial | Endurance) -> dict[str, Any]:
+            return {**trial.model_dump(mode="json"), "message": anonymous(trial.message)}
+
+        return {
             "machine": this_machine(),
             "bundle": {
                 "generation": manifest.architecture.generation,
@@ -141,15 +145,14 @@ class Report:
             },
             "floor": FLOORS[bundle.precision],
             "step_models": list(manifest.step_models),
-            "trials": [trial.model_dump(mode="json") for trial in self.trials],
-            "refusal": self.refusal,
+            "trials": [shown(trial) for trial in self.trials],
+            "refusal": anonymous(self.refusal),
             "known_crash": known_crash(macos()),
-            "endurance": [trial.model_dump(mode="json") for trial in self.endurance],
+            "endurance": [shown(trial) for trial in self.endurance],
             "chosen": {name: trial.unit for name, trial in self.chosen.items()},
             "saved": saved,
-            "advice": list(self.advice()),
+            "advice": [anonymous(sentence) for sentence in self.advice()],
         }
-        return anonymous(document, [bundle.folder])
 
 
 def this_machine() -> dict[str, Any]:
@@ -181,17 +184,14 @@ def known_crash(system: MacOS | None) -> str:
 # An absolute path, one in a home folder, or a file: URL. Only its last part is kept, which names a file of the bundle.
 # Spaces belong to it only if they are escaped.
 _PATH = re.compile(r"(?:file:/*)?(?<![\w.…])~?/(?:[^\s/'\"()<>,;:]+/)+([^\s/'\"()<>,;:]*)")
-# Keys with text of Core ML or a child process. All other texts are this project's own words, which may equal the name
-# of a user or a host by chance.
-_FREE_TEXTS = {"message", "advice", "refusal"}
 
 
-def anonymous(document: Any, folders: Iterable[Path] = ()) -> Any:
-    """A JSON value with "…" for paths and for names of users and hosts in its free texts, for a public issue.
+def anonymizer(folder: Path) -> Callable[[str], str]:
+    """A function that replaces paths, and names of users and hosts, in a text by "…".
 
-    folders: paths that may contain spaces.
+    folder: the bundle's, whose path may contain spaces.
     """
-    own = [*folders, Path(sys.prefix)]
+    own = [folder, Path(sys.prefix)]
     node = platform.node()
     users = [node, node.partition(".")[0]]
     # A system may have no home folder, temp folder or user name.
@@ -203,16 +203,7 @@ def anonymous(document: Any, folders: Iterable[Path] = ()) -> Any:
     # Names of one or two letters would match everywhere.
     names = _any_of({name for name in users if len(name) > 2})
 
-    def cleaned(value: Any, *, free: bool = False) -> Any:
-        if isinstance(value, dict):
-            return {key: cleaned(item, free=free or key in _FREE_TEXTS) for key, item in value.items()}
-        if isinstance(value, list):
-            return [cleaned(item, free=free) for item in value]
-        if free and isinstance(value, str):
-            return names.sub("…", _PATH.sub(r"…/\1", paths.sub("…", value)))
-        return value
-
-    return cleaned(document)
+    return lambda text: names.sub("…", _PATH.sub(r"…/\1", paths.sub("…", text)))
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:

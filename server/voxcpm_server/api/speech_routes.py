@@ -59,7 +59,7 @@ async def create_speech(
     service.queue.check(request.state.owner)
     with await service.bundles.lease(asked.model) as served:
         ignored = await run_in_threadpool(asked.ignored_fields, served)
-        voice = await run_in_threadpool(service.voices.named, asked.voice_name, served.built_in_voices)
+        voice = await run_in_threadpool(service.voices.named, asked.voice_name, served.tts.built_in_voices)
         maximum = service.settings.max_characters
         given = await run_in_threadpool(asked.arguments, service.settings, served, maximum, voice)
         encoder, events = asked.encoder(served.tts), asked.stream_format == "sse"
@@ -98,7 +98,7 @@ async def list_speech_models(service: TheService) -> dict[str, Any]:
 async def list_voices(service: TheService) -> dict[str, Any]:
     """All names that `voice` may have with the default bundle: the checkpoint's own, stored, built-in, and aliases."""
     with await service.bundles.lease() as served:
-        return {"voices": await run_in_threadpool(service.voices.listed, served.built_in_voices)}
+        return {"voices": await run_in_threadpool(service.voices.listed, served.tts.built_in_voices)}
 
 
 class VoiceDocument(BaseModel):
@@ -178,7 +178,7 @@ async def _made(
 async def show_voice(name: str, service: TheService) -> VoiceDocument:
     """A stored voice, or a built-in one."""
     with await service.bundles.lease() as served:
-        voice = await run_in_threadpool(service.voices.shown, name, served.built_in_voices)
+        voice = await run_in_threadpool(service.voices.shown, name, served.tts.built_in_voices)
     return _document(voice, service)
 
 
@@ -186,7 +186,7 @@ async def show_voice(name: str, service: TheService) -> VoiceDocument:
 async def delete_voice(name: str, service: TheService) -> dict[str, Any]:
     """Delete a stored voice."""
     with await service.bundles.lease() as served:
-        await run_in_threadpool(service.voices.remove, name, served.built_in_voices)
+        await run_in_threadpool(service.voices.remove, name, served.tts.built_in_voices)
     return {"id": name, "object": "audio.voice.deleted", "deleted": True}
 
 
@@ -203,6 +203,6 @@ async def preview_voice(
 ) -> Response:
     """A sentence in a voice or alias, as MP3; the same each time."""
     with await service.bundles.lease(model) as served:
-        voice = await run_in_threadpool(service.voices.named, name, served.built_in_voices)
+        voice = await run_in_threadpool(service.voices.named, name, served.tts.built_in_voices)
         given = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED, "voice": voice}
         return await speak(request, served, given, Encoder("mp3", served.tts.sample_rate))

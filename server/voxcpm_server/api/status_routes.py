@@ -125,12 +125,7 @@ def about_router(service: Service) -> APIRouter:
 
 
 def _facts(served: Served) -> ModelFacts:
-    if served.loaded is None:
-        return ModelFacts(id=served.name, sample_rate=None, takes_instructions=None, needs_transcript=None)
-    speaks_instructions = served.takes_instructions
-    return ModelFacts(
-        id=served.name,
-        sample_rate=served.tts.sample_rate,
-        takes_instructions=speaks_instructions,
-        needs_transcript=not speaks_instructions,
-    )
+    rate, styles, needs = None, None, None
+    if served.loaded is not None:
+        rate, styles, needs = served.tts.sample_rate, served.takes_instructions, not served.takes_instructions
+    return ModelFacts(id=served.name, sample_rate=rate, takes_instructions=styles, needs_transcript=needs)

@@ -18,10 +18,9 @@ _cluster = options("More than one machine")
 class ClusterSettings(Settings):
     """Where replicas of a server run, and how many."""
 
-    ray: Annotated[
-        bool,
-        _cluster("Serve with Ray Serve, on all machines of a cluster (extra ray).", flags=["--ray"]),
-    ] = False
+    ray: Annotated[bool, _cluster("Serve on all machines of a Ray cluster (extra ray).", flags=["--ray"])] = (
+        False
+    )
     ray_address: Annotated[
         str | None,
         _cluster(
@@ -41,9 +40,8 @@ class ClusterSettings(Settings):
         if not self.ray and (self.ray_address, self.replicas, self.max_replicas) != (None, 1, None):
             raise InputError("--ray-address, --replicas and --max-replicas need --ray")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise InputError(
-                f"--max-replicas: expected at least --replicas {self.replicas}, got {self.max_replicas}"
-            )
+            expected = f"expected at least --replicas {self.replicas}"
+            raise InputError(f"--max-replicas: {expected}, got {self.max_replicas}")
 
     def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:
         """Serve on a cluster until a signal, with --ray."""

@@ -64,10 +64,7 @@ class Replica:
 def serve_on_ray(
     name: str | None, engine: Engine, settings: ClusterSettings, keys: Keys, *, quiet: bool
 ) -> None:
-    """Serve until a signal.
-
-    Raises InputError for a cluster that cannot be reached, or whose machines cannot serve.
-    """
+    """Serve until a signal. Raises InputError for a cluster that cannot be reached, or whose machines cannot serve."""
     address = settings.ray_address or LOCAL
     check_cluster(address, engine.device)
     settings = _for_machines(settings, address)
@@ -116,10 +113,7 @@ def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
 
 
 def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
-    """What Ray Serve runs.
-
-    Raises InputError if this machine has no room for the replicas, or Serve runs on the cluster already.
-    """
+    # Raises InputError if this machine has no room for the replicas, or Serve runs on the cluster already.
     with contextlib.suppress(ValueError):
         ray.get_actor("SERVE_CONTROLLER_ACTOR", "serve")
         advice = "stop it there (`serve shutdown`), or use another"
@@ -134,10 +128,8 @@ def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
             raise InputError(f"{message}; give fewer --replicas, or fewer --threads")
     count: dict[str, Any] = {"num_replicas": minimum}
     if maximum > minimum:
-        scaling = AutoscalingConfig(
-            min_replicas=minimum, max_replicas=maximum, target_ongoing_requests=concurrency
-        )
-        count = {"autoscaling_config": scaling}
+        bounds = {"min_replicas": minimum, "max_replicas": maximum}
+        count = {"autoscaling_config": AutoscalingConfig(**bounds, target_ongoing_requests=concurrency)}
     waiting = settings.queue + _SPARE_REQUESTS
     return serve.deployment(
         serve.ingress()(Replica),

@@ -135,7 +135,8 @@ class _Contexts(JsonSocket):
         self._codec, self._rate = form[1], int(form[2])
         # An invalid rate is refused now, not with the first context.
         Encoder(self._codec, served.tts.sample_rate, self._rate)
-        given = {"seed": _number(query, "seed"), "voice": service.voices.named(voice, served.built_in_voices)}
+        named = service.voices.named(voice, served.tts.built_in_voices)
+        given = {"seed": _number(query, "seed"), "voice": named}
         self._given = {name: value for name, value in given.items() if value is not None}
         idle, wanted = service.settings.idle_seconds, _number(query, "inactivity_timeout")
         super().__init__(websocket, service, idle if wanted is None else min(idle, max(1.0, wanted)))

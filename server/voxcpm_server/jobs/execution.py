@@ -13,21 +13,22 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
-from voxcpm_runtime import Cancelled, CancelToken, InputError, Voice
-from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
+from voxcpm_runtime import Cancelled, CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
+from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, speech_too_long
 from voxcpm_server.jobs.options import JobSettings
-from voxcpm_server.jobs.speaking import RunningJob, check_size, speak_job
-from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore
+from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, VOICE_FILE, Job, JobStore, whole_file
 from voxcpm_server.rooms import Room
-from voxcpm_server.speech.served_bundles import on_a_thread
+from voxcpm_server.speech.served_bundles import Served, on_a_thread
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speech_answers import unless_gone
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
@@ -35,13 +36,26 @@ from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
-# Between deletions of old jobs.
-_IDLE_SECONDS = 600
+_IDLE_SECONDS = 600  # between deletions of old jobs
 _SECONDS_AFTER_DISK_ERROR = 5
 _POLL_SECONDS = 0.05
-# Errors that may pass: the job is retried after a pause that doubles each time.
+_PIECE_SECONDS = 10  # of speech, encoded at a time
+# Errors that may pass: the job is retried.
 _TRANSIENT = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
-FIRST_PAUSE, MAX_PAUSE = 5.0, 600.0
+RETRY_SECONDS = 60.0
+
+
+@dataclass
+class _RunningJob:
+    """The job that is being spoken: its progress, and its cancellation."""
+
+    job: Job
+    starts: int
+    """Starts since its last finished segment, including this one."""
+    segments_done: int = 0
+    audio_seconds: float = 0.0
+    remaining_seconds: float | None = None
+    cancel: CancelToken = field(default_factory=CancelToken)
 
 
 class Jobs(Room):
@@ -57,9 +71,8 @@ class Jobs(Room):
         self._wake = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
-        self.running: RunningJob | None = None
-        # When each paused job is retried (`time.monotonic`), and the length of its pause in seconds.
-        self._pauses: dict[str, tuple[float, float]] = {}
+        self.running: _RunningJob | None = None
+        self._retry_at: dict[str, float] = {}  # `time.monotonic`, by job
         # Planning holds the GIL: several threads would be no faster, and slow down live speech.
         self._planning = asyncio.Lock()
         self._adding = asyncio.Lock()
@@ -78,10 +91,7 @@ class Jobs(Room):
         return self._opened
 
     async def open(self) -> None:
-        """Open the folder. Raises InputError if one was chosen that cannot be used.
-
-        If the default one cannot be used, for example because another server uses it, there are no jobs.
-        """
+        """Open the folder. Raises InputError if one was chosen that cannot be used; without the default, no jobs."""
         if not self._settings.max_jobs:
             return
         chosen = self._settings.jobs_folder
@@ -108,7 +118,7 @@ class Jobs(Room):
             self._opened = None
 
     async def submit(self, request: Request, asked: SpeechRequest) -> Job:
-        """A new job of the request's key; none if the client leaves before the text has been read.
+        """A new job of the request's key.
 
         Raises what `VoxCPM.plan` raises, and ApiError for too many jobs (429, 503), a full disk (507) and a client
         that has left (499).
@@ -121,14 +131,11 @@ class Jobs(Room):
             # Jobs that wait for a model that is no longer served do not count, but their size does.
             total, own = store.counts(owner, models)
             maximum = self._settings.max_jobs
-            for count, most, status, whose in (
-                (total, maximum, 503, ""),
-                (own, self.service.max_per_key(maximum), 429, " of this key"),
-            ):
-                if count >= most:
-                    message = f"{count} jobs{whose} are stored, the most that may be; delete one"
-                    raise ApiError(status, message, code="too_many_jobs", headers={"Retry-After": "60"})
-            check_size(store, self._settings)
+            if total >= maximum:
+                raise _too_many(503, f"{total} jobs")
+            if own >= self.service.max_per_key(maximum):
+                raise _too_many(429, f"{own} jobs of this key")
+            store.check_size(self._settings.max_jobs_megabytes)
             return store.add(owner, fields, seed, segments, dict(asked.recordings()), voice)
 
         try:
@@ -136,7 +143,7 @@ class Jobs(Room):
                 await self._delete_old(store)
                 job = await run_in_threadpool(add, await self._bundles.named())
         except (OSError, sqlite3.Error, InputError) as error:
-            raise storage_error("that is new", error) from None
+            raise storage_error("new", error) from None
         self._wake.set()
         return job
 
@@ -150,14 +157,13 @@ class Jobs(Room):
     async def delete(self, owner: str, id_: str) -> None:
         """Cancel a job and delete it. Raises ApiError (404) if there is none."""
         await run_in_threadpool(self.get, owner, id_)
-        store = self.store
         async with self._choosing:
             # The row goes first, so that the job is not started again.
-            await run_in_threadpool(store.forget, id_)
-            self._pauses.pop(id_, None)
+            await run_in_threadpool(self.store.forget, id_)
+            self._retry_at.pop(id_, None)
             speaking = self._speaking if self.running is not None and self.running.job.id == id_ else None
         await _cancelled(speaking)
-        await run_in_threadpool(store.remove, id_)
+        await run_in_threadpool(self.store.remove, id_)
 
     def error_of(self, job: Job) -> dict[str, Any] | None:
         """OpenAI's error of a job: why it failed, or what it waits for other than its turn; otherwise None."""
@@ -169,13 +175,13 @@ class Jobs(Room):
         return None if job.error is None else dict(json.loads(job.error))
 
     async def _planned(self, asked: SpeechRequest) -> tuple[Voice | None, int, int]:
-        """Check a request: its voice as it is now, its seed, and the number of its segments. Raises as `submit`."""
+        """The voice, the seed and the number of segments of a request."""
         settings, cancel = self._settings, CancelToken()
         with await self._bundles.lease(asked.model) as served:
             asked.encoder(served.tts)
 
             def planned() -> tuple[Voice | None, int, int]:
-                voice = self.service.voices.named(asked.voice_name, served.built_in_voices)
+                voice = self.service.voices.named(asked.voice_name, served.tts.built_in_voices)
                 given = asked.arguments(settings, served, settings.max_job_characters, voice)
                 plan = served.tts.plan(**given, cancel=cancel)
                 return voice, plan.seed or 0, len(plan.segments)
@@ -192,13 +198,13 @@ class Jobs(Room):
         while True:
             self._wake.clear()
             now = time.monotonic()
-            retries = {id_: until for id_, (until, _) in self._pauses.items() if until > now}
+            self._retry_at = retries = {id_: at for id_, at in self._retry_at.items() if at > now}
             try:
                 await self._delete_old(store)
                 async with self._choosing:
                     job = await run_in_threadpool(store.start_next, self._bundles.names, retries)
                     if job is not None:
-                        self.running = RunningJob(job, job.starts)
+                        self.running = _RunningJob(job, job.starts)
                         self._speaking = asyncio.ensure_future(self._speak(store, self.running))
             except (OSError, sqlite3.Error) as error:
                 _log.error("jobs: %s", error)
@@ -212,60 +218,55 @@ class Jobs(Room):
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), seconds)
 
-    async def _speak(self, store: JobStore, running: RunningJob) -> None:
-        id_, state, starts, error, size = running.job.id, QUEUED, running.starts, None, 0
+    async def _speak(self, store: JobStore, running: _RunningJob) -> None:
+        id_, state, error, size, failures = running.job.id, QUEUED, None, 0, 0
         try:
             size, state = await self._spoken(store, running), DONE
         except (asyncio.CancelledError, Cancelled):
-            # The server ends, or the job is deleted: not a failed attempt.
-            starts = max(0, running.starts - 1)
+            pass  # The server ends, or the job is deleted.
         except (OSError, sqlite3.Error) as raised:
-            error = storage_error(id_, raised)
+            error, failures = storage_error(id_, raised), 1
             # The disk may have failed only once, and hours of speech are saved.
-            starts, state = running.starts, QUEUED if running.starts < MAX_STARTS else FAILED
+            state = QUEUED if running.starts < MAX_STARTS else FAILED
         except Exception as raised:  # noqa: BLE001 - shown as the job's error
             error = as_api_error(raised)
-            starts, state = max(0, running.starts - 1), QUEUED if error.code in _TRANSIENT else FAILED
+            state = QUEUED if error.code in _TRANSIENT else FAILED
         ended: dict[str, Any] = {"state": state, "error": error and json.dumps(error.document["error"])}
         if state == QUEUED:
-            ended["starts"] = starts
+            ended["starts"] = max(0, running.starts - 1 + failures)
         else:
             ended |= {"ended": time.time(), "bytes": size}
-        waits = state == QUEUED and error is not None
+        retry = state == QUEUED and error is not None
         try:
             await _to_its_end(asyncio.ensure_future(run_in_threadpool(store.end, id_, **ended)))
         except sqlite3.Error as refused:
-            # Its row still says that it runs, so it is retried.
-            waits = True
+            # Its row still says that it runs.
+            retry = True
             _log.error("job %s is %s, which cannot be stored (%s)", id_, state, refused)
-        if waits:
-            _, last = self._pauses.get(id_, (0.0, FIRST_PAUSE / 2))
-            pause = min(last * 2, MAX_PAUSE)
-            self._pauses[id_] = (time.monotonic() + pause, pause)
+        if retry:
+            self._retry_at[id_] = time.monotonic() + RETRY_SECONDS
         elif state != QUEUED:
-            self._pauses.pop(id_, None)
             self._ended.labels(state).inc()
 
-    async def _spoken(self, store: JobStore, running: RunningJob) -> int:
+    async def _spoken(self, store: JobStore, running: _RunningJob) -> int:
         """Speak a job, unless its speech is there already, and return the size of its file in bytes."""
         job, loop = running.job, asyncio.get_running_loop()
         with contextlib.suppress(FileNotFoundError):
             # The end of the last run could not be stored.
             return (store.path(job.id) / job.audio_name).stat().st_size
         if job.starts > MAX_STARTS:
-            message = f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
-            raise ApiError(500, message)
+            raise ApiError(
+                500, f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
+            )
         with await self._bundles.lease(job.asked["model"]) as served:
-            queue = self.service.queue
-            turn = await queue.enter_last()
+            turn = await self.service.queue.enter_last()
 
             async def enter_again() -> None:
                 nonlocal turn
                 turn.leave()
-                turn = await queue.enter_last()
+                turn = await self.service.queue.enter_last()
 
-            def yield_to_requests() -> None:
-                """Called on the job's thread."""
+            def yield_to_requests() -> None:  # on the job's thread
                 if turn.is_wanted:
                     entering = asyncio.run_coroutine_threadsafe(enter_again(), loop)
                     while not entering.done():
@@ -279,6 +280,11 @@ class Jobs(Room):
                 return await _cancelled_with(running.cancel, work)
             finally:
                 turn.leave()
+
+
+def _too_many(status: int, jobs: str) -> ApiError:
+    message = f"{jobs} are stored, the most that may be; delete one"
+    return ApiError(status, message, code="too_many_jobs", headers={"Retry-After": "60"})
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:
@@ -312,3 +318,79 @@ async def _to_its_end(working: asyncio.Future[Result]) -> Result:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({working})
     return working.result()
+
+
+def speak_job(
+    store: JobStore,
+    running: _RunningJob,
+    served: Served,
+    settings: JobSettings,
+    after_patch: Callable[[], None],
+) -> int:
+    """Speak a job segment by segment into its folder, then into one file, whose size in bytes is returned.
+
+    after_patch: may raise Cancelled. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error if the
+    disk is full, and ApiError if the speech is too long, or its files are too large.
+    """
+    job, folder, tts = running.job, store.path(running.job.id), served.tts
+    asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
+    asked.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
+    with _as_disk_errors():
+        voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
+    given = asked.arguments(settings, served, settings.max_job_characters, voice)
+
+    def heard(progress: Progress) -> None:
+        running.audio_seconds = resumed_seconds + progress.audio_seconds
+        running.remaining_seconds = progress.remaining_seconds
+        if running.audio_seconds > settings.max_job_audio_seconds:
+            raise speech_too_long(settings.max_job_audio_seconds, "job here")
+        after_patch()
+
+    def finished() -> None:
+        running.segments_done += 1
+        running.starts = 0
+        done, seconds = running.segments_done, running.audio_seconds
+        store.change(job.id, segments_done=done, audio_seconds=seconds, starts=0)
+        store.check_size(settings.max_jobs_megabytes)
+
+    saved = _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished)
+    running.segments_done = saved.count
+    running.audio_seconds = resumed_seconds = job.audio_seconds if saved.count else 0.0
+    speech = tts.speak_plan(tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved))
+    running.audio_seconds = speech.audio_seconds
+    # Before the file: once that exists, the job is finished, even if the server is killed.
+    count = len(speech.segments)
+    store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
+    encoder = asked.encoder(tts)
+    with whole_file(folder / job.audio_name) as file:
+        file.write(encoder.header())
+        for at in range(0, len(speech.audio), _PIECE_SECONDS * tts.sample_rate):
+            running.cancel.check()
+            file.write(encoder.encode(speech.audio[at : at + _PIECE_SECONDS * tts.sample_rate]))
+        file.write(encoder.finish())
+        size = file.tell()
+        file.seek(0)
+        file.write(encoder.header(encoder.samples))
+    return size
+
+
+@contextlib.contextmanager
+def _as_disk_errors() -> Iterator[None]:
+    """Raise OSError for InputError: the files are the server's, not the client's."""
+    try:
+        yield
+    except InputError as error:
+        raise OSError(str(error)) from None
+
+
+class _Segments(SavedSegments):
+    """Finished segments. finished: called when another one is saved."""
+
+    def __init__(self, output: Path, digest: str, seed: int, finished: Callable[[], None]) -> None:
+        super().__init__(output, digest, seed, drawn=False)
+        self._finished = finished
+
+    def put(self, index: int, segment: SpokenSegment) -> None:
+        with _as_disk_errors():
+            super().put(index, segment)
+        self._finished()

@@ -84,11 +84,8 @@ TheJobs = Annotated[Jobs, Depends(_jobs_of)]
     openapi_extra=DOCUMENTED_BODY,
 )
 async def submit_job(
-    asked: Annotated[SpeechRequest, Depends(speech_request)],
-    request: Request,
-    response: Response,
-    jobs: TheJobs,
-) -> JobDocument:
+    asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response, jobs: TheJobs
+) -> JobDocument:  # fmt: skip
     """Have a long text spoken in the background. Of speech's fields, `stream` and `stream_format` have no effect."""
     job = await jobs.submit(request, asked)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
@@ -174,10 +171,11 @@ class _Download(FileResponse):
         except MalformedRangeHeader:
             raise ApiError(400, "Range: expected one such as bytes=0-99", param="Range") from None
         except RangeNotSatisfiable:
-            size = {"Content-Range": f"bytes */{file_size}"}
-            raise ApiError(
-                416, f"Range: the speech has {file_size} bytes", param="Range", headers=size
-            ) from None
+            size, message = (
+                {"Content-Range": f"bytes */{file_size}"},
+                f"Range: the speech has {file_size} bytes",
+            )
+            raise ApiError(416, message, param="Range", headers=size) from None
 
 
 def _document(job: Job, jobs: Jobs) -> JobDocument:

@@ -28,6 +28,8 @@ import filelock
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_runtime import InputError, Voice
+from voxcpm_server.errors import ApiError
+from voxcpm_server.settings import MEGABYTE
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 MAX_STARTS = 3
@@ -104,16 +106,14 @@ class JobStore:
             self._prepare()
             self._clean_up()
         except filelock.Timeout:
-            message = f"{folder}: another server uses this folder; give each server its own --jobs-folder"
-            raise InputError(message) from None
+            advice = "give each server its own --jobs-folder"
+            raise InputError(f"{folder}: another server uses this folder; {advice}") from None
         except OSError as error:
             raise InputError(f"{folder}: jobs cannot be stored there ({os_reason(error)})") from None
         except sqlite3.Error as error:
             self._used.release()
-            message = (
-                f"{database}: the jobs cannot be read ({error}); move it away, or give another --jobs-folder"
-            )
-            raise InputError(message) from None
+            advice = "move it away, or give another --jobs-folder"
+            raise InputError(f"{database}: the jobs cannot be read ({error}); {advice}") from None
 
     def close(self) -> None:
         """Leave the folder to another server."""
@@ -180,14 +180,10 @@ class JobStore:
                 return None
             job = Job(*rows[0])
             # Not read again: if that failed, the job would count as started without being spoken.
-            begun: dict[str, Any] = {
-                "state": RUNNING,
-                "started": job.started or time.time(),
-                "starts": job.starts + 1,
-                "error": None,
-            }
-            self.change(job.id, **begun)
-            return replace(job, **begun)
+            started = job.started or time.time()
+            begun = replace(job, state=RUNNING, started=started, starts=job.starts + 1, error=None)
+            self.change(job.id, state=RUNNING, started=started, starts=begun.starts, error=None)
+            return begun
 
     def change(self, id_: str, **values: Any) -> None:
         """Change fields of a job; a no-op for a deleted one."""
@@ -221,15 +217,16 @@ class JobStore:
         """The ids of jobs that ended before that time."""
         return [id_ for (id_,) in self._execute("SELECT id FROM jobs WHERE ended < ?", time_)]
 
-    def size(self) -> int:
-        """Bytes of all files of all jobs."""
+    def check_size(self, max_megabytes: float) -> None:
+        """Raises ApiError (507) if the files of all jobs have reached that size."""
         total = 0
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 # Deleted since it was listed.
                 with contextlib.suppress(FileNotFoundError):
                     total += (Path(folder) / name).lstat().st_size
-        return total
+        if total >= max_megabytes * MEGABYTE:
+            raise ApiError(507, f"the jobs take {max_megabytes:g} MB, the most that they may; delete one")
 
     def _prepare(self) -> None:
         """Check the database, or make a new one."""

@@ -76,10 +76,8 @@ def read_keys(settings: Settings) -> Keys:
 def check_exposure(settings: Settings, keys: Keys) -> None:
     """Raises InputError if other machines could reach a server without a key."""
     if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
-        raise InputError(
-            f"{settings.host} can be reached from other machines: give a key (--api-key-file, or "
-            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or pass {_INSECURE}"
-        )
+        advice = f"give a key (--api-key-file, or ${KEYS_VARIABLE}), listen on 127.0.0.1, or pass {_INSECURE}"
+        raise InputError(f"{settings.host} can be reached from other machines: {advice}")
 
 
 def is_loopback(host: str) -> bool:
@@ -121,8 +119,9 @@ class Guard:
     def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
         host = headers.get("host", "")
         if self._is_foreign(headers, host):
-            message = "requests from web pages of other origins are refused (--cors-origin allows one)"
-            raise ApiError(403, message)
+            raise ApiError(
+                403, "requests from web pages of other origins are refused (--cors-origin allows one)"
+            )
         # A Host header has a port, or not.
         name = host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self._only_loopback and not is_loopback(name):

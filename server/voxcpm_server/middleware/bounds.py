@@ -93,9 +93,10 @@ class BoundedBody:
             self._held += counted - held
             held = counted
             if self._held > round(self._settings.max_bodies_megabytes * MEGABYTE):
-                larger = f"larger than {self._settings.max_bodies_megabytes:g} MB together"
-                text = f"the bodies of all requests are {larger}; try again in {RETRY_SECONDS} s"
-                raise ApiError(503, text, headers=_CLOSE | RETRY)
+                bound = f"{self._settings.max_bodies_megabytes:g} MB together; try again in {RETRY_SECONDS} s"
+                raise ApiError(
+                    503, f"the bodies of all requests are larger than {bound}", headers=_CLOSE | RETRY
+                )
             if not complete and waited > patience + taken / MIN_BYTES_PER_SECOND:
                 rate = f"expected {MIN_BYTES_PER_SECOND} bytes of the body a second"
                 raise ApiError(408, f"{rate}, got {taken} in {waited:.0f} s", headers=_CLOSE)

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import psutil
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from voxcpm_runtime import InputError, Voice, VoxCPM, VoxCPMError
+from voxcpm_runtime import InputError, VoxCPM, VoxCPMError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY, ApiError, place_of
 from voxcpm_server.settings import OPENAI_MODELS
 
@@ -64,11 +64,6 @@ class Served:
         return self.loaded
 
     @property
-    def built_in_voices(self) -> dict[str, Voice]:
-        """The built-in voices that it can speak with, by name."""
-        return self.tts.built_in_voices
-
-    @property
     def takes_instructions(self) -> bool:
         """Whether the bundle's generation has styles in words."""
         return self.tts.bundle.architecture.traits.takes_reference
@@ -88,8 +83,7 @@ class Bundles:
     """All bundles of a server. It belongs to one event loop.
 
     default: the bundle that OpenAI's model names mean; if it is given open, it is never closed. default_name: its own
-    name; None for its generation. named: the others. max_bytes: limit on resident memory when loading; None for no
-    limit. memory: measures it, pages of mapped bundle files included.
+    name; None for its generation. named: the others. max_bytes: limit on resident memory when loading.
     """
 
     def __init__(

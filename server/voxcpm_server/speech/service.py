@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class Service:
     """The parts of one app, put together from its settings.
 
-    default: the bundle with its step models, or where it is loaded from. named: more bundles. replicated: whether other
-    apps answer at the same address. Raises InputError for settings that cannot be read.
+    replicated: whether other apps answer at the same address. Raises InputError for settings that cannot be read.
     """
 
     def __init__(

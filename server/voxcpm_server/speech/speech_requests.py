@@ -162,8 +162,7 @@ class SpeechRequest(BaseModel):
 def decoded_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:
     """The samples (samples,) of an audio file, in [-1, 1], and their rate in Hz.
 
-    Raises ApiError (400) if it is not audio or too long: by its header before it is decoded, and if the header is
-    wrong, as soon as that is known.
+    Raises ApiError (400) if it is not audio, and, as soon as decoding reaches the bound, if it is too long.
     """
     try:
         return decode_audio(content, field, max_seconds=max_seconds, rates=_RECORDING_RATES)

@@ -43,14 +43,9 @@ class StoredVoices:
 
     def listed(self, built_in: Voices) -> list[dict[str, Any]]:
         """All names, and what they mean."""
-        stored = self._stored_names()
+        stored = set(self._stored_names())
         return [
-            {
-                "id": name,
-                "name": name,
-                "stored": name in stored,
-                "built_in": name in built_in and name not in stored,
-            }
+            {"id": name, "name": name, "stored": name in stored, "built_in": name in built_in.keys() - stored}
             for name in self.names(built_in)
         ]
 

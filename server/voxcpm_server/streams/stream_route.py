@@ -92,7 +92,7 @@ class _Speaker(JsonSocket):
             if asked.instructions and not served.takes_instructions:
                 ignored.append("instructions")
             settings, voices = self.service.settings, self.service.voices
-            voice = voices.named(asked.voice_name, served.built_in_voices)
+            voice = voices.named(asked.voice_name, served.tts.built_in_voices)
             given = bare.arguments(settings, served, settings.max_characters, voice)
             del given["text"], given["prompt_text"]
             return given, asked.encoder(served.tts)
@@ -100,15 +100,9 @@ class _Speaker(JsonSocket):
         self._stream = stream = await self.begun(asked.model, wanted)
         self._ended = False
         self._task = self.speak(stream, self._speech(stream, in_base64=asked.audio == "base64"))
-        await self.send(
-            {
-                "type": "started",
-                "seed": stream.seed,
-                "sample_rate": stream.encoder.sample_rate,
-                "content_type": stream.encoder.format.content_type,
-                "ignored_fields": ignored,
-            }
-        )
+        rate, content_type = stream.encoder.sample_rate, stream.encoder.format.content_type
+        started = {"type": "started", "seed": stream.seed, "sample_rate": rate, "content_type": content_type}
+        await self.send({**started, "ignored_fields": ignored})
 
     async def _speech(self, stream: SessionStream, *, in_base64: bool) -> None:
         header = stream.encoder.header()

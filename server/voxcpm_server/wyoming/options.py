@@ -22,10 +22,7 @@ class WyomingSettings(Settings):
     ] = None  # fmt: skip
     insecure_wyoming_without_key: Annotated[
         bool,
-        access(
-            "Offer Wyoming, which has no keys, on --host instead of loopback.",
-            flags=["--insecure-wyoming-without-key"],
-        ),
+        access("Offer Wyoming, without keys, on --host.", flags=["--insecure-wyoming-without-key"]),
     ] = False
 
     def only_alone(self) -> Iterator[str]:

@@ -120,7 +120,7 @@ class _Talk(Conversation):
             raise ApiError(400, "voice.name: expected a string", param="voice")
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            voice = self.service.voices.named(name or DEFAULT_VOICE, served.built_in_voices)
+            voice = self.service.voices.named(name or DEFAULT_VOICE, served.tts.built_in_voices)
             rate = served.tts.sample_rate
             return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
 
@@ -158,7 +158,7 @@ class _Talk(Conversation):
     async def _info(self) -> Event:
         about: dict[str, Any] = {"attribution": _ATTRIBUTION, "installed": True, "version": version(_NAME)}
         with await self.service.bundles.lease() as served:
-            names = await run_in_threadpool(self.service.voices.names, served.built_in_voices)
+            names = await run_in_threadpool(self.service.voices.names, served.tts.built_in_voices)
             languages = languages_of(served.tts.bundle.manifest)
         program = TtsProgram(
             name=_NAME,
@@ -182,8 +182,7 @@ class _BoundedReader:
         try:
             return self._first + await self._reader.readuntil(b"\n")
         except asyncio.LimitOverrunError:
-            message = f"expected a line of at most {MAX_LINE_BYTES} bytes before an event"
-            raise ApiError(413, message) from None
+            raise ApiError(413, f"expected a line of at most {MAX_LINE_BYTES} bytes") from None
 
     async def readexactly(self, size: int) -> bytes:
         if size > self._max_bytes:
@@ -197,9 +196,8 @@ async def read_event(first: bytes, reader: asyncio.StreamReader, max_bytes: int)
     with contextlib.suppress(TypeError, AttributeError, KeyError, RecursionError):
         event = await async_read_event(_BoundedReader(first, reader, max_bytes))  # type: ignore[arg-type]
     if event is None or not isinstance(event.type, str) or not isinstance(event.data or {}, dict):
-        raise ApiError(
-            400, "expected an event of Wyoming: a JSON object with a type, and data that are an object"
-        )
+        expected = "a JSON object with a type, and data that are an object"
+        raise ApiError(400, f"expected an event of Wyoming: {expected}")
     return Event(event.type, event.data or {})
 
 

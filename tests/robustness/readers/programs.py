@@ -15,20 +15,12 @@ _OPERATIONS = (40, 70, 100)
 """How many operations of a program are read or lowered at a time: all of them take tens of milliseconds."""
 
 
-def lowering_of_a_transformer(bundle: Path, folder: Path) -> Reader:
-    return _lowering(bundle, folder, "locdit_step")
-
-
-def lowering_of_convolutions(bundle: Path, folder: Path) -> Reader:
-    return _lowering(bundle, folder, "audio_vae_decoder")
-
-
-def _lowering(bundle: Path, folder: Path, name: str) -> Reader:
+def lowering(bundle: Path, folder: Path) -> Reader:
     """The first operations of a program, made an ONNX graph."""
     from voxcpm_runtime.backends.portable.lowering import lower
     from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
 
-    package = _copied(bundle, folder, name)
+    package = _copied(bundle, folder, "locdit_step")
     specification = read_specification(package)
 
     def read(content: bytes) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime.commands import batch_lines, cli
-from voxcpm_runtime.commands.batch_lines import SpokenFile
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -184,30 +183,6 @@ def test_a_suspicious_segment_is_a_warning_and_on_record(batch, folder, network)
 
     assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
     assert err.startswith("line 2: warning: segment 1: the speech was cut off")
-
-
-def test_the_command_writes_and_records_what_another_packages_executor_speaks(
-    batch, folder, monkeypatch, loads
-):
-    given = []
-    facts = {"seed": 5, "seconds": 1.0, "samples": 9, "suspicious": {}}
-
-    def executor(tasks, _cancel, _note, warn):
-        for task in tasks:
-            warn(task.line.line, "a remark")
-            yield task, SpokenFile(b"a file", facts, "1 s of speech")
-
-    entry = SimpleNamespace(load=lambda: lambda *arguments: given.append(arguments) or executor)
-    monkeypatch.setattr(batch_lines, "entry_points", lambda **wanted: [entry])
-    code, out, err = batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")
-
-    assert code == 0
-    assert given[0][0] == "HOST:1"
-    assert not loads
-    assert (folder / "out" / "output_002.wav").read_bytes() == b"a file"
-    assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
-    assert err == "line 1: warning: a remark\nline 2: warning: a remark\n"
-    assert batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")[1].startswith("0 spoken, 2 skipped")
 
 
 def test_without_ray_the_extra_is_named(batch, monkeypatch):

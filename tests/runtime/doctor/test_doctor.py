@@ -19,7 +19,6 @@ from edited_manifest import edit_manifest
 from voxcpm_constants.manifest import record_file
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
-    AUDIO_VAE_ENCODER,
     FEAT_ENCODER,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
@@ -31,7 +30,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import measured_units
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.doctor import command
-from voxcpm_runtime.doctor.trials import Trial, endurance, trials
+from voxcpm_runtime.doctor.trials import trials
 
 
 @pytest.fixture(autouse=True)
@@ -164,21 +163,6 @@ def test_a_child_that_hangs_is_killed_after_its_time(core_ml, bundle):
     (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-@pytest.mark.long
-def test_a_unit_that_ends_the_process_after_a_while_is_replaced(core_ml, bundle):
-    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_ONLY", at="predict", does="abort", after=20)
-    found = [Trial(step_model=AUDIO_VAE_DECODER, unit=u, outcome="correct") for u in ("cpu", "cpu_and_gpu")]
-    found += [Trial(step_model=AUDIO_VAE_ENCODER, unit="cpu", outcome="correct", call_seconds=1.0)]
-
-    first, second = endurance(bundle, found, 3 / 60, limit=60, begun=lambda name, unit: None)
-
-    assert (first.outcome, first.step_model) == ("crashed", AUDIO_VAE_DECODER)
-    assert first.message.startswith("SIGABRT")
-    assert first.units == {AUDIO_VAE_DECODER: "cpu", AUDIO_VAE_ENCODER: "cpu"}
-    assert (second.outcome, second.units[AUDIO_VAE_DECODER]) == ("done", "cpu_and_gpu")
-    assert second.seconds >= 3
 
 
 def test_ctrl_c_ends_the_children(core_ml, tiny_bundle):

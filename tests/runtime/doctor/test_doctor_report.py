@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,8 +39,27 @@ def report(*found, **more):
         audio_vae_fp32=False,
         target="macOS14",
         vector_files=lambda: ["a file"],
+        architecture=SimpleNamespace(generation="voxcpm2"),
+        sizes=SimpleNamespace(kv_length=512),
     )
-    return Report(SimpleNamespace(precision="fp16", manifest=manifest), found, **more)
+    bundle = SimpleNamespace(precision="fp16", manifest=manifest, digest="d", folder=Path("/my own/bundle"))
+    return Report(bundle, found, **more)
+
+
+def test_the_json_for_an_issue_names_no_path_user_or_host(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    monkeypatch.setattr("platform.node", lambda: "lovelace.local")
+    said = "SIGSEGV: ada@lovelace: /my own/bundle and file:///opt/secret/a.mlmodelc"
+    failed = trial("a", "cpu", None, "crashed").model_copy(update={"message": said})
+    lost = Endurance(units={"a": "cpu"}, seconds=60.0, outcome="crashed", step_model="a", message=said)
+
+    document = report(failed, refusal=said, endurance=(lost,)).document(saved=False)
+
+    clean = "SIGSEGV: …@…: … and …/a.mlmodelc"
+    assert document["trials"][0]["message"] == document["endurance"][0]["message"] == clean
+    assert document["refusal"] == clean
+    assert any(line.endswith(clean) for line in document["advice"])
+    assert not any(name in str(document) for name in ("ada", "lovelace", "my own", "secret"))
 
 
 def test_advice_on_what_failed(monkeypatch):

@@ -210,16 +210,6 @@ def test_the_pace_of_a_bad_segment_is_not_expected_of_what_follows(tts, lengths,
         assert speech.segments[1].expected_seconds == pytest.approx(0.14)
 
 
-def test_the_pace_of_a_word_or_two_is_not_expected_of_what_follows(tts, lengths) -> None:
-    """Six tokens are no voice yet: for one of 1.4 times the time, 7 patches for ten letters would be too short."""
-    lengths(7)
-
-    assert (
-        tts.speak(TEXT, voice=slow_voice(tts, "hello ", 7), seed=5, retry_badcase_max_times=1).suspicious
-        == ()
-    )
-
-
 @pytest.fixture
 def clock(monkeypatch) -> None:
     """A patch takes a second on this clock."""

@@ -27,16 +27,6 @@ print((resident[-1] - resident[0]) // 1_000_000)
 """
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 300, 64), (0, 4)])
-def test_zeros_can_be_written(shape):
-    array = mapped_zeros(shape, np.float16)
-    assert array.shape == shape
-    assert array.dtype == np.float16
-    assert not array.any()
-    array[...] = 1
-    assert array.sum(dtype=np.float64) == array.size
-
-
 @pytest.mark.skipif(
     sys.platform != "linux", reason="it counts resident pages, and other systems' heaps differ"
 )

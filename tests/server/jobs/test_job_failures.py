@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from voxcpm_runtime import BundleError, InputError
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
-from voxcpm_server.jobs import execution, speaking
+from voxcpm_server.jobs import execution
 from voxcpm_server.jobs.store import DONE, FAILED, QUEUED, Job, JobStore
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.speech.served_bundles import Bundles
@@ -31,7 +31,7 @@ MODELS = ("tts-1",)
 
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(execution, "RETRY_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -92,10 +92,9 @@ def test_a_job_waits_for_its_bundle_and_others_are_spoken(
     waits = client.job(id_)
     assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
     assert segment.is_file()
-    # Each pause is twice as long as the one before. However often, it is not given up.
+    # However often, it is not given up.
     until(lambda: len(refusals) > 4)
-    pauses = [later - earlier for earlier, later in itertools.pairwise(refusals)]
-    assert all(pause >= 0.2 * 2**number for number, pause in enumerate(pauses[:4]))
+    assert all(later - earlier >= 0.2 for earlier, later in itertools.pairwise(refusals))
     refuses.clear()
     done = client.ended(id_)
     assert (done["state"], done["error"]) == ("done", None)
@@ -134,7 +133,7 @@ def test_a_job_of_a_model_that_is_gone_waits_without_a_place_until_it_is_back(
 def test_a_job_whose_end_a_disk_refuses_is_tried_again(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch, times: int, states: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(execution, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(execution, "RETRY_SECONDS", 0.02)
     change, refused, speak_job, spoken = JobStore.change, [], execution.speak_job, []
 
     def refuse(self: JobStore, id_: str, **values: Any) -> None:
@@ -162,7 +161,7 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tries: list[Path] = []
-    monkeypatch.setattr(speaking, "whole_file", lambda path: tries.append(path) or full(path))
+    monkeypatch.setattr(execution, "whole_file", lambda path: tries.append(path) or full(path))
     client = jobs(serve().url)
     failed = client.ended(client.submitted())
 

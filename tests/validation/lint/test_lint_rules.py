@@ -171,7 +171,6 @@ def added_positions(mb: Any, x: Any) -> Any:
     return mb.cast(x=mb.add(x=mb.expand_dims(x=rows, axes=[1]), y=columns), dtype="fp16")
 
 
-SCATTERS = frozenset({"scatter-into-state"})
 CASES: dict[str, list[Case]] = {
     "select": [
         Case(lambda mb, x: mb.select(cond=mb.greater(x=x, y=HALF(0)), a=x, b=x)),

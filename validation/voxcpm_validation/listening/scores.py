@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_validation.listening.hearing import HeardCase, Listener, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
 from voxcpm_validation.listening.recognition import is_repeated, lost_words, normalized, word_errors
@@ -165,7 +164,7 @@ def prose_scores(
     natural: by default the median time of a letter in the case.
     """
     natural = natural or _median_pace(heard.segments)
-    voice = heard.case.voice
+    own = listener.gallery[heard.case.voice.name] if heard.case.voice else None
     for kind, segments in (*heard.texts.items(), ("all", heard.segments)):
         examined = [
             ProseSegment(
@@ -193,7 +192,7 @@ def prose_scores(
             tried_again=_tried_again(segments),
             suspicious=sum(s.suspicious for s in segments),
             words_per_minute=_words_per_minute(segments),
-            similarity=_similarity(segments, listener.gallery[voice.name]) if voice else None,
+            similarity=None if own is None else float(np.mean([np.dot(s.embedding, own) for s in segments])),
             segments=tuple(examined),
         )
 
@@ -232,11 +231,11 @@ def short_text_scores(heard: HeardCase, *_: object) -> Iterator[ShortTextScores]
 
 def is_understood(text: str, heard: str) -> bool:
     """Whether the transcript sounds like the text, word by word; spaces do not count ("good night", "goodnight")."""
-    return _sound(text) == _sound(heard)
 
+    def sound(words: str) -> str:
+        return "".join(_SOUNDS_LIKE.get(word, word) for word in normalized(words).split()).replace(" ", "")
 
-def _sound(text: str) -> str:
-    return "".join(_SOUNDS_LIKE.get(word, word) for word in normalized(text).split()).replace(" ", "")
+    return sound(text) == sound(heard)
 
 
 class Minute(_Record):
@@ -333,10 +332,6 @@ def _drift(values: np.ndarray) -> float:
     if len(values) < 2:
         return 0.0
     return float(np.polyfit(np.arange(len(values)), values, 1)[0] * (len(values) - 1))
-
-
-def _similarity(segments: Sequence[TranscribedSegment], embedding: Floats) -> float:
-    return float(np.mean(np.array([segment.embedding for segment in segments]) @ embedding))
 
 
 def _error_rate(segments: Sequence[TranscribedSegment], *, written: bool = False) -> float:

@@ -1,7 +1,16 @@
-"""Step models on Core ML: packages compiled, and loaded on their compute units or a fallback."""
+"""Step models on Core ML: packages compiled, and loaded on their compute units or a fallback.
+
+coremltools never releases the GIL. Compiling takes minutes, and so does the first load of a compiled package on a
+compute unit, whose result the system keeps; either may crash. So a child process, which this module is when it is
+started as a program, does both first.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,9 +21,16 @@ from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import OLDEST_MACOS, Target
-from voxcpm_runtime.backends.compilation import CompiledPackage, mark
-from voxcpm_runtime.backends.core_ml.child import compile_package, in_child, load_function
+from voxcpm_runtime.backends.compilation import (
+    COMPILED,
+    LOCK_SECONDS,
+    CompiledPackage,
+    end_with_the_parent,
+    mark,
+    run_child,
+)
 from voxcpm_runtime.backends.core_ml.compute_units import (
+    COMPUTE_UNITS,
     CPU,
     PORTABLE,
     ComputeUnits,
@@ -33,6 +49,8 @@ LoadPortable = Callable[[str], StepFunction]
 
 # Core ML says this of a package of several functions that it refuses for another reason (VoxCPMANE 14 and 15).
 _MISLEADING = ".functionName"
+_SYSTEM_ERROR = 3
+"""The exit code of a child that reports an error number."""
 
 
 class Placed(NamedTuple):
@@ -144,7 +162,7 @@ class _Package:
 
     def _forms(self) -> Iterator[tuple[Path, bool]]:
         """Compiled forms, and whether each is known to be whole: a damaged one is made again once."""
-        if (shipped := self._compiled.shipped) is not None:
+        if (shipped := self._path.with_suffix(COMPILED)).is_dir():
             yield shipped, False
         path, is_new = self._compiled_path()
         before = mark(path)
@@ -160,9 +178,9 @@ class _Package:
         reshapes, use = "Infrequent" if enumerated else "", f"{function.name}.{unit}"
         if self._first_use is not None and not self._compiled.loaded_before(compiled, use):
             self._first_use(f"Core ML prepares {self._path.stem} for {unit}, once …")
-            in_child("load", str(compiled.absolute()), unit, name, reshapes)
+            _in_child("load", str(compiled.absolute()), unit, name, reshapes)
             self._compiled.record_load(compiled, use)
-        return load_function(compiled, unit, name, reshapes)
+        return _load_here(compiled, unit, name, reshapes)
 
     def _loads_on_cpu(self, compiled: Path, function: PackageFunction) -> bool:
         """Whether the compiled form is whole: then it is the compute unit that refuses it."""
@@ -204,7 +222,60 @@ def _compile(
         described = next((f for f in description.functions if f.name == function.name), description)
         function.check(*([t.name for t in ts] for ts in (described.input, described.output, described.state)))
     if first_use is None:
-        compile_package(package, compiled)
+        _compile_here(package, compiled)
         return
     first_use(f"Core ML compiles {package.stem}, once …")
-    in_child("compile", str(package.absolute()), str(compiled.absolute()))
+    _in_child("compile", str(package.absolute()), str(compiled.absolute()))
+
+
+def _compile_here(package: Path, compiled: Path) -> None:
+    import coremltools as ct  # seconds, and on a Mac only
+
+    ct.utils.compile_model(str(package), destination_path=str(compiled))
+
+
+def _load_here(compiled: Path, unit: str, function: str, reshapes: str) -> Any:
+    """coremltools' model of a function, "" for the only one. reshapes: its hint for enumerated lengths, "" for none."""
+    import coremltools as ct  # seconds, and on a Mac only
+
+    options: dict[str, Any] = {"function_name": function} if function else {}
+    if reshapes:
+        options["optimization_hints"] = {"reshapeFrequency": ct.ReshapeFrequency[reshapes]}
+    return ct.models.CompiledMLModel(str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]), **options)
+
+
+def _in_child(task: str, *arguments: str) -> None:
+    """Compile or load in a child process. task: "compile" or "load". arguments: those of the functions above.
+
+    Raises RuntimeError with Core ML's reason, or how the child ended, and OSError, as for a full disk.
+    """
+    try:
+        code, words = run_child(__name__, task, *arguments, timeout=LOCK_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"no answer within {LOCK_SECONDS} s") from None
+    if code == _SYSTEM_ERROR:
+        raise OSError(int(words), os.strerror(int(words)))
+    if code != 0:
+        raise RuntimeError(words if code == 1 else f"it crashed the process that tried it: {words}")
+
+
+def _main(task: str, path: str, *arguments: str) -> None:
+    end_with_the_parent()
+    code, words = 0, ""
+    try:
+        if task == "compile":
+            _compile_here(Path(path), Path(arguments[0]))
+        else:
+            _load_here(Path(path), *arguments)
+    except OSError as error:
+        code, words = _SYSTEM_ERROR, str(error.errno or errno.EIO)
+    except Exception as error:  # noqa: BLE001 - coremltools raises any class
+        code, words = 1, core_ml_reason(error)
+    if code:
+        os.write(sys.stderr.fileno(), f"\nerror: {words}\n".encode())
+    # No orderly exit: it would wait for Core ML's threads.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -2,7 +2,7 @@
 
 An entry holds the graph without its large weights: a few hundred kilobytes, in one file
 
-    magic (8 bytes) │ sha256 of the rest (32) │ header length (8, little-endian) │ header (JSON) │ ONNX graph
+    magic (8 bytes) │ sha256 of the rest (32) │ header (one line of JSON) │ ONNX graph
 
 A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`).
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import struct
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 13
 
-_MAGIC = b"VOXLOW01"
-_LENGTH = struct.Struct("<Q")
+_MAGIC = b"VOXLOW02"
 _CHUNK_BYTES = 1 << 22
 # Step models are opened on several threads. Lowering is Python's work, so two at a time would only take more memory.
 _LOWERING = threading.Lock()
@@ -88,17 +86,15 @@ def read_entry(path: Path) -> Lowered | None:
         rest = data[start:]
         if data[:start] != _MAGIC + hashlib.sha256(rest).digest():
             return None
-        (length,) = _LENGTH.unpack_from(rest)
-        header = rest[_LENGTH.size : _LENGTH.size + length].decode()
-        return Lowered.from_parts(header, rest[_LENGTH.size + length :])
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        header, _, model = rest.partition(b"\n")
+        return Lowered.from_parts(header.decode(), model)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def write_entry(path: Path, lowered: Lowered) -> None:
     """Write an entry completely or not at all. Raises OSError if the folder cannot be written."""
-    header = lowered.header().encode()
-    rest = _LENGTH.pack(len(header)) + header + lowered.model
+    rest = lowered.header().encode() + b"\n" + lowered.model
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         file.write(_MAGIC + hashlib.sha256(rest).digest() + rest)

@@ -165,10 +165,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
         types |= {value.name: tensor_type(value.type) for value in functions[function].inputs}
         return Program(
             inputs=tuple(_input(feature) for feature in description.input),
-            outputs=tuple(
-                Interface(name, types[name].dtype, (tuple(map(_span, types[name].shape)),))
-                for name in block.outputs
-            ),
+            outputs=tuple(_output(name, types[name]) for name in block.outputs),
             states=tuple(_input(feature) for feature in description.state),
             operations=operations,
             weights=weights,
@@ -198,8 +195,9 @@ def map_weights(package: Path) -> np.ndarray | None:
     return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
 
 
-def _span(dimension: int | None) -> tuple[int, int]:
-    return (0, OPEN_END) if dimension is None else (dimension, dimension)
+def _output(name: str, type_: TensorType) -> Interface:
+    spans = ((0, OPEN_END) if size is None else (size, size) for size in type_.shape)
+    return Interface(name, type_.dtype, (tuple(spans),))
 
 
 def _input(feature: Any) -> Interface:

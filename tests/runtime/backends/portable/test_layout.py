@@ -15,6 +15,7 @@ REARRANGEMENTS: list[tuple[str, dict[str, Any], Callable[[np.ndarray], np.ndarra
     ("reshape", {"shape": [4, -1]}, lambda x: x.reshape(4, -1)),
     ("transpose", {"perm": [0, -1, 1]}, lambda x: x.transpose(0, 2, 1)),
     ("expand_dims", {"axes": [0, -1]}, lambda x: x[None, ..., None]),
+    ("slice_by_size", {"begin": [1, 0, 2], "size": [1, -1, 2]}, lambda x: x[1:2, :, 2:4]),
     ("gather", {"indices": np.array([2, 0], np.int32), "axis": 1}, lambda x: x[:, [2, 0]]),
     ("gather", {"indices": np.int32(1), "axis": 0}, lambda x: x[1]),
     ("gather", {"indices": np.array([[0, 3], [1, 1]], np.int32), "axis": -1}, lambda x: x[:, :, [[0, 3], [1, 1]]]),
@@ -44,6 +45,19 @@ def test_rearrangement(
 def test_slice_by_index(lab: Any, arguments: dict[str, Any], expected: Callable[[Any], Any]) -> None:
     (result,) = lab.run(lambda x: lab.mb.slice_by_index(x=x, **arguments), {"x": X}, "slice_by_index")
     np.testing.assert_array_equal(result, expected(X))
+
+
+@pytest.mark.parametrize("begin", [0, 2, -1])
+def test_slice_at_a_computed_position(lab: Any, begin: int) -> None:
+    def build(x: Any, at: Any) -> tuple[Any, Any]:
+        start = lab.mb.concat(values=[np.array([0], np.int32), at, np.array([1], np.int32)], axis=0)
+        masks = {"end_mask": [True, False, True], "begin_mask": [True, True, False]}
+        return lab.mb.slice_by_index(
+            x=x, begin=start, end=[0, 0, 0], squeeze_mask=[False, True, False], **masks
+        )
+
+    (result,) = lab.run(build, {"x": X, "at": np.array([begin], np.int32)}, "slice_by_index")
+    np.testing.assert_array_equal(result, X[:, begin, 1:])
 
 
 def test_squeeze(lab: Any) -> None:
@@ -84,13 +98,6 @@ def test_scatter_replaces_slices(lab: Any, axis: int) -> None:
 
     (result,) = lab.run(build, {"x": X, "i": np.array([1, 0], np.int32), "u": updates}, "scatter")
     np.testing.assert_array_equal(result, expected)
-
-
-def test_slice_by_size(lab: Any) -> None:
-    (result,) = lab.run(
-        lambda x: lab.mb.slice_by_size(x=x, begin=[1, 0, 2], size=[1, -1, 2]), {"x": X}, "slice_by_size"
-    )
-    np.testing.assert_array_equal(result, X[1:2, :, 2:4])
 
 
 def _slice_update(lab: Any, mask: list[bool], **options: Any) -> Callable[..., Any]:

@@ -93,22 +93,9 @@ def _rsqrt(call: Call) -> str:
     return call.emit("Reciprocal", call.emit("Sqrt", call.emit("Add", call.tensor("x"), epsilon)))
 
 
-def _select(call: Call) -> str:
-    return call.emit("Where", call.tensor("cond"), call.tensor("a"), call.tensor("b"))
-
-
 def _silu(call: Call) -> str:
     x = call.tensor("x")
     return call.emit("Mul", x, call.emit("Sigmoid", x))
-
-
-def _softmax(call: Call) -> str:
-    return call.emit("Softmax", call.tensor("x"), axis=call.static("axis", -1))
-
-
-def _square(call: Call) -> str:
-    x = call.tensor("x")
-    return call.emit("Mul", x, x)
 
 
 OPERATORS: dict[str, Operator] = {
@@ -121,8 +108,8 @@ OPERATORS: dict[str, Operator] = {
     "identity": lambda call: call.tensor("x"),
     "pow": _binary("Pow"),
     "rsqrt": _rsqrt,
-    "select": _select,
+    "select": lambda call: call.emit("Where", call.tensor("cond"), call.tensor("a"), call.tensor("b")),
     "silu": _silu,
-    "softmax": _softmax,
-    "square": _square,
+    "softmax": lambda call: call.emit("Softmax", call.tensor("x"), axis=call.static("axis", -1)),
+    "square": lambda call: call.emit("Mul", call.tensor("x"), call.tensor("x")),
 }

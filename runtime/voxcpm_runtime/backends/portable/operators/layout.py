@@ -41,25 +41,42 @@ def _transpose(call: Call) -> str:
 
 
 def _slice_by_index(call: Call) -> str:
-    """A slice at constant bounds, whole on masked axes; a squeezed axis takes the element at `begin`."""
+    """A slice, whole on masked axes; a squeezed axis takes the element at `begin`."""
     rank, integers = call.rank("x"), call.graph.integers
-    if not (call.is_constant("begin") and call.is_constant("end")):
-        raise call.refuse("bounds that are computed")
     if set(call.static("stride", [1])) != {1}:
         raise call.refuse("strides")
+    flags = {name: call.static(name, [False] * rank) for name in ("begin_mask", "end_mask", "squeeze_mask")}
+    bounds = _static_bounds if call.is_constant("begin") and call.is_constant("end") else _computed_bounds
+    result = call.emit("Slice", call.tensor("x"), *bounds(call, flags), integers(range(rank)))
+    squeezed = [axis for axis, flag in enumerate(flags["squeeze_mask"]) if flag]
+    return call.emit("Squeeze", result, integers(squeezed)) if squeezed else result
+
+
+def _static_bounds(call: Call, flags: dict[str, list[bool]]) -> tuple[str, str]:
     begins, ends = call.static("begin"), call.static("end")
-    masks = ("begin_mask", "end_mask", "squeeze_mask")
-    flags = zip(*(call.static(name, [False] * rank) for name in masks), strict=True)
-    squeezed = []
-    for axis, (from_start, to_end, is_squeezed) in enumerate(flags):
-        if is_squeezed:
-            squeezed.append(axis)
+    for axis, (from_start, to_end, squeezed) in enumerate(zip(*flags.values(), strict=True)):
+        if squeezed:
             ends[axis] = begins[axis] + 1 or END  # after element −1 comes the end, not element 0
         else:
             begins[axis] = 0 if from_start else begins[axis]
             ends[axis] = END if to_end else ends[axis]
-    result = call.emit("Slice", call.tensor("x"), *map(integers, (begins, ends, range(rank))))
-    return call.emit("Squeeze", result, integers(squeezed)) if squeezed else result
+    return call.graph.integers(begins), call.graph.integers(ends)
+
+
+def _computed_bounds(call: Call, flags: dict[str, list[bool]]) -> tuple[str, str]:
+    """The same as nodes. No package of ours has them, but the lint follows lengths through them in others."""
+    integers = call.graph.integers
+
+    def where(mask: list[bool], value: str, other: str) -> str:
+        return call.emit("Where", call.graph.constant(mask, np.bool_), value, other)
+
+    squeezed = flags["squeeze_mask"]
+    unread = [masked and not axis for masked, axis in zip(flags["begin_mask"], squeezed, strict=True)]
+    begin = where(unread, integers(0), call.indices("begin"))
+    end = where(flags["end_mask"], integers(END), call.indices("end"))
+    after = call.emit("Add", begin, integers(1))
+    after = call.emit("Where", call.emit("Equal", after, integers(0)), integers(END), after)
+    return begin, where(squeezed, after, end)
 
 
 def _slice_by_size(call: Call) -> str:
