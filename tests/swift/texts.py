@@ -117,9 +117,7 @@ _OWN_UNITS = re.compile(
 def reads_more(text: str) -> bool:
     """Whether a rule of English that the Swift package lacks changes the text, or a word is read as in a heading."""
     lacking = {pattern.pattern for pattern, _ in (*words.addresses(True), *words.ROMAN_NUMERALS)}
-    lacking |= {
-        pattern.pattern for pattern, _ in words.abbreviations(True) if not _is_kept(pattern.pattern)
-    }
+    lacking |= {pattern.pattern for pattern, _ in words.abbreviations(True) if not _is_kept(pattern.pattern)}
     lacking |= {
         pattern.pattern
         for pattern, said in (*numbers.quantities(True), *numbers.numbers(True), *numbers.dates(True))
@@ -159,8 +157,7 @@ def _is_kept(pattern: str) -> bool:
     """Whether a rule of abbreviations is in the Swift package: No., St., Dr. and titles."""
     kept = (r"\bno\.", r"(?<=\w\s)No\s", r"(?<=[a-z]\s)St\.", r"(?<=[a-z]\s)Dr\.")
     return (
-        pattern.startswith(kept)
-        or pattern == rf"\b({words.any_of(words._TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))"
+        pattern.startswith(kept) or pattern == rf"\b({words.any_of(words._TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))"
     )
 
 
