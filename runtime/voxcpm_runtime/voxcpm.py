@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +29,11 @@ from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, Gathered, checked_chunking, chunked, stream
-from voxcpm_runtime.speech.utterance import computed_prefix
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.upstream_names import UpstreamNames
+from voxcpm_runtime.voices.prefix_cache import cached_prefixes, computed_prefix
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self, Unpack
-
-# Voices whose prefill is kept in memory; ten seconds of prompt with its transcript take about 2 MB for VoxCPM 1.5.
-_KEPT_PREFIXES = 4
 
 
 class VoxCPM(UpstreamNames):
@@ -65,7 +61,7 @@ class VoxCPM(UpstreamNames):
         self.bundle = bundle
         self._driver: Driver | None = driver
         self._key = f"{bundle.digest}|{text_argument(arithmetic, 'arithmetic')}"
-        self._prefix = lru_cache(_KEPT_PREFIXES)(lambda voice: computed_prefix(bundle, self.driver, voice))
+        self._prefix = cached_prefixes(lambda voice: computed_prefix(bundle, self.driver, voice), self._key)
 
     @classmethod
     @system_errors_as(BundleError)

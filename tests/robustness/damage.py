@@ -130,6 +130,7 @@ def _voice(folder: Path, precision: Precision) -> Read:
     tts.create_voice((speech.audio, tts.sample_rate), "One, two.", name="me").save(path)
 
     def read() -> bytes:
+        tts._prefix.cache_clear()
         audio: bytes = tts.speak(TEXT, voice=Voice.load(path), **SPEAKING).audio.tobytes()
         return audio
 
@@ -195,6 +196,7 @@ KINDS: dict[str, tuple[Callable[[Path, Precision], Read], str]] = {
     "prepared": (_prepared_speech, "cache/compiled/**/*"),
     "verified": (_speech, "cache/verified/*"),
     "voice": (_voice, "me.voice"),
+    "prefix": (_voice, "**/*.prefix"),
     "segments": (_segments, ".book.wav.segments/*"),
     "batch": (_batch, "spoken/*"),
 }

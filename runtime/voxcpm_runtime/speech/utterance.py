@@ -26,7 +26,6 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.plan import Plan, min_anchor, reference_positions
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
-from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 Item = TypeVar("Item")
@@ -159,16 +158,6 @@ def _length(
         seconds = voice.prompt_patches * a.patch_seconds
         pace = min(max(seconds / profile.expected_seconds(prompt_letters), _PACES[0]), _PACES[1])
     return expected_length(profile, segment.letters, a.patch_seconds, pace=pace, min_len=options.min_len)
-
-
-def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
-    """The states of a voice: its own positions, before any text to speak, run through the language models."""
-    a = bundle.architecture
-    shape = (a.patch_size, a.feat_dim)
-    transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
-    tokens = bundle.tokenizer(transcript) if transcript else []
-    lead = build_sequence(tokens, shape, reference=voice.reference, starts_audio=False)
-    return driver.prefix(lead, np.zeros((0, *shape), np.float32) if voice.prompt is None else voice.prompt)
 
 
 def voice_of_speech(bundle: Bundle, text: str, latents: Latents) -> Voice:

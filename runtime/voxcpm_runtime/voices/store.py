@@ -12,6 +12,7 @@ from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import DEFAULT_VOICE, voices_folder
 from voxcpm_runtime.argument_types import path_argument, text_argument
 from voxcpm_runtime.storage.whole_file import make_folder
+from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
 BUILT_IN = Path(__file__).with_name("built_in_voices")
@@ -21,7 +22,7 @@ _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
 
 @functools.cache
 def built_in_voices() -> dict[str, Voice]:
-    """The built-in voices by name, sorted; without paths, as they are not files of the user's."""
+    """The built-in voices by name, sorted; without paths, so that no prefixes are cached in the package."""
     return {path.stem: replace(Voice.load(path), path=None) for path in sorted(BUILT_IN.glob(f"*{SUFFIX}"))}
 
 
@@ -54,6 +55,7 @@ class VoiceStore:
         """
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
+        _forget_prefixes(path)
         return voice.save(path, overwrite=overwrite)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
@@ -87,13 +89,14 @@ class VoiceStore:
 
     @system_errors_as(InputError)
     def remove(self, name: str) -> None:
-        """Delete a voice. Raises InputError for a voice that does not exist or is built in."""
+        """Delete a voice and its saved prefixes. Raises InputError for a voice that does not exist or is built in."""
         path = self.path(name)
         if not path.is_file():
             self.load(name)
             raise InputError(
                 f"voice {name} is built in and cannot be removed; add a voice of that name to replace it"
             )
+        _forget_prefixes(path)
         path.unlink()
 
     def path(self, name: str) -> Path:
@@ -107,3 +110,8 @@ class VoiceStore:
 
 def _is_path(name: str) -> bool:
     return text_argument(name, "name").endswith(SUFFIX) or os.sep in name
+
+
+def _forget_prefixes(path: Path) -> None:
+    for prefix in prefix_files(path):
+        prefix.unlink(missing_ok=True)

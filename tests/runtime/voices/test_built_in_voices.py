@@ -59,6 +59,8 @@ def test_every_way_speaks_with_it_by_its_name(tts: VoxCPM, folder: Path) -> None
     assert cli.main(["batch", "lines.jsonl", "--output-dir", ".", "--quiet"]) == 0
     for name in ("one.wav", "two.wav"):
         assert np.array_equal(soundfile.read(name, dtype="int16")[0], expected)
+    # Nothing was cached beside the installed files.
+    assert not list(BUILT_IN.glob("*.prefix"))
 
 
 def test_the_users_own_voice_of_the_same_name_comes_first(

@@ -7,12 +7,14 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
+from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.voxcpm import VoxCPM
 
 TEXT = "hello there."
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 8, "retry_badcase": False}
@@ -61,18 +63,31 @@ def test_a_voice_speaks_as_its_recordings(tts, recordings, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", RECORDINGS)
-def test_a_voice_is_prefilled_once(tts, recordings, models, kind):
+def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_path, models, kind):
     made_of, _ = recordings(kind)
-    voice = tts.create_voice(**made_of, name="ada")
+    path = tmp_path / "ada.voice"
+    tts.create_voice(**made_of, name="ada").save(path)
+    first = tts.generate(TEXT, voice=path, **GIVEN)
+    assert len(list(prefix_files(path))) == 1
 
-    def calls():
-        before = sum(len(models[name].calls) for name in ("feat_encoder", "base_lm_step"))
-        tts.generate(TEXT, voice=voice, **GIVEN)
-        return sum(len(models[name].calls) for name in ("feat_encoder", "base_lm_step")) - before
+    def count():
+        return sum(len(models[name].calls) for name in ("audio_vae_encoder", "feat_encoder", "base_lm_step"))
 
-    first, again, third = calls(), calls(), calls()
+    def again(speaking):
+        before = count()
+        np.testing.assert_array_equal(speaking.generate(TEXT, voice=path, **GIVEN), first)
+        return count() - before
 
-    assert first > again == third
+    def anew():
+        """The bundle opened again with nothing in memory, as in another process."""
+        return VoxCPM(tts.bundle, tts.driver)
+
+    in_memory, from_file = again(tts), again(anew())
+    for prefix in prefix_files(path):
+        prefix.write_bytes(b"half a fi")
+    from_nothing = again(anew())
+
+    assert in_memory == from_file < from_nothing
 
 
 def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, audio):
@@ -159,6 +174,32 @@ def test_a_voice_with_any_byte_flipped_is_refused_or_the_same(tts, audio, tmp_pa
             assert (found, found.header) == (voice, voice.header), position
 
 
+@pytest.mark.parametrize("spoil", ["cut", "undigested"])
+def test_a_damaged_prefix_is_made_again_without_a_word(
+    tts, audio, tmp_path, models, architecture, recwarn, spoil
+):
+    is_second = architecture.generation == "voxcpm2"
+    path = tmp_path / "ada.voice"
+    reference = {"reference": audio[1]} if is_second else {}
+    tts.create_voice(audio[0], "so it is ", name="ada", **reference).save(path)
+    expected = tts.generate("hi.", voice=path, **GIVEN)
+    (prefix,) = prefix_files(path)
+    content = prefix.read_bytes()
+    tensors = unsealed(content).tensors
+    damaged = content[:-1]
+    if spoil == "undigested":
+        damaged = save({name: np.zeros_like(array) for name, array in tensors.items()})
+    prefix.write_bytes(damaged)
+    again = VoxCPM(tts.bundle, tts.driver)
+    before = len(models["base_lm_step"].calls)
+
+    np.testing.assert_array_equal(again.generate("hi.", voice=path, **GIVEN), expected)
+
+    assert prefix.read_bytes() == content
+    assert len(models["base_lm_step"].calls) > before
+    assert not [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
+
+
 def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio):
     voice = tts.create_voice(audio[0], "so it is ", name="ada")
     recorded = voice.prompt
@@ -195,6 +236,9 @@ def test_a_store_keeps_voices_by_name(tts, audio, store):
     with pytest.raises(InputError, match="a voice ada already exists"):
         store.add(ada)
     store.add(ada, overwrite=True)
+    tts.generate(TEXT, voice=store.load("ada"), **GIVEN)
+    assert list(prefix_files(store.path("ada")))
+
     store.remove("ada")
 
     assert [path.name for path in store.folder.iterdir()] == ["Bob b..voice"]

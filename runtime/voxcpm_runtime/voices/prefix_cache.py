@@ -1,0 +1,100 @@
+"""A cache of prefixes, the language models' states of a voice: in memory, and next to the voice's file."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from voxcpm_constants.bounds import MAX_VOICE_BYTES
+from voxcpm_constants.json_files import read_bounded
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.model.driver import Driver, Prefix
+from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
+from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.text.normalization import spelled_transcript
+from voxcpm_runtime.voices.voice import Voice
+
+_KEPT_IN_MEMORY = 4
+"""Number of voices; ten seconds of prompt with its transcript take about 2 MB for VoxCPM 1.5."""
+_SUFFIX = ".prefix"
+_BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
+
+
+class Prefixes(Protocol):
+    """A function from a voice to its prefix, with a cache."""
+
+    def __call__(self, voice: Voice, /) -> Prefix:
+        """The voice's prefix, computed if it is in no cache."""
+
+    def cache_clear(self) -> None:
+        """Drop the prefixes in memory."""
+
+
+def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> Prefixes:
+    """A function from a voice to its prefix that computes each prefix once.
+
+    make: computes a prefix. key: identifies the step models and the backend. A damaged file is replaced; if that fails,
+    as in a read-only folder, the prefix is kept in memory only.
+    """
+
+    @functools.lru_cache(maxsize=_KEPT_IN_MEMORY)
+    def prefix(voice: Voice) -> Prefix:
+        if voice.path is None:
+            return make(voice)
+        digest = hashlib.sha256(f"{key}|{voice.digest}".encode()).hexdigest()[:16]
+        path = voice.path.with_name(f"{voice.path.name}.{digest}{_SUFFIX}")
+        if (known := _read(path)) is None:
+            known = make(voice)
+            _write(path, known)
+        return known
+
+    return prefix
+
+
+def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
+    """The prefix of a voice: its own positions, before any text to speak, run through the language models."""
+    a = bundle.architecture
+    shape = (a.patch_size, a.feat_dim)
+    transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
+    tokens = bundle.tokenizer(transcript) if transcript else []
+    lead = build_sequence(tokens, shape, reference=voice.reference, starts_audio=False)
+    return driver.prefix(lead, np.zeros((0, *shape), np.float32) if voice.prompt is None else voice.prompt)
+
+
+def prefix_files(voice_path: Path) -> list[Path]:
+    """The prefix files next to a voice's file, without others of similar names."""
+    own = re.compile(rf"{re.escape(voice_path.name)}\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
+    return [
+        path for path in voice_path.parent.glob(f"*{_SUFFIX}") if own.fullmatch(path.name) and path.is_file()
+    ]
+
+
+def _read(path: Path) -> Prefix | None:
+    """The prefix in a file; None if it is missing or damaged."""
+    try:
+        tensors, _, has_digest = unsealed(read_bounded(path, MAX_VOICE_BYTES))
+    except (OSError, ValueError):
+        return None
+    if not has_digest or _PROMPT not in tensors:
+        return None
+
+    def part(start: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(start): array for name, array in tensors.items() if name.startswith(start)}
+
+    return Prefix(part(_BASE), part(_RESIDUAL), tensors[_PROMPT])
+
+
+def _write(path: Path, prefix: Prefix) -> None:
+    tensors = {f"{_BASE}{name}": array for name, array in prefix.base_rows.items()}
+    tensors |= {f"{_RESIDUAL}{name}": array for name, array in prefix.residual_rows.items()}
+    tensors[_PROMPT] = prefix.prompt_embeddings
+    with contextlib.suppress(OSError), whole_file(path) as file:
+        file.write(sealed(tensors))
