@@ -87,7 +87,7 @@ def show(name: _Name) -> None:
 
 @voices.command("remove")
 def remove(name: _Name) -> None:
-    """Delete a voice."""
+    """Delete a voice, and the files that were cached next to it."""
     VoiceStore().remove(name)
 
 
