@@ -135,7 +135,7 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         few = {"max_len": 3, "min_len": 1}
         cases = {"zero": (SHORT, None, few), "continued": (SHORT, voice, few), "voiced": (PROSE, voice, few)}
     for name, (text, voice, options) in cases.items():
-        # Of quantised arithmetic one speech is enough; where it stops is chance (TRIALS.md).
+        # Of quantised arithmetic short speech is enough: where it stops is decided by its rounding.
         if tts.bundle.precision in ("int8", "int4") and not is_built_in and name not in ("zero", "continued", "guided"):
             continue
         write_speech(folder / f"{stem}-{name}", tts, bundle, text, voice, options)
