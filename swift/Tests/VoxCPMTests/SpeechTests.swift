@@ -6,7 +6,12 @@ import XCTest
 
 /// Speech that tests/swift/speech.py recorded, from Python's noise, on the same packages.
 final class SpeechTests: XCTestCase {
-    /// Floors of latents and of samples by precision; see TRIALS.md.
+    /// Floors of latents and of samples by precision.
+    ///
+    /// Quantised packages round each row of their inputs to 8 bits by its largest value, so the last bit of a float32
+    /// decides a whole step. Python against itself, with every input moved by at most one unit in the last place: 0.99985
+    /// of latents and 0.99965 of samples at worst in int8, 0.9995 and 0.9987 in int4; fp32 and fp16 stay above
+    /// 0.999999999999. Core ML also keeps caches in float16 where Python keeps float32: the recorder rounds them.
     private static let floors: [String: Double] = ["fp32": 0.99999, "fp16": 0.99999, "int8": 0.999, "int4": 0.998]
 
     func testSpeaksAsPython() async throws {
@@ -59,13 +64,14 @@ final class SpeechTests: XCTestCase {
 
     /// Samples of a stream, in any chunks, are those of the whole speech, to the bit.
     func testStreamsAreTheWholeSpeech() async throws {
+        var segments: [Int] = []
         for recorded in try Recorded.cases("speech") where recorded.name.hasSuffix("-segments") {
             let case_ = try Case(recorded), loaded = try await bundle(recorded, case_.configuration)
             var options = case_.options
             options.retryBadcase = false
             options.noise = nil
             options.seed = 11
-            options.maxLen = 30
+            options.maxLen = 60
             let tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
             let whole = try await tts.speak(recorded.string("text"), voice: case_.voice, options: options)
             options.chunkPatches = 4
@@ -76,8 +82,10 @@ final class SpeechTests: XCTestCase {
                 samples += chunk.samples
             }
             XCTAssertEqual(samples, whole.samples, recorded.name)
-            XCTAssertGreaterThan(whole.segments.count, 1)
+            segments.append(whole.segments.count)
         }
+        print("segments", segments)
+        XCTAssertGreaterThan(segments.max() ?? 0, 1)
     }
 
     /// Python's session gives 16-bit samples.
