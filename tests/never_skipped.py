@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-GROUPS = ("browser", "clients", "ray")
+GROUPS = ("browser", "clients", "ray", "swift")
 
 
 @pytest.hookimpl(wrapper=True)
