@@ -18,7 +18,7 @@ struct Solving: Sendable {
 private let zeroVelocityFraction = 0.04
 private let normFloor: Float = 1e-8
 private let angleScale: Float = 1000
-private let lowestFrequency = 1e-4
+private let minFrequency = 1e-4
 
 /// Times from 1 (noise) to 0 (data), steps + 1 of them, denser near the noise for a positive coefficient.
 func timeSpan(_ steps: Int, _ swaySamplingCoef: Float) -> [Float] {
@@ -50,7 +50,7 @@ func eulerSteps(_ steps: Int, _ swaySamplingCoef: Float, skipping skipped: Int) 
 /// The sines, then the cosines, of 1000 · time at geometric frequencies from 1 to 1/10000.
 func timeEmbedding(_ time: Float, width: Int) -> [Float] {
     let half = width / 2
-    let decay = Float(log(lowestFrequency) / Double(half - 1))
+    let decay = Float(log(minFrequency) / Double(half - 1))
     let angles = (0..<half).map { angleScale * time * exp(Float($0) * decay) }
     return angles.map { sin($0) } + angles.map { cos($0) }
 }

@@ -76,7 +76,7 @@ public final class Session: Sendable {
 ///
 /// Unchecked: everything that changes is read and written under the lock.
 private final class Inbox: @unchecked Sendable {
-    private static let mostCharacters = 64 << 20
+    private static let maxCharacters = 64 << 20
     private let lock = NSLock()
     private let sentences = Channel<String>()
     private var cutter = SentenceCutter()
@@ -87,8 +87,8 @@ private final class Inbox: @unchecked Sendable {
     func push(_ text: String) throws {
         try lock.withLock {
             guard !isClosed else { throw VoxCPMError.closed }
-            guard waiting + text.utf8.count <= Self.mostCharacters else {
-                throw VoxCPMError.text("more than \(Self.mostCharacters) characters would wait to be spoken; push less")
+            guard waiting + text.utf8.count <= Self.maxCharacters else {
+                throw VoxCPMError.text("more than \(Self.maxCharacters) characters would wait to be spoken; push less")
             }
             waiting += text.utf8.count
             for sentence in cutter.push(text) { sentences.put(sentence.text) }

@@ -10,14 +10,14 @@ public struct Recording: Sendable, Equatable {
     let digest: String?
 
     static let longestSeconds = 1200.0
-    static let mostSamples = 57_600_000
-    static let mostChannels = 8
-    static let highestRate = 384_000
-    static let largestFile = 256 << 20
+    static let maxSamples = 57_600_000
+    static let maxChannels = 8
+    static let maxRate = 384_000
+    static let maxFileSize = 256 << 20
     /// A peak 40 dB above full scale is a scaling error.
-    private static let largestPeak: Float = 100
+    private static let maxPeak: Float = 100
     /// Anything below this peak is silence: 33 steps of 16 bits.
-    private static let smallestPeak: Float = 0.001
+    private static let minPeak: Float = 0.001
 
     /// - Parameters:
     ///   - samples: mono, in [-1, 1].
@@ -37,15 +37,15 @@ public struct Recording: Sendable, Equatable {
     }
 
     init(samples: [Float], sampleRate: Int, digest: String?) throws {
-        guard (1...Self.highestRate).contains(sampleRate) else {
-            throw VoxCPMError.voice("the sample rate of a recording must be 1 to \(Self.highestRate) Hz, got \(sampleRate)")
+        guard (1...Self.maxRate).contains(sampleRate) else {
+            throw VoxCPMError.voice("the sample rate of a recording must be 1 to \(Self.maxRate) Hz, got \(sampleRate)")
         }
         guard !samples.isEmpty else { throw VoxCPMError.voice("the recording has no samples") }
-        guard samples.count <= Self.mostSamples, Double(samples.count) <= Self.longestSeconds * Double(sampleRate) else {
+        guard samples.count <= Self.maxSamples, Double(samples.count) <= Self.longestSeconds * Double(sampleRate) else {
             throw VoxCPMError.voice(
-                "the recording is longer than \(Int(Self.longestSeconds)) s or \(Self.mostSamples) samples; cut it")
+                "the recording is longer than \(Int(Self.longestSeconds)) s or \(Self.maxSamples) samples; cut it")
         }
-        guard samples.allSatisfy({ abs($0) <= Self.largestPeak }) else {
+        guard samples.allSatisfy({ abs($0) <= Self.maxPeak }) else {
             throw VoxCPMError.voice("the recording has samples that are not finite, or far beyond [-1, 1]; scale them")
         }
         self.samples = samples
@@ -57,8 +57,8 @@ public struct Recording: Sendable, Equatable {
     public var duration: Double { Double(samples.count) / Double(sampleRate) }
 
     static func averaged(_ interleaved: [Float], _ channels: Int) throws -> [Float] {
-        guard (1...mostChannels).contains(channels) else {
-            throw VoxCPMError.voice("a recording has 1 to \(mostChannels) channels, got \(channels)")
+        guard (1...maxChannels).contains(channels) else {
+            throw VoxCPMError.voice("a recording has 1 to \(maxChannels) channels, got \(channels)")
         }
         guard channels > 1 else { return interleaved }
         return (0..<(interleaved.count / channels)).map { frame in
@@ -83,7 +83,7 @@ public struct Recording: Sendable, Equatable {
         }
         // Ignore DC offset.
         let mean = Float(result.reduce(0.0) { $0 + Double($1) } / Double(result.count))
-        guard result.contains(where: { abs($0 - mean) >= Self.smallestPeak }) else {
+        guard result.contains(where: { abs($0 - mean) >= Self.minPeak }) else {
             throw VoxCPMError.voice("the recording is silent throughout; expected speech")
         }
         return result

@@ -34,7 +34,7 @@ public struct Voice: Sendable, Equatable {
 
     static let format = 2
     /// Bytes of a file; a minute of latents takes about 100 kB.
-    static let largestFile = 256 << 20
+    static let maxFileSize = 256 << 20
 
     init(
         name: String, generation: String, latentSpace: String, sampleRate: Int, turns: [Turn],
@@ -103,7 +103,7 @@ extension Voice {
     /// Read a `.voice` file. Throws `VoxCPMError.voice` for one that is missing, damaged or not a voice.
     public init(contentsOf file: URL) throws {
         let attributes = try? FileManager.default.attributesOfItem(atPath: file.resolvingSymlinksInPath().path)
-        guard let bytes = (attributes?[.size] as? NSNumber)?.intValue, bytes <= Self.largestFile,
+        guard let bytes = (attributes?[.size] as? NSNumber)?.intValue, bytes <= Self.maxFileSize,
             attributes?[.type] as? FileAttributeType == .typeRegular, let content = try? Data(contentsOf: file)
         else { throw VoxCPMError.voice("voice \(file.path): no such file, or it is too large or cannot be read") }
         try self.init(content, name: "voice \(file.path)")

@@ -6,7 +6,7 @@ extension Recording {
     /// On Apple's systems other formats are read by AVFoundation, in VoxCPMPlayback. Throws `VoxCPMError.voice`.
     public init(wav file: URL) throws {
         let attributes = try? FileManager.default.attributesOfItem(atPath: file.resolvingSymlinksInPath().path)
-        guard let bytes = (attributes?[.size] as? NSNumber)?.intValue, bytes <= Self.largestFile,
+        guard let bytes = (attributes?[.size] as? NSNumber)?.intValue, bytes <= Self.maxFileSize,
             attributes?[.type] as? FileAttributeType == .typeRegular, let content = try? Data(contentsOf: file)
         else { throw VoxCPMError.voice("\(file.path): no such file, or it is too large or cannot be read") }
         do {
@@ -57,7 +57,7 @@ private func decoded(_ bytes: [UInt8]) throws -> (samples: [Float], channels: In
                 throw VoxCPMError.voice("expected PCM of 8 to 32 bits or floating point; convert the recording")
             }
         } else if named(place, "data") {
-            guard let format, (1...Recording.mostChannels).contains(channels) else {
+            guard let format, (1...Recording.maxChannels).contains(channels) else {
                 throw VoxCPMError.voice("the WAV file has no format that can be read, or too many channels")
             }
             return (samples(bytes[start..<min(bytes.count, start + size)], format), channels, rate)
