@@ -12,7 +12,7 @@ from typing import NamedTuple
 from voxcpm_runtime.text.sentences import each_sentence
 
 _CLOSERS = "[\"'”’»」』》〉)\\]}）】〕］]*"
-_WIDE = "぀-ヿ㐀-䶿一-鿿豈-﫿"
+_WIDE = "぀-ヿ㐀-䶿一-鿿\uf900-\ufaff"
 # Where a sentence that is too long is cut, best first: after a stop in a quotation, after a clause, between words.
 _CUTS = (
     re.compile(rf"[。！？｡।॥؟۔]+{_CLOSERS}|(?<![.!?…])[.!?…]+{_CLOSERS}(?=\s|[{_WIDE}])"),

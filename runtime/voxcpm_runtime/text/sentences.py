@@ -25,7 +25,7 @@ _PAIRS = {
     "“": "”", "‘": "’", "«": "»", "「": "」", "『": "』", "《": "》", "〈": "〉",
     "(": ")", "[": "]", "{": "}", "（": "）", "【": "】", "〔": "〕", "［": "］",
 }  # fmt: skip
-_CHINESE_LETTERS = "々-〇぀-ヿ㐀-䶿一-鿿豈-﫿\U00020000-\U0003ffff"  # and Japanese
+_CHINESE_LETTERS = "々-〇぀-ヿ㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0003ffff"  # and Japanese
 _PAIR = re.compile(
     rf"""
     (?P<opens>

@@ -82,6 +82,13 @@ def test_chinese_is_cut_after_clauses_and_then_between_characters() -> None:
     assert spoken("e\u0301" * 4, 3, len) == ["e\u0301"] * 4
 
 
+def test_korean_is_cut_between_words() -> None:
+    sentence = "우리는 어제 저녁에 오래된 시장에서 친구들과 함께 맛있는 음식을 많이 먹었습니다."
+    parts = spoken(sentence, 20, len)
+    assert len(parts) > 2
+    assert " ".join(parts) == sentence
+
+
 def test_no_segment_is_too_long_and_nothing_is_lost_or_doubled() -> None:
     rng = np.random.default_rng(0)
     parts = [

@@ -57,11 +57,10 @@ extension Unicode.Scalar {
         }
     }
 
-    /// Hiragana, katakana and Chinese characters. As in Python, whose range begins at U+8C48 where the compatibility
-    /// characters were meant, everything up to these is in it, Korean too.
+    /// Hiragana, katakana and Chinese characters.
     var isWide: Bool {
         switch value {
-        case 0x3040...0x30FF, 0x3400...0x4DBF, 0x4E00...0xFAFF: true
+        case 0x3040...0x30FF, 0x3400...0x4DBF, 0x4E00...0x9FFF, 0xF900...0xFAFF: true
         default: false
         }
     }
