@@ -80,6 +80,7 @@ def test_all_forms_speak_as_python(
     tested("DriverTests|FilesTests", tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore")  # Lengths that no user would ask for
 def test_speech_voices_and_sessions_are_those_of_python(
     tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
