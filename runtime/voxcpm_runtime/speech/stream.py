@@ -108,9 +108,8 @@ class Gathered:
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
         self._store = None if self._is_one_segment or not whole else plan.saved_segments
         self._segments: list[SpokenSegment] = []
-        self._pieces: list[
-            Piece
-        ] = []  # The patches of the current attempt at the segment that is being spoken
+        # The patches of the current attempt at the segment that is being spoken.
+        self._pieces: list[Piece] = []
         self._longest = 0  # Patches of the longest attempt at this segment
         self._complete = False  # Whether the last segment is spoken
         self.cancelled = False  # Whether the stream was cancelled

@@ -18,7 +18,7 @@ public struct Examination: Sendable, Codable {
     /// Whether no correlation is below the floor.
     public var isCorrect: Bool { streams.values.allSatisfy { $0 >= floor } }
 
-    /// As in Python's doctor (doctor/agreement.py).
+    /// As in Python's doctor (doctor/worker.py).
     private static let floors: [Manifest.Precision: Double] = [.fp32: 0.9999, .fp16: 0.995, .int8: 0.99, .int4: 0.85]
 
     init(_ name: StepModelName, _ model: any StepFunction, _ unit: ComputeUnit, _ bundle: OpenBundle) async throws {

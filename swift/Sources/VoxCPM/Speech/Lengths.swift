@@ -1,5 +1,5 @@
 // How long speech may be, by the room in the KV cache, and how long it should be for its text, as in
-// runtime/voxcpm_runtime/speech/lengths.py.
+// runtime/voxcpm_runtime/speech/utterance.py.
 //
 // With a speech.json (`SpeechProfile`) the expected time follows from the number of letters and the pace of the voice.
 // Without one upstream's rule applies: speech is too long from a number of patches for each text token on.
