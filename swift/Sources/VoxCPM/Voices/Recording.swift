@@ -13,7 +13,6 @@ public struct Recording: Sendable, Equatable {
     static let maxSamples = 57_600_000
     static let maxChannels = 8
     static let maxRate = 384_000
-    static let maxFileSize = 256 << 20
     /// A peak 40 dB above full scale is a scaling error.
     private static let maxPeak: Float = 100
     /// Anything below this peak is silence: 33 steps of 16 bits.
@@ -88,4 +87,13 @@ public struct Recording: Sendable, Equatable {
         }
         return result
     }
+}
+
+/// The bytes of a regular file, a voice or a recording; nil if it is missing, unreadable or larger than 256 MiB.
+func content(of file: URL) -> Data? {
+    let attributes = try? FileManager.default.attributesOfItem(atPath: file.resolvingSymlinksInPath().path)
+    guard let bytes = (attributes?[.size] as? NSNumber)?.intValue, bytes <= 256 << 20,
+        attributes?[.type] as? FileAttributeType == .typeRegular
+    else { return nil }
+    return try? Data(contentsOf: file)
 }

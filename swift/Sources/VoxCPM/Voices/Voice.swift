@@ -33,8 +33,6 @@ public struct Voice: Sendable, Equatable {
     private let document: String?
 
     static let format = 2
-    /// Bytes of a file; a minute of latents takes about 100 kB.
-    static let maxFileSize = 256 << 20
 
     init(
         name: String, generation: String, latentSpace: String, sampleRate: Int, turns: [Turn],
@@ -102,10 +100,9 @@ public struct Voice: Sendable, Equatable {
 extension Voice {
     /// Read a `.voice` file. Throws `VoxCPMError.voice` for one that is missing, damaged or not a voice.
     public init(contentsOf file: URL) throws {
-        let attributes = try? FileManager.default.attributesOfItem(atPath: file.resolvingSymlinksInPath().path)
-        guard let bytes = (attributes?[.size] as? NSNumber)?.intValue, bytes <= Self.maxFileSize,
-            attributes?[.type] as? FileAttributeType == .typeRegular, let content = try? Data(contentsOf: file)
-        else { throw VoxCPMError.voice("voice \(file.path): no such file, or it is too large or cannot be read") }
+        guard let content = content(of: file) else {
+            throw VoxCPMError.voice("voice \(file.path): no such file, or it is too large or cannot be read")
+        }
         try self.init(content, name: "voice \(file.path)")
     }
 

@@ -5,10 +5,9 @@ extension Recording {
     ///
     /// On Apple's systems other formats are read by AVFoundation, in VoxCPMPlayback. Throws `VoxCPMError.voice`.
     public init(wav file: URL) throws {
-        let attributes = try? FileManager.default.attributesOfItem(atPath: file.resolvingSymlinksInPath().path)
-        guard let bytes = (attributes?[.size] as? NSNumber)?.intValue, bytes <= Self.maxFileSize,
-            attributes?[.type] as? FileAttributeType == .typeRegular, let content = try? Data(contentsOf: file)
-        else { throw VoxCPMError.voice("\(file.path): no such file, or it is too large or cannot be read") }
+        guard let content = content(of: file) else {
+            throw VoxCPMError.voice("\(file.path): no such file, or it is too large or cannot be read")
+        }
         do {
             try self.init(wav: content)
         } catch VoxCPMError.voice(let problem) {
