@@ -7,31 +7,24 @@ import hashlib
 import json
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as
+from voxcpm_constants.errors import InputError, MissingExtraError, VoxCPMError, system_errors_as
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.manifest import record_file
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
 from voxcpm_runtime.backends.choice import CPU_DEVICE
-from voxcpm_runtime.commands.batch_lines import (
-    BatchLine,
-    Defaults,
-    Executor,
-    Failure,
-    SpokenFile,
-    Task,
-    executor_factory,
-    local_executor,
-    read_lines,
-)
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.commands.batch_lines import BatchLine, Failure, SpokenFile, read_lines, spoken_file
 from voxcpm_runtime.commands.generate import interruptible
 from voxcpm_runtime.commands.shared_arguments import (
     CheckpointArguments,
@@ -39,21 +32,34 @@ from voxcpm_runtime.commands.shared_arguments import (
     Quiet,
     VoiceArguments,
     input_file,
+    loaded,
     opened,
     takes_groups,
 )
-from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_runtime.commands.status_line import Notes, progress_text, status_line
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
+from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
+from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
+from voxcpm_runtime.text.control import checked_control
 
 SOME_FAILED = 1
 """Exit code if a line could not be spoken."""
 RECORD_FILE = "spoken.jsonl"
-"""From which line of a batch each file in the folder was made, so that a later run can resume."""
+"""A line of JSON for each spoken file, so that a later run can resume; the last one about a file counts."""
+
+Warn = Callable[[int, str], None]
+Executor = Callable[[Iterator[BatchLine], CancelToken, Notes, Warn], Iterator[tuple[BatchLine, Any]]]
+"""executor(lines, cancel, note, warn) yields each line with its SpokenFile or VoxCPMError, in any order.
+
+lines: taken as they can be spoken; taking one may take time. cancel: stops all work; lines may then be left out or be
+Cancelled. note: shows progress. warn: shows a warning about a line, by its number.
+"""
+EXECUTOR_GROUP = "voxcpm_coreml.batch_executors"
+"""Entry points of other packages: functions (cluster's address, bundle as the user named it, Bundle, Engine)."""
 
 
-@takes_groups()
+@takes_groups
 def batch(
     *,
     bundle_and_input: Annotated[
@@ -94,14 +100,15 @@ def batch(
 ) -> None:
     """Speak each line of a file into its own audio file; after an interruption the same command resumes."""
     name, source = _bundle_and_input(bundle_and_input or [], source)
-    make_executor = None if ray is None else executor_factory("ray")
-    recordings = voice.recordings()
+    defaults = Arguments(recordings=voice.recordings(), control=voice.control, options=options, seed=seed)
     # The cluster's machines may have devices that this one lacks.
     local_engine = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
     bundle = opened(name, local_engine, checkpoint=checkpoint)
-    defaults = Defaults(bundle.architecture, recordings, voice.control, seed, options)
-    defaults.check()
-    lines = read_lines(source, defaults)
+    executor = partial(_speak_here, bundle, engine) if ray is None else _on_ray(ray, name, bundle, engine)
+    # Refused here if no line could be spoken with them.
+    checked_control(defaults.control, bundle.architecture, continues=defaults.recordings.continues)
+    defaults.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad)
+    lines = read_lines(source, defaults, bundle.architecture)
     path = user_path(folder)
     _check_outputs(lines, path, source)
     make_folder(path)
@@ -114,11 +121,6 @@ def batch(
         ) from None
     try:
         run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet)
-        executor = (
-            local_executor(bundle, engine)
-            if make_executor is None
-            else make_executor(ray or "", name, bundle, engine)
-        )
         with interruptible(token):
             try:
                 run.speak(lines, executor, token)
@@ -141,6 +143,38 @@ def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None,
     return (given[0] if len(given) == 2 else None), given[-1]
 
 
+def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine) -> Executor:
+    for entry in entry_points(group=EXECUTOR_GROUP, name="ray"):
+        executor: Executor = entry.load()(address, name, bundle, engine)
+        return executor
+    raise MissingExtraError('batch --ray is not installed; install it with: pip install "voxcpm-coreml[ray]"')
+
+
+def _speak_here(
+    bundle: Bundle,
+    engine: Engine,
+    lines: Iterator[BatchLine],
+    cancel: CancelToken,
+    note: Notes,
+    warn: Warn,
+) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
+    """The executor on this machine, which loads the step models if there is a line to speak."""
+    ready = list(lines)
+    if not ready:
+        return
+    tts = loaded(bundle, engine, note)
+    for index, line in enumerate(ready, start=1):
+        if cancel.cancelled:
+            return
+        place = f"{index} of {len(ready)}, {line.output}"
+
+        def show(progress: Progress, place: str = place) -> None:
+            note(f"{place}: {progress_text(progress)}")
+
+        arguments = replace(line.arguments, cancel=cancel, progress=show)
+        yield line, spoken_file(tts, arguments, line.output, partial(warn, line.number))
+
+
 def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str) -> None:
     """Raises InputError if two lines have the same file (also by links, case or Unicode form), or if a line's file or
     the record is an input.
@@ -153,40 +187,11 @@ def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: s
             path = folder / line.output
             refuse_inputs(path, [input_file(source), *line.arguments.recordings.files()])
             name = unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
-            earlier = seen.setdefault(name, line.line)
-            if earlier != line.line:
+            earlier = seen.setdefault(name, line.number)
+            if earlier != line.number:
                 raise InputError(
-                    f"lines {earlier} and {line.line} have the same output, {line.output}; give each its own"
+                    f"lines {earlier} and {line.number} have the same output, {line.output}; give each its own"
                 )
-
-
-class _Record:
-    """The record of a folder: a line of JSON for each spoken file; the last one about a file counts.
-
-    A line is written just before its file appears. If the process is killed in between, the file is missing or an
-    earlier one with a different SHA-256.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / RECORD_FILE
-        # Opened for writing now, so that nothing is spoken that cannot be recorded.
-        with self._path.open("ab+") as file:
-            file.seek(0)
-            lines = file.read().splitlines()
-        self.entries: dict[str, dict[str, Any]] = {}
-        for line in lines:
-            # A killed run may have left an incomplete line, whose file counts as not on record.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = parsed_json(line)
-                self.entries[entry["output"]] = entry
-
-    def add(self, entry: dict[str, Any]) -> None:
-        with self._path.open("ab+") as file:
-            # After a line that a killed run or a full disk has cut off.
-            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-            separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
-            file.write(separator + json.dumps(entry).encode() + b"\n")
-        self.entries[entry["output"]] = entry
 
 
 class _Run:
@@ -195,24 +200,35 @@ class _Run:
     def __init__(self, folder: Path, bundle: str, *, overwrite: bool, quiet: bool) -> None:
         self.failures: list[Failure] = []
         self._folder, self._bundle, self._overwrite, self._quiet = folder, bundle, overwrite, quiet
-        self._record = _Record(folder)
         self._spoken = self._skipped = 0
+        # Opened for writing now, so that nothing is spoken that cannot be recorded.
+        with (folder / RECORD_FILE).open("ab+") as file:
+            file.seek(0)
+            recorded = file.read().splitlines()
+        self._recorded: dict[str, dict[str, Any]] = {}
+        for entry in recorded:
+            # A killed run may have left an incomplete line, whose file counts as not on record.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                document = parsed_json(entry)
+                self._recorded[document["output"]] = document
 
     def speak(self, lines: Sequence[BatchLine | Failure], executor: Executor, cancel: CancelToken) -> None:
         """Speak the lines whose file is missing or out of date. Only this process writes files."""
         with status_line("prefill …", shown=not self._quiet) as note:
-            for task, result in executor(self._tasks(lines), cancel, note, _warn):
-                if isinstance(result, VoxCPMError):
-                    if not isinstance(result, Cancelled):
-                        self._fail(Failure(task.line.line, str(result)))
+            for line, result in executor(self._unfinished(lines), cancel, note, _warn):
+                if isinstance(result, Cancelled):
                     continue
-                spoken = self._spoken
-                with self._failure_of(task.line):
-                    self._write(task, result)
-                    self._spoken += 1
-                # Outside the block above: a line whose message cannot be printed has not failed.
-                if self._spoken > spoken and not self._quiet:
-                    typer.echo(f"{self._folder / task.line.output}: {result.summary}")
+                try:
+                    if isinstance(result, VoxCPMError):
+                        raise result
+                    with system_errors_as(InputError):
+                        self._write(line, result)
+                except VoxCPMError as error:
+                    self._fail(line.number, error)
+                    continue
+                self._spoken += 1
+                if not self._quiet:
+                    typer.echo(f"{self._folder / line.output}: {result.summary}")
 
     def report(self, lines: int) -> None:
         if self._quiet:
@@ -225,53 +241,62 @@ class _Run:
         for failure in sorted(self.failures):
             typer.echo(f"failed: {failure}", err=True)
 
-    def _tasks(self, lines: Sequence[BatchLine | Failure]) -> Iterator[Task]:
+    def _unfinished(self, lines: Sequence[BatchLine | Failure]) -> Iterator[BatchLine]:
         for line in lines:
             if isinstance(line, Failure):
-                self._fail(line)
+                self._fail(*line)
                 continue
-            with self._failure_of(line):
-                path, digest = self._folder / line.output, line.arguments.digest(self._bundle)
-                if path.exists() and not self._overwrite:
-                    recorded = self._record.entries.get(line.output)
-                    if recorded is None:
-                        raise InputError(
-                            f"{path} exists but is not in {RECORD_FILE}; move it away, or give --overwrite"
-                        )
-                    sha256 = recorded.get("sha256")  # None in a record of an earlier release
-                    if recorded.get("digest") == digest and sha256 in (None, record_file(path).sha256):
+            try:
+                with system_errors_as(InputError):
+                    digest = line.arguments.digest(self._bundle)
+                    if self._is_finished(line.output, digest):
                         self._skipped += 1
                         continue
-                make_folder(path.parent)
-                check_output_path(path, overwrite=self._overwrite)
-                yield Task(line, digest)
+                    make_folder((self._folder / line.output).parent)
+                    check_output_path(self._folder / line.output, overwrite=self._overwrite)
+            except VoxCPMError as error:
+                self._fail(line.number, error)
+                continue
+            yield replace(line, digest=digest)
 
-    def _write(self, task: Task, spoken: SpokenFile) -> None:
+    def _is_finished(self, output: str, digest: str) -> bool:
+        """Whether a file is what an earlier run wrote for these arguments. Raises InputError if none wrote it."""
+        path, recorded = self._folder / output, self._recorded.get(output)
+        if self._overwrite or not path.exists():
+            return False
+        if recorded is None:
+            raise InputError(f"{path} exists but is not in {RECORD_FILE}; move it away, or give --overwrite")
+        sha256 = recorded.get("sha256")  # None in a record of an earlier release
+        return recorded.get("digest") == digest and sha256 in (None, record_file(path).sha256)
+
+    def _write(self, line: BatchLine, spoken: SpokenFile) -> None:
+        """Write a line's file, and its record just before the file appears.
+
+        If the process is killed in between, the file is missing or an earlier one with a different SHA-256.
+        """
         entry = {
-            "line": task.line.line,
-            "output": task.line.output,
-            "digest": task.digest,
+            "line": line.number,
+            "output": line.output,
+            "digest": line.digest,
             **spoken.facts,
             "bytes": len(spoken.content),
             "sha256": hashlib.sha256(spoken.content).hexdigest(),
         }
-        path = self._folder / task.line.output
-        write_audio_file(
-            path, spoken.content, overwrite=self._overwrite, record=lambda: self._record.add(entry)
-        )
 
-    @contextlib.contextmanager
-    def _failure_of(self, line: BatchLine) -> Iterator[None]:
-        try:
-            with system_errors_as(InputError):
-                yield
-        except VoxCPMError as error:
-            self._fail(Failure(line.line, str(error)))
+        def record() -> None:
+            with (self._folder / RECORD_FILE).open("ab+") as file:
+                # After a line that a killed run or a full disk has cut off.
+                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+                separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
+                file.write(separator + json.dumps(entry).encode() + b"\n")
 
-    def _fail(self, failure: Failure) -> None:
-        self.failures.append(failure)
-        typer.echo(str(failure), err=True)
+        path = self._folder / line.output
+        write_audio_file(path, spoken.content, overwrite=self._overwrite, record=record)
+
+    def _fail(self, number: int, reason: object) -> None:
+        self.failures.append(Failure(number, str(reason)))
+        typer.echo(str(self.failures[-1]), err=True)
 
 
-def _warn(line: int, text: str) -> None:
-    typer.echo(f"line {line}: warning: {text}", err=True)
+def _warn(number: int, text: str) -> None:
+    typer.echo(f"line {number}: warning: {text}", err=True)

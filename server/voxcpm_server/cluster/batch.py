@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPMError
-from voxcpm_runtime.commands.batch_lines import SpokenFile, Task, spoken_file
+from voxcpm_runtime.commands.batch_lines import BatchLine, SpokenFile, spoken_file
 from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_cluster, cluster, name_everywhere, same_bundle
@@ -71,7 +71,7 @@ def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) ->
 
 
 class RayExecutor:
-    """Speaks lines on a cluster: see `voxcpm_runtime.commands.batch_lines.Executor`."""
+    """Speaks lines on a cluster: see `voxcpm_runtime.commands.batch.Executor`."""
 
     def __init__(self, address: str, name: str | None, bundle: Any, engine: Engine) -> None:
         self._address = address
@@ -80,45 +80,45 @@ class RayExecutor:
         self._named = (name_everywhere(name), json.dumps(asdict(engine)), bundle.digest)
 
     def __call__(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Warn
-    ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
+        self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
+    ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
         """Each line with its file or error. Raises InputError if the cluster, or every machine of it, is unusable."""
-        if (first := next(tasks, None)) is not None:
+        if (first := next(lines, None)) is not None:
             with cluster(self._address):
-                yield from self._results(itertools.chain([first], tasks), cancel, note, warn)
+                yield from self._results(itertools.chain([first], lines), cancel, note, warn)
 
     def _results(
-        self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Warn
-    ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
-        running: dict[Any, tuple[Task, Any]] = {}
+        self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
+    ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
+        running: dict[Any, tuple[BatchLine, Any]] = {}
         refused: dict[str, str] = {}
         spoken, more = 0, True
         remote = ray.remote(max_retries=_RETRIES, retry_exceptions=[DeviceError])(speak)
 
-        def submit(task: Task, asked: Any) -> None:
+        def submit(line: BatchLine, asked: Any) -> None:
             elsewhere = (
                 NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*refused)}) if refused else "DEFAULT"
             )
             there = remote.options(scheduling_strategy=elsewhere, **needs)
-            running[there.remote(self._named, asked, task.line.output)] = (task, asked)
+            running[there.remote(self._named, asked, line.output)] = (line, asked)
 
         while not cancel.cancelled and (more or running):
             processes, needs = self._processes(refused)
             while more and len(running) < _TASKS_PER_PROCESS * processes:
-                if (task := next(tasks, None)) is None:
+                if (line := next(lines, None)) is None:
                     more = False
                     break
                 try:
-                    submit(task, task.self_contained(self._bundle))
+                    submit(line, line.self_contained(self._bundle))
                 except VoxCPMError as error:
-                    yield task, error
+                    yield line, error
             note(f"{spoken} spoken …")
             if not running:
                 # Machines may still join the cluster.
                 time.sleep(_POLL_SECONDS if more else 0)
                 continue
             for ref in ray.wait(list(running), timeout=_POLL_SECONDS)[0]:
-                task, asked = running.pop(ref)
+                line, asked = running.pop(ref)
                 try:
                     result = ray.get(ref)
                 except (RayError, DeviceError) as error:
@@ -126,12 +126,12 @@ class RayExecutor:
                 if isinstance(result, Refusal):
                     refused[result.node] = result.reason
                     _, needs = self._processes(refused)
-                    submit(task, asked)
+                    submit(line, asked)
                     continue
                 spoken += 1
                 for text in result[1]:
-                    warn(task.line.line, text)
-                yield task, result[0]
+                    warn(line.number, text)
+                yield line, result[0]
 
     def _processes(self, refused: dict[str, str]) -> tuple[int, dict[str, float]]:
         """How many processes the machines have room for, and what Ray reserves for each.

@@ -24,16 +24,15 @@ _LINE = {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "infere
 def batch_lines(bundle: Path, folder: Path) -> Reader:
     """A JSONL file. A line that is refused is reported in one line; the others are read."""
     from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.commands.batch_lines import Defaults, Failure, read_lines
-    from voxcpm_runtime.options import GenerationOptions
-    from voxcpm_runtime.voices.recordings import Recordings
+    from voxcpm_runtime.commands.batch_lines import Failure, read_lines
+    from voxcpm_runtime.speech.arguments import Arguments
 
-    defaults = Defaults(Manifest.read(bundle).architecture, Recordings(), None, None, GenerationOptions())
+    architecture = Manifest.read(bundle).architecture
 
     def read(content: bytes) -> str | None:
         (folder / "lines.jsonl").write_bytes(content)
         refused = 0
-        for line in read_lines(str(folder / "lines.jsonl"), defaults):
+        for line in read_lines(str(folder / "lines.jsonl"), Arguments(), architecture):
             if isinstance(line, Failure):
                 refused += 1
                 assert len(str(line).splitlines()) == 1, line
