@@ -181,7 +181,7 @@ def workplace(
     (tmp_path / "lines.jsonl").write_text("\n".join(shown), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "voices"))
-    monkeypatch.setattr("voxcpm_runtime.upstream_names.pretrained_bundle", lambda *_: tiny_bundle)
+    monkeypatch.setattr("voxcpm_runtime.voxcpm.pretrained_bundle", lambda *_, **__: tiny_bundle)
     open_bundle = VoxCPM.from_bundle.__func__
 
     def from_bundle(cls: type[VoxCPM], *arguments: Any, **named: Any) -> VoxCPM:

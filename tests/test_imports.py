@@ -107,7 +107,6 @@ ROOMS = (
     "voices",
     "speech",
     "session",
-    "upstream_names",
     "voxcpm",
     "commands",
     "doctor",

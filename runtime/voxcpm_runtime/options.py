@@ -39,6 +39,7 @@ class Option:
     unit: str = ""
     flags: tuple[str, ...] = ()  # Flags of the command line, if they differ from the field's name
     default: str = ""  # What the default None means, in words
+    panel: str = "Speech"  # Heading in the help of the command line
     generations: tuple[Generation, ...] = tuple(GENERATIONS)
     """Generations that have the option; others refuse it with a clear error."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
 from voxcpm_runtime.argument_types import (
     checked_text,
+    path_argument,
     switch,
     text_argument,
     valid_unicode,
@@ -18,10 +19,18 @@ from voxcpm_runtime.argument_types import (
 )
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
-from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, choose_backend, chosen_device
+from voxcpm_runtime.backends.choice import (
+    AUTO_DEVICE,
+    CPU_DEVICE,
+    Backend,
+    choose_backend,
+    chosen_device,
+    gpu_device,
+)
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.bundle.pretrained import pretrained_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
@@ -32,7 +41,6 @@ from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, Gathered, checke
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
-from voxcpm_runtime.upstream_names import UpstreamNames
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes, computed_prefix
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import built_in_voices
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class VoxCPM(UpstreamNames):
+class VoxCPM:
     """A checkpoint's step models, ready to speak; make one with `from_bundle`. Any number of threads may use it."""
 
     def __init__(
@@ -110,6 +118,52 @@ class VoxCPM(UpstreamNames):
             # Builds the tables of English, 80 ms that the first text need not wait for.
             spelled("a", bundle.tokenizer)
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
+
+    @classmethod
+    @system_errors_as(BundleError)
+    def from_pretrained(
+        cls, hf_model_id: str = "openbmb/VoxCPM2", load_denoiser: bool = True,  # noqa: ARG003 - upstream's
+        zipenhancer_model_id: str | None = None, cache_dir: str | None = None,  # noqa: ARG003 - likewise
+        local_files_only: bool = False, optimize: bool = True,  # noqa: ARG003 - nothing is compiled by torch here
+        device: str | None = None, lora_config: object = None, lora_weights_path: str | None = None,
+        *, precision: str | None = None, **given: Any,
+    ) -> Self:  # fmt: skip
+        """Open a checkpoint as upstream does: converted once, into the user's cache, which takes minutes.
+
+        hf_model_id: a hub id (organisation/name), or the folder of a checkpoint or of a bundle. cache_dir: folder for
+        downloads. local_files_only: no network. lora_weights_path: a LoRA to merge. precision: that of the bundle, int8
+        by default. device and given: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize are accepted
+        and change nothing.
+
+        Raises InputError for a wrong argument, MissingExtraError if the extra `convert` is not installed, and what the
+        conversion and `from_bundle` raise.
+        """
+        if lora_config is not None:
+            raise InputError(
+                "lora_config is read from lora_config.json next to the LoRA's weights; leave it out"
+            )
+        # Before minutes of work.
+        device = AUTO_DEVICE if device is None else device
+        gpu_device(device)
+        paths = {"hf_model_id": hf_model_id, "cache_dir": cache_dir, "lora_weights_path": lora_weights_path}
+        for name, path in paths.items():
+            if path is not None or name == "hf_model_id":
+                path_argument(path, name)
+        offline = switch(local_files_only, "local_files_only")
+        folder = pretrained_bundle(
+            str(hf_model_id), precision, lora_weights_path, cache_dir, local_files_only=offline
+        )
+        return cls.from_bundle(folder, precision, device=device, **given)
+
+    @property
+    def tts_model(self) -> Self:
+        """This object: upstream's `tts_model.sample_rate` is its `sample_rate`."""
+        return self
+
+    @property
+    def lora_enabled(self) -> bool:
+        """Whether a LoRA was merged into the bundle's weights."""
+        return self.bundle.manifest.source.lora is not None
 
     def close(self) -> None:
         """Release the step models and their memory. Calls that are running finish normally."""

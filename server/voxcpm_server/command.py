@@ -36,7 +36,7 @@ from voxcpm_server.speech.stored_voices import read_aliases
 _BACKLOG = 2048
 
 
-@takes_groups()
+@takes_groups
 def serve(
     *, bundle: BundleArgument = None, settings: AllSettings, engine: Engine, quiet: Quiet = False
 ) -> None:

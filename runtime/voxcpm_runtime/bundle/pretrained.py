@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -23,53 +22,40 @@ _GROUP = "voxcpm_coreml.commands"
 _TOOLS = ("coremltools", "torch", "voxcpm-coreml")
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """A checkpoint to open, with upstream's names."""
-
-    model: str
-    """Folder of a checkpoint or of a bundle, or a hub id (organisation/name) of a checkpoint."""
-    cache_dir: str | None = None
-    """Folder for downloads from the hub; None for the hub's own."""
-    local_files_only: bool = False
-    """Whether to use earlier downloads only, without the network."""
-    lora: str | None = None
-    """Folder or weight file of a LoRA to merge."""
-
-
-def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
+def pretrained_bundle(
+    model: str, precision: str | None = None, lora: str | None = None, cache_dir: str | None = None,
+    *, local_files_only: bool = False,
+) -> Path:  # fmt: skip
     """The folder of a checkpoint's bundle, converted on the first call in one precision (int8 by default).
 
-    The folder of a bundle is returned unchanged. Raises InputError, MissingExtraError, and what the conversion raises.
+    model: folder of a checkpoint, or of a bundle, which is returned unchanged, or a hub id. lora: folder or weight file
+    of a LoRA to merge. cache_dir: folder for downloads. local_files_only: use earlier downloads, without the network.
+    Raises InputError, MissingExtraError, and what the conversion raises.
     """
     from filelock import FileLock  # slow to import, and only needed here
 
-    given = user_path(asked.model)
+    given = user_path(model)
     if (given / MANIFEST_FILE).is_file():
-        if asked.lora is not None:
-            raise InputError(
-                f"{asked.model}: a LoRA is merged into a checkpoint, and this is a bundle already"
-            )
+        if lora is not None:
+            raise InputError(f"{model}: a LoRA is merged into a checkpoint, and this is a bundle already")
         return given
-    if not asked.model or (not given.is_dir() and not is_hub_id(asked.model)):
+    if not model or (not given.is_dir() and not is_hub_id(model)):
         raise InputError(
-            f"{asked.model}: expected a folder with a checkpoint or a bundle, or a hub id (organisation/name)"
+            f"{model}: expected a folder with a checkpoint or a bundle, or a hub id (organisation/name)"
         )
-    convert = _convert(asked.model)
+    convert = _convert(model)
     chosen = precision or DEFAULT_PRECISION
-    folder = cache_folder("bundles") / _name(asked, chosen)
-    if (folder / MANIFEST_FILE).is_file():
-        return folder
+    folder = cache_folder("bundles") / _name(model, lora, chosen)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f"{folder.name}.lock")):
         if not (folder / MANIFEST_FILE).is_file():
             convert(
-                checkpoint=asked.model,
+                checkpoint=model,
                 output=folder,
                 precision=[chosen],
-                lora=None if asked.lora is None else user_path(asked.lora),
-                cache_dir=None if asked.cache_dir is None else user_path(asked.cache_dir),
-                local_files_only=asked.local_files_only,
+                lora=None if lora is None else user_path(lora),
+                cache_dir=None if cache_dir is None else user_path(cache_dir),
+                local_files_only=local_files_only,
             )
     return folder
 
@@ -87,15 +73,15 @@ def _convert(model: str) -> Callable[..., object]:
         ) from None
 
 
-def _name(asked: Pretrained, precision: str) -> str:
+def _name(model: str, lora: str | None, precision: str) -> str:
     """The name of the bundle in the cache: a digest of everything it is made from, with the tools' versions."""
     parts: list[Any] = [precision, *(version(tool) for tool in _TOOLS)]
-    for given in (asked.model, asked.lora):
+    for given in (model, lora):
         path = None if given is None else user_path(given)
         # A hub id is not resolved: the first conversion is kept.
         parts.append(given if path is None or not path.exists() else _identity(path.resolve()))
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    last = "".join(char if char.isalnum() or char in "._-" else "-" for char in Path(asked.model).name)[:60]
+    last = "".join(char if char.isalnum() or char in "._-" else "-" for char in Path(model).name)[:60]
     return f"pretrained-{last}-{digest}"
 
 

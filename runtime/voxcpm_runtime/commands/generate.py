@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -50,72 +51,63 @@ _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The arguments of `generate`, `design` and `clone`, except for the bundle."""
-
-    words: Words
-    voice: VoiceArguments
-    delivery: Delivery
-    options: GenerationOptions
-    engine: Engine
-    checkpoint: CheckpointArguments
+class Asked(CheckpointArguments, Engine, Delivery, VoiceArguments, Words):
+    """The arguments of `generate`, `design` and `clone`, except for bundle and options; help lists `Words` first."""
 
 
-@takes_groups()
-def generate(*, bundle: BundleArgument = None, asked: Asked) -> None:
+@takes_groups
+def generate(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
     """Speak a text of any length into an audio file, in any mode of the bundle."""
-    _speak("generate", bundle, asked)
+    _speak("generate", bundle, asked, options)
 
 
-@takes_groups(hidden=_OF_A_VOICE)
-def design(*, bundle: BundleArgument = None, asked: Asked) -> None:
+@functools.partial(takes_groups, hidden=_OF_A_VOICE)
+def design(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
     """Speak in a voice described in words (VoxCPM2); without a description, in the checkpoint's own voice."""
-    given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked.voice, name) is not None]
+    given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked, name) is not None]
     if given:
         raise InputError(
             f"design makes a voice from a description, not from a recording, got {', '.join(given)}; use clone"
         )
-    _speak("design", bundle, asked)
+    _speak("design", bundle, asked, options)
 
 
-@takes_groups()
-def clone(*, bundle: BundleArgument = None, asked: Asked) -> None:
+@takes_groups
+def clone(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
     """Speak in the voice of a recording (a prompt to continue, with VoxCPM2 also a reference), or in a saved voice."""
-    voice = asked.voice
-    if (voice.voice, voice.prompt, voice.reference) == (None, None, None):
+    if (asked.voice, asked.prompt, asked.reference) == (None, None, None):
         raise InputError(
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
             "without one, use generate or design"
         )
-    _speak("clone", bundle, asked)
+    _speak("clone", bundle, asked, options)
 
 
-def _speak(command: str, bundle: str | None, asked: Asked) -> None:
+def _speak(command: str, bundle: str | None, asked: Asked, options: GenerationOptions) -> None:
     # Check as much as possible before the bundle is opened, and the rest before its models are loaded.
     # pathlib raises for a text that is too long to be a file name.
     is_folder = bundle is None or is_hub_id(bundle) or os.path.isdir(bundle)  # noqa: PTH112
-    if bundle is not None and asked.words == Words() and not is_folder:
+    if bundle is not None and asked.text is None and asked.text_file is None and not is_folder:
         option = "--text-file" if os.path.isfile(bundle) else "--text"  # noqa: PTH113
         words = shlex.quote(bundle) if len(bundle) <= _MAX_QUOTED else '"…"'
         raise InputError(
             f"{shown(bundle)} was taken as the bundle but is not a folder; to speak it: "
             f"voxcpm-coreml {command} {option} {words}"
         )
-    delivery, voice = asked.delivery, asked.voice
     target = None
-    if delivery.output != STANDARD_OUTPUT:
-        inputs = (input_file(asked.words.text_file), *voice.files())
-        target = check_output_path(delivery.output, inputs=inputs, overwrite=delivery.overwrite)
+    if asked.output != STANDARD_OUTPUT:
+        inputs = (input_file(asked.text_file), *asked.files())
+        target = check_output_path(asked.output, inputs=inputs, overwrite=asked.overwrite)
     arguments = Arguments(
-        text=asked.words.read(),
-        recordings=voice.recordings(),
-        control=voice.control,
-        options=asked.options,
-        seed=delivery.seed,
+        text=asked.words(),
+        recordings=asked.recordings(),
+        control=asked.control,
+        options=options,
+        seed=asked.seed,
         keep_partial=True,
     )
     arguments.recordings.check_files()
-    opened_bundle = opened(bundle, asked.engine, checkpoint=asked.checkpoint)
+    opened_bundle = opened(bundle, asked, checkpoint=asked)
     if target is None:
         _stream(arguments, opened_bundle, asked)
     else:
@@ -124,14 +116,13 @@ def _speak(command: str, bundle: str | None, asked: Asked) -> None:
 
 def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> None:
     """Speak into a file. A killed or interrupted run leaves its finished segments next to it, for the next one."""
-    overwrite, quiet = asked.delivery.overwrite, asked.delivery.quiet
     token = CancelToken()
     seed = first_seed(arguments.seed) or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
     # None for a pipe or a device, which has nothing next to it.
-    file = replaced_file(target, overwrite=overwrite)
+    file = replaced_file(target, overwrite=asked.overwrite)
     saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
-    with status_line("reading …", shown=not quiet) as note:
+    with status_line("reading …", shown=not asked.quiet) as note:
         planned = plan(
             bundle,
             replace(
@@ -143,14 +134,14 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
             ),
         )
         note("loading …")
-        tts = loaded(bundle, asked.engine, note)
+        tts = loaded(bundle, asked, note)
         note("prefill …")
         with interruptible(token):
             speech = tts.speak_plan(planned)
-    writes = not speech.cancelled or (asked.delivery.keep_partial and len(speech.audio) > 0)
+    writes = not speech.cancelled or (asked.keep_partial and len(speech.audio) > 0)
     if writes:
-        clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=overwrite)
-        if not quiet:
+        clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=asked.overwrite)
+        if not asked.quiet:
             # The output may be standard output itself.
             typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
     if speech.cancelled:
@@ -163,7 +154,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
 
 def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
     """Speak to standard output as 16-bit little-endian mono, each chunk as soon as it is spoken."""
-    rate, quiet = bundle.architecture.output_sample_rate, asked.delivery.quiet
+    rate, quiet = bundle.architecture.output_sample_rate, asked.quiet
     if sys.stdout is None or sys.stdout.closed:
         raise InputError("-o -: there is no standard output to write to; name a file")
     if sys.stdout.isatty():
@@ -173,7 +164,7 @@ def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
         )
     token = CancelToken()
     planned = plan(bundle, replace(arguments, cancel=token))
-    tts = loaded(bundle, asked.engine)
+    tts = loaded(bundle, asked)
     if not quiet:
         # Raw samples have no header.
         typer.echo(f"raw PCM: 16-bit little-endian, mono, {rate} Hz", err=True)

@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -24,7 +24,7 @@ from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
+from voxcpm_runtime.bundle.pretrained import pretrained_bundle
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
 from voxcpm_runtime.voices.recordings import Recordings
@@ -39,6 +39,7 @@ BundleArgument = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
 _PRECISION = "int8, int4, fp16 or fp32. Default: the first of these that the bundle has."
 PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION)]
+_voice = functools.partial(Option, panel="Voice")
 _engine = functools.partial(typer.Option, rich_help_panel="Bundle and machine")
 _no_effect = functools.partial(typer.Option, hidden=True, help="Accepted without effect.")
 
@@ -50,7 +51,7 @@ class Words:
     text: Annotated[str | None, typer.Option("--text", "-t", help="Text to speak.")] = None
     text_file: Annotated[str | None, typer.Option(help="UTF-8 file with the text; - is stdin.")] = None
 
-    def read(self) -> str:
+    def words(self) -> str:
         """The text with its paragraphs. Raises InputError unless exactly one is given."""
         if (self.text is None) == (self.text_file is None):
             raise InputError("expected one of --text and --text-file")
@@ -78,29 +79,24 @@ class Delivery:
     quiet: Quiet = False
 
 
+# fmt: off
 @dataclass(frozen=True)
 class RecordingArguments:
     """Recordings of the voice to speak in. A batch's JSONL has the same keys, except for `prompt_file`."""
 
-    prompt: Annotated[
-        str | None,
-        Option("Audio to continue in the same voice.", flags=("--prompt", "--prompt-audio", "-pa")),
-    ] = None
-    prompt_text: Annotated[
-        str | None,
-        Option("Transcript of the prompt, word for word.", flags=("--prompt-text", "-pt")),
-    ] = None
-    prompt_file: Annotated[
-        str | None, Option("UTF-8 file with the transcript of the prompt, instead of --prompt-text.")
-    ] = None
-    reference: Annotated[
-        str | None,
-        Option(
-            "Audio of a voice to speak with.",
-            flags=("--reference", "--reference-audio", "-ra"),
-            generations=WITH_REFERENCE,
-        ),
-    ] = None
+    prompt: Annotated[str | None, _voice(
+        "Audio to continue in the same voice.", flags=("--prompt", "--prompt-audio", "-pa"),
+    )] = None
+    prompt_text: Annotated[str | None, _voice(
+        "Transcript of the prompt, word for word.", flags=("--prompt-text", "-pt"),
+    )] = None
+    prompt_file: Annotated[str | None, _voice(
+        "UTF-8 file with the transcript of the prompt, instead of --prompt-text.",
+    )] = None
+    reference: Annotated[str | None, _voice(
+        "Audio of a voice to speak with.", flags=("--reference", "--reference-audio", "-ra"),
+        generations=WITH_REFERENCE,
+    )] = None
 
     def transcript(self) -> str | None:
         """The prompt's transcript. Raises InputError if it is given twice."""
@@ -117,17 +113,13 @@ class RecordingArguments:
 class VoiceArguments(RecordingArguments):
     """The voice to speak in; without any of these, the checkpoint's own."""
 
-    voice: Annotated[
-        str | None,
-        Option("Name of a voice (see `voices list`), or path of a voice file.", flags=("--voice", "-v")),
-    ] = None
-    control: Annotated[
-        str | None,
-        Option(
-            'Voice or style in words, such as "warm, slow"; prepended to the text in parentheses.',
-            generations=WITH_REFERENCE,
-        ),
-    ] = None
+    voice: Annotated[str | None, _voice(
+        "Name of a voice (see `voices list`), or path of a voice file.", flags=("--voice", "-v"),
+    )] = None
+    control: Annotated[str | None, _voice(
+        'Voice or style in words, such as "warm, slow"; prepended to the text in parentheses.',
+        generations=WITH_REFERENCE,
+    )] = None
 
     def recordings(self) -> Recordings:
         """The recordings or the voice, which is loaded. Raises InputError for contradictions and an unknown voice."""
@@ -137,6 +129,7 @@ class VoiceArguments(RecordingArguments):
         """The files of the voice; None for one that is not given."""
         voice = None if self.voice is None else str(VoiceStore().located(self.voice))
         return [*super().files(), voice]
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -177,8 +170,8 @@ class CheckpointArguments:
     no_optimize: Annotated[bool, _no_effect("--no-optimize")] = False
     zipenhancer_path: Annotated[str | None, _no_effect()] = None
 
-    def chosen(self, bundle: str | None) -> Pretrained | None:
-        """The checkpoint; None without one. Raises InputError for contradictory flags."""
+    def bundle_of(self, bundle: str | None, precision: str | None) -> str | None:
+        """The bundle, or that of the checkpoint, converted on first use. Raises InputError for contradictory flags."""
         checked_options({"denoise": self.denoise})
         models = {"BUNDLE": bundle, "--model-path": self.model_path, "--hf-model-id": self.hf_model_id}
         given = [name for name, value in models.items() if value is not None]
@@ -190,12 +183,15 @@ class CheckpointArguments:
                 if getattr(self, name):
                     flag = f"--{name.replace('_', '-')}"
                     raise InputError(f"{flag} needs --model-path or --hf-model-id")
-            return None
+            return bundle
         if self.model_path is not None and not user_path(self.model_path).is_dir():
             raise InputError(
                 f"--model-path {self.model_path}: no such folder; for a hub id use --hf-model-id"
             )
-        return Pretrained(model, self.cache_dir, self.local_files_only, self.lora_path)
+        converted = pretrained_bundle(
+            model, precision, self.lora_path, self.cache_dir, local_files_only=self.local_files_only
+        )
+        return str(converted)
 
 
 def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArguments | None = None) -> Bundle:
@@ -204,8 +200,8 @@ def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArgument
     Raises BundleError, DeviceError, InputError, and what a conversion raises.
     """
     check_engine(engine.backend, engine.threads, engine.units(), device=engine.device)
-    if checkpoint is not None and (pretrained := checkpoint.chosen(bundle)) is not None:
-        bundle = str(pretrained_bundle(pretrained, engine.precision))
+    if checkpoint is not None:
+        bundle = checkpoint.bundle_of(bundle, engine.precision)
     found = open_bundle(bundle, engine.precision, verify=engine.verify)
     check_engine(engine.backend, engine.threads, engine.units(), found, device=engine.device)
     return found
@@ -246,61 +242,42 @@ def _utf8_file(path: str) -> str:
         raise InputError(f"{path}: expected UTF-8 text") from None
 
 
-Command = Callable[..., None]
-_PANELS = {"GenerationOptions": "Speech", "RecordingArguments": "Voice", "VoiceArguments": "Voice"}
+def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) -> Callable[..., None]:
+    """The command as typer sees it: each parameter that is a dataclass is replaced by its fields.
 
-
-def takes_groups(*, hidden: Collection[str] = ()) -> Callable[[Command], Command]:
-    """A decorator that shows typer a command's parameters, each dataclass among them replaced by its fields.
-
-    A field may be a dataclass, too. hidden: fields that help does not list.
+    hidden: fields that help does not list.
     """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
 
-    def decorated(command: Command) -> Command:
-        hints = get_type_hints(command, include_extras=True)
-        groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    @functools.wraps(command)
+    def flat(**given: Any) -> None:
+        built: dict[str, Any] = {}
+        for name, group in groups.items():
+            own = {field.name: given.pop(field.name) for field in dataclasses.fields(group)}
+            built[name] = cast("Any", group)(**own)
+        command(**given, **built)
 
-        @functools.wraps(command)
-        def flat(**given: Any) -> None:
-            built = {name: _built(group, given) for name, group in groups.items()}
-            command(**given, **built)
-
-        parameters = [
-            flattened
-            for parameter in inspect.signature(command).parameters.values()
-            for flattened in _flattened(parameter.replace(annotation=hints[parameter.name]), None, hidden)
-        ]
-        flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return flat
-
-    return decorated
-
-
-def _built(group: Any, given: dict[str, Any]) -> Any:
-    """A group, built from the parameters that are its fields, which are removed from `given`."""
-    hints = get_type_hints(group)
-    nested = {name for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    fields = [field.name for field in dataclasses.fields(group)]
-    return group(**{n: _built(hints[n], given) if n in nested else given.pop(n) for n in fields})
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _parameters(groups[name], hidden)
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flat
 
 
-def _flattened(
-    parameter: inspect.Parameter, panel: str | None, hidden: Collection[str]
-) -> Iterator[inspect.Parameter]:
-    name, annotation = parameter.name, parameter.annotation
-    if dataclasses.is_dataclass(annotation):
-        hints = get_type_hints(annotation, include_extras=True)
-        panel = _PANELS.get(getattr(annotation, "__name__", ""))
-        for field in dataclasses.fields(annotation):
-            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            nested = inspect.Parameter(field.name, keyword, default=default, annotation=hints[field.name])
-            yield from _flattened(nested, panel, hidden)
-        return
-    type_, declared = (*get_args(annotation), None, None)[:2]
-    if isinstance(declared, Option):
-        flags = declared.flags or (f"--{name.replace('_', '-')}",)
-        option = typer.Option(*flags, help=declared.full_help, rich_help_panel=panel, hidden=name in hidden)
-        parameter = parameter.replace(annotation=Annotated[type_, option])
-    yield parameter
+def _parameters(group: Any, hidden: Collection[str]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in dataclasses.fields(group):
+        name, hint = field.name, hints[field.name]
+        declared = hint.__metadata__[0]
+        if isinstance(declared, Option):
+            flags = declared.flags or (f"--{name.replace('_', '-')}",)
+            panel, is_hidden = declared.panel, name in hidden
+            option = typer.Option(*flags, help=declared.full_help, rich_help_panel=panel, hidden=is_hidden)
+            hint = Annotated[hint.__origin__, option]
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

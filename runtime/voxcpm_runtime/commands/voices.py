@@ -28,7 +28,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the voice, f
 
 
 @voices.command("add")
-@takes_groups()
+@takes_groups
 def add(
     *,
     name: _Name,
