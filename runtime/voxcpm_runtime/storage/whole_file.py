@@ -4,8 +4,7 @@ the path is                             what happens
 nothing, or a dangling link             the file, or the link's target, appears when it is complete
 a file, or a link to one                replaced when the new one is complete, which keeps mode and owner;
                                         a read-only file is refused, unless `overwrite`
-a named pipe, a character device,       the complete content is written into it
-/dev/stdout, /dev/fd/N
+a named pipe, a character device        the complete content is written into it
 a folder, a socket, a block device      OSError
 """
 
@@ -16,7 +15,6 @@ import errno
 import hashlib
 import io
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
@@ -28,8 +26,6 @@ from voxcpm_constants.file_locks import Lock, is_at, try_lock
 from voxcpm_constants.user_folders import user_path
 
 _LONGEST_NAME = 200  # bytes of a name within a hidden name; file systems allow 255
-_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
-_MAX_LINKS = 40  # as the system
 _REFUSED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK: "block device"}
 
 
@@ -44,9 +40,7 @@ def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryI
         content = io.BytesIO()
         yield content
         # Waits until a named pipe has a reader.
-        number = _descriptor(path)
-        with path.open("wb") if number is None else os.fdopen(os.dup(number), "wb") as stream:
-            stream.write(content.getbuffer())
+        path.write_bytes(content.getbuffer())
         return
     part, file, lock = _opened(target)
     kept = False
@@ -69,9 +63,6 @@ def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
     overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError if the path
     cannot be written, and for a file without the owner's write permission, also for root.
     """
-    if (number := _descriptor(path)) is not None:
-        os.fstat(number)
-        return None
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -123,17 +114,15 @@ def make_folder(path: Path) -> None:
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
     """A new temp file, open and locked. It replaces that of a killed process; if one is in use, it has another name."""
     part = hidden_beside(path, "0.part")
-    file: BinaryIO | None = None
     try:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        file = os.fdopen(descriptor, "wb+")
+        file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb+")
+        # It may have been renamed between these calls, and then it is a finished file.
+        is_free = try_lock(file.fileno()) and is_at(file.fileno(), part)
     except OSError:
         if not os.path.lexists(part):
             raise
-    # It may have been renamed between these calls, and then it is a finished file.
-    if file is None or not (try_lock(file.fileno()) and is_at(file.fileno(), part)):
-        if file is not None:
-            file.close()
+        is_free = False
+    if not is_free:
         part = hidden_beside(path, f"{secrets.token_hex(8)}.part")
         file = part.open("xb+")
         try_lock(file.fileno())
@@ -153,15 +142,3 @@ def _take_mode_and_owner(descriptor: int, target: Path) -> None:
             os.fchown(descriptor, owner, group)
     if os.fstat(descriptor).st_mode != earlier.st_mode:
         os.fchmod(descriptor, stat.S_IMODE(earlier.st_mode))
-
-
-def _descriptor(path: Path) -> int | None:
-    """The file descriptor of a path such as /dev/stdout, also through links; None for other paths."""
-    for _ in range(_MAX_LINKS):
-        path = Path(os.path.abspath(path))  # noqa: PTH100 - without following links
-        if found := _DESCRIPTOR.fullmatch(str(path)):
-            return int(found[1])
-        if not path.is_symlink():
-            return None
-        path = path.parent / path.readlink()
-    return None
