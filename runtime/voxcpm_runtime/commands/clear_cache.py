@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import cache_folder
 
 # Folder in the user's cache -> names that this project writes there, also hidden temp files; other files are not its
@@ -28,23 +27,12 @@ def clear_cache(
     ] = False,
 ) -> None:
     """Remove cached step models, records of verified files, and doctor's choices. Voices are kept."""
-    failures = []
     for kind, patterns in (_ENTRIES | (_BUNDLES if everything else {})).items():
         folder, freed = cache_folder(kind), 0
         found = {entry for pattern in patterns for entry in folder.glob(pattern) if entry.suffix != ".lock"}
         for entry in sorted(found):
             is_folder = entry.is_dir() and not entry.is_symlink()
             files = entry.rglob("*") if is_folder else [entry]
-            size = sum(file.lstat().st_size for file in files if not file.is_dir())
-            try:
-                shutil.rmtree(entry) if is_folder else entry.unlink()
-            except OSError as error:
-                failures.append(f"{entry} ({os_reason(error)})")
-            else:
-                freed += size
+            freed += sum(file.lstat().st_size for file in files if not file.is_dir())
+            shutil.rmtree(entry) if is_folder else entry.unlink()
         typer.echo(f"{folder}: {freed / 1e6:.1f} MB removed")
-    if failures:
-        others = f" and {len(failures) - 1} more" if failures[1:] else ""
-        raise InputError(
-            f"cannot remove {failures[0]}{others}; change the permissions, or remove it yourself"
-        )
