@@ -47,8 +47,6 @@ from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self, Unpack
 
 
@@ -68,7 +66,7 @@ class VoxCPM:
             )
         self.bundle = bundle
         self._driver: Driver | None = driver
-        self._key = f"{bundle.digest}|{text_argument(arithmetic, 'arithmetic')}"
+        self._key = f"{bundle.digest}|{arithmetic}"
         self._prefix = cached_prefixes(lambda voice: computed_prefix(bundle, self.driver, voice), self._key)
 
     @classmethod
@@ -93,8 +91,6 @@ class VoxCPM:
         for a GPU that cannot be used.
         """
         switch(verify, "verify")
-        if not callable(on_first_use):
-            raise wrong_type(on_first_use, "on_first_use", "a function")
         if isinstance(path, Bundle) and (precision not in (None, path.precision) or verify):
             raise InputError(
                 f"an open bundle has its precision already ({path.precision}) and was verified when it was opened; "
@@ -177,9 +173,7 @@ class VoxCPM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +20,6 @@ _SYSTEMS = {
     "macOS15": "macOS 15, iOS 18",
     "macOS27": "macOS 27, iOS 27 (Core AI)",
 }
-_DIGEST_SHOWN = 16
 _LEGEND = "Sizes in MB. An axis a|b takes either length; compute is float16, in fp32 packages float32."
 
 
@@ -43,8 +41,9 @@ def inspect(
         typer.echo(json.dumps(facts, indent=1))
         return
     lines = Table.grid(padding=(0, 2, 0, 0))
-    for name, fact in _lines(facts):
-        lines.add_row(name, fact)
+    for name, text in _lines(manifest, facts).items():
+        if text:
+            lines.add_row(name, text)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(lines, "", _table(facts), _LEGEND, sep="\n")
 
@@ -87,41 +86,26 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    source, sizes = facts["source"], facts["sizes"]
-    yield facts["architecture"], f"from {source['checkpoint']} ({source['licence'] or 'no licence named'})"
-    for name in ("revision", "sha256", "lora"):
-        if source[name]:
-            yield name, _spelled({name: source[name]}).partition(" ")[2]
-    yield "modes", _spelled(facts["modes"])
-    yield "target", _SYSTEMS.get(facts["target"], facts["target"])
-    yield "audio", f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out"
-    yield "patch", f"{facts['patch_seconds'] * 1000:.0f} ms"
-    if speech := facts["speech"]:
-        longest = f"up to {speech['longest_seconds']:g} s or {speech['longest_tokens']} tokens"
-        pace = f"{speech['seconds_beside']:g} s and {speech['seconds_per_letter'] * 1000:g} ms a letter"
-        yield "utterances", f"{longest}; expected: {pace}"
-    yield "positions", f"{sizes['kv_length']}, in chunks of {_spelled(sizes['prefill_chunks'])}"
-    yield (
-        "precisions",
-        _spelled({name: f"{_megabytes(size)} MB" for name, size in facts["precisions"].items()}),
-    )
-    if facts["audio_vae_fp32"]:
-        yield "AudioVAE", "computes in float32 in every precision"
-    yield "constants", f"{_megabytes(facts['constants'])} MB"
-    yield "tools", _spelled(facts["tools"])
-
-
-def _spelled(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(
-            # The start of a digest is enough here; --json has all of it.
-            f"{key} {item[:_DIGEST_SHOWN] + '…' if key == 'sha256' else _spelled(item)}"
-            for key, item in value.items()
-        )
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_spelled, value))
-    return str(value)
+def _lines(manifest: Manifest, facts: dict[str, Any]) -> dict[str, str | None]:
+    source, sizes, speech, lora = manifest.source, manifest.sizes, manifest.speech, manifest.source.lora
+    return {
+        facts["architecture"]: f"from {source.checkpoint} ({source.licence or 'no licence named'})",
+        "revision": source.revision,
+        "sha256": f"{source.sha256[:16]}…",
+        "lora": lora and f"{lora.name}, rank {lora.r}, alpha {lora.alpha}: {', '.join(lora.modules)}",
+        "modes": ", ".join(facts["modes"]),
+        "target": _SYSTEMS.get(manifest.target, manifest.target),
+        "audio": f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out",
+        "patch": f"{facts['patch_seconds'] * 1000:.0f} ms",
+        "utterances": speech
+        and f"up to {speech.longest_seconds:g} s or {speech.longest_tokens} tokens; expected: "
+        f"{speech.seconds_beside:g} s and {speech.seconds_per_letter * 1000:g} ms a letter",
+        "positions": f"{sizes.kv_length}, in chunks of {', '.join(map(str, sizes.prefill_chunks))}",
+        "precisions": ", ".join(f"{name} {_megabytes(n)} MB" for name, n in facts["precisions"].items()),
+        "AudioVAE": "computes in float32 in every precision" if manifest.audio_vae_fp32 else None,
+        "constants": f"{_megabytes(facts['constants'])} MB",
+        "tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),
+    }
 
 
 def _table(facts: dict[str, Any]) -> Table:
@@ -139,8 +123,7 @@ def _table(facts: dict[str, Any]) -> Table:
             shapes = dict.fromkeys(_shape(shape) for *shape, _ in (state[0], state[-1]))
             table.add_row(f"  state {len(state)} tensors", " … ".join(shapes), state[0][-1])
         if len(model["functions"]) > 1:
-            for function in model["functions"]:
-                table.add_row(f"  func  {function}", "", "")
+            table.add_row("  functions", ", ".join(model["functions"]))
     return table
 
 
