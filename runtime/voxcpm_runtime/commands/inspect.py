@@ -86,7 +86,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _lines(manifest: Manifest, facts: dict[str, Any]) -> dict[str, str | None]:
+def _lines(manifest: Manifest, facts: dict[str, Any]) -> dict[str, Any]:
     source, sizes, speech, lora = manifest.source, manifest.sizes, manifest.speech, manifest.source.lora
     return {
         facts["architecture"]: f"from {source.checkpoint} ({source.licence or 'no licence named'})",
@@ -102,7 +102,7 @@ def _lines(manifest: Manifest, facts: dict[str, Any]) -> dict[str, str | None]:
         f"{speech.seconds_beside:g} s and {speech.seconds_per_letter * 1000:g} ms a letter",
         "positions": f"{sizes.kv_length}, in chunks of {', '.join(map(str, sizes.prefill_chunks))}",
         "precisions": ", ".join(f"{name} {_megabytes(n)} MB" for name, n in facts["precisions"].items()),
-        "AudioVAE": "computes in float32 in every precision" if manifest.audio_vae_fp32 else None,
+        "AudioVAE": manifest.audio_vae_fp32 and "computes in float32 in every precision",
         "constants": f"{_megabytes(facts['constants'])} MB",
         "tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),
     }

@@ -114,15 +114,16 @@ def make_folder(path: Path) -> None:
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
     """A new temp file, open and locked. It replaces that of a killed process; if one is in use, it has another name."""
     part = hidden_beside(path, "0.part")
+    file: BinaryIO | None = None
     try:
         file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb+")
-        # It may have been renamed between these calls, and then it is a finished file.
-        is_free = try_lock(file.fileno()) and is_at(file.fileno(), part)
     except OSError:
         if not os.path.lexists(part):
             raise
-        is_free = False
-    if not is_free:
+    # It may have been renamed between these calls, and then it is a finished file.
+    if file is None or not (try_lock(file.fileno()) and is_at(file.fileno(), part)):
+        if file is not None:
+            file.close()
         part = hidden_beside(path, f"{secrets.token_hex(8)}.part")
         file = part.open("xb+")
         try_lock(file.fileno())
