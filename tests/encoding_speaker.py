@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.session.session import Session
-from voxcpm_runtime.session.threaded_speech import AudioChunk
+from voxcpm_runtime.session.session import AudioChunk, Session
 from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment

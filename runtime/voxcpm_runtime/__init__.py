@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from voxcpm_runtime.audio.pcm import Audio, pcm16
     from voxcpm_runtime.audio.reading import decode_audio
     from voxcpm_runtime.options import GenerationOptions
-    from voxcpm_runtime.session.session import Session
-    from voxcpm_runtime.session.threaded_speech import AudioChunk
+    from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
     from voxcpm_runtime.speech.plan import Plan
     from voxcpm_runtime.speech.results import (

@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from voxcpm_constants.bounds import MAX_BUFFER_SECONDS
-from voxcpm_runtime.argument_types import real_number, text_argument, wrong_type
-from voxcpm_runtime.session.threaded_speech import AudioChunk, Narrate, ThreadedSpeech
+from voxcpm_constants.bounds import MAX_BUFFER_SECONDS, MAX_CHARACTERS
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import real_number, text_argument, valid_unicode, wrong_type
+from voxcpm_runtime.audio.pcm import Pcm, pcm16
+from voxcpm_runtime.speech.arguments import CancelToken
+from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment, one_segment
+from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 BUFFER_SECONDS = 10.0
+LINGER_SECONDS = 0.5
+"""How long the thread waits for room in a full buffer before it ends; a reader that plays takes a chunk sooner."""
+ENDING_SECONDS = 10.0
+"""How long an exiting program waits for session threads. A step takes less; a turn may never come."""
+_STATE_DIGITS = 16
+
+# Sessions that had a thread; they are joined at exit.
+_STARTED: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Narrate(Protocol):
+    """A function that speaks segments in one voice. It takes each when all pieces of the one before are out."""
+
+    def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        """The pieces of the segments' speech, in order; for None (no text yet), one piece without samples."""
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """A chunk of speech: a part of one sentence, or the pause before it."""
+
+    pcm: Pcm = field(repr=False)  # 16-bit samples (samples,)
+    offset: int  # Index of the chunk's first sample, counted from the session's beginning
+    sentence: int  # Index of the sentence, from 0; sentences with nothing to say are not counted
+    state_id: str
+    """16 hexadecimal digits, equal only if everything that determines the sound is equal: the session's seed, the text
+    before, the sentence, and the position in it."""
+    text: str
+    """The sentence as it was pushed, with the white space around it, and anything before it with nothing to say."""
 
 
 class Session:
@@ -31,10 +69,10 @@ class Session:
             for chunk in session:
                 play(chunk.pcm)
 
-    The session speaks on its own thread, which exists only while there are complete sentences to speak. At most
-    `buffer_seconds` of audio wait to be read: then speaking pauses until a chunk is read. At most MAX_CHARACTERS of
-    text wait. One thread may push text while another one reads; any thread may cancel. Leaving the `with` block closes
-    the session and drops unread audio.
+    The session speaks on its own thread. That starts when a sentence is complete, and ends when all complete sentences
+    are spoken or when nobody reads the full buffer; the next one continues where it was. At most `buffer_seconds` of
+    audio (or one chunk) and MAX_CHARACTERS of text wait. Any thread may call any method. Leaving the `with` block
+    closes the session and drops unread audio.
 
     narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
     identifies everything that the sound depends on except for the text, for `state_id`. turn: makes a context manager,
@@ -53,13 +91,36 @@ class Session:
             raise wrong_type(
                 buffer_seconds, "buffer_seconds", f"a number from one sample to {MAX_BUFFER_SECONDS} s"
             )
-        capacity = int(buffer_seconds * sample_rate)
         if not callable(turn):
             raise wrong_type(turn, "turn", "a function that makes a context manager")
-        chain = hashlib.sha256(seed).digest()
-        self._speech = ThreadedSpeech(narrate, sample_rate, capacity, split, turn, chain)
-        # A session that is dropped without being closed ends its thread; at exit, `threaded_speech` does.
-        weakref.finalize(self, self._speech.cancel).atexit = False
+        self._narrate, self._split, self._turn = narrate, split, turn
+        self._capacity = int(buffer_seconds * sample_rate)
+        self._cancel = CancelToken()
+
+        # Used by one speaking thread at a time.
+        self._pieces: Iterator[Piece] | None = None
+        self._held = ExitStack()  # The turn
+        self._speaking = False  # Whether it has its turn
+        self._is_idle = False  # Whether there is nothing more to say for now
+        self._sentence, self._text, self._offset = -1, "", 0
+        self._chain = hashlib.sha256(seed).digest()  # Of everything that the sound depends on
+
+        # Used by all threads under this lock, which signals every change.
+        self._changed = threading.Condition()
+        self._cutter = SentenceCutter()
+        self._high = ""  # The high surrogate of a pair that was cut between two fragments
+        self._sentences: deque[str] = deque()
+        self._characters = (
+            0  # Characters that were pushed and not spoken, those of an unfinished sentence included
+        )
+        self._flushed = False
+        self._working = False
+        self._ended = False
+        self._error: Exception | None = None
+        self._chunks: deque[AudioChunk] = deque()  # Chunks that wait to be read
+        self._filled = 0  # Samples that wait to be read
+        self._unwritten: AudioChunk | None = None  # A chunk that does not fit the buffer yet
+        self._thread: threading.Thread | None = None
 
     def push_text(self, text: str) -> None:
         """Append a fragment of text, which may end anywhere, even within a surrogate pair.
@@ -67,14 +128,33 @@ class Session:
         After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is not a str or
         not valid Unicode, if more than MAX_CHARACTERS would wait, and after `cancel` or `close`.
         """
-        self._speech.push_text(text_argument(text, "text"))
+        text_argument(text, "text")
+        with self._changed:
+            self._require_open()
+            if not text or self._ended:
+                return
+            if self._characters + len(text) > MAX_CHARACTERS:
+                raise InputError(
+                    f"{self._characters} characters wait to be spoken, and {len(text)} more were pushed; "
+                    f"expected at most {MAX_CHARACTERS}: push them later"
+                )
+            before, self._high = self._high, ""
+            text, self._high = _joined_surrogates(before + text)
+            self._characters += len(text)
+            self._flushed = False
+            self._add_sentences(self._cutter.push(text))
 
     def flush(self) -> None:
         """Speak all text pushed so far, including an unfinished last sentence. More may be pushed afterwards.
 
         Raises InputError after `cancel` or `close`, and, without speaking, if the text ends within a surrogate pair.
         """
-        self._speech.flush()
+        with self._changed:
+            self._require_open()
+            high, self._high = self._high, ""
+            valid_unicode(high, "text")
+            self._flushed = True
+            self._add_sentences(self._cutter.flush())
 
     def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
         """The next chunk; None after `timeout` seconds without one, or when the session is `finished`.
@@ -84,7 +164,16 @@ class Session:
         """
         if timeout is not None and not 0 <= real_number(timeout) <= threading.TIMEOUT_MAX:
             raise wrong_type(timeout, "timeout", "a number of seconds from 0, or None for no limit")
-        return self._speech.next_audio_chunk(timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), timeout)
+            if self._chunks:
+                chunk = self._chunks.popleft()
+                self._filled -= len(chunk.pcm)
+                self._wake()
+                return chunk
+            if self._error is not None:
+                raise self._error
+            return None
 
     def __iter__(self) -> Iterator[AudioChunk]:
         """All chunks until the session is `finished`, which takes a `flush`, `cancel` or `close`."""
@@ -94,20 +183,37 @@ class Session:
     @property
     def finished(self) -> bool:
         """Whether all text was flushed, spoken and read, or the session was cancelled; False before the first flush."""
-        return self._speech.finished
+        with self._changed:
+            return self._is_finished()
 
     @property
     def buffered_seconds(self) -> float:
         """Seconds of audio that wait to be read."""
-        return self._speech.buffered_seconds
+        with self._changed:
+            return self._filled / self.sample_rate
 
     def cancel(self) -> None:
         """End the speech at its next step, and drop unread audio. Returns immediately."""
-        self._speech.cancel()
+        pieces = None
+        with self._changed:
+            self._cancel.cancel()
+            self._sentences.clear()
+            self._chunks.clear()
+            self._unwritten, self._filled = None, 0
+            idle = not self._working
+            if idle:
+                # Breaks a reference cycle that holds the KV caches.
+                pieces, self._pieces = self._pieces, None
+            self._changed.notify_all()
+        if idle:
+            # Outside the lock: closing the speech may block.
+            del pieces
+            self._leave_turn()
 
     def close(self) -> None:
         """Cancel, and join the thread. Closing again is a no-op."""
-        self._speech.close()
+        self.cancel()
+        self._join(None)
 
     def __enter__(self) -> Self:
         return self
@@ -116,3 +222,151 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _join(self, timeout: float | None) -> None:
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _require_open(self) -> None:
+        if self._cancel.cancelled:
+            raise InputError("the session is closed; push text to an open one")
+
+    def _add_sentences(self, sentences: list[Sentence]) -> None:
+        self._sentences.extend(sentence.text for sentence in sentences)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Start a thread if there is work and none does it, and signal the change."""
+        work = self._sentences if self._unwritten is None else self._has_room()
+        if work and not self._working and not self._ended and not self._cancel.cancelled:
+            # A daemon: an unclosed session must not keep the program running.
+            thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
+            thread.start()
+            # Only after the start, which the system may refuse.
+            self._thread = thread
+            _STARTED.add(self)
+            self._working = True
+        self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        """Whether the next chunk fits the buffer, alone at least, or the speech is cancelled."""
+        chunk = self._unwritten
+        return chunk is None or not self._filled or self._filled + len(chunk.pcm) <= self._capacity
+
+    def _is_finished(self) -> bool:
+        waits = self._working or self._sentences or self._unwritten
+        spoken = self._ended or (self._flushed and not waits)
+        return self._cancel.cancelled or (spoken and not self._chunks and self._error is None)
+
+    def _work(self) -> None:
+        """Speak until there is nothing more to say for now, or ever."""
+        error = None
+        try:
+            # When `_write` or `_stops_idle` say that this thread ends, the next one may already be running.
+            if not self._write():
+                return
+            if self._pieces is None:
+                self._pieces = self._narrate(self._segments(), cancel=self._cancel)
+            for piece in self._pieces:
+                if self._is_idle:
+                    if self._stops_idle():
+                        return
+                    continue
+                if len(piece.audio):
+                    self._unwritten = self._chunk(piece)
+                if not self._write():
+                    return
+        except Exception as raised:  # noqa: BLE001 - it is raised where the audio is read
+            error = raised
+        self._pieces = None
+        self._leave_turn()
+        with self._changed:
+            self._ended, self._working = True, False
+            self._error = None if self._cancel.cancelled else error
+            self._changed.notify_all()
+
+    def _stops_idle(self) -> bool:
+        """Leave the turn; True if the thread ends, as no sentence has arrived since."""
+        self._leave_turn()
+        with self._changed:
+            if self._sentences or self._cancel.cancelled:
+                return False
+            self._working = False
+            self._changed.notify_all()
+            return True
+
+    def _segments(self) -> Iterator[Segment | None]:
+        """The segments of the sentences, as they arrive; None while no sentence is complete."""
+        skipped = ""
+        while not self._cancel.cancelled:
+            with self._changed:
+                sentence = self._sentences.popleft() if self._sentences else ""
+                self._characters -= len(sentence)
+            self._is_idle = not sentence
+            if not sentence:
+                yield None
+                continue
+            segments = self._split(sentence)
+            if not segments:
+                skipped += sentence
+                continue
+            if not self._speaking:
+                self._held.enter_context(self._turn())
+                self._speaking = True
+            self._sentence += 1
+            self._text, skipped = skipped + sentence, ""
+            for segment in segments:
+                said = segment.text + "\n\n" * segment.ends_paragraph
+                self._chain = hashlib.sha256(self._chain + said.encode(errors="surrogatepass")).digest()
+            yield from segments
+
+    def _leave_turn(self) -> None:
+        self._speaking = False
+        self._held.close()
+
+    def _chunk(self, piece: Piece) -> AudioChunk:
+        place = hashlib.sha256(self._chain + self._offset.to_bytes(8, "big")).hexdigest()[:_STATE_DIGITS]
+        chunk = AudioChunk(pcm16(piece.audio), self._offset, self._sentence, place, self._text)
+        self._offset += len(chunk.pcm)
+        return chunk
+
+    def _write(self) -> bool:
+        """Move a chunk to the buffer when there is room; False if the thread ends, as nobody reads the full buffer."""
+        with self._changed:
+            room = self._changed.wait_for(self._has_room, LINGER_SECONDS)
+            self._cancel.check()
+            if not room:
+                self._working = False
+            elif self._unwritten is not None:
+                self._filled += len(self._unwritten.pcm)
+                self._chunks.append(self._unwritten)
+                self._unwritten = None
+                self._changed.notify_all()
+            return room
+
+
+def _joined_surrogates(text: str) -> tuple[str, str]:
+    """A fragment with its surrogate pairs joined, and the high surrogate at its end, whose pair is still to come.
+
+    Raises InputError for any other half of a pair.
+    """
+    high = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+    try:
+        return text.removesuffix(high).encode("utf-16-le", "surrogatepass").decode("utf-16-le"), high
+    except UnicodeDecodeError:
+        return valid_unicode(text, "text"), ""
+
+
+@atexit.register
+def _join_all() -> None:
+    """End the threads of unclosed sessions: ONNX Runtime aborts a process that exits while it computes."""
+    started = list(_STARTED)
+    for session in started:
+        session.cancel()
+    until = time.monotonic() + ENDING_SECONDS
+    for session in started:
+        session._join(max(0.0, until - time.monotonic()))  # noqa: SLF001
+
+
+# A forked process has none of the threads; locks that one of them held would never be released there.
+os.register_at_fork(after_in_child=_STARTED.clear)
