@@ -235,12 +235,12 @@ class VoxCPM:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
         try:
             gathered = Gathered(plan)
-            for _ in self._stream(plan, plan.segments, gathered):
+            for _ in self._stream(plan, plan.each_segment(), gathered):
                 pass
             return gathered.speech()
         finally:
-            if plan.saved_segments is not None:
-                plan.saved_segments.release()
+            if plan.arguments.saved_segments is not None:
+                plan.arguments.saved_segments.release()
 
     def batch(self, utterances: Iterable[AnyArguments]) -> list[Speech]:
         """Speak several utterances, each with its own text, voice, seed and options, one after another.
@@ -296,7 +296,7 @@ class VoxCPM:
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        return chunked(self._stream(plan, plan.segments), *chunking)
+        return chunked(self._stream(plan, plan.each_segment()), *chunking)
 
     def session(
         self, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,

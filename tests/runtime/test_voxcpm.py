@@ -100,21 +100,6 @@ def test_a_streamed_speech_too_long_for_its_text_is_warned_of_when_it_becomes_so
     assert [warning.category for warning in caught] == [TooLongWarning]
 
 
-@pytest.mark.parametrize(
-    "speak",
-    [
-        lambda tts: tts.speak("hi", seed=5),
-        lambda tts: list(tts.generate_streaming("hi", seed=5)),
-        lambda tts: tts.batch(["hi"]),  # on threads
-    ],
-)
-def test_a_warning_points_to_the_line_of_the_call(tts, speak):
-    with pytest.warns(TooLongWarning) as caught:
-        speak(tts)
-
-    assert {(w.filename, w.lineno) for w in caught} == {(__file__, speak.__code__.co_firstlineno)}
-
-
 def _too_long_expected(expected):
     return pytest.warns(TooLongWarning) if expected else contextlib.nullcontext()
 

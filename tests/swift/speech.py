@@ -160,7 +160,7 @@ def write_speech(
 ) -> None:
     """One speech."""
     noise = RecordedNoise(7)
-    planned = tts.plan(text, voice=voice, **options).all_segments
+    planned = tts.plan(text, voice=voice, **options).segments
     speech = tts.speak(text, voice=voice, rng=noise, **options)
     write(
         folder, bundle, tts, voice, noise, speech.latents, speech.audio,

@@ -8,13 +8,11 @@ wait for its last page. Errors in a text of ordinary length are found before any
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -25,9 +23,8 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
-from voxcpm_runtime.speech.results import PlannedSegment, ProgressCallback
-from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.speech.arguments import Arguments, CancelToken, first_seed
+from voxcpm_runtime.speech.results import PlannedSegment
 from voxcpm_runtime.text.control import checked_control, controlled
 from voxcpm_runtime.text.normalization import (
     check_sayable,
@@ -50,36 +47,8 @@ SECONDS_PER_TOKEN, SECONDS_PER_LETTER = 0.5, 0.12
 _ANCHOR_SECONDS = 5.0
 """Speech, by the estimates above, that is enough to be continued as the voice of a text; a heading alone is not."""
 _SPARE_PATCHES = 10  # Patches of silence that speech may have in addition to its text
-_NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
 
 AnyVoice = Voice | UnencodedVoice
-
-
-class _LongText(Sequence[PlannedSegment]):
-    """The segments of a long text: an iterator reads each on demand. A length or an index reads all, once."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def __iter__(self) -> Iterator[PlannedSegment]:
-        return self._plan.read_text()
-
-    def __len__(self) -> int:
-        return len(self._plan.all_segments)
-
-    def __bool__(self) -> bool:
-        return bool(self._plan.opening)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._plan.opening[0] if index == 0 else self._plan.all_segments[index]
-
-
-def _calling_line() -> tuple[str, int]:
-    """File and line of the innermost caller outside this package; contextlib's frames are those of decorators."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _NOT_CALLERS:
-        frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame else (__file__, 1)
 
 
 @dataclass(frozen=True)
@@ -87,49 +56,42 @@ class Plan:
     """What is to be spoken, and how; make one with `VoxCPM.plan`."""
 
     bundle: Bundle
+    arguments: Arguments  # What was asked for; the text is None if it comes later, as in a session
     voice: AnyVoice | None  # The voice that was given; None if that of the first segments is continued
     description: str  # The control, without its parentheses; empty for none
-    options: GenerationOptions
     seed: int | None
     """The seed of the first attempt at the first segment; None if the caller gives a source of noise."""
-    rng: NoiseSource | None  # The caller's source of noise, for all attempts and segments
-    progress: ProgressCallback | None
     cancel: CancelToken
-    keep_partial: bool
-    saved_segments: SavedSegments | None
-    text: str | None = None  # The whole text; None if it comes later, as in a session
     opening: tuple[PlannedSegment, ...] = ()
     """All segments of a text of ordinary length, the very first of a longer one."""
-    caller: tuple[str, int] = field(default_factory=_calling_line, compare=False, repr=False)
-    """File and line of the call from outside this package, to which warnings point, whichever thread speaks."""
-
-    def warn(self, message: str, category: type[Warning]) -> None:
-        """Warn at the line of the caller."""
-        warnings.warn_explicit(message, category, *self.caller)
 
     @property
-    def segments(self) -> Sequence[PlannedSegment]:
-        """The segments of the whole text, read on demand; none if the text comes later, as in a session."""
-        # `_LongText` is not stored: in a cycle with the plan, it would delay the release of a lock on saved segments.
-        return self.opening if self.is_read else _LongText(self)
+    def options(self) -> GenerationOptions:
+        """The options of the call."""
+        return self.arguments.options
+
+    @property
+    def segments(self) -> tuple[PlannedSegment, ...]:
+        """The segments of the whole text; a long one is read to its end, once. Errors: see `read`; and Cancelled."""
+        return self.opening if self.is_read else self._all_segments
+
+    @cached_property
+    def _all_segments(self) -> tuple[PlannedSegment, ...]:
+        return tuple(self.read_text())
+
+    def each_segment(self) -> Iterable[PlannedSegment]:
+        """The segments of the whole text; a long one is read while they are taken. Errors: see `segments`."""
+        return self.opening if self.is_read else self.read_text()
 
     @property
     def is_read(self) -> bool:
         """Whether `opening` is all segments."""
-        return self.text is None or (bool(self.opening) and self.opening[-1].followed is False)
-
-    @property
-    def all_segments(self) -> tuple[PlannedSegment, ...]:
-        """All segments of the text, which reads it to its end, once. Errors: see `read`; and Cancelled."""
-        # Before Python 3.12 a `cached_property` of two plans has one lock: they would be read one after the other.
-        if "_all_segments" not in self.__dict__:
-            self.__dict__["_all_segments"] = self.opening if self.is_read else tuple(self.read_text())
-        return self.__dict__["_all_segments"]
+        return self.arguments.text is None or (bool(self.opening) and self.opening[-1].followed is False)
 
     @property
     def max_patches(self) -> int | None:
         """Maximum number of patches of the whole speech; None for any, as in a session, whose text has no end."""
-        return None if self.text is None else self.options.max_len
+        return None if self.arguments.text is None else self.options.max_len
 
     @property
     def pause(self) -> Audio:
@@ -150,7 +112,8 @@ class Plan:
 
     def noise(self, segment: int, attempt: int) -> NoiseSource:
         """The source of noise for an attempt at a segment, both counted from 0."""
-        return self.rng if self.rng is not None else np.random.default_rng(self.seed_of(segment, attempt))
+        rng = self.arguments.rng
+        return rng if rng is not None else np.random.default_rng(self.seed_of(segment, attempt))
 
     def limit(self, segment: PlannedSegment, voice: AnyVoice | None, continued: int = 0) -> int:
         """Maximum number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits.
@@ -222,10 +185,8 @@ class Plan:
         parts = [part for segment in whole for part in self.split(segment.text, more=True)]
         return [*parts[:-1], *(part._replace(ends_paragraph=whole[0].ends_paragraph) for part in parts[-1:])]
 
-    def read(
-        self, segments: Iterable[Segment | None], known: Iterable[PlannedSegment] = ()
-    ) -> Iterator[PlannedSegment | None]:
-        """The segments in order, tokenised and checked. None stays None. known: the first ones, if already read.
+    def read(self, segments: Iterable[Segment | None]) -> Iterator[PlannedSegment | None]:
+        """The segments in order, tokenised and checked. None stays None.
 
         Without a voice, the first segment is the voice of the others. If it is short, such as a heading, the next ones
         are added to the voice until there is enough of it.
@@ -234,7 +195,7 @@ class Plan:
         the extra `normalize` is missing for a Chinese text.
         """
         transcript, taken, continued = "", 0, 0
-        shortest, growing, before = self.options.min_patches, self.voice is None, iter(known)
+        shortest, growing = self.options.min_patches, self.voice is None
         # `split` has left room for a voice that is as long as the longest segment.
         longest = max(self.longest_segment(anchored=True), MIN_SEGMENT_TOKENS)
         for segment in segments:
@@ -244,7 +205,7 @@ class Plan:
             # The speech before this segment and its own have at most `max_len` patches in all.
             if self.max_patches is not None:
                 continued = min(continued, self.max_patches - shortest)
-            planned = next(before, None) or self.read_segment(segment, transcript, continued)
+            planned = self.read_segment(segment, transcript, continued)
             growing = growing and (not taken or taken + planned.target_tokens <= longest)
             if growing:
                 planned = replace(planned, anchors=True)
@@ -256,14 +217,14 @@ class Plan:
 
     def read_text(self) -> Iterator[PlannedSegment]:
         """All segments of the text in order. Errors: see `read`; and Cancelled."""
-        for planned in self.read(self._parts(), self.opening):
+        for planned in self.read(self._parts()):
             if planned is not None:
                 yield planned
 
     def _parts(self) -> Iterator[Segment]:
         """The text cut into segments, each of which says whether another one follows: its last samples depend on it."""
         self.cancel.check()
-        parts = self.split(self.text or "")
+        parts = self.split(self.arguments.text or "")
         segment = next(parts)
         for following in parts:
             yield segment._replace(followed=True)
@@ -285,7 +246,7 @@ class Plan:
         transcript = self.voice.transcript if self.voice else anchored
         transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
         if unknown := tokenizer.unknown_characters(transcript + target):
-            self.warn(f"this voice has no token for {listed(unknown)}: skipped", UserWarning)
+            warnings.warn(f"this voice has no token for {listed(unknown)}: skipped", stacklevel=2)
         # The prompt's transcript is used as given, with or without a trailing space.
         tokens = tokenizer(transcript + target)
         # The control is read, too, but not spoken.
@@ -353,42 +314,30 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """
     a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
     cancel, text = arguments.cancel or CancelToken(), arguments.text
-    if not arguments.keep_partial:
-        # If many utterances share a token, those that have not begun do not begin.
-        cancel.check()
+    # If many utterances share a token, those that have not begun do not begin.
+    cancel.check()
     description = ""
     if arguments.control:
         description = checked_control(arguments.control, a, continues=recordings.continues)
     unread = Plan(
         bundle=bundle,
+        arguments=arguments,
         voice=recordings.read(a, trimmed=options.trim_silence_vad),
         description=description,
-        options=options,
         seed=first_seed(arguments.seed, arguments.rng),
-        rng=arguments.rng,
-        progress=arguments.progress,
         cancel=cancel,
-        keep_partial=arguments.keep_partial,
-        saved_segments=arguments.saved_segments,
-        text=text,
     )
-    # With `keep_partial`, whoever speaks the plan sees that it was cancelled, and has nothing to return.
-    if text is None or cancel.cancelled:
+    if text is None:
         return unread
     if unread.fits_alone(text):
         only = unread.read_segment(Segment(text, ends_paragraph=False, followed=False), "", 0)
         return replace(unread, opening=(replace(only, anchors=unread.voice is None),))
-    try:
-        if len(text) <= MAX_READ_AT_ONCE:
-            return replace(unread, opening=tuple(unread.read_text()))
-        if not has_words(text):
-            raise InputError(
-                f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
-            )
-        if not options.normalize:
-            check_sayable(text, bundle.tokenizer)
-        return replace(unread, opening=(next(unread.read_text()),))
-    except Cancelled:
-        if not arguments.keep_partial:
-            raise
-        return unread
+    if len(text) <= MAX_READ_AT_ONCE:
+        return replace(unread, opening=tuple(unread.read_text()))
+    if not has_words(text):
+        raise InputError(
+            f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
+        )
+    if not options.normalize:
+        check_sayable(text, bundle.tokenizer)
+    return replace(unread, opening=(next(unread.read_text()),))

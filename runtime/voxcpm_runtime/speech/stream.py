@@ -8,6 +8,7 @@ The only place of limits, pauses, progress, warnings and cancellation: sessions,
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -58,10 +59,11 @@ def stream(
                 yield Piece(np.zeros(0, np.float32), index)
                 continue
             if left == 0:
-                plan.warn(
+                warnings.warn(
                     f"max_len ({plan.options.max_len} patches) is reached before segment {index + 1}: the text from "
                     "there on is not spoken",
                     UnspokenWarning,
+                    stacklevel=2,
                 )
                 break
             if paused:
@@ -87,7 +89,7 @@ def stream(
             index, paused = index + 1, segment.ends_paragraph
     except Cancelled:
         heard.cancelled = True
-    if heard.cancelled and not plan.keep_partial:
+    if heard.cancelled and not plan.arguments.keep_partial:
         # Raised anew: the traceback of the first error has frames that hold the caches.
         plan.cancel.check()
 
@@ -106,7 +108,7 @@ class Gathered:
         self._plan = plan
         self._whole = whole
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
-        self._store = None if self._is_one_segment or not whole else plan.saved_segments
+        self._store = None if self._is_one_segment or not whole else plan.arguments.saved_segments
         self._segments: list[SpokenSegment] = []
         # The patches of the current attempt at the segment that is being spoken.
         self._pieces: list[Piece] = []
@@ -142,8 +144,9 @@ class Gathered:
         if self._first_began is None:
             self._first_began = piece.began
         # A session has no end, so there is no progress to report.
-        if self._plan.progress is not None and self._plan.text is not None:
-            self._plan.progress(self._progress(piece, self._plan.text))
+        progress, text = self._plan.arguments.progress, self._plan.arguments.text
+        if progress is not None and text is not None:
+            progress(self._progress(piece, text))
 
     def finish(self, index: int, planned: PlannedSegment) -> SpokenSegment:
         """The complete segment: joined, and saved."""

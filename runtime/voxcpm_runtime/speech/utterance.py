@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -203,7 +204,7 @@ def attempts(
             decode = driver.patch_decoder(utterance.sequence)
             noise = plan.noise(utterance.index, attempt - 1)
             # A caller's own source of noise is not drawn from for a patch that may not be needed.
-            ahead = plan.rng is None
+            ahead = plan.arguments.rng is None
             patches = driver.generate_patches(prefilled, options, noise, utterance.limit, ahead=ahead)
             if parallel:
                 # A patch is decoded while the next one is predicted.
@@ -228,7 +229,7 @@ def attempts(
                     if retries:
                         spoken.append(piece)
                     elif reason and not before:
-                        _warn(plan, utterance, piece, "a stream is not retried")
+                        _warn(utterance, piece, "a stream is not retried")
                     yield piece
                 finished = True
             finally:
@@ -249,7 +250,7 @@ def attempts(
             for piece in best:
                 yield replace(piece, attempts=maximum, began=began)
         kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not retried"
-        _warn(plan, utterance, best[-1], kept)
+        _warn(utterance, best[-1], kept)
 
 
 def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
@@ -296,7 +297,7 @@ def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
     return "cut" if cut else ""
 
 
-def _warn(plan: Plan, utterance: Utterance, last: Piece, then: str) -> None:
+def _warn(utterance: Utterance, last: Piece, then: str) -> None:
     """Warn of a suspicious segment. then: what became of it."""
     patches, seconds = last.patches, utterance.length.seconds
     if last.reason == "cut":
@@ -309,4 +310,4 @@ def _warn(plan: Plan, utterance: Utterance, last: Piece, then: str) -> None:
         what = f"is suspiciously {last.reason} for its text ({against})"
         advice = "another seed may be better"
     message = f"segment {utterance.index + 1}: the speech {what}; {then}; {advice}"
-    plan.warn(message, _CATEGORIES[last.reason])
+    warnings.warn(message, _CATEGORIES[last.reason], stacklevel=2)
