@@ -6,7 +6,6 @@ import re
 from functools import partial
 
 from voxcpm_runtime.english.vocabulary import (
-    TABLES,
     any_of,
     cardinal,
     decimal,
@@ -17,24 +16,21 @@ from voxcpm_runtime.english.vocabulary import (
     minutes,
     ordinal,
     plural,
+    table_pairs,
+    table_rows,
+    table_words,
 )
 from voxcpm_runtime.text.normalization import Substitution, rules
 
-_MONTH_OF = TABLES.pairs("months")
+_MONTH_OF = table_pairs("months")
 _MONTHS = tuple(_MONTH_OF.values())
-DAYS = TABLES.pairs("days of the week")
+DAYS = table_pairs("days of the week")
 _MONTH = rf"(?P<month>{any_of(_MONTHS)}|(?:{'|'.join(_MONTH_OF)}|Sept)\b\.?)"
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
 _MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
 _HOUR, _MINUTE = r"(?P<hour>[01]?\d|2[0-4])", r"(?P<minute>[0-5]\d)"
 _AFTER_TIMES = {*_MONTHS, *DAYS, *DAYS.values(), "Central", "Eastern", "Greenwich", "Mountain", "Pacific"}
-_FIRST_YEAR = 1010  # The first number that is read as a year; those before it are said like other numbers
-
-
-def year(number: str) -> str:
-    """Four digits as a year: "nineteen eighty-four"."""
-    return in_pairs(number) if int(number) >= _FIRST_YEAR else cardinal(number)
 
 
 def month_name(month: str) -> str:
@@ -50,7 +46,7 @@ def _date(found: re.Match[str], *, day_first: bool = False) -> str:
         month = _MONTHS[int(first) - 1]
     day = day.lstrip("0")
     if said := found.groupdict().get("year") or "":
-        said = f", {year(said) if len(said) > 2 else cardinal(said)}"
+        said = f", {in_pairs(said) if len(said) > 2 else cardinal(said)}"
     name = month_name(month)
     return f"the {ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
 
@@ -82,12 +78,12 @@ def _time(found: re.Match[str], *, spelled: bool) -> str:
 
 def _decade(found: re.Match[str]) -> str:
     number = found["decade"]
-    return plural(year(number) if len(number) == 4 else cardinal(number))
+    return plural(in_pairs(number) if len(number) == 4 else cardinal(number))
 
 
 def _years(found: re.Match[str]) -> str:
     last = found["last"]
-    return f"{year(found['year'])} to {year(last) if len(last) > 2 else cardinal(last)}"
+    return f"{in_pairs(found['year'])} to {in_pairs(last) if len(last) > 2 else cardinal(last)}"
 
 
 def dates(spelled: bool) -> tuple[Substitution, ...]:
@@ -108,7 +104,7 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
             # In May 5 men came.
             rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?": _date,
             rf"\b{_MONTH} {_DAY},? {_YEAR}": _date,
-            rf"\b{_MONTH},? {_YEAR}": lambda found: f"{month_name(found['month'])} {year(found['year'])}",
+            rf"\b{_MONTH},? {_YEAR}": lambda found: f"{month_name(found['month'])} {in_pairs(found['year'])}",
             r"(?<!\w)'?(?P<decade>1\d\d0|20\d0|[2-9]0)'?s\b": _decade,
             # Times: first a range, whose first part may have its half of the day from the second.
             r"(?:(?<=\d[ap]m)|(?<=\d [ap]m)|(?<=[ap]\.m\.))\s?[–-]\s?(?=\d)": " to ",
@@ -126,9 +122,9 @@ _BEFORE_YEARS = "(?:after|before|by|circa|during|from|in|since|till|until|year)"
 YEARS = rules(
     {
         rf"{_LONE}(?P<year>1\d{{3}}|20\d\d)\s?[–-]\s?(?P<last>1\d{{3}}|20\d\d|\d\d)(?![\w%]|[.,-]\d)": _years,
-        rf"\b({_BEFORE_YEARS}\s){_LONE_YEAR}": lambda found: found[1] + year(found["year"]),
+        rf"\b({_BEFORE_YEARS}\s){_LONE_YEAR}": lambda found: found[1] + in_pairs(found["year"]),
         # Before a plural it is a count: 1500 pages.
-        rf"{_LONE}{_LONE_YEAR}(?!\s(?:people|[a-z]{{4,20}}s)\b)": lambda found: year(found["year"]),
+        rf"{_LONE}{_LONE_YEAR}(?!\s(?:people|[a-z]{{4,20}}s)\b)": lambda found: in_pairs(found["year"]),
     }
 )
 """Numbers that are read as years, after those with units are words."""
@@ -140,18 +136,18 @@ _PREFIXES = {
 _UNITS = {
     **{
         prefix.strip("1") + base: (f"{_PREFIXES[prefix]}{name}", f"{_PREFIXES[prefix]}{name}s")
-        for base, (name, prefixes) in TABLES.rows("units with prefixes").items()
+        for base, (name, prefixes) in table_rows("units with prefixes").items()
         for prefix in prefixes
     },
-    **{symbol: (name, f"{name}s") for symbol, name in TABLES.pairs("units of data").items()},
-    **{symbol: (one, several) for symbol, (one, several) in TABLES.rows("units").items()},
+    **{symbol: (name, f"{name}s") for symbol, name in table_pairs("units of data").items()},
+    **{symbol: (one, several) for symbol, (one, several) in table_rows("units").items()},
 }
 """Symbol → singular and plural, as "km" → "kilometer", "kilometers"."""
 _ATTACHED_UNITS = frozenset(["in", "k", "M", "B"])
 """Symbols that are units only right after a number: in `5 in` there may be a preposition."""
-_CURRENCIES = TABLES.rows("currencies")
+_CURRENCIES = table_rows("currencies")
 """Symbol or code → singular and plural of the currency and, if it has one, of its hundredth."""
-_SCALES = TABLES.pairs("scales")  # What follows an amount of money
+_SCALES = table_pairs("scales")  # What follows an amount of money
 
 # Lengths are bounded, so that a long line of digits is searched in linear time.
 _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
@@ -165,9 +161,9 @@ _UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
 _SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
 _MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
 _LETTER_UNITS = frozenset("AVWJNLF")
-_PER = any_of(TABLES.words("per"))
-_COUNTED = any_of(TABLES.words("numbered in parts"))
-_CALLED_IN_PAIRS = any_of(TABLES.words("numbered in pairs"))
+_PER = any_of(table_words("per"))
+_COUNTED = any_of(table_words("numbered in parts"))
+_CALLED_IN_PAIRS = any_of(table_words("numbered in pairs"))
 
 
 def _with_least(found: re.Match[str], said: str) -> str:

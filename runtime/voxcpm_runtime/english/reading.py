@@ -15,12 +15,13 @@ from functools import partial
 from voxcpm_runtime.english.numbers import YEARS, dates, numbers, quantities
 from voxcpm_runtime.english.vocabulary import (
     BY_LETTER,
-    TABLES,
     WORDS_IN_CAPITALS,
     has_vowel,
     is_sayable,
     letter_by_letter,
     said_acronym,
+    table_pairs,
+    table_words,
 )
 from voxcpm_runtime.english.words import ROMAN_NUMERALS, abbreviations, addresses, list_markers
 from voxcpm_runtime.text.normalization import Substitution, rules, substituted
@@ -46,8 +47,8 @@ _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _FROM_SUPERSCRIPTS = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 _VULGAR = "¼½¾⅐-⅞"
 
-_SYMBOL_WORDS = TABLES.pairs("symbols")
-_GREEK = TABLES.pairs("Greek letters")
+_SYMBOL_WORDS = table_pairs("symbols")
+_GREEK = table_pairs("Greek letters")
 _ARROWS = "[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>"
 _ELISIONS = r"(?:tis|twas|twere|em|til|cause|bout|round|n)\b"
 
@@ -107,9 +108,9 @@ _SPACES = rules(
 )
 """What replaced symbols and emoji leave in a text that keeps its punctuation."""
 
-_AMBIGUOUS = TABLES.words("ambiguous acronyms")
-_LETTERED = TABLES.words("before letters")
-_BEFORE_INITIALS = TABLES.words("before initials")
+_AMBIGUOUS = table_words("ambiguous acronyms")
+_LETTERED = table_words("before letters")
+_BEFORE_INITIALS = table_words("before initials")
 _SOUNDS = re.compile(r"[hm]+|[bg]r+|s+h+|pf+t*|ps+t+|ts+k+|z+|n?th")
 """What is written without vowels and is no acronym: mhm, hmmm, shhh."""
 _SHOUTED = re.compile(

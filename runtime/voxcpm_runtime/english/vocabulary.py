@@ -8,7 +8,29 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
+from configparser import ConfigParser
 from pathlib import Path
+
+_TABLES = ConfigParser(
+    delimiters=("\t",), comment_prefixes=("# ",), allow_no_value=True, interpolation=None
+)  # fmt: skip
+_TABLES.optionxform = str  # type: ignore[assignment, method-assign] # Keys keep their capitals
+_TABLES.read(Path(__file__).with_name("tables.txt"), encoding="utf-8")
+
+
+def table_words(name: str) -> frozenset[str]:
+    """A table of words with spaces between them."""
+    return frozenset(word for line in _TABLES[name] for word in line.split())
+
+
+def table_rows(name: str) -> dict[str, list[str]]:
+    """A table of columns with tabs between them: the first one → the others."""
+    return {key: columns.split("\t") for key, columns in _TABLES[name].items()}
+
+
+def table_pairs(name: str) -> dict[str, str]:
+    """A table of two columns: what is written → what is said."""
+    return dict(_TABLES[name])
 
 
 def any_of(words: Iterable[str]) -> str:
@@ -16,37 +38,11 @@ def any_of(words: Iterable[str]) -> str:
     return "(?:" + "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word)))) + ")"
 
 
-class Tables:
-    """The tables of a text file: each has a heading in brackets, comments that begin with "# ", and lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines: dict[str, list[str]] = {}
-        lines: list[str] = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("[") and line.endswith("]"):
-                lines = self._lines[line[1:-1]] = []
-            elif line and not line.startswith("# "):
-                lines.append(line)
-
-    def words(self, name: str) -> frozenset[str]:
-        """A table of words with spaces between them."""
-        return frozenset(word for line in self._lines[name] for word in line.split())
-
-    def rows(self, name: str) -> dict[str, list[str]]:
-        """A table of columns with tabs between them: the first one → the others."""
-        return {key: columns for key, *columns in (line.split("\t") for line in self._lines[name])}
-
-    def pairs(self, name: str) -> dict[str, str]:
-        """A table of two columns: what is written → what is said."""
-        return {key: said for key, (said,) in self.rows(name).items()}
-
-
-TABLES = Tables(Path(__file__).with_name("tables.txt"))
-_RESPELLED = TABLES.pairs("respelled acronyms")
-_AS_WORDS = TABLES.words("acronyms said as words")
-BY_LETTER = TABLES.words("acronyms said by letter")
-WORDS_IN_CAPITALS = TABLES.words("words in capitals")
-_LETTER_NAMES = TABLES.pairs("letters")
+_RESPELLED = table_pairs("respelled acronyms")
+_AS_WORDS = table_words("acronyms said as words")
+BY_LETTER = table_words("acronyms said by letter")
+WORDS_IN_CAPITALS = table_words("words in capitals")
+_LETTER_NAMES = table_pairs("letters")
 _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
 _MAX_DIGITS = 36  # Longer numbers are read digit by digit: few people know names beyond decillions
 _SAYABLE = re.compile(
@@ -97,10 +93,7 @@ def decimal(number: str) -> str:
 
 def in_pairs(number: str) -> str:
     """Three or four digits as years and resolutions are said: "nineteen oh five", "ten eighty", "two thousand five"."""
-    high, low = number[:-2], number[-2:]
-    if int(high) % 10 == 0 and int(low) < 10:
-        return cardinal(number)
-    return f"{cardinal(high)} {'hundred' if low == '00' else minutes(low)}"
+    return digit_names(number) if number[0] == "0" else _name(number, "year").replace("oh-", "oh ")
 
 
 def minutes(number: str) -> str:

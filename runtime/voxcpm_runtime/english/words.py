@@ -5,34 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from voxcpm_runtime.english.numbers import DAYS, month_name, year
+from voxcpm_runtime.english.numbers import DAYS, month_name
 from voxcpm_runtime.english.vocabulary import (
-    TABLES,
     any_of,
     cardinal,
     digit_names,
     has_vowel,
+    in_pairs,
     is_sayable,
     letter_by_letter,
     ordinal,
     said_acronym,
+    table_pairs,
+    table_words,
 )
 from voxcpm_runtime.text.normalization import Substitution, rules
 
-_SYMBOL_PHRASES = TABLES.pairs("phrases with symbols")
-_PHRASES = _SYMBOL_PHRASES | TABLES.pairs("phrases")
-_MAY_BE_LAST = TABLES.words("phrases that may be last")
-_NOT_FIRST = TABLES.words("after company names")
-_TITLES = TABLES.pairs("titles")
+_SYMBOL_PHRASES = table_pairs("phrases with symbols")
+_PHRASES = _SYMBOL_PHRASES | table_pairs("phrases")
+_MAY_BE_LAST = table_words("phrases that may be last")
+_NOT_FIRST = table_words("after company names")
+_TITLES = table_pairs("titles")
 _TITLES_IN_ONE_CASE = {
-    **{title.upper(): _TITLES[title] for title in TABLES.words("titles in capitals")},
-    **{title.lower(): _TITLES[title] for title in TABLES.words("titles in small letters")},
+    **{title.upper(): _TITLES[title] for title in table_words("titles in capitals")},
+    **{title.lower(): _TITLES[title] for title in table_words("titles in small letters")},
 }
-_NUMBERED_WITHOUT_DOT = TABLES.pairs("before numbers, without a dot")
-_BEFORE_NUMBERS = _NUMBERED_WITHOUT_DOT | TABLES.pairs("before numbers")
-_ANSWERS = TABLES.words("before an answer")
-_NUMBERED = any_of(TABLES.words("numbered things"))
-_MONARCHS = any_of(TABLES.words("monarchs"))
+_NUMBERED_WITHOUT_DOT = table_pairs("before numbers, without a dot")
+_BEFORE_NUMBERS = _NUMBERED_WITHOUT_DOT | table_pairs("before numbers")
+_ANSWERS = table_words("before an answer")
+_NUMBERED = any_of(table_words("numbered things"))
+_MONARCHS = any_of(table_words("monarchs"))
 _MONTHS_ALONE = any_of(["Feb", "Mar", "Apr", "Jun", "Jul", "Aug", "Sep", "Sept", "Oct", "Nov", "Dec"])
 _STREET = rf"(?!{any_of(DAYS.values())})(?:[A-Z][a-z]+\s){{1,2}}"
 _DIGIT_NAMES = "(?:plus|zero|one|two|three|four|five|six|seven|eight|nine)"
@@ -151,17 +153,17 @@ ROMAN_NUMERALS = rules(
         ),
         r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b": _numeral(cardinal),
         r"(?P<before>)\b(?P<numeral>[IVXLCDM]{5,15})\b": _numeral(
-            lambda value: year(value) if len(value) == 4 else cardinal(value)
+            lambda value: in_pairs(value) if len(value) == 4 else cardinal(value)
         ),
     }
 )
 
 
-_MARKS = TABLES.pairs("marks in addresses")
-_DOMAINS = any_of(TABLES.words("top-level domains"))
-_WORDY_DOMAINS = any_of(TABLES.words("top-level domains that are words"))
+_MARKS = table_pairs("marks in addresses")
+_DOMAINS = any_of(table_words("top-level domains"))
+_WORDY_DOMAINS = any_of(table_words("top-level domains that are words"))
 _TOP_DOMAIN = rf"(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w))"
-_FILES = any_of(TABLES.words("file extensions"))
+_FILES = any_of(table_words("file extensions"))
 # Lengths are bounded, so that a long line without any mark of an address is searched in linear time.
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,8}}"
