@@ -121,8 +121,7 @@ class Transformer:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    residual_scale: float
-    """Factor on every residual branch: scale_depth / sqrt(layers) with muP, else 1."""
+    residual_scale: float  # Factor on every residual branch: scale_depth / sqrt(layers) with muP, else 1
     use_rope: bool
 
 

@@ -17,8 +17,7 @@ Generation = Literal["voxcpm", "voxcpm2"]
 class Traits:
     """The properties of one generation."""
 
-    modes: tuple[str, ...]
-    """The ways to speak that it supports, as the documentation names them."""
+    modes: tuple[str, ...]  # The ways to speak that it supports, as the documentation names them
     takes_reference: bool
     """Whether it can take its voice from a reference recording, and accepts a control: a voice or style in words."""
     mu_tokens: int
@@ -29,14 +28,13 @@ class Traits:
     """Prompt patches that the AudioVAE decoder receives before the generated ones (streaming_prefix_len - 1)."""
     context_counts_as_speech: bool
     """Whether upstream counts those patches when it checks whether speech is too long for its text."""
-    encoder_output_padding: bool
-    """Whether an encoder convolution of odd stride needs one sample less of left context."""
+    encoder_output_padding: (
+        bool  # Whether an encoder convolution of odd stride needs one sample less of left context
+    )
     mean_mode_in_dit_config: bool
     """Whether `dit_mean_mode` is read from `dit_config`; otherwise from the top of config.json."""
-    stores_rate_boundaries: bool
-    """Whether the AudioVAE's weight file holds `sr_bin_boundaries`."""
-    upstream_class: str
-    """Name of upstream's class for this generation."""
+    stores_rate_boundaries: bool  # Whether the AudioVAE's weight file holds `sr_bin_boundaries`
+    upstream_class: str  # Name of upstream's class for this generation
     languages: tuple[str, ...]
     """Languages that upstream's model cards list, as codes of ISO 639; a checkpoint's `speech.json` knows better."""
     config_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -45,9 +43,6 @@ class Traits:
     """Upstream's defaults for keys missing from `audio_vae_config`, where they differ from those of 0.5B."""
 
 
-# Arabic, Burmese, Chinese, Danish, Dutch, English, Finnish, French, German, Greek, Hebrew, Hindi, Indonesian, Italian,
-# Japanese, Khmer, Korean, Lao, Malay, Norwegian, Polish, Portuguese, Russian, Spanish, Swahili, Swedish, Tagalog, Thai,
-# Turkish, Vietnamese.
 _THIRTY_LANGUAGES = (
     "ar", "my", "zh", "da", "nl", "en", "fi", "fr", "de", "el", "he", "hi", "id", "it", "ja",
     "km", "ko", "lo", "ms", "no", "pl", "pt", "ru", "es", "sw", "sv", "tl", "th", "tr", "vi",

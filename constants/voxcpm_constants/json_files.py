@@ -16,20 +16,20 @@ from pydantic_core import from_json
 from voxcpm_constants.bounds import MAX_JSON_BYTES
 
 
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """The document of a UTF-8 file. Raises OSError, and ValueError, one line, if it is not JSON or too large."""
-    return parsed_json(json_content(path, max_bytes))
+    return parsed_json(json_content(path))
 
 
-def json_content(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+def json_content(path: Path) -> bytes:
     """The content of a file for `parsed_json`. Raises OSError, and ValueError if it is too large."""
     # Opening a pipe would wait for its other end.
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a regular file")
     with path.open("rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes / 1e6:g} MB")
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise ValueError(f"it has more than {MAX_JSON_BYTES / 1e6:g} MB")
     return content
 
 
@@ -41,11 +41,9 @@ def parsed_json(content: str | bytes) -> Any:
 def read_bounded(path: Path, max_bytes: int) -> bytes:
     """The content of a file or a pipe. Raises OSError for more than `max_bytes`, and for a device."""
     with path.open("rb") as file:
-        found = os.fstat(file.fileno())
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
+        mode = os.fstat(file.fileno()).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "it is neither a file nor a pipe")
-        if found.st_size > max_bytes:
-            raise _too_large(max_bytes, f"{found.st_size} bytes")
         return bounded(file, max_bytes)
 
 
@@ -53,9 +51,5 @@ def bounded(file: BinaryIO, max_bytes: int) -> bytes:
     """The rest of an open file. Raises OSError for more than `max_bytes`."""
     content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise _too_large(max_bytes, "more")
+        raise OSError(errno.EFBIG, f"at most {max_bytes} bytes are read, and it has more")
     return content
-
-
-def _too_large(max_bytes: int, found: str) -> OSError:
-    return OSError(errno.EFBIG, f"at most {max_bytes} bytes are read, and it has {found}")

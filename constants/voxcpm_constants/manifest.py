@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes
-from voxcpm_constants.errors import BundleError, first_wrong_field, os_reason
+from voxcpm_constants.errors import BundleError, first_wrong_field
 from voxcpm_constants.json_files import json_content, parsed_json
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER, Precision, StepModel, StepSizes, parts
@@ -67,14 +67,11 @@ class FileRecord(_Record):
 class MergedLora(_Record):
     """A LoRA that was merged into the weights: each changed weight is W + alpha / r · B A."""
 
-    name: str
-    """Name of its folder or weight file."""
-    sha256: str
-    """SHA-256 of its weight file."""
+    name: str  # Name of its folder or weight file
+    sha256: str  # SHA-256 of its weight file
     r: int
     alpha: int
-    weights: int
-    """Number of the checkpoint's weights that it changed."""
+    weights: int  # Number of the checkpoint's weights that it changed
     modules: tuple[str, ...]
     """Kinds of changed weights: base_lm.q_proj stands for the q_proj of any layer of the base LM."""
 
@@ -82,11 +79,9 @@ class MergedLora(_Record):
 class Source(_Record):
     """The origin of a bundle's weights."""
 
-    checkpoint: str
-    """Folder name or hub id."""
+    checkpoint: str  # Folder name or hub id
     revision: str | None = None
-    sha256: str
-    """SHA-256 over the contents of the checkpoint's weight files, in name order."""
+    sha256: str  # SHA-256 over the contents of the checkpoint's weight files, in name order
     lora: MergedLora | None = None
     licence: str = ""
     """Licence of the weights, as an SPDX identifier or a hub's name for it; empty if the checkpoint names none."""
@@ -103,10 +98,8 @@ class Manifest(_Record):
     target: Target = "macOS14"
     kv_cache: KVCache = "scatter"
     source: Source
-    speech: SpeechProfile | None = None
-    """The checkpoint's `speech.json`; None if it has none."""
-    tools: dict[str, str]
-    """Versions of the packages that made the bundle."""
+    speech: SpeechProfile | None = None  # The checkpoint's `speech.json`; None if it has none
+    tools: dict[str, str]  # Versions of the packages that made the bundle
     files: dict[str, FileRecord]
     """Every file in a folder of the bundle, by POSIX path relative to the bundle; files at its root are not listed."""
 
@@ -249,15 +242,10 @@ def _digest_line(content: bytes) -> bytes:
 def _check_own_digest(bundle: Path, content: bytes) -> None:
     path = bundle / MANIFEST_DIGEST_FILE
     expected = _digest_line(content)
-    try:
-        with path.open("rb") as file:
-            found = file.read(len(expected) + 1)
-    except FileNotFoundError:
+    if not path.exists():
         return
-    except OSError as error:
-        raise BundleError(
-            f"{path}: cannot be read ({os_reason(error)}); copy it again or convert again"
-        ) from None
+    with path.open("rb") as file:
+        found = file.read(len(expected) + 1)
     if found != expected:
         raise BundleError(
             f"{bundle / MANIFEST_FILE}: content differs from the digest in {MANIFEST_DIGEST_FILE}; copy both again or "

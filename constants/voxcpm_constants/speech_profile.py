@@ -30,12 +30,9 @@ class SpeechProfile(BaseModel):
     """Seconds of speech per letter or digit, measured on good speech of this checkpoint."""
     seconds_beside: float = Field(default=0.0, ge=0, le=10)
     """Seconds of an utterance that do not depend on its text, such as silence at both ends."""
-    language: str | None = None
-    """Language of the texts, as a code of ISO 639 such as "en"."""
-    licence: str = ""
-    """Licence of the weights, as an SPDX identifier; empty if unknown."""
-    figures: dict[str, str] = {}
-    """Measured figures by name, for the model card."""
+    language: str | None = None  # Language of the texts, as a code of ISO 639 such as "en"
+    licence: str = ""  # Licence of the weights, as an SPDX identifier; empty if unknown
+    figures: dict[str, str] = {}  # Measured figures by name, for the model card
 
     @model_validator(mode="after")
     def _a_word_fits(self) -> SpeechProfile:

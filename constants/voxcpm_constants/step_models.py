@@ -125,8 +125,11 @@ class StepSizes(_Declared):
 
     kv_length: int = Field(default=1024, gt=0, le=MAX_POSITIONS)
     """Positions in both KV caches: text tokens, prompt patches and generated patches together."""
-    prefill_chunks: tuple[int, ...] = (1, 16, 64)
-    """The possible numbers of embeddings in one call of an LM step."""
+    prefill_chunks: tuple[int, ...] = (
+        1,
+        16,
+        64,
+    )  # The possible numbers of embeddings in one call of an LM step
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; 1 is always one of them."""
 

@@ -45,15 +45,11 @@ class Stream(NamedTuple):
     """Calls of a step model with a common state."""
 
     name: str
-    declared: StepModel
-    """The step model at the stream's length."""
-    length: int
-    """Length of the enumerated axis."""
+    declared: StepModel  # The step model at the stream's length
+    length: int  # Length of the enumerated axis
     calls: int
-    start: int = 0
-    """Cache position of the first embedding."""
-    filled: bool = False
-    """Whether the KV caches start with the rows of `chain`, repeated, instead of zeros."""
+    start: int = 0  # Cache position of the first embedding
+    filled: bool = False  # Whether the KV caches start with the rows of `chain`, repeated, instead of zeros
 
     def key(self, kind: str, name: str) -> str:
         """Name of a tensor in the file; kind: "in", "out" or "state"."""

@@ -133,47 +133,21 @@ def changed(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}},
-        {
-            "pre_tokenizer": {
-                "type": "Split",
-                "pattern": {"Regex": "(x*)*y"},
-                "behavior": "Removed",
-                "invert": False,
-            }
-        },
-    ],
-)
-def test_a_regular_expression_of_the_file_is_not_run(changed, part):
-    """It may take any time: for the first one, each further letter a doubles it."""
-    with pytest.raises(
-        BundleError, match=r"tokenizer\.json: .*(of a text by one|no steps of its pre_tokenizer)"
-    ) as caught:
-        TextTokenizer.from_folder(changed(part))
-    assert "\n" not in str(caught.value)
-
-
-def replace(pattern, content):
-    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
-
-
-def sequence(*steps):
-    return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
+def split(pattern):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Removed", "invert": False}
 
 
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (sequence(replace("l", "ll")), "expected a Replace of a text by one that is not longer"),
-        (sequence({"type": "Prepend", "prepend": "l" * 9}), "expected a Prepend of a text"),
-        (sequence(*[replace("l", "m")] * 17), "at most 16 steps"),
+        # Each further letter a doubles its time.
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}}, "of its normalizer"),
+        ({"pre_tokenizer": split("(x*)*y")}, "no steps of its pre_tokenizer but Metaspace, got {'type': 'Split'"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}] * 17}}, "at most 16 steps"),
     ],
 )  # fmt: skip
-def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, message):
-    with pytest.raises(BundleError, match=message) as caught:
+def test_a_step_that_could_take_any_time_is_refused(changed, part, message):
+    with pytest.raises(BundleError, match=rf"tokenizer\.json: .*{message}") as caught:
         TextTokenizer.from_folder(changed(part))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
@@ -188,11 +162,11 @@ def added(content, **given):
 PANICS = {
     "Precompiled": (
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},
-        "expected no steps of its normalizer but Sequence, Lowercase, .* got 'Precompiled'; leave it out",
+        "expected no steps of its normalizer but Llama's and Lowercase, got .*'Precompiled'.*; leave it out",
     ),
     "FixedLength": (
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-        "expected no steps of its pre_tokenizer but Sequence, Metaspace, got 'FixedLength'; leave it out",
+        "expected no steps of its pre_tokenizer but Metaspace, got .*'FixedLength'.*; leave it out",
     ),
     "tokens that overlap": (added("l", lstrip=True), "added_tokens: lstrip: Input should be False"),
 }  # fmt: skip
