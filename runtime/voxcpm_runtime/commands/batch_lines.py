@@ -39,13 +39,12 @@ _STRINGS = ("text", "output", *_VOICE)
 class BatchLine:
     """A line whose arguments are valid."""
 
-    number: int
-    """Number of the line, from 1, blank lines included."""
-    output: str
-    """Path of its audio file below the output folder, in POSIX form."""
+    number: int  # Number of the line, from 1, blank lines included
+    output: str  # Path of its audio file below the output folder, in POSIX form
     arguments: Arguments
-    digest: str = ""
-    """`Arguments.digest`, of everything that determines the speech; empty until the line's turn comes."""
+    digest: str = (
+        ""  # `Arguments.digest`, of everything that determines the speech; empty until the line's turn comes
+    )
 
     def self_contained(self, bundle: Bundle) -> Arguments:
         """The arguments with the content of the recordings, for another machine. Raises InputError."""
@@ -177,8 +176,7 @@ class SpokenFile:
     content: bytes
     facts: dict[str, Any]
     """For the record: seed, seconds, samples, and the suspicious segments, by number from 1, with the reason."""
-    summary: str
-    """What the command prints about it."""
+    summary: str  # What the command prints about it
 
 
 def spoken_file(

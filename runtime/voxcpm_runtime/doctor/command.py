@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Annotated
 
@@ -10,11 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from voxcpm_constants.errors import BundleError, InputError, os_reason
+from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import check_files
 from voxcpm_constants.targets import CORE_AI
-from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.backends.core_ml.compute_units import (
     COMPUTE_UNITS,
@@ -57,14 +57,9 @@ def doctor(
     ] = 0.0,
 ) -> None:
     """Check and time every step model on every compute unit, and choose the fastest correct one."""
-    console = Console(highlight=False, markup=False, emoji=False)
     opened = open_bundle(bundle, precision)
     units, refusal = _units(opened, backend)
     if not units:
-        if as_json:
-            typer.echo(json.dumps({"machine": this_machine()}, indent=1))
-        else:
-            _show_machine(console)
         raise InputError(
             "no backend is installed: expected Core ML (macOS with coremltools) or ONNX Runtime; install it with: "
             f"{INSTALL_PORTABLE}"
@@ -87,7 +82,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(report.document(saved=saved), indent=1, ensure_ascii=False))
     else:
-        _show(console, report)
+        _show(Console(highlight=False, markup=False, emoji=False), report)
     if not report.healthy:
         raise typer.Exit(UNHEALTHY)
 
@@ -115,39 +110,27 @@ def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
 def _saved(report: Report) -> bool:
     """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved."""
     units = {name: trial.unit for name, trial in report.chosen.items()}
-    if not units or not any(trial.unit in COMPUTE_UNITS for trial in report.trials):
-        return False
-    try:
-        save_measured_units(report.bundle.digest, units)
-    except OSError as error:
-        typer.echo(
-            f"warning: the choice cannot be saved ({os_reason(error)}); "
-            f"set {CACHE_VARIABLE} to a folder that can be written",
-            err=True,
-        )
-        return False
-    return True
+    if units and any(trial.unit in COMPUTE_UNITS for trial in report.trials):
+        with contextlib.suppress(OSError):
+            save_measured_units(report.bundle.digest, units)
+            return True
+    return False
 
 
 def _show(console: Console, report: Report) -> None:
-    _show_machine(console)
-    bundle, manifest = report.bundle, report.bundle.manifest
+    here, bundle, manifest = this_machine(), report.bundle, report.bundle.manifest
+    libraries = (f"{name} {installed or 'absent'}" for name, installed in here["libraries"].items())
     floor = f"correct if the correlation is at least {FLOORS[bundle.precision]:g}"
     judged = floor if manifest.vector_files() else "no test vectors"
+    console.print(f"machine   {here['chip']}, {here['processors']} processors")
+    console.print(f"system    {here['system']} ({here['build']}), {here['architecture']}")
+    console.print(f"software  Python {here['python']}, {', '.join(libraries)}")
+    console.print(f"backends  {', '.join(here['backends'])}")
     generation = manifest.architecture.generation
     console.print(f"bundle    {generation}, {bundle.precision}, {manifest.target}, {judged}")
     console.print("", _table(report), "", sep="\n")
     for sentence in report.advice():
         console.print(sentence)
-
-
-def _show_machine(console: Console) -> None:
-    here = this_machine()
-    libraries = (f"{name} {installed or 'absent'}" for name, installed in here["libraries"].items())
-    console.print(f"machine   {here['chip']}, {here['processors']} processors")
-    console.print(f"system    {here['system']} ({here['build']}), {here['architecture']}")
-    console.print(f"software  Python {here['python']}, {', '.join(libraries)}")
-    console.print(f"backends  {', '.join(here['backends']) or 'none'}")
 
 
 def _table(report: Report) -> Table:

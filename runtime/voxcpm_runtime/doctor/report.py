@@ -7,18 +7,14 @@ import getpass
 import os
 import platform
 import re
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.targets import CORE_AI
-from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, COREAI, CPU, PORTABLE
 from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
@@ -52,10 +48,8 @@ class Report:
 
     bundle: Bundle
     trials: Sequence[Trial]
-    refusal: str = ""
-    """Why nothing was tried on Core ML: the bundle needs a newer system."""
+    refusal: str = ""  # Why nothing was tried on Core ML: the bundle needs a newer system
     endurance: Sequence[Endurance] = ()
-    """The trials of minutes."""
 
     @property
     def chosen(self) -> dict[str, Trial]:
@@ -76,54 +70,54 @@ class Report:
             yield f"Known about {crash}."
             if not self.endurance and any(trial.unit in COMPUTE_UNITS for trial in self.trials):
                 yield "Try it for longer with --minutes 30: the GPU replaces a CPU path that ends the process."
-        yield from self._endurance_advice()
+        for trial in self.endurance:
+            yield from self._endurance_advice(trial)
         yield from self._choice_advice()
         failures: dict[tuple[str, str, str], list[str]] = {}
-        for trial in self.trials:
-            if trial.outcome in _FAILED:
-                key = trial.step_model, trial.outcome, trial.message
-                failures.setdefault(key, []).append(trial.unit)
+        for found in self.trials:
+            if found.outcome in _FAILED:
+                failures.setdefault((found.step_model, found.outcome, found.message), []).append(found.unit)
         for (name, outcome, message), units in failures.items():
             yield f"{name} {_FAILED[outcome]} on {', '.join(units)}{f': {message}' if message else '.'}"
-        if any(trial.outcome == "hung" for trial in self.trials):
+        if any(outcome == "hung" for _, outcome, _ in failures):
             yield "A step model that did not answer in time may be slow to compile: increase --timeout."
 
-    def _endurance_advice(self) -> Iterator[str]:
-        for trial in self.endurance:
-            minutes = f"{trial.seconds / 60:.1f} minutes"
-            if trial.outcome == "done":
-                units = ", ".join(f"{name} on {unit}" for name, unit in trial.units.items())
-                yield f"The chosen units lasted {minutes}: {units}."
-                continue
-            unit = trial.units[trial.step_model]
-            yield (
-                f"The chosen units did not last: {trial.step_model} {_FAILED[trial.outcome]} on {unit} after "
-                f"{minutes}: {trial.message}"
-            )
-            half = self.bundle.precision != "fp32" and not self.bundle.manifest.audio_vae_fp32
-            if trial.step_model.startswith("audio_vae") and unit == CPU and half:
-                yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32."
+    def _endurance_advice(self, trial: Endurance) -> Iterator[str]:
+        minutes = f"{trial.seconds / 60:.1f} minutes"
+        if trial.outcome == "done":
+            units = ", ".join(f"{name} on {unit}" for name, unit in trial.units.items())
+            yield f"The chosen units lasted {minutes}: {units}."
+            return
+        unit = trial.units[trial.step_model]
+        yield (
+            f"The chosen units did not last: {trial.step_model} {_FAILED[trial.outcome]} on {unit} after "
+            f"{minutes}: {trial.message}"
+        )
+        half = self.bundle.precision != "fp32" and not self.bundle.manifest.audio_vae_fp32
+        if trial.step_model.startswith("audio_vae") and unit == CPU and half:
+            yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32."
 
     def _choice_advice(self) -> Iterator[str]:
+        manifest = self.bundle.manifest
         units = {name: trial.unit for name, trial in self.chosen.items()}
-        lost = [name for name in self.bundle.manifest.step_models if name not in units]
-        whole = {PORTABLE: "the portable backend", COREAI: "Core AI"}
-        if not lost:
-            only = next(iter(units.values())) if len(set(units.values())) == 1 else ""
-            where = whole.get(only, "some unit. A star marks what --compute-units auto uses")
-            yield f"Every step model is correct on {where}."
-            portable = [name for name, unit in units.items() if unit == PORTABLE]
-            if portable and only != PORTABLE:
-                yield f"Only the portable backend is correct for {', '.join(portable)}."
-        if not self.bundle.manifest.vector_files():
+        lost = ", ".join(name for name in manifest.step_models if name not in units)
+        if not manifest.vector_files():
             yield "This bundle has no test vectors: results are timed, not judged. Convert the checkpoint again."
         elif lost:
             yield (
-                f"No unit is correct for {', '.join(lost)}. Try another --precision, and please report it: attach the "
+                f"No unit is correct for {lost}. Try another --precision, and please report it: attach the "
                 "output of --json to an issue; it contains no names or paths."
             )
-            if "portable" not in backends() and self.bundle.manifest.target != CORE_AI:
+            if "portable" not in backends() and manifest.target != CORE_AI:
                 yield f"The portable backend may work: {INSTALL_PORTABLE}"
+        elif set(units.values()) == {PORTABLE}:
+            yield "Every step model is correct on the portable backend."
+        elif set(units.values()) == {COREAI}:
+            yield "Every step model is correct on Core AI."
+        else:
+            yield "Every step model is correct on some unit. A star marks what --compute-units auto uses."
+            if portable := [name for name, unit in units.items() if unit == PORTABLE]:
+                yield f"Only the portable backend is correct for {', '.join(portable)}."
 
     def document(self, *, saved: bool) -> Any:
         """The report for `--json`, without names and paths. saved: whether the choice was saved."""
@@ -189,24 +183,13 @@ _PATH = re.compile(r"(?:file:/*)?(?<![\w.…])~?/(?:[^\s/'\"()<>,;:]+/)+([^\s/'\
 def anonymizer(folder: Path) -> Callable[[str], str]:
     """A function that replaces paths, and names of users and hosts, in a text by "…".
 
-    folder: the bundle's, whose path may contain spaces.
+    folder: the bundle's, whose path may contain spaces, as may that of the home folder.
     """
-    own = [folder, Path(sys.prefix)]
     node = platform.node()
-    users = [node, node.partition(".")[0]]
-    # A system may have no home folder, temp folder or user name.
-    with contextlib.suppress(KeyError, OSError, RuntimeError, InputError):
-        own += [Path.home(), Path(tempfile.gettempdir()), cache_folder("compiled").parent]
-    with contextlib.suppress(KeyError, OSError):
-        users.append(getpass.getuser())
-    paths = _any_of({text for path in own for text in (str(path), str(path.resolve()))})
-    # Names of one or two letters would match everywhere.
-    names = _any_of({name for name in users if len(name) > 2})
-
-    return lambda text: names.sub("…", _PATH.sub(r"…/\1", paths.sub("…", text)))
-
-
-def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of these words, the longest first; without any it matches nothing."""
-    escaped = sorted((re.escape(word) for word in words if len(word) > 1), key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(escaped)})(?!\w)" if escaped else r"(?!)")
+    words = {str(folder), str(folder.resolve()), os.path.expanduser("~"), node, node.partition(".")[0]}  # noqa: PTH111
+    with contextlib.suppress(KeyError, OSError):  # a container's user may have no name
+        words.add(getpass.getuser())
+    # The longest first. Names of one or two letters would match everywhere.
+    escaped = sorted((re.escape(word) for word in words if len(word) > 2), key=len, reverse=True)
+    known = re.compile(rf"(?<!\w)(?:{'|'.join(escaped)})(?!\w)")
+    return lambda text: _PATH.sub(r"…/\1", known.sub("…", text))

@@ -44,15 +44,11 @@ class Trial(BaseModel):
 
     step_model: str
     unit: str
-    outcome: Outcome
-    """unjudged: it runs, but the bundle has no test vectors."""
-    stage: str = "done"
-    """Where it ended: "start" (of the child process), "load", "check", "time", or "done"."""
-    message: str = ""
-    """Core ML's reason for a refusal; the signal and the last output of a crash."""
+    outcome: Outcome  # unjudged: it runs, but the bundle has no test vectors
+    stage: str = "done"  # Where it ended: "start" (of the child process), "load", "check", "time", or "done"
+    message: str = ""  # Core ML's reason for a refusal; the signal and the last output of a crash
     load_seconds: float | None = None
-    call_seconds: float | None = None
-    """Median of a call at the shortest length."""
+    call_seconds: float | None = None  # Median of a call at the shortest length
     agreement: Agreement | None = None
 
 
@@ -61,13 +57,10 @@ class Endurance(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    units: dict[str, str]
-    """The compute unit of each step model."""
+    units: dict[str, str]  # The compute unit of each step model
     outcome: Ending
-    seconds: float
-    """How long it lasted."""
-    step_model: str = ""
-    """The step model that ended it."""
+    seconds: float  # How long it lasted
+    step_model: str = ""  # The step model that ended it
     message: str = ""
 
 

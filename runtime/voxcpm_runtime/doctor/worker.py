@@ -132,10 +132,8 @@ class Agreement(BaseModel):
 
     streams: dict[str, float]
     """Outputs, by stream of `voxcpm_constants.vectors`: `chain`, and every length at either end of the cache."""
-    chain: tuple[float, ...]
-    """Outputs of each call of `chain` in order: the drift."""
-    state: float | None
-    """State after the streams; None for a step model without state."""
+    chain: tuple[float, ...]  # Outputs of each call of `chain` in order: the drift
+    state: float | None  # State after the streams; None for a step model without state
 
     @property
     def worst(self) -> float:

@@ -259,14 +259,11 @@ def test_wrong_rows_in_a_cache_are_found_although_the_outputs_are_right(copied):
     assert min(wrong.agreement.streams.values()) > 1 - 1e-6
 
 
-def test_a_machine_without_a_backend_is_described_with_what_to_install(tiny_bundle, monkeypatch, doctored):
+def test_a_machine_without_a_backend_is_told_what_to_install(tiny_bundle, monkeypatch, doctored):
     for backend in ("portable", "coreai"):
         monkeypatch.setitem(machine._BACKENDS, backend, ("absent_library",))
 
     code, out, err = doctored(tiny_bundle)
 
-    assert code == 2
-    assert "coremltools 9" in out
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert "pip install" in err
-    assert err.count("\n") == 1
-    assert json.loads(doctored(tiny_bundle, "--json")[1])["machine"]["backends"] == []
