@@ -174,18 +174,15 @@ def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple
 
 def audio_content(source: object, name: str) -> bytes:
     """The bytes of a source, read as a whole, because pipes cannot seek. Raises InputError if it cannot be read."""
-    if not isinstance(source, bytes | bytearray | memoryview | str | Path) and not hasattr(source, "read"):
-        kind = type(source).__name__
-        raise InputError(
-            f"{name}: expected a path, bytes, an open binary file or (samples, sample rate), got {kind}"
-        )
     try:
         if isinstance(source, str | Path):
             content = read_bounded(user_path(source), MAX_RECORDING_BYTES)
         elif isinstance(source, bytes | bytearray | memoryview):
             content = bytes(source)
-        else:
+        elif hasattr(source, "read"):
             content = source.read(MAX_RECORDING_BYTES + 1)
+        else:
+            raise wrong_type(source, name, "a path, bytes, an open binary file or (samples, sample rate)")
     except InputError:
         raise
     except FileNotFoundError:

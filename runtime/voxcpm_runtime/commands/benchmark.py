@@ -71,10 +71,10 @@ def benchmark(
     if json:
         typer.echo(dumps(figures, indent=1))
         return
-    features = f" ({', '.join(figures['cpu_features'])})" if figures["cpu_features"] else ""
-    about = f"{figures['machine']}, {figures['processor']}{features}, {figures['cores']} cores"
-    used = "default threads" if threads is None else f"{threads} threads"
-    table = Table("figure", "value", title=f"{figures['bundle']}, {figures['precision']}\n{about}, {used}")
+    features = ", ".join(figures["cpu_features"]) or "no features known"
+    about = f"{figures['machine']}, {figures['processor']} ({features}), {figures['cores']} cores"
+    title = f"{figures['bundle']}, {figures['precision']}\n{about}, {threads or 'default'} threads"
+    table = Table("figure", "value", title=title)
     for name, value in _rows(figures):
         table.add_row(name, value)
     Console().print(table)

@@ -18,9 +18,6 @@ _REFUSALS = {
     401: "the hub does not know the token; log in with `hf auth login`, or set HF_TOKEN",
     403: "the token has no write access to this organisation or user; use one that has",
     404: "no such repository or branch, or the token cannot see it; check the name and the token",
-    409: "the repository changed during the upload; run the same command again",
-    413: "the hub does not accept files of this size",
-    429: "too many requests; run the same command again later",
 }
 """HTTP status of the hub -> what to do."""
 

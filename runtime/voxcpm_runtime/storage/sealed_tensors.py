@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +20,17 @@ _DIGEST_KEY = "sha256"
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
-class Unsealed(NamedTuple):
-    """The content of a file, whose digest was verified, if it has one."""
-
-    tensors: dict[str, npt.NDArray[Any]]
-    metadata: dict[str, str]
-    has_digest: bool
-
-
 def sealed(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file of the tensors and metadata, with the digest of both."""
     own = dict(metadata or {})
     return tensor_file(tensors, {**own, _DIGEST_KEY: _digest(tensors, own)})
 
 
-def unsealed(content: bytes) -> Unsealed:
-    """The tensors and metadata of a file. Raises ValueError for any other file, and if the digest differs."""
+def unsealed(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str], bool]:
+    """The tensors and metadata of a file, and whether it has a digest, which earlier releases did not write.
+
+    Raises ValueError for any other file, and if the digest differs.
+    """
     try:
         tensors = load(content)
     except (SafetensorError, KeyError, TypeError) as error:
@@ -45,7 +40,7 @@ def unsealed(content: bytes) -> Unsealed:
     digest = metadata.pop(_DIGEST_KEY, None)
     if digest not in (None, _digest(tensors, metadata)):
         raise ValueError("its content differs from its digest")
-    return Unsealed(tensors, metadata, has_digest=digest is not None)
+    return tensors, metadata, digest is not None
 
 
 def _digest(tensors: Tensors, metadata: Mapping[str, str]) -> str:

@@ -23,8 +23,7 @@ def _resealed(content: bytes, chance: random.Random) -> bytes:
     """A file of tensors with a change that its digest knows of: in an element, a shape, a dtype, a name or metadata."""
     from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 
-    found = unsealed(content)
-    tensors, metadata = dict(found.tensors), dict(found.metadata)
+    tensors, metadata, _ = unsealed(content)
     name = chance.choice(sorted(tensors))
     tensor = tensors[name]
     match chance.randrange(6 if metadata else 5):

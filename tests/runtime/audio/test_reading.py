@@ -183,7 +183,7 @@ def float_wav(samples):
         ((np.full(500, 3e4, np.float32), RATE), "peak of 30000; scale"),
         (float_wav([[3e38, 3e38]] * 9), "NaN or infinite"),
         ((np.zeros(500, np.float32), 10**9), "from 1 to 384000, got 1000000000"),
-        (None, "got NoneType"),
+        (None, "got None"),
         (io.StringIO("text"), 'mode "rb"'),
         ("a\0b.wav", "no null character"),
         (".", "cannot be read"),
