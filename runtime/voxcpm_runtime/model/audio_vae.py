@@ -46,12 +46,9 @@ def patch_decoder(decoder: StepFunction, context: Iterable[Latents] = ()) -> Cal
     state = decoder.new_state()
 
     def decode(patch: Latents) -> Audio:
-        return decoder({"latents": _frames(patch)}, state)["audio"][0, 0]
+        frames = np.ascontiguousarray(patch.T[np.newaxis], np.float32)
+        return decoder({"latents": frames}, state)["audio"][0, 0]
 
     for patch in context:
         decode(patch)
     return decode
-
-
-def _frames(patch: Latents) -> Latents:
-    return np.ascontiguousarray(patch.T[np.newaxis], np.float32)

@@ -43,7 +43,7 @@ from voxcpm_runtime.backends.step_function import (
 )
 from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
 from voxcpm_runtime.model.flow_matching import NoiseSource, drawn, solve, solve_at_once, solver_inputs
-from voxcpm_runtime.model.projections import projections
+from voxcpm_runtime.model.projections import Projections
 from voxcpm_runtime.model.sequence import Latents, Sequence, plan_chunks
 from voxcpm_runtime.options import GenerationOptions
 
@@ -103,7 +103,7 @@ class Driver:
         self.architecture = architecture
         self.sizes = sizes
         self._embeddings = constants[EMBED_TOKENS]
-        self._projections = projections(architecture.traits, constants)
+        self._projections = Projections(architecture.traits, constants)
         self.models = models
         self.next_patch = next_patch
         self.check: Callable[[], object] = lambda: None
@@ -115,9 +115,9 @@ class Driver:
         return driver
 
     def encode_prompt(self, audio: Audio) -> Latents:
-        """Latent patches (patches, frames, latent_dim) of prompt audio (samples,), padded on the left.
+        """Latent patches (patches, frames, latent_dim) of prompt audio (samples,) at `input_sample_rate`.
 
-        The audio is at `input_sample_rate`, and is padded with zeros to whole patches.
+        It is padded on the left with zeros to whole patches.
         """
         return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "left"))
 

@@ -12,7 +12,6 @@ generation does what.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,40 +27,25 @@ Its BLAS has threads that wait for the next product by spinning, for 0.1 s, on c
 took a fifth longer (TRIALS.md). For more rows, as in a prefill, BLAS is several times faster.
 """
 
-Join = Callable[[Floats, Floats], Floats]  # A function from two arrays (..., width) to one
 
-
-@dataclass(frozen=True)
 class Projections:
-    """The two functions of a bundle, over rows (..., hidden)."""
+    """The two functions of a generation, over a bundle's constants (`voxcpm_constants.arrays`)."""
 
-    dit_condition: Join  # (lm_hidden, residual_hidden) -> mu (..., mu_size)
-    residual_input: Join  # (lm_hidden, embedding, zero at text positions) -> (..., hidden)
+    def __init__(self, traits: Traits, constants: Mapping[str, npt.NDArray[np.floating]]) -> None:
+        self._lm, self._residual = _linear(constants, LM_TO_DIT), _linear(constants, RESIDUAL_TO_DIT)
+        self._adds_condition = traits.mu_tokens == 1
+        self._fusion = _linear(constants, FUSION) if traits.fuses_residual_input else None
 
+    def dit_condition(self, hidden: Floats, residual_hidden: Floats) -> Floats:
+        """The condition mu (..., mu_size) from hidden states (..., hidden) of both language models."""
+        lm, residual = self._lm(hidden), self._residual(residual_hidden)
+        return lm + residual if self._adds_condition else np.concatenate((lm, residual), axis=-1)
 
-def projections(traits: Traits, constants: Mapping[str, npt.NDArray[np.floating]]) -> Projections:
-    """The functions of a generation, over a bundle's constants (`voxcpm_constants.arrays`)."""
-    lm, residual = _linear(constants, LM_TO_DIT), _linear(constants, RESIDUAL_TO_DIT)
-    join = added if traits.mu_tokens == 1 else side_by_side
-    return Projections(
-        dit_condition=lambda hidden, residual_hidden: join(lm(hidden), residual(residual_hidden)),
-        residual_input=_fused(constants) if traits.fuses_residual_input else added,
-    )
-
-
-def added(first: Floats, second: Floats) -> Floats:
-    """The sum of two arrays (..., width)."""
-    return first + second
-
-
-def side_by_side(first: Floats, second: Floats) -> Floats:
-    """Two arrays (..., width) joined along the last axis: (..., 2 · width)."""
-    return np.concatenate((first, second), axis=-1)
-
-
-def _fused(constants: Mapping[str, npt.NDArray[np.floating]]) -> Join:
-    fusion = _linear(constants, FUSION)
-    return lambda hidden, embedding: fusion(side_by_side(hidden, embedding))
+    def residual_input(self, hidden: Floats, embedding: Floats) -> Floats:
+        """The residual LM's input (..., hidden). embedding: of the audio (..., hidden), zero at text positions."""
+        if self._fusion is None:
+            return hidden + embedding
+        return self._fusion(np.concatenate((hidden, embedding), axis=-1))
 
 
 def _linear(constants: Mapping[str, npt.NDArray[np.floating]], stem: str) -> Callable[[Floats], Floats]:

@@ -23,9 +23,8 @@ from voxcpm_constants.tokenizer_file import AUDIO_START, REFERENCE_END, REFERENC
 # A call reads all weights once, which costs about as much time as the arithmetic of this many items.
 _CALL_COST = 8
 
-Latents = npt.NDArray[
-    np.float32
-]  # Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)
+Latents = npt.NDArray[np.float32]
+"""Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)."""
 
 
 @dataclass(frozen=True)
