@@ -146,7 +146,7 @@ def reads_more(text: str) -> bool:
         said_words = re.findall("[A-Za-z]{2,}", said)
         capitals = list(filter(str.isupper, said_words))
         heading = len(capitals) > 1 and 2 * len(capitals) >= len(said_words)
-        if heading or reading._SHOUTED.search(said) or reading._NAMES.search(said):
+        if heading or reading._SHOUTED.search(said):
             return True
         if any(char in reading._GREEK for char in said):
             return True

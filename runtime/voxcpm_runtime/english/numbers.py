@@ -103,7 +103,6 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
             ),
             # In May 5 men came.
             rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?": _date,
-            rf"\b{_MONTH} {_DAY},? {_YEAR}": _date,
             rf"\b{_MONTH},? {_YEAR}": lambda found: f"{month_name(found['month'])} {in_pairs(found['year'])}",
             r"(?<!\w)'?(?P<decade>1\d\d0|20\d0|[2-9]0)'?s\b": _decade,
             # Times: first a range, whose first part may have its half of the day from the second.
@@ -181,9 +180,8 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
     if spelled and one.startswith("US "):
         one, several = f"{letter_by_letter('US')} dollar", f"{letter_by_letter('US')} dollars"
     number, scale = found["number"], found["scale"]
-    sign = "minus " if found["sign"] else ""
+    sign, article = "minus " if found["sign"] else "", found["article"] or ""
     whole, _, part = number.replace(",", "").partition(".")
-    article = found["article"] or ""
     unit = one if _is_one(found) and not (scale and not article) else several
     if scale or len(part) not in (0, 2) or not coin_names:
         said = " ".join(filter(None, (decimal(number), _SCALES.get(scale or ""), unit)))

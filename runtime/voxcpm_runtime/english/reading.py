@@ -114,14 +114,11 @@ _BEFORE_INITIALS = table_words("before initials")
 _SOUNDS = re.compile(r"[hm]+|[bg]r+|s+h+|pf+t*|ps+t+|ts+k+|z+|n?th")
 """What is written without vowels and is no acronym: mhm, hmmm, shhh."""
 _SHOUTED = re.compile(
-    r"(?<![\w'])[A-Z]+'(?:T|LL|RE|VE|D|M)(?!\w)"
-    r"|(?<=\b(?:[Hh]e|[Ww]e|[Ii]t) )CAN(?!\w)|(?<=\b(?:I) )(?:CAN|AM)(?!\w)"
-    r"|(?<=\b(?:[Ss]he|[Yy]ou|[Ww]ho) )CAN(?!\w)|(?<=\b[Tt]hey )CAN(?!\w)"
-    r"|(?<=\b(?:do|Do) )IT(?=\s*(?:[.,;:!?\"]|$))|(?<=\bdid )IT(?=\s*(?:[.,;:!?\"]|$))"
+    r"(?<![\w'])[A-Z]+'(?:T|LL|RE|VE|D|M)(?!\w)|\bI (?:AM|CAN)(?![\w'])"
+    r"|\b(?:[Hh]e|[Ss]he|[Ii]t|[Ww]e|[Yy]ou|[Tt]hey|[Ww]ho) CAN(?![\w'])"
+    r"|\b[Dd](?:o|id) IT(?=\s*(?:[.,;:!?\"]|$))"
 )
 """What is a word in capitals by its ending or by the word beside it: CAN'T, she CAN do IT."""
-_NAMES = re.compile(r"(?<![\w'])[A-Z]{3,}(?:\s[A-Z]{3,})+(?![\w'])")
-
 _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})('?s|'S)?(?![\w]|'[a-rt-z])")
 _ANY_WORD = re.compile(r"[A-Za-z]{2,}")
 
@@ -132,7 +129,6 @@ def with_capitals_said(sentence: str) -> str:
     capitals = list(filter(str.isupper, found))
     heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
     sentence = _SHOUTED.sub(lambda found: found[0].lower(), sentence)
-    sentence = _NAMES.sub(_shouted_name, sentence)
     return _CAPITALS.sub(partial(_read_capitals, heading=heading), sentence)
 
 
@@ -151,17 +147,6 @@ def _read_capitals(found: re.Match[str], *, heading: bool) -> str:
     in_heading = capitals in _AMBIGUOUS or (len(capitals) > 2 and is_sayable(capitals))
     is_word = _is_word(capitals) or (heading and in_heading)
     return found[0].lower() if is_word else letter_by_letter(capitals, ending)
-
-
-def _shouted_name(found: re.Match[str]) -> str:
-    """JOHN SMITH: where one word of a name can only be a word, those beside it are words, too, but no acronyms."""
-    words = found[0].split()
-    if not any(len(word) > 3 and _is_word(word) for word in words):
-        return found[0]
-    return " ".join(
-        word.lower() if len(word) > 3 and has_vowel(word) and not said_acronym(word) else word
-        for word in words
-    )
 
 
 def _initial(found: re.Match[str]) -> str:

@@ -40,7 +40,6 @@ _STREET = rf"(?!{any_of(DAYS.values())})(?:[A-Z][a-z]+\s){{1,2}}"
 _DIGIT_NAMES = "(?:plus|zero|one|two|three|four|five|six|seven|eight|nine)"
 _BEFORE_MONTHS = "|".join(rf"(?<=\b{word} )" for word in ("in", "In", "and", "since", "next", "last"))
 _ONE = r"(?<=[Ww]ar )I|I(?=\s*(?:[^\w\s'\"]|$)|\sof\b)"
-_SEVERAL = r"\d{1,3}[a-z]?(?:\s?[-–,&]|\s(?:and|to)\b)"
 _ROMAN = re.compile(
     r"(?=[IVXLCDM])M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE
 )
@@ -110,8 +109,6 @@ _BESIDE_NUMBERS = rules(
         rf"(?i)\btel\.:?\s?(?=\+|\d|{_DIGIT_NAMES}\b)": "telephone ",
         r"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d|[IVXLC]{2,8}\b)": _number_sign,
         r"(?<=\w\s)No\s(?=\d)": "number ",
-        rf"\b[Ff]igs\.\s?(?={_SEVERAL})": "figures ",
-        rf"\b[Aa]rts\.\s?(?={_SEVERAL})": "articles ",
         rf"\b(?P<word>(?i:{any_of(_BEFORE_NUMBERS)}))\.\s?(?=\d|[IVXLC]{{2,8}}\b|[VX]\b)": _before_number,
         rf"(?i)\b(?P<word>{any_of(_NUMBERED_WITHOUT_DOT)})\s(?=\d)": _before_number,
         r"\bArt\.\s?(?=\d)": "article ",
@@ -191,7 +188,6 @@ def addresses(spelled: bool) -> tuple[Substitution, ...]:
             r"<(?:mailto:)?([^<>\s]{3,500})>": r" \1 ",
             rf"(?<![\w.+-])(?P<address>[A-Za-z0-9][\w.+-]{{0,63}}@{_HOST})": address,
             rf"(?i)(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})": address,
-            rf"(?i)(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})": address,
             rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.{_TOP_DOMAIN}{_TAIL})(?![\w@]|\.\w)": address,
             rf"(?<![\w.])(?P<address>[\w-]{{0,80}}\.{_FILES})(?![\w@]|\.\w)": address,
             r"(?<![\w.~/])(?P<address>(?:[A-Za-z]:|~)(?:[/\\][\w.-]{1,80}){1,30}|(?:[/\\][\w.-]{1,80}){2,30})": address,
