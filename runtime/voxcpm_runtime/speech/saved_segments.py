@@ -137,7 +137,7 @@ class SavedSegments:
             return None
 
     def _place(self, index: int) -> str:
-        """What a file of this index must state: intact files that were exchanged, or of another speech, do not."""
+        """What a file of this index must state, so that exchanged files are noticed."""
         return json.dumps({"digest": self._digest, "seed": self.seed, "index": index})
 
     def _path(self, index: int) -> Path:
@@ -145,10 +145,7 @@ class SavedSegments:
 
 
 def _plan_in(folder: Path) -> dict[str, Any]:
-    """The plan of a folder's segments; an empty one if there is none.
-
-    Raises OSError if it cannot be read: it may be of this speech, whose segments must not be deleted.
-    """
+    """The plan of a folder's segments; empty if there is none. Raises OSError if it cannot be read: it may be ours."""
     try:
         plan = read_json(folder / _PLAN)
     except (FileNotFoundError, ValueError):

@@ -41,9 +41,7 @@ _MORE_THAN_MIN_LEN = 3
 """Speech counts as too long from min_len + 3 patches at the earliest: the shortest speech has min_len + 2."""
 # Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another.
 _PACES = (0.8, 1.5)
-_CATEGORIES: dict[Reason, type[UserWarning]] = {
-    "long": TooLongWarning, "short": TooShortWarning, "cut": UserWarning,
-}  # fmt: skip
+_CATEGORIES: dict[Reason, type[UserWarning]] = {"long": TooLongWarning, "short": TooShortWarning}
 
 
 @dataclass(frozen=True)
@@ -195,10 +193,11 @@ def attempts(
         options = plan.options
         maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and retries else 1
         rejected: list[list[Piece]] = []
+        restart = np.zeros(0, np.float32)
         for attempt in range(1, maximum + 1):
             if attempt > 1:
                 began = time.perf_counter()
-                yield _restart(utterance, attempt, attempt, began)
+                yield Piece(restart, utterance.index, attempt=attempt, attempts=attempt, began=began)
             spoken: list[Piece] = []
             reason: Reason = ""
             decode = driver.patch_decoder(utterance.sequence)
@@ -209,7 +208,6 @@ def attempts(
             if parallel:
                 # A patch is decoded while the next one is predicted.
                 patches = one_ahead(patches)
-            finished = False
             try:
                 for patch in patches:
                     before, reason = reason, _reason(utterance, patch, judged=options.retry_badcase)
@@ -231,10 +229,10 @@ def attempts(
                     elif reason and not before:
                         _warn(utterance, piece, "a stream is not retried")
                     yield piece
-                finished = True
+            except BaseException:
+                ending.cancel()
+                raise
             finally:
-                if not finished:
-                    ending.cancel()
                 # Waits for the patch that is being predicted.
                 patches.close()
             if not reason or not retries:
@@ -246,7 +244,7 @@ def attempts(
             # As if it had begun so late that it ended now: other attempts do not count as work on this speech.
             after = rejected[best[0].attempt]
             began = time.perf_counter() - (after[0].began - best[0].began)
-            yield _restart(utterance, best[0].attempt, maximum, began)
+            yield Piece(restart, utterance.index, attempt=best[0].attempt, attempts=maximum, began=began)
             for piece in best:
                 yield replace(piece, attempts=maximum, began=began)
         kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not retried"
@@ -268,10 +266,6 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
         finally:
             # An error's traceback has this frame: with the error in it, both would keep the KV caches.
             del pending
-
-
-def _restart(utterance: Utterance, attempt: int, attempts: int, began: float) -> Piece:
-    return Piece(np.zeros(0, np.float32), utterance.index, attempt=attempt, attempts=attempts, began=began)
 
 
 def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio) -> Audio:
@@ -310,4 +304,4 @@ def _warn(utterance: Utterance, last: Piece, then: str) -> None:
         what = f"is suspiciously {last.reason} for its text ({against})"
         advice = "another seed may be better"
     message = f"segment {utterance.index + 1}: the speech {what}; {then}; {advice}"
-    warnings.warn(message, _CATEGORIES[last.reason], stacklevel=2)
+    warnings.warn(message, _CATEGORIES.get(last.reason, UserWarning), stacklevel=2)
