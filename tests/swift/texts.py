@@ -14,7 +14,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.english import numbers, reading, words
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import each_segment, one_segment
-from voxcpm_runtime.text.sentences import sentences
+from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,7 @@ def reads_more(text: str) -> bool:
         or numbers._CALLED_IN_PAIRS in pattern.pattern
         or "[A-Z]{2} )" in pattern.pattern
     }
-    for sentence in sentences(text):
+    for sentence in each_sentence(text):
         said = reading._plain_characters(sentence.text, True)
         for pattern, replacement in reading._rules(True):
             before, said = said, pattern.sub(replacement, said)
@@ -179,7 +179,7 @@ def record(folder: Path) -> None:
 def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str, object]]:
     case: dict[str, object] = {
         "text": text,
-        "sentences": [list(sentence) for sentence in sentences(text)],
+        "sentences": [list(sentence) for sentence in each_sentence(text)],
         "one": [list(segment) for segment in one_segment(text)],
     }
     for name, tokenizer in tokenizers.items():

@@ -10,7 +10,6 @@ from voxcpm_runtime.english.vocabulary import (
     cardinal,
     decimal,
     digit_names,
-    fraction,
     in_pairs,
     letter_by_letter,
     minutes,
@@ -159,6 +158,7 @@ _CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
 _UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
 _SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
 _MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
+_HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
 _LETTER_UNITS = frozenset("AVWJNLF")
 _PER = any_of(table_words("per"))
 _COUNTED = any_of(table_words("numbered in parts"))
@@ -238,14 +238,15 @@ def _parts(found: re.Match[str]) -> str:
     return before + " point ".join(cardinal(part) for part in found["number"].split("."))
 
 
-def _internet_number(found: re.Match[str]) -> str:
-    return " dot ".join(map(digit_names, found[0].split(".")))
-
-
 def _fraction(found: re.Match[str]) -> str:
-    said = fraction(found["upper"], found["lower"])
-    # Two and one half is two and a half.
-    return f"{cardinal(found['whole'])} and {said.replace('one ', 'a ', 1)}" if found["whole"] else said
+    """Two thirds, three quarters, one over two hundred fifty, two and a half."""
+    whole, upper, lower = found.group("whole", "upper", "lower")
+    if len(lower) > 2 or int(lower) in (0, 1):
+        said = f"{cardinal(upper)} over {cardinal(lower)}"
+    else:
+        one, several = _HALVES.get(lower, (ordinal(lower), f"{ordinal(lower)}s"))
+        said = f"{cardinal(upper)} {one if upper == '1' else several}"
+    return f"{cardinal(whole)} and {said.replace('one ', 'a ', 1)}" if whole else said
 
 
 def _size(found: re.Match[str]) -> str:
@@ -292,7 +293,9 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
             r"(?<![\w.,+-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-]|[.,]\d)": _groups,
             r"(?<=\bISBN )[\d-]{10,17}": _groups,
             r"(?<=\b[Cc]all )\d{3}\b|(?<=\b[Dd]ial )\d{3}\b": lambda found: digit_names(found[0]),
-            r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)": _internet_number,
+            r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)": lambda found: " dot ".join(
+                map(digit_names, found[0].split("."))
+            ),
             # Money.
             r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)": " to ",
             rf"{_BEFORE}{_SYMBOL}\s?(?:{_LEAST}(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}": money,

@@ -43,7 +43,6 @@ _AS_WORDS = table_words("acronyms said as words")
 BY_LETTER = table_words("acronyms said by letter")
 WORDS_IN_CAPITALS = table_words("words in capitals")
 _LETTER_NAMES = table_pairs("letters")
-_HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
 _MAX_DIGITS = 36  # Longer numbers are read digit by digit: few people know names beyond decillions
 _SAYABLE = re.compile(
     r"""
@@ -99,14 +98,6 @@ def in_pairs(number: str) -> str:
 def minutes(number: str) -> str:
     """Two digits as after an hour: "oh five", "thirty"."""
     return f"oh {cardinal(number[1])}" if number[0] == "0" else cardinal(number)
-
-
-def fraction(upper: str, lower: str) -> str:
-    """A fraction in words: "two thirds", "three quarters", "one hundred ninety over two hundred fifty"."""
-    if len(lower) > 2 or int(lower) in (0, 1):
-        return f"{cardinal(upper)} over {cardinal(lower)}"
-    one, several = _HALVES.get(lower, (ordinal(lower), f"{ordinal(lower)}s"))
-    return f"{cardinal(upper)} {one if upper == '1' else several}"
 
 
 def plural(words: str) -> str:

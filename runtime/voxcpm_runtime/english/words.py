@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 
@@ -40,28 +41,21 @@ _STREET = rf"(?!{any_of(DAYS.values())})(?:[A-Z][a-z]+\s){{1,2}}"
 _DIGIT_NAMES = "(?:plus|zero|one|two|three|four|five|six|seven|eight|nine)"
 _BEFORE_MONTHS = "|".join(rf"(?<=\b{word} )" for word in ("in", "In", "and", "since", "next", "last"))
 _ONE = r"(?<=[Ww]ar )I|I(?=\s*(?:[^\w\s'\"]|$)|\sof\b)"
-_ROMAN = re.compile(
-    r"(?=[IVXLCDM])M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE
-)
-_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100, "d": 500, "m": 1000}
-
-
-def _roman_value(numeral: str) -> str | None:
-    """The value of a Roman numeral, as digits; None for other letters."""
-    if not _ROMAN.fullmatch(numeral):
-        return None
-    values = [_VALUES[letter] for letter in numeral.lower()]
-    # A smaller value before a larger one is subtracted.
-    pairs = zip(values, [*values[1:], 0], strict=True)
-    return str(sum(-value if value < after else value for value, after in pairs))
+_ROMAN_DIGITS = (
+    " M MM MMM", " C CC CCC CD D DC DCC DCCC CM", " X XX XXX XL L LX LXX LXXX XC", " I II III IV V VI VII VIII IX",
+)  # fmt: skip
+_ROMAN = {
+    "".join(digits): str(value)
+    for value, digits in enumerate(itertools.product(*(row.split(" ") for row in _ROMAN_DIGITS)))
+}
+"""Roman numerals up to 3999 → their values."""
 
 
 def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
     """A replacement of Roman numerals: in words, after what stands before them. Other words stay."""
 
     def said(found: re.Match[str]) -> str:
-        value = _roman_value(found["numeral"])
-        if value is None:
+        if (value := _ROMAN.get(found["numeral"].upper())) is None:
             return found[0]
         return f"{found['before']} {say(value)}" if found["before"] else say(value)
 
@@ -95,7 +89,9 @@ def list_markers(spelled: bool) -> tuple[Substitution, ...]:
 
     def said(found: re.Match[str]) -> str:
         mark, stop = found["mark"], "." if found["stop"] == "." else ","
-        value = mark if mark.isdecimal() else _roman_value(mark) if len(mark) > 1 or mark in "ivx" else None
+        value = (
+            mark if mark.isdecimal() else _ROMAN.get(mark.upper()) if len(mark) > 1 or mark in "ivx" else None
+        )
         if value or spelled:
             return f"{cardinal(value) if value else letter_by_letter(mark)}{stop} "
         return found[0]

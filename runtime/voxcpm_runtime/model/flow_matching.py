@@ -122,7 +122,7 @@ def solver_inputs(
     embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)
     return {
         "noise": noise[np.newaxis],
-        # Copies: what is kept for the next patch is read-only, and Core ML's binding refuses such arrays.
+        # Copies: Core ML's binding must not share what is cached.
         "t_embeddings": embeddings.copy(),
         "step_lengths": lengths.copy(),
         "cfg_value": np.array([cfg_value], np.float32),
@@ -133,10 +133,7 @@ def solver_inputs(
 def _moving_steps(steps: int, sway_sampling_coef: float, embedding_size: int) -> tuple[Floats, Floats]:
     """Time embeddings and lengths of the steps that move a patch: the same for each of them."""
     times, lengths = euler_steps(steps, sway_sampling_coef, skipped=zero_velocity_steps(steps))
-    embeddings = time_embedding(times, embedding_size)
-    for array in (embeddings, lengths):
-        array.setflags(write=False)
-    return embeddings, lengths
+    return time_embedding(times, embedding_size), lengths
 
 
 def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **chosen: Any) -> Floats:

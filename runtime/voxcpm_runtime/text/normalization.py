@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from voxcpm_constants.errors import InputError, MissingExtraError
-from voxcpm_runtime.text.sentences import sentences
+from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 Replacement = str | Callable[[re.Match[str]], str]
@@ -140,7 +140,7 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
         )
     if letters_only:
         return plain
-    return "".join(read_aloud(sentence.text, spelled=False) for sentence in sentences(plain)).strip()
+    return "".join(read_aloud(sentence.text, spelled=False) for sentence in each_sentence(plain)).strip()
 
 
 def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
@@ -154,7 +154,7 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     read_aloud = _english_reader() or str
     # By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
     said: list[str] = []
-    for sentence in sentences(text):
+    for sentence in each_sentence(text):
         read = read_aloud(sentence.text)
         said.append(read.lower())
     # Each character once: whether a vocabulary has it does not depend on its neighbours.

@@ -102,15 +102,11 @@ class Sentence(NamedTuple):
     """Whether a blank line follows. The end of the pushed text is not one: the paragraph may continue after a flush."""
 
 
-def sentences(text: str) -> list[Sentence]:
-    """The sentences of a complete text; joined together they are the text."""
-    if text and len(text) <= _FRAGMENT and _ONE_SENTENCE.fullmatch(text):
-        return [Sentence(text, ends_paragraph=False)]
-    return list(each_sentence(text))
-
-
 def each_sentence(text: str) -> Iterator[Sentence]:
-    """The sentences of a complete text in turn: no more of it is read than the sentences that are taken need."""
+    """The sentences of a complete text, which together are the text. It is read as the sentences are taken."""
+    if text and len(text) <= _FRAGMENT and _ONE_SENTENCE.fullmatch(text):
+        yield Sentence(text, ends_paragraph=False)
+        return
     cutter = SentenceCutter()
     for start in range(0, len(text), _FRAGMENT):
         yield from cutter.push(text[start : start + _FRAGMENT])

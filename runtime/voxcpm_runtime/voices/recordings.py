@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,10 +213,8 @@ def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str)
     # Ignore DC offset.
     peak = float(np.abs(audio - audio.mean()).max())
     if peak < _MIN_PEAK:
-        level = f"{20 * math.log10(peak):.0f} dB" if peak else "digital silence"
         raise InputError(
-            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), below the minimum of {_MIN_PEAK:g} "
-            f"({20 * math.log10(_MIN_PEAK):.0f} dB); expected speech"
+            f"{what}: silence throughout: its peak is {peak:.2g} of 1, the minimum {_MIN_PEAK:g}; expected speech"
         )
     if trimmed and len(audio := trim_silence(audio, rate)) < minimum:
         raise InputError(

@@ -21,7 +21,6 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
 from voxcpm_constants.json_files import read_bounded
-from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.argument_types import (
     file_argument,
     path_argument,
@@ -64,9 +63,8 @@ class VoiceHeader(BaseModel):
     sample_rate: int = Field(gt=0)  # Hz of the audio that was encoded
     turns: tuple[Turn, ...] = ()
     """Turns of the prompt: first the recording, then later speech; empty without a prompt."""
-    provenance: dict[
-        str, str
-    ] = {}  # Origin of the voice: file names and digests of the recordings, bundle, date
+    provenance: dict[str, str] = {}
+    """Origin of the voice: file names and digests of the recordings, bundle, date."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,15 +163,10 @@ class Voice:
 
     @system_errors_as(InputError)
     def save(self, path: str | Path, *, overwrite: bool = False) -> Voice:
-        """Write the voice to a file atomically, and return it with its path.
-
-        overwrite: also replace a read-only file. Raises InputError, also if the path is a recording of the voice.
-        """
+        """Write the voice to a file atomically; returns it with its path. overwrite: also replace a read-only file."""
         path = file_argument(path, "path")
         header = self.header.model_copy(update={"format": FORMAT})
         metadata = {_METADATA_KEY: header.model_dump_json()}
-        if path.is_file() and record_file(path).sha256 in self.header.provenance.values():
-            raise InputError(f"{path}: the voice was made from this recording; choose another name")
         try:
             with whole_file(path, overwrite=overwrite) as file:
                 file.write(sealed(self._tensors(), metadata))

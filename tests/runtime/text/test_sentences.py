@@ -7,7 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from voxcpm_runtime.text.sentences import SentenceCutter, sentences
+from voxcpm_runtime.text.sentences import Sentence, SentenceCutter, each_sentence
+
+
+def sentences(text: str) -> list[Sentence]:
+    return list(each_sentence(text))
+
 
 # A | marks where one sentence ends and the next begins.
 CUT = [

@@ -9,7 +9,7 @@ import soundfile
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_runtime.text.sentences import sentences
+from voxcpm_runtime.text.sentences import each_sentence
 
 _MATERIAL = files("voxcpm_validation") / "listening_test"
 
@@ -66,7 +66,7 @@ def narration(words: int | None = None) -> str:
 
 def _beginning(text: str, words: int | None) -> str:
     kept, count = "", 0
-    for sentence in sentences(text):
+    for sentence in each_sentence(text):
         if words is not None and count >= words:
             break
         kept, count = kept + sentence.text, count + len(sentence.text.split())
