@@ -43,7 +43,6 @@ class Piece:
     attempt: int = 1  # Number of the attempt at the segment, from 1; another attempt begins the segment again
     attempts: int = 1
     """Number of attempts that were made so far; more than `attempt` if an earlier one was the best."""
-    began: float = 0.0  # When that attempt began, by `time.perf_counter`
     stops: bool = False  # Whether the stop head ended the segment with this patch
     reason: Reason = ""  # What is suspicious about the segment by now: "long", "short", "cut", or nothing
     expected_seconds: float | None = None
@@ -57,7 +56,7 @@ class Progress:
 
     patches: int  # Patches so far in this attempt at this segment
     audio_seconds: float  # Seconds of speech so far, all segments together
-    elapsed_seconds: float  # Seconds of work, without those of discarded attempts
+    elapsed_seconds: float  # Seconds of work, all attempts included
     attempt: int  # Number of this attempt, from 1; earlier ones were bad
     segment: int = 0  # Index of the segment that is being spoken, from 0
     segments: int | None = 1  # Number of segments; None for a long text, which is read while it is spoken
@@ -93,8 +92,6 @@ class SpokenSegment:
     expected_seconds: float | None = None
     """Seconds that it was expected to take; None without a `speech.json`."""
     ends_paragraph: bool = False  # Whether a blank line follows in the text
-    longest_attempt: int = 0
-    """Patches of the longest attempt at it. A `max_len` that leaves less room gives other speech."""
 
 
 class SuspiciousSegment(NamedTuple):

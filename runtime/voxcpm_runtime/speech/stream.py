@@ -68,7 +68,7 @@ def stream(
                 break
             if paused:
                 yield Piece(plan.pause, index)
-            spoken = heard.saved(index, segment, left)
+            spoken = heard.saved(index, segment)
             if spoken is None:
                 with system_errors_as(InputError):
                     known = None if voice is None else prefix(voice)
@@ -112,23 +112,18 @@ class Gathered:
         self._segments: list[SpokenSegment] = []
         # The patches of the current attempt at the segment that is being spoken.
         self._pieces: list[Piece] = []
-        self._longest = 0  # Patches of the longest attempt at this segment
         self._complete = False  # Whether the last segment is spoken
         self.cancelled = False  # Whether the stream was cancelled
-        # For the progress: discarded attempts do not count as work on this speech.
+        # For the progress.
         self._began = time.perf_counter()
-        self._first_began: float | None = None  # When the first attempt at this segment began; None before it
-        self._wasted = 0.0  # Seconds of discarded attempts at segments before this one
         self._patches = 0  # Patches of the segments before this one
         self._finished_characters, self._finished_at = 0, 0.0
 
-    def saved(self, index: int, planned: PlannedSegment, left: int | None) -> SpokenSegment | None:
-        """The segment as an earlier run saved it, if it is what would be spoken now with at most `left` patches."""
+    def saved(self, index: int, planned: PlannedSegment) -> SpokenSegment | None:
+        """The segment as an earlier run saved it, if there is one."""
         spoken = None if self._store is None else self._store.get(index)
         # Another release may cut the same text elsewhere.
         if spoken is None or spoken.text != planned.text:
-            return None
-        if left is not None and max(spoken.longest_attempt, len(spoken.latents)) > left:
             return None
         self._keep(planned, spoken)
         return spoken
@@ -140,9 +135,6 @@ class Gathered:
             return
         # Audio that is played is not kept.
         self._pieces.append(piece if self._whole else replace(piece, audio=np.zeros(0, np.float32)))
-        self._longest = max(self._longest, piece.patches)
-        if self._first_began is None:
-            self._first_began = piece.began
         # A session has no end, so there is no progress to report.
         progress, text = self._plan.arguments.progress, self._plan.arguments.text
         if progress is not None and text is not None:
@@ -184,18 +176,15 @@ class Gathered:
     def _keep(self, planned: PlannedSegment, spoken: SpokenSegment) -> None:
         if self._whole:
             self._segments.append(spoken)
-        if self._pieces and self._first_began is not None:
-            self._patches += self._pieces[-1].patches
-            self._wasted += self._pieces[-1].began - self._first_began
-        self._complete, self._longest, self._first_began = planned.followed is False, 0, None
+        self._patches += len(self._pieces)
+        self._complete = planned.followed is False
         self._pieces.clear()
         self._finished_characters += len(planned.text)
-        self._finished_at = time.perf_counter() - self._began - self._wasted
+        self._finished_at = time.perf_counter() - self._began
 
     def _progress(self, piece: Piece, text: str) -> Progress:
         opening = self._plan.opening
-        wasted = self._wasted + piece.began - (self._first_began or piece.began)
-        worked, remaining = time.perf_counter() - self._began - wasted, None
+        worked, remaining = time.perf_counter() - self._began, None
         if self._finished_characters:
             characters = sum(len(segment.text) for segment in opening) if self._plan.is_read else len(text)
             remaining = max(0.0, self._finished_at / self._finished_characters * characters - worked)
@@ -224,7 +213,6 @@ class Gathered:
             reason=last.reason,
             expected_seconds=last.expected_seconds,
             ends_paragraph=planned.ends_paragraph,
-            longest_attempt=self._longest,
         )
 
 

@@ -7,7 +7,6 @@ voice. Without one upstream's rule applies: speech is too long from a number of 
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -184,7 +183,6 @@ def attempts(
     is kept: TooLongWarning, TooShortWarning, or UserWarning if the KV cache cut it off.
     """
     with system_errors_as(InputError):
-        began = time.perf_counter()
         ending = CancelToken(plan.cancel)
         # Core ML's `predict` holds the GIL: nothing else would run in parallel.
         parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
@@ -196,8 +194,7 @@ def attempts(
         restart = np.zeros(0, np.float32)
         for attempt in range(1, maximum + 1):
             if attempt > 1:
-                began = time.perf_counter()
-                yield Piece(restart, utterance.index, attempt=attempt, attempts=attempt, began=began)
+                yield Piece(restart, utterance.index, attempt=attempt, attempts=attempt)
             spoken: list[Piece] = []
             reason: Reason = ""
             decode = driver.patch_decoder(utterance.sequence)
@@ -218,7 +215,6 @@ def attempts(
                         latents=patch.latents,
                         attempt=attempt,
                         attempts=attempt,
-                        began=began,
                         stops=patch.stops,
                         reason=reason,
                         expected_seconds=utterance.length.seconds,
@@ -241,12 +237,9 @@ def attempts(
         # Of equally bad attempts the last, which upstream keeps.
         best = min(reversed(rejected), key=lambda a: utterance.length.badness(len(a), stopped=a[-1].stops))
         if best is not rejected[-1]:
-            # As if it had begun so late that it ended now: other attempts do not count as work on this speech.
-            after = rejected[best[0].attempt]
-            began = time.perf_counter() - (after[0].began - best[0].began)
-            yield Piece(restart, utterance.index, attempt=best[0].attempt, attempts=maximum, began=began)
+            yield Piece(restart, utterance.index, attempt=best[0].attempt, attempts=maximum)
             for piece in best:
-                yield replace(piece, attempts=maximum, began=began)
+                yield replace(piece, attempts=maximum)
         kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not retried"
         _warn(utterance, best[-1], kept)
 

@@ -91,19 +91,6 @@ def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(tts, tmp_pat
         np.testing.assert_array_equal(speech.audio, whole.audio)
 
 
-def test_a_saved_segment_that_is_longer_than_the_room_left_is_spoken_again(tts, tmp_path):
-    """An earlier release spoke segments ahead, and saved them at their full length."""
-    given, most = GIVEN | {"retry_badcase": False}, 10
-    saved = SavedSegments(tmp_path / "a.wav", "d", 3, drawn=False)
-    for index, segment in enumerate(tts.speak(TEXT, **given).segments):
-        saved.put(index, segment)
-    saved.release()
-
-    speech = tts.speak(TEXT, max_len=most, saved_segments=saved, **given)
-
-    np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, max_len=most, **given))
-
-
 def test_text_that_is_not_spoken_is_said(tts):
     for call in (lambda: tts.generate(TEXT, max_len=8, **GIVEN),
                  lambda: list(tts.generate_streaming(TEXT, max_len=8, **GIVEN))):  # fmt: skip
