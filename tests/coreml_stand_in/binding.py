@@ -52,8 +52,11 @@ class Model:
         if not any(event.items() >= use.items() for event in events()):
             meet("first load", self._package, unit, function)
         meet("load", self._package, unit, function, hints)
-        chosen = function or spec.description.defaultFunctionName or "main"
-        self._executor, self._states = _executor(_digest(self._compiled), chosen, self._compiled)
+        self._chosen = function or spec.description.defaultFunctionName or "main"
+
+    def _executor(self):
+        """Made by the first use: a child that only loads would lower the program for nothing."""
+        return _executor(_digest(self._compiled), self._chosen, self._compiled)
 
     def __del__(self):
         if getattr(self, "_temporary", None):
@@ -87,9 +90,10 @@ class Model:
     def newState(self):  # noqa: N802 - Core ML's name
         if system_version() < (15,):
             raise RuntimeError("State functionality is only supported on macOS 15+.")
-        if not self._states:
+        executor, states = self._executor()
+        if not states:
             raise RuntimeError("The model has no state.")
-        return State(self._executor.new_state(), self._states)
+        return State(executor.new_state(), states)
 
     def predict(self, data, state):
         """Outputs by name. One prediction at a time, and none with a state that another uses."""
@@ -105,7 +109,7 @@ class Model:
                     raise ValueError("array is not writeable")
             keep(data, self._package)
             try:
-                results = self._executor(data, None if state is None else state.inner)
+                results = self._executor()[0](data, None if state is None else state.inner)
             except ValueError as error:
                 raise RuntimeError(f"Input features do not fit the model description: {error}") from None
             return {name: _given(np.roll(a, 1) if wrong else a) for name, a in results.items()}

@@ -15,6 +15,8 @@ from coreml_stand_in.faults import VARIABLE, Fault, events, settings, told
 
 BINDING = "coremltools.libcoremlpython"
 CHILD = Path(__file__).with_name("child")
+SLOW = {"scipy", "sklearn", "torch", "transformers"}
+"""What coremltools imports if it is there: seconds a process, and it is for conversion alone."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ def install(monkeypatch, folder: Path) -> StandIn:
 
 
 def install_in_child() -> None:
-    """Put the stand-in into coremltools when it is imported. torch is hidden: importing it takes seconds a process."""
+    """Put the stand-in into coremltools when it is imported, without the libraries that it looks for at once."""
     sys.meta_path.insert(0, Finder())
     atexit.register(lambda: import_module("coreml_stand_in.inputs").release_all())
     with suppress(ImportError):
@@ -87,11 +89,11 @@ def replace(set_attribute) -> None:
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds the native module here, coremltools' question for the system with another answer, and no torch."""
+    """Finds the native module here, coremltools' question for the system with another answer, and nothing of `SLOW`."""
 
     def find_spec(self, name, path=None, _target=None):
-        if name == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        if name in SLOW:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         if name == "coremltools.models.utils":
             spec = PathFinder.find_spec(name, path)
             spec.loader = Replaced(name, spec.origin)
