@@ -17,8 +17,6 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, StepModel
 from voxcpm_runtime.backends.choice import CPU_DEVICE, check_engine, choose_backend, chosen_device
@@ -73,11 +71,9 @@ def benchmark(
         return
     features = ", ".join(figures["cpu_features"]) or "no features known"
     about = f"{figures['machine']}, {figures['processor']} ({features}), {figures['cores']} cores"
-    title = f"{figures['bundle']}, {figures['precision']}\n{about}, {threads or 'default'} threads"
-    table = Table("figure", "value", title=title)
+    typer.echo(f"{figures['bundle']}, {figures['precision']}\n{about}, {threads or 'default'} threads\n")
     for name, value in _rows(figures):
-        table.add_row(name, value)
-    Console().print(table)
+        typer.echo(f"{name:<24}{value:>16}")
 
 
 def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:

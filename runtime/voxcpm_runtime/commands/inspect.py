@@ -1,4 +1,4 @@
-"""`inspect`: facts about a bundle, and a table of its step models."""
+"""`inspect`: facts about a bundle, and the tensors of its step models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from voxcpm_constants.manifest import Manifest, check_files
 from voxcpm_constants.user_folders import user_path
@@ -20,7 +17,6 @@ _SYSTEMS = {
     "macOS15": "macOS 15, iOS 18",
     "macOS27": "macOS 27, iOS 27 (Core AI)",
 }
-_LEGEND = "Sizes in MB. An axis a|b takes either length; compute is float16, in fp32 packages float32."
 
 
 def inspect(
@@ -40,12 +36,21 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
         return
-    lines = Table.grid(padding=(0, 2, 0, 0))
     for name, text in _lines(manifest, facts).items():
         if text:
-            lines.add_row(name, text)
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(lines, "", _table(facts), _LEGEND, sep="\n")
+            typer.echo(f"{name:<12}{text}")
+    for name, model in facts["step_models"].items():
+        sizes = ", ".join(f"{precision} {_megabytes(size)}" for precision, size in model["bytes"].items())
+        typer.echo(f"\n{name}: {sizes}")
+        for kind, word in (("inputs", "in"), ("outputs", "out")):
+            for tensor, (*shape, dtype) in model[kind].items():
+                typer.echo(f"  {word:<6}{tensor:<14}{_shape(shape):<18}{dtype}")
+        if state := list(model.get("state", {}).values()):
+            shapes = dict.fromkeys(_shape(shape) for *shape, _ in (state[0], state[-1]))
+            typer.echo(f"  state {len(state)} tensors of {' … '.join(shapes)}, {state[0][-1]}")
+        if len(model["functions"]) > 1:
+            typer.echo(f"  functions {', '.join(model['functions'])}")
+    typer.echo("\nAn axis a|b takes either length; compute is float16, in fp32 packages float32.")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
@@ -101,30 +106,11 @@ def _lines(manifest: Manifest, facts: dict[str, Any]) -> dict[str, Any]:
         and f"up to {speech.longest_seconds:g} s or {speech.longest_tokens} tokens; expected: "
         f"{speech.seconds_beside:g} s and {speech.seconds_per_letter * 1000:g} ms a letter",
         "positions": f"{sizes.kv_length}, in chunks of {', '.join(map(str, sizes.prefill_chunks))}",
-        "precisions": ", ".join(f"{name} {_megabytes(n)} MB" for name, n in facts["precisions"].items()),
+        "precisions": ", ".join(f"{name} {_megabytes(n)}" for name, n in facts["precisions"].items()),
         "AudioVAE": manifest.audio_vae_fp32 and "computes in float32 in every precision",
-        "constants": f"{_megabytes(facts['constants'])} MB",
+        "constants": _megabytes(facts["constants"]),
         "tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),
     }
-
-
-def _table(facts: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("step model", "shape", "dtype"):
-        table.add_column(column, overflow="fold")
-    for precision in facts["precisions"]:
-        table.add_column(precision, justify="right", no_wrap=True)
-    for name, model in facts["step_models"].items():
-        table.add_row(name, "", "", *map(_megabytes, model["bytes"].values()), style="bold")
-        for kind, word in (("inputs", "in"), ("outputs", "out")):
-            for tensor, (*shape, dtype) in model[kind].items():
-                table.add_row(f"  {word:<5} {tensor}", _shape(shape), dtype)
-        if state := list(model.get("state", {}).values()):
-            shapes = dict.fromkeys(_shape(shape) for *shape, _ in (state[0], state[-1]))
-            table.add_row(f"  state {len(state)} tensors", " … ".join(shapes), state[0][-1])
-        if len(model["functions"]) > 1:
-            table.add_row("  functions", ", ".join(model["functions"]))
-    return table
 
 
 def _shape(shape: list[int | list[int] | tuple[int, ...]]) -> str:
@@ -132,4 +118,4 @@ def _shape(shape: list[int | list[int] | tuple[int, ...]]) -> str:
 
 
 def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f}"
+    return f"{size / 1e6:.1f} MB"

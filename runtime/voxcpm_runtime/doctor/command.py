@@ -7,9 +7,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.macos import macos
@@ -39,7 +36,6 @@ UNITS = {
     "portable": (PORTABLE,),
 }
 """Backend -> its units in order, the safest first."""
-_COLUMNS = ("step model", "unit", "load s", "call ms", "correlation", "call 12", "outcome")
 
 
 def doctor(
@@ -82,7 +78,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(report.document(saved=saved), indent=1, ensure_ascii=False))
     else:
-        _show(Console(highlight=False, markup=False, emoji=False), report)
+        _show(report)
     if not report.healthy:
         raise typer.Exit(UNHEALTHY)
 
@@ -117,40 +113,34 @@ def _saved(report: Report) -> bool:
     return False
 
 
-def _show(console: Console, report: Report) -> None:
+def _show(report: Report) -> None:
     here, bundle, manifest = this_machine(), report.bundle, report.bundle.manifest
-    libraries = (f"{name} {installed or 'absent'}" for name, installed in here["libraries"].items())
+    libraries = ", ".join(f"{name} {installed or 'absent'}" for name, installed in here["libraries"].items())
     floor = f"correct if the correlation is at least {FLOORS[bundle.precision]:g}"
     judged = floor if manifest.vector_files() else "no test vectors"
-    console.print(f"machine   {here['chip']}, {here['processors']} processors")
-    console.print(f"system    {here['system']} ({here['build']}), {here['architecture']}")
-    console.print(f"software  Python {here['python']}, {', '.join(libraries)}")
-    console.print(f"backends  {', '.join(here['backends'])}")
     generation = manifest.architecture.generation
-    console.print(f"bundle    {generation}, {bundle.precision}, {manifest.target}, {judged}")
-    console.print("", _table(report), "", sep="\n")
+    typer.echo(
+        f"machine   {here['chip']}, {here['processors']} processors\n"
+        f"system    {here['system']} ({here['build']}), {here['architecture']}\n"
+        f"software  Python {here['python']}, {libraries}\n"
+        f"backends  {', '.join(here['backends'])}\n"
+        f"bundle    {generation}, {bundle.precision}, {manifest.target}, {judged}\n"
+    )
+    row = "{:<18} {:<12} {:>6} {:>8} {:>11} {:>8}  {}".format
+    typer.echo(row("step model", "unit", "load s", "call ms", "correlation", "call 12", "outcome"))
+    for trial in sorted(report.trials, key=lambda trial: list(manifest.step_models).index(trial.step_model)):
+        chosen = " *" if report.chosen.get(trial.step_model) == trial else ""
+        typer.echo(
+            row(
+                trial.step_model,
+                trial.unit,
+                "" if trial.load_seconds is None else f"{trial.load_seconds:.1f}",
+                "" if trial.call_seconds is None else f"{1e3 * trial.call_seconds:.1f}",
+                "" if trial.agreement is None else f"{trial.agreement.worst:.5f}",
+                "" if trial.agreement is None else f"{trial.agreement.chain[-1]:.5f}",
+                f"{trial.outcome}{chosen}",
+            )
+        )
+    typer.echo("")
     for sentence in report.advice():
-        console.print(sentence)
-
-
-def _table(report: Report) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in _COLUMNS:
-        is_text = column in ("step model", "unit", "outcome")
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
-    for name in report.bundle.manifest.step_models:
-        shown = name
-        for trial in report.trials:
-            if trial.step_model == name:
-                load, call, agreement = trial.load_seconds, trial.call_seconds, trial.agreement
-                table.add_row(
-                    shown,
-                    trial.unit,
-                    "" if load is None else f"{load:.1f}",
-                    "" if call is None else f"{1e3 * call:.1f}",
-                    "" if agreement is None else f"{agreement.worst:.5f}",
-                    "" if agreement is None else f"{agreement.chain[-1]:.5f}",
-                    f"{trial.outcome}{' *' if report.chosen.get(name) == trial else ''}",
-                )
-                shown = ""
-    return table
+        typer.echo(sentence)

@@ -13,9 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.targets import CORE_AI
-from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, COREAI, CPU, PORTABLE
+from voxcpm_runtime.backends.core_ml.compute_units import COREAI, CPU, PORTABLE
 from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
 from voxcpm_runtime.bundle.opening import Bundle
@@ -23,16 +22,6 @@ from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
 from voxcpm_runtime.doctor.worker import FLOORS
 
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "coreai-core", "onnxruntime", "onnx", "numpy")
-_AFTER_A_WHILE = (
-    "the CPU path (BNNS) ended the process after minutes or hours, on any compute unit; macOS 26.6 is clean, "
-    "iOS from 26.4 on is not (FluidAudio issues 587, 817, 818 and 844)"
-)
-_AT_ONCE = (
-    "the CPU path (BNNS) ended the process at every prediction of one fp16 model (14.8.7), and never on 15.7 "
-    "(FluidAudio issue 878)"
-)
-_KNOWN_CRASHES = {(14,): _AT_ONCE, (26, 4): _AFTER_A_WHILE, (26, 5): _AFTER_A_WHILE}
-"""Versions of macOS whose Core ML crashed with models like ours, by public reports from real hardware."""
 _FAILED = {
     "wrong": "gives wrong numbers",
     "refused": "is refused",
@@ -66,10 +55,6 @@ class Report:
         """What to use, what failed, and what to do about it, one sentence each."""
         if self.refusal:
             yield f"Core ML was not tried: {self.refusal}."
-        if crash := known_crash(macos()):
-            yield f"Known about {crash}."
-            if not self.endurance and any(trial.unit in COMPUTE_UNITS for trial in self.trials):
-                yield "Try it for longer with --minutes 30: the GPU replaces a CPU path that ends the process."
         for trial in self.endurance:
             yield from self._endurance_advice(trial)
         yield from self._choice_advice()
@@ -141,7 +126,6 @@ class Report:
             "step_models": list(manifest.step_models),
             "trials": [shown(trial) for trial in self.trials],
             "refusal": anonymous(self.refusal),
-            "known_crash": known_crash(macos()),
             "endurance": [shown(trial) for trial in self.endurance],
             "chosen": {name: trial.unit for name, trial in self.chosen.items()},
             "saved": saved,
@@ -165,14 +149,6 @@ def this_machine() -> dict[str, Any]:
         "libraries": libraries,
         "backends": backends(),
     }
-
-
-def known_crash(system: MacOS | None) -> str:
-    """The known crash of this system, with its source, in one sentence; empty for all others."""
-    for affected, reported in _KNOWN_CRASHES.items():
-        if system is not None and system.version[: len(affected)] == affected:
-            return f"{system}: {reported}"
-    return ""
 
 
 # An absolute path, one in a home folder, or a file: URL. Only its last part is kept, which names a file of the bundle.

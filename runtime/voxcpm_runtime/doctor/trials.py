@@ -24,8 +24,7 @@ from voxcpm_runtime.doctor.worker import FLOORS, Agreement, Event
 
 Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
 Ending = Literal["done", "crashed", "hung"]
-Begun = Callable[[str, str], None]
-"""begun(step model, unit): called when the trial of a step model begins."""
+Begun = Callable[[str, str], None]  # begun(step model, unit): called when the trial of a step model begins
 
 # Before its first event a child has a minute more, because importing coremltools is slow.
 _PROGRAM = """
@@ -142,10 +141,10 @@ def _run_child(
     heard: Callable[[Event], None],
     seconds: float = 0.0,
 ) -> tuple[Ending, str]:
-    """Run step models on their units in a child process, and pass on its events. Returns how it ended, and why.
+    """Run step models in a child process, and pass on its events. Returns how it ended, and why.
 
-    seconds: 0, or how long an endurance trial lasts. The system ends the child if a step model takes longer than
-    `limit` seconds; it is killed when this function ends, as Ctrl-C does not reach it.
+    seconds: 0, or how long an endurance trial lasts. The child is killed when this function ends, as Ctrl-C does not
+    reach it.
     """
     request = {"bundle": str(bundle.folder), "precision": bundle.precision, "units": dict(units)}
     timing = (str(math.ceil(limit)), str(seconds))

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from voxcpm_constants.macos import MacOS
 from voxcpm_runtime.backends.core_ml import compute_units as saved
-from voxcpm_runtime.doctor.report import Report, known_crash
+from voxcpm_runtime.doctor.report import Report
 from voxcpm_runtime.doctor.trials import Endurance, Trial
 from voxcpm_runtime.doctor.worker import correlation
 
@@ -47,19 +46,24 @@ def report(*found, **more):
 
 
 def test_the_json_for_an_issue_names_no_path_user_or_host(monkeypatch):
-    monkeypatch.setattr("getpass.getuser", lambda: "ada")
-    monkeypatch.setattr("platform.node", lambda: "lovelace.local")
-    said = "SIGSEGV: ada@lovelace: /my own/bundle and file:///opt/secret/a.mlmodelc"
+    monkeypatch.setattr("getpass.getuser", lambda: "countess")
+    monkeypatch.setattr("platform.node", lambda: "engine.local")
+    monkeypatch.setenv("HOME", "/Users/Ada Lovelace")
+    said = (
+        "SIGSEGV: countess@engine: /my own/bundle, /Users/Ada Lovelace/Library/x.mil, "
+        "file:///Users/Ada%20Lovelace/y and /private/var/T/model.mil"
+    )
     failed = trial("a", "cpu", None, "crashed").model_copy(update={"message": said})
     lost = Endurance(units={"a": "cpu"}, seconds=60.0, outcome="crashed", step_model="a", message=said)
 
     document = report(failed, refusal=said, endurance=(lost,)).document(saved=False)
 
-    clean = "SIGSEGV: …@…: … and …/a.mlmodelc"
+    clean = "SIGSEGV: …@…: …, …/Library/x.mil, …/y and …/model.mil"
     assert document["trials"][0]["message"] == document["endurance"][0]["message"] == clean
     assert document["refusal"] == clean
     assert any(line.endswith(clean) for line in document["advice"])
-    assert not any(name in str(document) for name in ("ada", "lovelace", "my own", "secret"))
+    for private in ("countess", "engine", "Ada", "Lovelace", "my own", "/var/", "Users"):
+        assert private not in str(document)
 
 
 def test_advice_on_what_failed(monkeypatch):
@@ -76,7 +80,7 @@ def test_advice_on_what_failed(monkeypatch):
     assert "--timeout" in slow
 
 
-def test_advice_on_what_lasted(monkeypatch):
+def test_advice_on_what_lasted():
     crash = {"outcome": "crashed", "step_model": "audio_vae_decoder", "message": "SIGSEGV"}
     ended = Endurance(units={"audio_vae_decoder": "cpu"}, seconds=90.0, **crash)
     lasted = Endurance(units={"audio_vae_decoder": "all"}, seconds=600.0, outcome="done")
@@ -90,21 +94,6 @@ def test_advice_on_what_lasted(monkeypatch):
         "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32.",
         "The chosen units lasted 10.0 minutes: audio_vae_decoder on all.",
     ]
-    monkeypatch.setattr("voxcpm_runtime.doctor.report.macos", lambda: MacOS((26, 4), ""))
-    known = list(found.advice())
-    assert known[0].startswith("Known about macOS 26.4: the CPU path (BNNS) ended the process")
-    assert "--minutes" in known[1]
-
-
-@pytest.mark.parametrize(
-    ("version", "source"),
-    [((14, 8, 7), "878"), ((26, 3), None), ((26, 5), "587"), ((26, 6), None), (None, None)],
-)
-def test_a_system_with_known_crashes_is_named_with_its_source(version, source):
-    said = known_crash(version and MacOS(version, ""))
-
-    assert bool(said) == (source is not None)
-    assert source is None or source in said
 
 
 def test_a_choice_is_saved_for_this_chip_this_build_and_this_bundle(tmp_path, monkeypatch):
