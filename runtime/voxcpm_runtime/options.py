@@ -15,11 +15,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from voxcpm_constants.bounds import MAX_EULER_STEPS
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.generations import GENERATIONS, Generation
 from voxcpm_runtime.argument_types import switch, wrong_type
 
-WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.takes_reference)
-"""The generations that have references and controls."""
 DEFAULT_MAX_LEN = 4096
 """Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
 UPSTREAM_ORDER = (
@@ -32,7 +29,7 @@ SEGMENT_TOKENS = 200  # Default of `segment_tokens` for a checkpoint without a `
 
 @dataclass(frozen=True)
 class Option:
-    """The help text, range, unit, flags and generations of one option."""
+    """The help text, range, unit and flags of one option."""
 
     help: str
     bounds: tuple[float, float] | None = None  # Smallest and largest allowed number; None for a switch
@@ -40,20 +37,16 @@ class Option:
     flags: tuple[str, ...] = ()  # Flags of the command line, if they differ from the field's name
     default: str = ""  # What the default None means, in words
     panel: str = "Speech"  # Heading in the help of the command line
-    generations: tuple[Generation, ...] = tuple(GENERATIONS)
-    """Generations that have the option; others refuse it with a clear error."""
 
     @property
     def full_help(self) -> str:
-        """The help text with range, unit and default, and a note if only VoxCPM2 has the option."""
+        """The help text with range, unit and default."""
         parts = [self.help]
         if self.bounds is not None:
             low, high = self.bounds
             parts.append(f"{low:g} to {high:g}{f' {self.unit}' if self.unit else ''}.")
         if self.default:
             parts.append(f"Default: {self.default}.")
-        if len(self.generations) < len(GENERATIONS):
-            parts.append("VoxCPM2 only.")
         return " ".join(parts)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
 from voxcpm_runtime.argument_types import (
     checked_text,
-    path_argument,
     switch,
     text_argument,
     valid_unicode,
@@ -78,10 +77,10 @@ class VoxCPM:
     ) -> Self:  # fmt: skip
         """Open a bundle and load its step models.
 
-        path: a bundle's folder, a hub id (`organisation/name`), an open bundle, or None for the built-in voice.
-        precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle has.
-        backend: "coreml", "coreai", "portable", or "auto": Core AI for a bundle for macOS 27, else Core ML on a Mac.
-        threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
+        path: a bundle's folder, a hub id (`organisation/name`), None for the built-in voice, or an open bundle, which
+        keeps its precision. precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle
+        has. backend: "coreml", "coreai", "portable", or "auto": Core AI for a bundle for macOS 27, else Core ML on a
+        Mac. threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
         only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of step models to these, in
         which "*" stands for all others. device (portable backend only): "cpu", a GPU: "cuda" or "cuda:N", or
         "auto": the first GPU that can be used here, otherwise "cpu". on_first_use (Core ML only): called with
@@ -91,11 +90,6 @@ class VoxCPM:
         for a GPU that cannot be used.
         """
         switch(verify, "verify")
-        if isinstance(path, Bundle) and (precision not in (None, path.precision) or verify):
-            raise InputError(
-                f"an open bundle has its precision already ({path.precision}) and was verified when it was opened; "
-                "give its folder to choose another"
-            )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
         device = chosen_device(device, choose_backend(backend, bundle))
         placed = place_step_models(
@@ -141,13 +135,8 @@ class VoxCPM:
         # Before minutes of work.
         device = AUTO_DEVICE if device is None else device
         gpu_device(device)
-        paths = {"hf_model_id": hf_model_id, "cache_dir": cache_dir, "lora_weights_path": lora_weights_path}
-        for name, path in paths.items():
-            if path is not None or name == "hf_model_id":
-                path_argument(path, name)
-        offline = switch(local_files_only, "local_files_only")
         folder = pretrained_bundle(
-            str(hf_model_id), precision, lora_weights_path, cache_dir, local_files_only=offline
+            str(hf_model_id), precision, lora_weights_path, cache_dir, local_files_only=local_files_only
         )
         return cls.from_bundle(folder, precision, device=device, **given)
 
@@ -348,8 +337,6 @@ class VoxCPM:
     def _planned(self, given: AnyArguments) -> Plan:
         if isinstance(given, Arguments):
             return plan(self.bundle, given)
-        if not isinstance(given, str | Mapping):
-            raise wrong_type(given, "an utterance", "a text or a mapping of arguments by name")
         return self.plan(given) if isinstance(given, str) else self.plan(**{"text": None, **given})
 
     def _stream(

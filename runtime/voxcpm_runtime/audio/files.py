@@ -122,9 +122,8 @@ def write_audio_file(
 
 def _format(path: Path) -> _Format:
     form = FORMATS.get(path.suffix.lower())
-    if form is None:
-        with contextlib.suppress(OSError):
-            form = FORMATS[".wav"] if replaced_file(path) is None else None
+    with contextlib.suppress(OSError):
+        form = form or (FORMATS[".wav"] if replaced_file(path) is None else None)
     if form is None:
         raise InputError(
             f"{path}: expected a name that ends in {', '.join(FORMATS)}, got {path.suffix or 'no ending'!r}"

@@ -8,16 +8,12 @@ import numpy.typing as npt
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import wrong_type
 
-Audio = npt.NDArray[np.float32]
-"""Mono audio (samples,) in [-1, 1]."""
-Pcm = npt.NDArray[np.int16]
-"""16-bit mono samples (samples,)."""
+Audio = npt.NDArray[np.float32]  # Mono audio (samples,) in [-1, 1]
+Pcm = npt.NDArray[np.int16]  # 16-bit mono samples (samples,)
 
 _PEAK = 32767
-_FADE_SECONDS = 0.005
-"""Length of a fade: enough to remove the step, too short to be heard."""
-_SILENCE = 10.0 ** (-50.0 / 20.0)
-"""A peak of -50 dBFS."""
+_FADE_SECONDS = 0.005  # Length of a fade: enough to remove the step, too short to be heard
+_SILENCE = 10.0 ** (-50.0 / 20.0)  # A peak of -50 dBFS
 
 
 def pcm16(audio: Audio) -> Pcm:

@@ -39,11 +39,9 @@ _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 _MAX_PEAK = 100.0
 _FRAME, _HOP = 2048, 512
 """Samples of a frame, for which one level is computed, and between the starts of two, at any sample rate."""
-_RANGE_DB = 35.0
-"""A frame that is this many decibels below the loudest one is silence."""
+_RANGE_DB = 35.0  # A frame that is this many decibels below the loudest one is silence
 _KEPT_MS = 200
-_MIN_LEVEL = np.float32(1e-5)
-"""librosa's floor: below it all frames are equally loud."""
+_MIN_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equally loud
 
 
 def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, what: str = "audio") -> Audio:
@@ -84,8 +82,6 @@ def decode_audio(
     name: its name in messages. rates: lowest and highest sample rate in Hz. Raises InputError for content that is not
     audio, and, while decoding, for more than `max_seconds` or MAX_RECORDING_SAMPLES.
     """
-    if not isinstance(content, bytes | bytearray | memoryview):
-        raise wrong_type(content, "content", "the bytes of an audio file")
     lowest, highest = rates
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty, or was read to its end before")
@@ -108,7 +104,6 @@ class _Content(io.BytesIO):
     """The bytes of a file. A damaged header may lead to a negative offset, for which soundfile prints a traceback."""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Seek to the offset, or stay if it is negative."""
         try:
             return super().seek(offset, whence)
         except ValueError:
@@ -119,7 +114,6 @@ class _SequentialFile(soundfile.SoundFile):
     """A file in which soundfile does not seek after each block, which fails at the end of a FLAC without a length."""
 
     def seekable(self) -> bool:
-        """False, so that soundfile never seeks."""
         return False
 
 
@@ -132,10 +126,9 @@ def _samples(file: soundfile.SoundFile, max_seconds: float, name: str) -> Audio:
     return np.concatenate(blocks)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # `require_finite` reports NaN and infinity
 def _mean_of_channels(samples: Audio) -> Audio:
-    """The mean (samples,) of samples (samples, channels); NaN and infinity propagate."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean: Audio = samples.mean(axis=1, dtype=np.float32)
+    mean: Audio = samples.mean(axis=1, dtype=np.float32)
     return mean
 
 

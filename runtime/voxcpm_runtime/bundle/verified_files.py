@@ -17,8 +17,7 @@ from voxcpm_constants.manifest import FileRecord, check_files, record_folder
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.storage.whole_file import whole_file
 
-RECORDS_FILE = "files.json"
-"""Sizes and digests of all other files in the same folder."""
+RECORDS_FILE = "files.json"  # Sizes and digests of all other files in the same folder
 
 
 def record_files(folder: Path) -> None:

@@ -43,8 +43,7 @@ from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 from voxcpm_runtime.text.control import checked_control
 
-SOME_FAILED = 1
-"""Exit code if a line could not be spoken."""
+SOME_FAILED = 1  # Exit code if a line could not be spoken
 RECORD_FILE = "spoken.jsonl"
 """A line of JSON for each spoken file, so that a later run can resume; the last one about a file counts."""
 
@@ -117,7 +116,7 @@ def batch(
         lock = lock_folder(path.resolve())
     except BlockingIOError:
         raise InputError(
-            f"{path}: another batch is writing into this folder; wait for it, or choose another folder"
+            f"{path}: another batch is writing into this folder; wait, or choose another"
         ) from None
     try:
         run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet)
@@ -151,12 +150,7 @@ def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine) -> E
 
 
 def _speak_here(
-    bundle: Bundle,
-    engine: Engine,
-    lines: Iterator[BatchLine],
-    cancel: CancelToken,
-    note: Notes,
-    warn: Warn,
+    bundle: Bundle, engine: Engine, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
 ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
     """The executor on this machine, which loads the step models if there is a line to speak."""
     ready = list(lines)

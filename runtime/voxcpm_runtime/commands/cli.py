@@ -102,9 +102,7 @@ def build_app(chosen: str | None) -> typer.Typer:
     """An app with the command `chosen` alone, or with a list of all commands if there is none of that name."""
     # Entry points are searched in every installed package, which is slow.
     known = _OWN if chosen in _OWN else commands()
-    # The list of commands has no panels, and prints in half the time without rich.
-    style: dict[str, Any] = {} if chosen in known else {"rich_markup_mode": None}
-    app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.", **style)
+    app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.")
     # A callback keeps the command's name in the usage line even if there is only one command.
     app.callback()(_program)
     if chosen not in known:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -43,9 +42,7 @@ from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
 
 STANDARD_OUTPUT = "-"
-PIPE_CLOSED = 141
-"""Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it."""
-_MAX_QUOTED = 200
+PIPE_CLOSED = 141  # Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it
 # `design` takes these options only to refuse them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
@@ -58,7 +55,7 @@ class Asked(CheckpointArguments, Engine, Delivery, VoiceArguments, Words):
 @takes_groups
 def generate(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
     """Speak a text of any length into an audio file, in any mode of the bundle."""
-    _speak("generate", bundle, asked, options)
+    _speak(bundle, asked, options)
 
 
 @functools.partial(takes_groups, hidden=_OF_A_VOICE)
@@ -69,7 +66,7 @@ def design(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOp
         raise InputError(
             f"design makes a voice from a description, not from a recording, got {', '.join(given)}; use clone"
         )
-    _speak("design", bundle, asked, options)
+    _speak(bundle, asked, options)
 
 
 @takes_groups
@@ -80,19 +77,17 @@ def clone(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOpt
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
             "without one, use generate or design"
         )
-    _speak("clone", bundle, asked, options)
+    _speak(bundle, asked, options)
 
 
-def _speak(command: str, bundle: str | None, asked: Asked, options: GenerationOptions) -> None:
+def _speak(bundle: str | None, asked: Asked, options: GenerationOptions) -> None:
     # Check as much as possible before the bundle is opened, and the rest before its models are loaded.
     # pathlib raises for a text that is too long to be a file name.
     is_folder = bundle is None or is_hub_id(bundle) or os.path.isdir(bundle)  # noqa: PTH112
-    if bundle is not None and asked.text is None and asked.text_file is None and not is_folder:
-        option = "--text-file" if os.path.isfile(bundle) else "--text"  # noqa: PTH113
-        words = shlex.quote(bundle) if len(bundle) <= _MAX_QUOTED else '"…"'
+    if not is_folder and asked.text is None and asked.text_file is None:
         raise InputError(
-            f"{shown(bundle)} was taken as the bundle but is not a folder; to speak it: "
-            f"voxcpm-coreml {command} {option} {words}"
+            f"{shown(bundle)} was taken as the bundle but is not a folder; to speak it, give it as --text, "
+            "or as --text-file"
         )
     target = None
     if asked.output != STANDARD_OUTPUT:

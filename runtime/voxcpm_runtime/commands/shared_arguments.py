@@ -26,7 +26,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_com
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import pretrained_bundle
 from voxcpm_runtime.commands.status_line import Notes
-from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
+from voxcpm_runtime.options import Option, checked_options
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -94,8 +94,7 @@ class RecordingArguments:
         "UTF-8 file with the transcript of the prompt, instead of --prompt-text.",
     )] = None
     reference: Annotated[str | None, _voice(
-        "Audio of a voice to speak with.", flags=("--reference", "--reference-audio", "-ra"),
-        generations=WITH_REFERENCE,
+        "Audio of a voice to speak with. VoxCPM2 only.", flags=("--reference", "--reference-audio", "-ra"),
     )] = None
 
     def transcript(self) -> str | None:
@@ -117,8 +116,7 @@ class VoiceArguments(RecordingArguments):
         "Name of a voice (see `voices list`), or path of a voice file.", flags=("--voice", "-v"),
     )] = None
     control: Annotated[str | None, _voice(
-        'Voice or style in words, such as "warm, slow"; prepended to the text in parentheses.',
-        generations=WITH_REFERENCE,
+        'Voice or style in words, such as "warm, slow"; prepended to the text in parentheses. VoxCPM2 only.',
     )] = None
 
     def recordings(self) -> Recordings:

@@ -60,8 +60,7 @@ def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryI
 def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
     """The file that is created or replaced when `path` is written, with all links followed; None for a stream.
 
-    overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError if the path
-    cannot be written, and for a file without the owner's write permission, also for root.
+    overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError.
     """
     try:
         mode = path.stat().st_mode
@@ -86,11 +85,9 @@ def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
 
 def report_folder(folder: Path, names: Iterable[str], inputs: Iterable[str | Path | None]) -> None:
     """Create a report's folder before the work begins. Raises InputError and OSError if `names` cannot be written."""
-    files = [folder / name for name in names]
-    for path in (folder, *files):
-        refuse_inputs(path, inputs)
     make_folder(folder)
-    for path in files:
+    for path in (folder / name for name in names):
+        refuse_inputs(path, inputs)
         replaced_file(path)
 
 
