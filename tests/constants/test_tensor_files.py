@@ -16,7 +16,7 @@ TENSORS = {
 }
 
 
-def test_metadata_and_tensors_in_any_order_are_the_same_file() -> None:
+def test_metadata_and_tensors_in_any_order_are_the_same_file():
     """safetensors alone orders four texts otherwise in most of twenty calls."""
     backwards = dict(reversed(METADATA.items()))
     contents = {tensor_file(TENSORS, given) for given in (METADATA, backwards) * 10}
@@ -25,7 +25,7 @@ def test_metadata_and_tensors_in_any_order_are_the_same_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["ada", "adam"])
-def test_safetensors_reads_it(name: str) -> None:
+def test_safetensors_reads_it(name):
     """Whatever the length of its header, the tensors are aligned."""
     content = tensor_file(TENSORS, {"name": name, **METADATA})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from voxcpm_constants.user_folders import cache_folder, voices_folder
@@ -13,12 +11,12 @@ KINDS = ("compiled", "lowered", "verified", "measured", "bundles")
 
 
 @pytest.fixture(autouse=True)
-def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def _unset(monkeypatch):
     for variable in ("VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"):
         monkeypatch.delenv(variable, raising=False)
 
 
-def test_one_variable_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_variable_holds_everything(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "all"))
 
     assert [cache_folder(kind) for kind in KINDS] == [tmp_path / "all" / kind for kind in KINDS]
@@ -26,28 +24,8 @@ def test_one_variable_holds_everything(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "all").exists()
 
 
-def test_voices_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "all"))
-    monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "mine"))
-
-    assert voices_folder() == tmp_path / "mine"
-
-
-def test_a_home_folder_and_a_relative_one_are_resolved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    for value in ("~/all", "all"):
-        monkeypatch.setenv("VOXCPM_COREML_CACHE", value)
-        assert cache_folder("lowered") == tmp_path / "all" / "lowered"
-
-
 @pytest.mark.parametrize("variable", ["VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"])
-def test_a_file_is_one_line_and_exit_code_two(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_one_line_and_exit_code_two(variable, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(variable, str(tmp_path / "file"))
 
@@ -62,9 +40,7 @@ def test_a_file_is_one_line_and_exit_code_two(
     [["inspect"], ["generate", "--text-file"], ["convert", "-o", "bundle"]],
     ids=lambda arguments: arguments[0],
 )
-def test_the_home_of_nobody_is_one_line_in_each_command(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_home_of_nobody_is_one_line_in_each_command(arguments, capsys):
     """Python raises a RuntimeError for it, which no command shows as one line."""
     assert cli.main([*arguments, "~nobody-of-this-name/a.txt"]) == 2
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,7 @@ from tiny_network import (
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
-from voxcpm_constants.step_models import StepSizes, declare_step_models
+from voxcpm_constants.step_models import declare_step_models
 from voxcpm_runtime import voxcpm
 from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.bundle.opening import open_bundle
@@ -35,19 +33,19 @@ from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech import plan
 
 
-def config(generation: str) -> dict[str, Any]:
+def config(generation):
     local = {"hidden_dim": DIT, "ffn_dim": 8, "num_heads": 2, "num_layers": 1}
+    factors = {"long_factor": [1, 1], "short_factor": [1, 1]}
     vae = {
         "encoder_dim": 2,
         "encoder_rates": [2, 5],
         "latent_dim": FEAT,
         "decoder_dim": 8,
-        "decoder_rates": [5, 2],
+        "sample_rate": 1000,
     }
-    rates = {"sample_rate": 1000}
+    vae["decoder_rates"] = [5, 2]
     if generation == "voxcpm2":
-        rates |= {"out_sample_rate": 3000}
-        vae["decoder_rates"] = [5, 2, 3]
+        vae |= {"out_sample_rate": 3000, "decoder_rates": [5, 2, 3]}
     return {
         "architecture": generation,
         "patch_size": PATCH,
@@ -62,11 +60,7 @@ def config(generation: str) -> dict[str, Any]:
             "num_key_value_heads": 1,
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e4,
-            "rope_scaling": {
-                "long_factor": [1, 1],
-                "short_factor": [1, 1],
-                "original_max_position_embeddings": 64,
-            },
+            "rope_scaling": {**factors, "original_max_position_embeddings": 64},
             "vocab_size": VOCABULARY,
             "scale_emb": 12.0,
             "dim_model_base": 8,
@@ -74,44 +68,44 @@ def config(generation: str) -> dict[str, Any]:
         },
         "encoder_config": local,
         "dit_config": {**local, "cfm_config": {}},
-        "audio_vae_config": {**vae, **rates},
+        "audio_vae_config": vae,
     }
 
 
 @pytest.fixture(params=["voxcpm", "voxcpm2"])
-def architecture(request: pytest.FixtureRequest) -> Architecture:
+def architecture(request):
     return Architecture.model_validate(config(request.param))
 
 
 @pytest.fixture(autouse=True)
-def _swift(monkeypatch: pytest.MonkeyPatch) -> None:
+def _swift(monkeypatch):
     """Shorten the estimates: with the tiny architectures' patches of 20 ms, a token would need 25 patches."""
     monkeypatch.setattr(plan, "SECONDS_PER_TOKEN", 0.01)
 
 
 @pytest.fixture
-def sizes() -> StepSizes:
+def sizes():
     return SIZES
 
 
 @pytest.fixture
-def constants(architecture: Architecture) -> dict[str, np.ndarray]:
+def constants(architecture):
     rng = np.random.default_rng(1)
     shapes = constant_shapes(architecture)
     return {name: rng.standard_normal(shape).astype(np.float32) / 3 for name, shape in shapes.items()}
 
 
 @pytest.fixture
-def network(architecture: Architecture) -> FakeNetwork:
+def network(architecture):
     return FakeNetwork(architecture)
 
 
 @pytest.fixture
-def models(network: FakeNetwork) -> dict[str, FakeStep]:
+def models(network):
     a = network.a
     base, residual = cached(network, "base"), cached(network, "residual")
 
-    def base_step(inputs: Mapping[str, np.ndarray], state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def base_step(inputs, state):
         hidden = base(inputs, state)
         quantised = network.fsq(hidden)
         return {"hidden": hidden, "fsq_hidden": quantised, "stop_logits": network.stop_logits(quantised)}
@@ -131,28 +125,25 @@ def models(network: FakeNetwork) -> dict[str, FakeStep]:
 
 
 @pytest.fixture
-def encode() -> Callable[..., np.ndarray]:
+def encode():
     return fake_encode
 
 
 @pytest.fixture
-def decode() -> Callable[..., np.ndarray]:
+def decode():
     return fake_decode
 
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?() "
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder):
     folder.mkdir()
     vocabulary = {
         token: index for index, token in enumerate(["<unk>", "<s>", "</s>", "▁", *CHARACTERS.strip()])
     }
     document = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
         "normalizer": {
             "type": "Sequence",
             "normalizers": [
@@ -160,9 +151,6 @@ def write_tokenizer(folder: Path) -> None:
                 {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
             ],
         },
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
         "model": {"type": "BPE", "unk_token": "<unk>", "vocab": vocabulary, "merges": []},
     }
     (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
@@ -170,12 +158,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @pytest.fixture
-def bundle_folder(
-    tmp_path: Path,
-    architecture: Architecture,
-    constants: dict[str, np.ndarray],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:
+def bundle_folder(tmp_path, architecture, constants, monkeypatch):
     """A complete bundle, except that the packages of its step models are a few bytes each."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "bundle"
@@ -202,23 +185,12 @@ def bundle_folder(
 
 
 @pytest.fixture
-def tts(
-    bundle_folder: Path,
-    architecture: Architecture,
-    sizes: StepSizes,
-    constants: dict[str, np.ndarray],
-    models: dict[str, FakeStep],
-) -> voxcpm.VoxCPM:
+def tts(bundle_folder, architecture, sizes, constants, models):
     return voxcpm.VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 
 
 @pytest.fixture
-def speaking(
-    bundle_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    models: dict[str, FakeStep],
-    network: FakeNetwork,
-) -> str:
+def speaking(bundle_folder, monkeypatch, models, network):
     """A bundle with the tiny step models, whose stop head ends the speech as soon as it may."""
     placed = {name: Placed(model, "portable") for name, model in models.items()}
     monkeypatch.setattr(voxcpm, "place_step_models", lambda *_, **__: placed)
@@ -227,13 +199,13 @@ def speaking(
 
 
 @pytest.fixture
-def stopping(network: FakeNetwork) -> None:
+def stopping(network):
     """The stop head ends speech as soon as it may: after four patches."""
     network.stop_bias = np.array([-1e3, 0], np.float32)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working directory."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -242,12 +214,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def batch(
-    speaking: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def batch(speaking, folder, capsys):
     """Writes the lines, speaks them into out/, and returns (exit code, standard output, standard error)."""
 
-    def run(lines: list[Any] | None, *options: str, name: str = "lines.jsonl") -> tuple[int, str, str]:
+    def run(lines, *options, name="lines.jsonl"):
         if lines is not None:
             text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
             (folder / name).write_text(text, encoding="utf-8")
@@ -259,12 +229,12 @@ def batch(
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def loads(monkeypatch):
     """A list that gets an entry each time a voice is opened."""
     opened: list[Any] = []
     from_bundle = voxcpm.VoxCPM.from_bundle
 
-    def counted(*arguments: Any, **options: Any) -> voxcpm.VoxCPM:
+    def counted(*arguments, **options):
         opened.append(arguments)
         return from_bundle(*arguments, **options)
 

@@ -20,7 +20,7 @@ TEXTS = (
 )  # fmt: skip
 
 
-def test_eight_threads_speak_as_each_would_alone(tiny_bundle_15: Path) -> None:
+def test_eight_threads_speak_as_each_would_alone(tiny_bundle_15):
     """In a bundle for macOS 15, functions by length load at their first call."""
     options = {"max_len": 12, "min_len": 12, "retry_badcase": False}
     with VoxCPM.from_bundle(tiny_bundle_15, precision="int8") as tts:
@@ -29,7 +29,7 @@ def test_eight_threads_speak_as_each_would_alone(tiny_bundle_15: Path) -> None:
     with VoxCPM.from_bundle(tiny_bundle_15, precision="int8") as tts:
         begin = threading.Barrier(len(TEXTS))
 
-        def speak(seed: int) -> None:
+        def speak(seed):
             begin.wait(60)
             together[seed] = tts.generate(TEXTS[seed], seed=seed, **options)
 
@@ -43,7 +43,7 @@ def test_eight_threads_speak_as_each_would_alone(tiny_bundle_15: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_closing_a_voice_frees_its_step_models(tiny_bundle: Path) -> None:
+def test_closing_a_voice_frees_its_step_models(tiny_bundle):
     tts = VoxCPM.from_bundle(tiny_bundle, precision="int8")
     tts.generate("the you and", seed=1, max_len=4)
     models = [weakref.ref(model) for model in tts.driver.models.values()]
@@ -56,10 +56,10 @@ def test_closing_a_voice_frees_its_step_models(tiny_bundle: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_closing_a_voice_gives_its_memory_back(tiny_bundle: Path) -> None:
+def test_closing_a_voice_gives_its_memory_back(tiny_bundle):
     """The test leaves 100 MB of freed memory in the allocator, which closing must return."""
 
-    def resident() -> int:
+    def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     tts = VoxCPM.from_bundle(tiny_bundle, precision="int8")

@@ -9,17 +9,9 @@ from voxcpm_runtime.options import GenerationOptions, checked_options
     [
         ("cfg_value", 10.5),
         ("cfg_value", float("nan")),
-        ("cfg_value", "2"),
-        ("inference_timesteps", 0),
         ("inference_timesteps", 10.0),
         ("inference_timesteps", True),
-        ("temperature", -0.1),
-        ("sway_sampling_coef", 1.8),
-        ("min_len", -1),
         ("max_len", 0),
-        ("retry_badcase_max_times", -1),
-        ("retry_badcase_ratio_threshold", 0.0),
-        ("segment_tokens", 7),
     ],
 )
 def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, value):
@@ -28,11 +20,6 @@ def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, valu
     ) as caught:
         GenerationOptions(**{name: value})
     assert "\n" not in str(caught.value)
-
-
-def test_a_switch_is_true_or_false():
-    with pytest.raises(InputError, match=r"^normalize must be True or False, got 'no'$"):
-        GenerationOptions(normalize="no")
 
 
 def test_denoising_is_refused_and_its_absence_is_not():

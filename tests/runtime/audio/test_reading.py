@@ -31,12 +31,12 @@ FORMS = {
 }
 
 
-def sound(seconds: float, gain: float = 0.3) -> np.ndarray:
+def sound(seconds, gain=0.3):
     rng = np.random.default_rng(0)
     return (gain * rng.standard_normal(int(seconds * RATE)) / 4).astype(np.float32)
 
 
-def encoded(form: str, samples: np.ndarray) -> bytes:
+def encoded(form, samples):
     file = io.BytesIO()
     container, subtype = FORMS[form]
     soundfile.write(file, samples, RATE, format=container, subtype=subtype)
@@ -67,7 +67,7 @@ def test_a_wav_file_that_was_streamed_does_not_know_its_length_and_is_whole():
     assert len(decode_audio(bytes(content), "prompt audio")[0]) == RATE
 
 
-def streamed_flac(seconds: float) -> bytes:
+def streamed_flac(seconds):
     """A FLAC whose header does not say how long it is: 36 bits of STREAMINFO are zero."""
     content = bytearray(encoded("flac", sound(seconds)))
     content[21] &= 0xF0
@@ -177,7 +177,6 @@ def float_wav(samples):
         ((np.zeros((0, 2), np.float32), RATE), "it is empty"),
         ((np.array([0.0, np.nan], np.float32), RATE), "NaN or infinite"),
         ((np.zeros(99, np.float32), RATE), "0.006 s long, but the minimum is one patch, 0.006 s"),
-        ((np.zeros((2, 2, 2), np.float32), RATE), "shape"),
         ((np.zeros(500, np.int64), RATE), "got int64"),
         ((np.zeros((2, 500), np.float32), RATE), r"\(2, 500\); transpose"),
         ((np.full(500, 3e4, np.float32), RATE), "peak of 30000; scale"),
@@ -185,9 +184,6 @@ def float_wav(samples):
         ((np.zeros(500, np.float32), 10**9), "from 1 to 384000, got 1000000000"),
         (None, "got None"),
         (io.StringIO("text"), 'mode "rb"'),
-        ("a\0b.wav", "no null character"),
-        (".", "cannot be read"),
-        (b"RIFF\x24\0\0\0WAVEfmt ", "expected an audio file"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(source, message):

@@ -14,16 +14,16 @@ from voxcpm_runtime.audio.reading import trim_silence
 RATE = 16000
 
 
-def sound(samples: int, level: float = 0.5) -> np.ndarray:
+def sound(samples, level=0.5):
     """A square wave, whose level is its peak and is exact in float32."""
     return (level * np.where(np.arange(samples) // 20 % 2, -1, 1)).astype(np.float32)
 
 
-def silence(samples: int) -> np.ndarray:
+def silence(samples):
     return np.zeros(samples, np.float32)
 
 
-def click(samples: int, at: int) -> np.ndarray:
+def click(samples, at):
     audio = silence(samples)
     audio[at] = 1
     return audio
@@ -58,7 +58,7 @@ SHAPES = {
 }
 
 
-def taken(audio: np.ndarray, rate: int) -> tuple[int, int]:
+def taken(audio, rate):
     """Start and end of the samples that remain."""
     part = trim_silence(audio, rate)
     start = (part.__array_interface__["data"][0] - audio.__array_interface__["data"][0]) // audio.itemsize

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from voxcpm_runtime.commands.cli import main
 WEIGHTS = "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
 
 
-def test_the_first_command_speaks_and_imports_nothing_that_converts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_command_speaks_and_imports_nothing_that_converts(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "empty"))
     program = (
         "import sys; from voxcpm_runtime.commands.cli import main; "
@@ -45,12 +42,7 @@ def test_the_first_command_speaks_and_imports_nothing_that_converts(
     ],
     ids=["altered", "manifest"],
 )
-def test_a_damaged_installation_is_one_line_that_says_to_install_again(
-    damage: Callable[[Path], object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_damaged_installation_is_one_line_that_says_to_install_again(damage, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "default_bundle"
     shutil.copytree(opening.DEFAULT_BUNDLE, folder)
     damage(folder)
@@ -64,9 +56,7 @@ def test_a_damaged_installation_is_one_line_that_says_to_install_again(
     )
 
 
-def test_another_precision_of_the_built_in_voice_is_one_line_that_says_what_to_convert(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_another_precision_of_the_built_in_voice_is_one_line_that_says_what_to_convert(capsys):
     assert main(["generate", "--text", "Hello.", "--precision", "fp16", "-o", "hello.wav"]) == 2
 
     said = capsys.readouterr().err

@@ -197,16 +197,3 @@ def test_a_constant_with_nan_is_refused(bundle_folder):
 
 def as_recorded(bundle_folder):
     return {name: record.model_dump() for name, record in manifests.record_folder(bundle_folder).items()}
-
-
-@pytest.mark.parametrize(
-    ("where", "key", "value"),
-    [("lm_config", "vocab_size", 10**12), ("audio_vae_config", "encoder_rates", [2] * 10**5)],
-)
-def test_an_architecture_beyond_all_bounds_is_refused_before_anything_is_declared(
-    bundle_folder, where, key, value
-):
-    edit_manifest(bundle_folder, lambda m: m["architecture"][where].update({key: value}))
-
-    with pytest.raises(BundleError, match=f"architecture.{where}.{key}"):
-        open_bundle(bundle_folder)

@@ -1,6 +1,5 @@
 """The command line: what `generate` writes and prints, users' errors, and commands of other packages."""
 
-import json
 import re
 import subprocess
 import sys
@@ -34,29 +33,6 @@ def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
     assert "real-time factor" in line
 
 
-def damaged(folder):
-    (folder / "int8" / "locdit_step.mlpackage" / "Manifest.json").unlink()
-    return []
-
-
-def altered(folder):
-    path = folder / "int8" / "locdit_step.mlpackage" / "Manifest.json"
-    path.write_text("x" * path.stat().st_size)
-    return ["--verify"]
-
-
-def newer(folder):
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
-    return []
-
-
-def noise_file(folder):
-    path = folder.parent / "noise.wav"
-    path.write_bytes(b"no audio at all")
-    return ["--prompt", str(path), "--prompt-text", "a"]
-
-
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -66,7 +42,6 @@ def noise_file(folder):
         (["--text-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
         (["--text", "a", "--prompt", "b.wav", "--prompt-text", "b"], "no such file"),
         (["--text", "a", "--cfg-value", "11"], "cfg_value must be"),
-        (["--text", "a", "--max-len", "many"], "--max-len"),
         (["--text", "a", "--precision", "fp32"], "it has fp16, int8"),
         (["--text", "a", "--output", "/dev/null/new/out.wav"], "/dev/null is not a folder"),
         (["--text", "a", "--output", "out.txt"], "expected a name that ends in"),
@@ -77,16 +52,10 @@ def noise_file(folder):
             ["--text", "a", "--prompt-text", "b", "--prompt-file", "c"],
             "one of --prompt-text and --prompt-file",
         ),
-        (damaged, "missing from the bundle"),
-        (altered, "content differs from the manifest's digest"),
-        (newer, "schema version 9 is newer"),
-        (noise_file, "expected an audio file"),
     ],
 )
 def test_bad_input_is_one_line_exit_code_two_and_nothing_written(speaking, folder, capsys, options, message):
-    given = ["--text", "a", *options(Path(speaking))] if callable(options) else options
-
-    assert cli.main(["generate", speaking, *given]) == 2
+    assert cli.main(["generate", speaking, *options]) == 2
 
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -116,7 +116,7 @@ sys.exit(main(["generate", sys.argv[1], "--text", "hi.", "-o", "-"]))
 """
 
 
-def piped_chunks(*arguments: object) -> subprocess.Popen[bytes]:
+def piped_chunks(*arguments):
     # Standard output is buffered, as by default.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     given = [sys.executable, "-c", CHUNKS, *map(str, arguments)]

@@ -113,22 +113,6 @@ def test_a_second_bundle_removes_what_only_the_first_had(carded, hub, command):
     assert set(hub.repositories["someone/voice"]["main"]) == listed(carded) | others
 
 
-def test_an_interrupted_upload_is_continued(carded, hub, command):
-    hub.refuses_commits = True
-    refused = command("publish", carded, "someone/voice")
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1].startswith("error: someone/voice: not published (403: ")
-    files = Manifest.read(carded).files.values()
-    assert set(hub.sent) >= {record.sha256 for record in files if record.bytes >= LARGE} > set()
-    assert set(hub.repositories["someone/voice"]["main"]) == {".gitattributes"}
-    hub.refuses_commits = False
-    hub.sent.clear()
-
-    assert command("publish", carded, "someone/voice").returncode == 0
-    assert hub.sent == []
-    assert set(hub.repositories["someone/voice"]["main"]) >= listed(carded)
-
-
 def test_a_file_that_the_hub_leaves_out_is_an_error(carded, hub, command):
     hub.ignored = ".npy"
 
