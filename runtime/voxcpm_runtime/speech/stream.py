@@ -30,10 +30,10 @@ from voxcpm_runtime.speech.results import (
     SpokenSegment,
     UnspokenWarning,
 )
-from voxcpm_runtime.speech.utterance import attempts, utterance, voice_of_speech
+from voxcpm_runtime.speech.utterance import attempts, utterance
 from voxcpm_runtime.text.control import without_control
 from voxcpm_runtime.text.normalization import spelled_transcript
-from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.voices.voice import Voice, VoiceHeader
 
 DEFAULT_CHUNK_PATCHES = 5
 
@@ -78,12 +78,8 @@ def stream(
                     yield piece
                 spoken = heard.finish(index, segment)
             if segment.anchors:
-                latents, transcript = spoken.latents, segment.transcript
-                voice = (
-                    voice.extended(transcript, latents)
-                    if voice
-                    else voice_of_speech(plan.bundle, transcript, latents)
-                )
+                voice = voice or Voice(VoiceHeader.of(plan.bundle.architecture, name=""))
+                voice = voice.extended(segment.transcript, spoken.latents)
                 letters = None if spoken.reason or letters is None else letters + segment.letters
             left = None if left is None else left - len(spoken.latents)
             index, paused = index + 1, segment.ends_paragraph
@@ -135,10 +131,24 @@ class Gathered:
             return
         # Audio that is played is not kept.
         self._pieces.append(piece if self._whole else replace(piece, audio=np.zeros(0, np.float32)))
-        # A session has no end, so there is no progress to report.
         progress, text = self._plan.arguments.progress, self._plan.arguments.text
-        if progress is not None and text is not None:
-            progress(self._progress(piece, text))
+        if progress is None or text is None:  # A session has no end, so there is no progress to report.
+            return
+        worked, remaining = time.perf_counter() - self._began, None
+        if self._finished_characters:
+            remaining = max(0.0, self._finished_at / self._finished_characters * len(text) - worked)
+        progress(
+            Progress(
+                patches=piece.patches,
+                audio_seconds=(self._patches + piece.patches) * self._plan.bundle.architecture.patch_seconds,
+                elapsed_seconds=worked,
+                attempt=piece.attempt,
+                segment=piece.segment,
+                segments=len(self._plan.opening) if self._plan.is_read else None,
+                remaining_seconds=remaining,
+                segment_tokens=piece.planned.target_tokens if piece.planned else 0,
+            )
+        )
 
     def finish(self, index: int, planned: PlannedSegment) -> SpokenSegment:
         """The complete segment: joined, and saved."""
@@ -182,23 +192,6 @@ class Gathered:
         self._finished_characters += len(planned.text)
         self._finished_at = time.perf_counter() - self._began
 
-    def _progress(self, piece: Piece, text: str) -> Progress:
-        opening = self._plan.opening
-        worked, remaining = time.perf_counter() - self._began, None
-        if self._finished_characters:
-            characters = sum(len(segment.text) for segment in opening) if self._plan.is_read else len(text)
-            remaining = max(0.0, self._finished_at / self._finished_characters * characters - worked)
-        return Progress(
-            patches=piece.patches,
-            audio_seconds=(self._patches + piece.patches) * self._plan.bundle.architecture.patch_seconds,
-            elapsed_seconds=worked,
-            attempt=piece.attempt,
-            segment=piece.segment,
-            segments=len(opening) if self._plan.is_read else None,
-            remaining_seconds=remaining,
-            segment_tokens=piece.planned.target_tokens if piece.planned else 0,
-        )
-
     @system_errors_as(InputError)
     def _joined(self, index: int, planned: PlannedSegment) -> SpokenSegment:
         last = self._pieces[-1]
@@ -219,9 +212,8 @@ class Gathered:
 def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tuple[int, int]:
     """Patches of the first chunk, by default as many as in the others, and of the others; raises InputError."""
     others = whole_number(chunk_patches, "chunk_patches", 1, "patches")
-    if first_chunk_patches is None:
-        return others, others
-    return whole_number(first_chunk_patches, "first_chunk_patches", 1, "patches"), others
+    first = others if first_chunk_patches is None else first_chunk_patches
+    return whole_number(first, "first_chunk_patches", 1, "patches"), others
 
 
 def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:

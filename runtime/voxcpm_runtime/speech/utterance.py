@@ -19,14 +19,13 @@ from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
-from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Patch, Prefix
-from voxcpm_runtime.model.sequence import Latents, Sequence, build_sequence
+from voxcpm_runtime.model.sequence import Sequence, build_sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.plan import Plan, min_anchor, reference_positions
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
-from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
+from voxcpm_runtime.voices.voice import Voice
 
 Item = TypeVar("Item")
 
@@ -156,16 +155,6 @@ def _length(
         seconds = voice.prompt_patches * a.patch_seconds
         pace = min(max(seconds / profile.expected_seconds(prompt_letters), _PACES[0]), _PACES[1])
     return expected_length(profile, segment.letters, a.patch_seconds, pace=pace, min_len=options.min_len)
-
-
-def voice_of_speech(bundle: Bundle, text: str, latents: Latents) -> Voice:
-    """Speech as a voice to continue. text: what was said; latents: its patches (patches, frames, latent_dim)."""
-    a = bundle.architecture
-    header = VoiceHeader(
-        name="", generation=a.generation, latent_space=latent_space(a), sample_rate=a.input_sample_rate,
-        turns=(Turn(text=text, patches=len(latents)),),
-    )  # fmt: skip
-    return Voice(header, prompt=np.asarray(latents, np.float32))
 
 
 def attempts(

@@ -20,7 +20,7 @@ from voxcpm_runtime.audio.reading import AudioSource, audio_content, read_audio,
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.voices.store import VoiceStore
-from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
+from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 
 _MIN_PEAK = 0.001  # The minimum peak of a recording, linear: 33 steps of 16 bits. Anything below is silence.
 
@@ -191,14 +191,8 @@ class UnencodedVoice:
         a = self.architecture
         prompt = None if self.prompt is None else driver.encode_prompt(self.prompt)
         reference = None if self.reference is None else driver.encode_reference(self.reference)
-        header = VoiceHeader(
-            name=name,
-            generation=a.generation,
-            latent_space=latent_space(a),
-            sample_rate=a.input_sample_rate,
-            turns=() if prompt is None else (Turn(text=self.transcript, patches=len(prompt)),),
-            provenance=provenance or {},
-        )
+        turns = () if prompt is None else (Turn(text=self.transcript, patches=len(prompt)),)
+        header = VoiceHeader.of(a, name=name, turns=turns, provenance=provenance or {})
         return Voice(header, prompt, reference)
 
     def _patches(self, audio: Audio | None) -> int:

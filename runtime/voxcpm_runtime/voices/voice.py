@@ -66,6 +66,12 @@ class VoiceHeader(BaseModel):
     provenance: dict[str, str] = {}
     """Origin of the voice: file names and digests of the recordings, bundle, date."""
 
+    @classmethod
+    def of(cls, a: Architecture, **given: Any) -> VoiceHeader:
+        """The header of a voice for this AudioVAE. given: the other fields."""
+        space = latent_space(a)
+        return cls(generation=a.generation, latent_space=space, sample_rate=a.input_sample_rate, **given)
+
 
 @dataclass(frozen=True, eq=False)
 class Voice:

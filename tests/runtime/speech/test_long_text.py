@@ -10,7 +10,7 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech import plan
-from voxcpm_runtime.speech.utterance import voice_of_speech
+from voxcpm_runtime.voices.voice import Voice, VoiceHeader
 from voxcpm_runtime.voxcpm import VoxCPM
 
 CHAPTER = """it is so. it is not. who is it? come in! why not.
@@ -110,7 +110,8 @@ def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     assert [segment.anchors for segment in planned.segments] == [True, True, False, False]
     assert second.transcript_tokens == tts.bundle.tokenizer("so. ")
     assert third.transcript_tokens == last.transcript_tokens == tts.bundle.tokenizer("so. it is so. ")
-    anchor = voice_of_speech(tts.bundle, "so. it is so. ", np.concatenate(heard[:2]))
+    empty = Voice(VoiceHeader.of(tts.bundle.architecture, name=""))
+    anchor = empty.extended("so. it is so. ", np.concatenate(heard[:2]))
     alone = tts.speak("so be it.", voice=anchor, **given | {"seed": speech.segments[2].seed})
     np.testing.assert_array_equal(alone.latents, speech.segments[2].latents)
     streamed = np.concatenate(list(tts.generate_streaming(text, **given)))
