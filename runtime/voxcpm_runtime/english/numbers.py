@@ -12,7 +12,6 @@ from voxcpm_runtime.english.vocabulary import (
     digit_names,
     in_pairs,
     letter_by_letter,
-    minutes,
     ordinal,
     plural,
     table_pairs,
@@ -56,17 +55,21 @@ def _numeric(found: re.Match[str]) -> str:
     return _date(found) if 0 < min(both) <= len(_MONTHS) and max(both) <= 31 else found[0]
 
 
+def _minutes(number: str) -> str:
+    return f"oh {cardinal(number[1])}" if number[0] == "0" else cardinal(number)
+
+
 def _time(found: re.Match[str], *, spelled: bool) -> str:
     parts = found.groupdict()
     hour, minute, second, half = (parts.get(name) for name in ("hour", "minute", "second", "meridiem"))
     words = [cardinal(str(int(found["hour"])))]
     if second:
-        words += [minutes(minute or "00"), minutes(second)]
+        words += [_minutes(minute or "00"), _minutes(second)]
     elif minute == "00" and not half:
         plain = re.match(r"\s*(?:noon|midnight)", found.string[found.end() : found.end() + 40])
         words += [] if plain else ["o'clock" if 0 < int(hour or 0) <= 12 else "hundred"]
     elif minute and minute != "00":
-        words.append(minutes(minute))
+        words.append(_minutes(minute))
     if half:
         words.append(letter_by_letter(f"{half}m") if spelled else f"{half}m".upper())
     # The dot of p.m. is the sentence's as well, except before the day or the zone.

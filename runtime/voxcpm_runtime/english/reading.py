@@ -162,10 +162,6 @@ def _initial(found: re.Match[str]) -> str:
     return f"{letter_by_letter(found[1])} "
 
 
-def _without_vowels(found: re.Match[str]) -> str:
-    return found[0] if _SOUNDS.fullmatch(found[0]) else letter_by_letter(found[0])
-
-
 LETTERS_SAID_SINGLY = rules(
     {
         # Initials: U.S., J.R.R. Tolkien, George W. Bush.
@@ -179,7 +175,9 @@ LETTERS_SAID_SINGLY = rules(
         r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$|\s(?:and|or|to)\s[B-HJ-Z]\b)": "ay",
         r"(?:(?<=\b[Aa]n )|(?<=\b[Tt]he ))A(?![\w'.])": "ay",
         r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)": lambda found: letter_by_letter(found[0]),
-        r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])": _without_vowels,
+        r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])": lambda found: (
+            found[0] if _SOUNDS.fullmatch(found[0]) else letter_by_letter(found[0])
+        ),
     }
 )
 

@@ -11,9 +11,7 @@ from collections.abc import Iterable
 from configparser import ConfigParser
 from pathlib import Path
 
-_TABLES = ConfigParser(
-    delimiters=("\t",), comment_prefixes=("# ",), allow_no_value=True, interpolation=None
-)  # fmt: skip
+_TABLES = ConfigParser(delimiters="\t", comment_prefixes=("# ",), allow_no_value=True, interpolation=None)
 _TABLES.optionxform = str  # type: ignore[assignment, method-assign] # Keys keep their capitals
 _TABLES.read(Path(__file__).with_name("tables.txt"), encoding="utf-8")
 
@@ -93,11 +91,6 @@ def decimal(number: str) -> str:
 def in_pairs(number: str) -> str:
     """Three or four digits as years and resolutions are said: "nineteen oh five", "ten eighty", "two thousand five"."""
     return digit_names(number) if number[0] == "0" else _name(number, "year").replace("oh-", "oh ")
-
-
-def minutes(number: str) -> str:
-    """Two digits as after an hour: "oh five", "thirty"."""
-    return f"oh {cardinal(number[1])}" if number[0] == "0" else cardinal(number)
 
 
 def plural(words: str) -> str:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 import numpy as np
 
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.model.sequence import Latents, plan_chunks
-
-
-def pad_to_patches(audio: Audio, patch_samples: int, side: Literal["left", "right"]) -> Audio:
-    """Audio (samples,) padded with zeros to whole patches: a prompt, whose end is continued, on the left."""
-    missing = -len(audio) % patch_samples
-    return np.pad(audio, (missing, 0) if side == "left" else (0, missing))
 
 
 def encode_audio(

@@ -41,7 +41,7 @@ from voxcpm_runtime.backends.step_function import (
     StepFunction,
     StepState,
 )
-from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
+from voxcpm_runtime.model.audio_vae import encode_audio, patch_decoder
 from voxcpm_runtime.model.flow_matching import NoiseSource, drawn, solve, solve_at_once, solver_inputs
 from voxcpm_runtime.model.projections import Projections
 from voxcpm_runtime.model.sequence import Latents, Sequence, plan_chunks
@@ -119,11 +119,11 @@ class Driver:
 
         It is padded on the left with zeros to whole patches.
         """
-        return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "left"))
+        return self._encode(np.pad(audio, (-len(audio) % self.architecture.patch_input_samples, 0)))
 
     def encode_reference(self, audio: Audio) -> Latents:
         """Latent patches of reference audio, like `encode_prompt` but padded on the right."""
-        return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "right"))
+        return self._encode(np.pad(audio, (0, -len(audio) % self.architecture.patch_input_samples)))
 
     def prefix(self, lead: Sequence, prompt: Latents) -> Prefix:
         """What the models compute for a voice. lead: its positions before any text. prompt: its prompt's patches."""

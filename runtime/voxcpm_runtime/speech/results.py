@@ -26,10 +26,8 @@ class PlannedSegment:
     target_tokens: int  # Number of tokens of the text alone
     letters: int  # Letters and digits of the text alone, which its expected time follows from
     ends_paragraph: bool  # Whether a blank line follows
-    anchors: bool = False
-    """Whether its speech becomes a part of the voice that later segments continue, as no voice was given."""
-    followed: bool | None = None
-    """Whether another segment follows; None if that is not known, as in a session."""
+    anchors: bool = False  # Whether its speech becomes a part of the voice that later segments continue
+    followed: bool | None = None  # Whether another segment follows; None if not known, as in a session
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,10 @@ class Piece:
     patches: int = 0  # Patches of this segment so far; 0 if it is no patch
     latents: Latents | None = None  # The patch (frames, latent_dim); None if it is no patch
     attempt: int = 1  # Number of the attempt at the segment, from 1; another attempt begins the segment again
-    attempts: int = 1
-    """Number of attempts that were made so far; more than `attempt` if an earlier one was the best."""
+    attempts: int = 1  # Number of attempts so far; more than `attempt` if an earlier one was the best
     stops: bool = False  # Whether the stop head ended the segment with this patch
     reason: Reason = ""  # What is suspicious about the segment by now: "long", "short", "cut", or nothing
-    expected_seconds: float | None = None
-    """Seconds that the segment is expected to take; None without a `speech.json`."""
+    expected_seconds: float | None = None  # Expected seconds of the segment; None without a `speech.json`
     planned: PlannedSegment | None = None  # The segment; None if it is no patch
 
 
@@ -60,8 +56,7 @@ class Progress:
     attempt: int  # Number of this attempt, from 1; earlier ones were bad
     segment: int = 0  # Index of the segment that is being spoken, from 0
     segments: int | None = 1  # Number of segments; None for a long text, which is read while it is spoken
-    remaining_seconds: float | None = None
-    """Estimated seconds of work left, from the segments finished so far; None before there is one."""
+    remaining_seconds: float | None = None  # Estimated seconds of work left; None during the first segment
     segment_tokens: int = 0  # Number of tokens of the text of the segment that is being spoken
 
     @property
@@ -89,8 +84,7 @@ class SpokenSegment:
 
     Without `retry_badcase` lengths are not judged.
     """
-    expected_seconds: float | None = None
-    """Seconds that it was expected to take; None without a `speech.json`."""
+    expected_seconds: float | None = None  # Seconds that were expected; None without a `speech.json`
     ends_paragraph: bool = False  # Whether a blank line follows in the text
 
 

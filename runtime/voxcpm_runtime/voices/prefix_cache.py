@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -71,10 +71,7 @@ def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
 
 def prefix_files(voice_path: Path) -> list[Path]:
     """The prefix files next to a voice's file, without others of similar names."""
-    own = re.compile(rf"{re.escape(voice_path.name)}\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
-    return [
-        path for path in voice_path.parent.glob(f"*{_SUFFIX}") if own.fullmatch(path.name) and path.is_file()
-    ]
+    return list(voice_path.parent.glob(f"{glob.escape(voice_path.name)}.{'[0-9a-f]' * 16}{_SUFFIX}"))
 
 
 def _read(path: Path) -> Prefix | None:

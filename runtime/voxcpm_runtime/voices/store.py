@@ -35,9 +35,6 @@ class VoiceStore:
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = voices_folder() if folder is None else path_argument(folder, "folder")
 
-    def __repr__(self) -> str:
-        return f"VoiceStore({str(self.folder)!r})"
-
     @system_errors_as(InputError)
     def names(self) -> list[str]:
         """The names of the user's voices, sorted; none without a folder. Raises InputError if it cannot be read."""
