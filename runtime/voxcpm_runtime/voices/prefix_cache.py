@@ -8,7 +8,6 @@ import glob
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -28,17 +27,7 @@ _SUFFIX = ".prefix"
 _BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
 
 
-class Prefixes(Protocol):
-    """A function from a voice to its prefix, with a cache."""
-
-    def __call__(self, voice: Voice, /) -> Prefix:
-        """The voice's prefix, computed if it is in no cache."""
-
-    def cache_clear(self) -> None:
-        """Drop the prefixes in memory."""
-
-
-def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> Prefixes:
+def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> functools._lru_cache_wrapper[Prefix]:
     """A function from a voice to its prefix that computes each prefix once.
 
     make: computes a prefix. key: identifies the step models and the backend. A damaged file is replaced; if that fails,
