@@ -130,7 +130,6 @@ CALLS = {
     ("model", "error"),
     [
         ("base_lm_step", MemoryError()),
-        ("locdit_step", RecursionError("too deep")),
         ("audio_vae_decoder", OSError(errno.ENOMEM, "Cannot allocate")),
     ],
 )

@@ -14,10 +14,8 @@ from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import plan, utterance
-from voxcpm_runtime.speech.plan import letters_in
 from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.speech.utterance import expected_length
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -54,19 +52,6 @@ def lengths(monkeypatch) -> Callable[..., None]:
         monkeypatch.setattr(Driver, "generate_patches", patches)
 
     return scripted
-
-
-def test_the_bands_are_shares_of_the_expected_time() -> None:
-    profile = SpeechProfile(
-        longest_seconds=20, longest_tokens=240, seconds_per_letter=0.06, seconds_beside=0.4
-    )
-    length = expected_length(profile, letters_in("We sat, 2 by 2; it rained." * 2), 0.1)
-
-    assert letters_in("We sat, 2 by 2; it rained." * 2) == 34
-    assert length.seconds == pytest.approx(2.44)  # 0.4 + 34 · 0.06
-    # 1.4 · 2.44 = 3.416, 0.6 · 2.44 = 1.464 seconds.
-    assert [length.reason(patches, stopped=True) for patches in (14, 15, 34, 35)] == ["short", "", "", "long"]
-    assert length.reason(3, stopped=False) == ""
 
 
 @pytest.mark.parametrize(("patches", "pace"), [(11, 11 / 8), (14, 1.5), (6, 0.8)])

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech import plan as plan_module
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
-from voxcpm_runtime.speech.plan import Plan, plan
+from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.utterance import utterance
-from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -148,52 +144,23 @@ def test_the_beginning_of_two_megabytes_without_a_space_is_read_at_once(tts):
 
 
 SENTENCE = "the old farmer fed his chickens, and then he walked down to the river. "
-LONG_SENTENCE = "and so the old farmer walked along the river " * 9 + "to the sea."
-PROSE = SENTENCE * 3 + LONG_SENTENCE + " " + SENTENCE * 5
+LONG_SENTENCE = "and so the old farmer walked along the river " * 30 + "to the sea. "
 
 
-@pytest.fixture
-def letters() -> Any:
-    """A stand-in for a bundle with a vocabulary of letters, utterances of 80 tokens, and room for any text."""
-    profile = SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.06)
-    return with_vocabulary(TextTokenizer.from_folder(DEFAULT_CHECKPOINT), profile)
+def test_no_segment_is_longer_than_the_checkpoint_was_made_for():
+    bundle = open_bundle(DEFAULT_BUNDLE)
+    profile = bundle.manifest.speech
 
+    def expected(texts) -> float:
+        return max(profile.expected_seconds(sum(map(str.isalnum, text))) for text in texts)
 
-def with_vocabulary(tokenizer: TextTokenizer, speech: SpeechProfile | None = None) -> Any:
-    sizes = SimpleNamespace(kv_length=100_000)
-    return SimpleNamespace(
-        tokenizer=tokenizer,
-        architecture=SimpleNamespace(patch_seconds=0.16),
-        manifest=SimpleNamespace(sizes=sizes, speech=speech),
-    )
+    planned = plan(bundle, Arguments(text=SENTENCE * 20 + LONG_SENTENCE + SENTENCE * 5))
+    sentence = planned.split_sentence(LONG_SENTENCE)
+    asked = replace(planned.arguments, options=GenerationOptions(segment_tokens=60))
 
-
-def longest(bundle: Any, parts: list[Segment]) -> int:
-    return max(len(bundle.tokenizer(part.text)) for part in parts)
-
-
-def plan_of(bundle: Any, **options: Any) -> Plan:
-    """A plan without a text."""
-    return plan(bundle, Arguments(options=GenerationOptions(**options)))
-
-
-def planned(bundle: Any, **options: Any) -> int:
-    """The number of tokens of the longest segment."""
-    return longest(bundle, plan_of(bundle, **options).split(PROSE))
-
-
-def test_segments_are_as_long_as_the_checkpoint_was_made_for(letters):
-    assert 80 / 2 < planned(letters) <= 80
-
-
-def test_no_segment_is_expected_to_take_longer_than_the_checkpoint_was_made_for():
-    """Three seconds are 40 letters, fewer than 80 tokens have, unless a length is asked for."""
-    profile = SpeechProfile(longest_seconds=3, longest_tokens=80, seconds_per_letter=0.06, seconds_beside=0.6)
-    bundle = with_vocabulary(TextTokenizer.from_folder(DEFAULT_CHECKPOINT), profile)
-
-    for parts in (plan_of(bundle).split(PROSE), plan_of(bundle).split_sentence(LONG_SENTENCE)):
-        assert 20 < max(sum(char.isalpha() for char in part.text) for part in parts) <= 40
-    assert planned(bundle, segment_tokens=80) > 40
+    assert 0.4 < expected(part.text for part in planned.segments) / profile.longest_seconds <= 1
+    assert 0.4 < expected(part.text for part in sentence) / profile.longest_seconds <= 1
+    assert 30 < max(part.target_tokens for part in plan(bundle, asked).segments) <= 60
 
 
 def test_what_was_cancelled_before_it_began_is_not_planned(tts):

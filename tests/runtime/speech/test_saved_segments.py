@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from voxcpm_constants import json_files
-from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 
 CHAPTER = "it is so. it is not. who is it? come in! why not. good day. so be it.\n\nthe end."
@@ -114,25 +112,3 @@ def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, 
     assert (after.count, after.get(1)) == (0, None)
     after.discard()
     assert not list(book.parent.iterdir())
-
-
-def test_segments_whose_plan_a_disk_refuses_to_read_once_are_not_taken_for_others(tts, book, monkeypatch):
-    segments = tts.speak("hello there.", seed=1, max_len=4).segments
-    first = SavedSegments(book, "d", 3, drawn=False)
-    first.put(0, segments[0])
-    first.release()
-    again, refused = SavedSegments(book, "d", 3, drawn=False), []
-
-    def refuse(path, _):
-        refused.append(path)
-        raise OSError(5, "Input/output error", str(path))
-
-    with monkeypatch.context() as broken:
-        broken.setattr(json_files, "json_content", refuse)
-        with pytest.raises(InputError, match="cannot be written"):
-            again.put(1, segments[0])
-        with pytest.raises(OSError, match=r"plan\.json"):
-            SavedSegments(book, "d", 3, drawn=False)
-    assert len(refused) == 2
-
-    assert SavedSegments(book, "d", 3, drawn=False).count == 1
