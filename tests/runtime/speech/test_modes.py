@@ -11,7 +11,6 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
 
 second_generation = pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
-first_generation = pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 
 
 @pytest.fixture
@@ -129,8 +128,7 @@ def test_each_generation_option_reaches_the_library_and_has_its_default(speaking
     assert chosen.keys() == {field.name for field in dataclasses.fields(GenerationOptions)}
 
 
-REFUSALS = [
-    # Requests that no bundle can fulfil.
+ANY = [
     ("generate", ["--text", "a", *PROMPT, "--prompt-file", "prompt.txt"], "one of --prompt-text and --prompt-file"),
     ("generate", ["--text", "a", *PROMPT[:2]], "got the audio without the transcript"),
     ("generate", ["--text", "a", *PROMPT[:2], "--prompt-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
@@ -138,49 +136,33 @@ REFUSALS = [
     ("clone", ["--text", "a"], "clone needs a recording: --reference, or --prompt"),
     ("clone", [*REFERENCE], "to speak it, give it as --text"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("command", "options", "message"), REFUSALS)
-def test_what_no_bundle_can_do_is_refused_before_one_is_opened(folder, capsys, command, options, message):
-    refused("nowhere", folder, capsys, command, options, message)
-
-
-@second_generation
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [
+OF_A_GENERATION = {
+    "voxcpm2": [
         ("generate", ["--text", "a", *PROMPT, *CONTROL], "control cannot be used together with a prompt"),
         ("design", ["--text", "a", "--control", "low) high"], "unmatched parenthesis"),
         ("generate", ["--text", "hello there.", "--min-len", "400"], "but the KV cache has 48"),
         ("clone", ["--text", "a", "--reference", "prompt.txt"], "expected an audio file"),
     ],
-)
-def test_what_the_second_generation_cannot_do(bundle_folder, folder, capsys, command, options, message):
-    """The error comes before step models are loaded: this bundle has none."""
-    refused(str(bundle_folder), folder, capsys, command, options, message)
-
-
-@first_generation
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [
+    "voxcpm": [
         ("generate", ["--text", "a", *CONTROL], "control (voice design, style control) needs VoxCPM2"),
         ("generate", ["--text", "a", *REFERENCE], "a reference voice needs VoxCPM2"),
     ],
-)
-def test_what_the_first_generation_lacks_is_named(bundle_folder, folder, capsys, command, options, message):
-    """The error comes before step models are loaded: this bundle has none."""
-    refused(str(bundle_folder), folder, capsys, command, options, message)
+}
 
 
-def refused(bundle, folder, capsys, command, options, message):
+def test_what_is_refused_is_one_line_before_step_models_are_loaded(
+    bundle_folder, folder, capsys, architecture
+):
+    """This bundle has none. What no bundle can do is refused before one is opened."""
+    of_this = OF_A_GENERATION[architecture.generation]
     before = set(folder.iterdir())
+    for bundle, refusals in (("nowhere", ANY), (str(bundle_folder), of_this)):
+        for command, options, message in refusals:
+            assert cli.main([command, bundle, *options]) == 2
 
-    assert cli.main([command, bundle, *options]) == 2
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert set(folder.iterdir()) == before
+            captured = capsys.readouterr()
+            assert captured.out == ""
+            assert captured.err.startswith("error: ")
+            assert message in captured.err
+            assert captured.err.count("\n") == 1
+            assert set(folder.iterdir()) == before
