@@ -20,6 +20,17 @@ def driver(architecture, sizes, constants, models):
 
 
 @pytest.fixture
+def generated(driver):
+    """A function that generates patches of a sequence as the driver does."""
+
+    def run(sequence, seed, limit, options=OPTIONS, **given):
+        rng = np.random.default_rng(seed)
+        return list(driver.generate_patches(driver.prefill(sequence), options, rng, limit, **given))
+
+    return run
+
+
+@pytest.fixture
 def loop(architecture, network, constants):
     """A function that generates patches; every step runs over the whole sequence so far."""
 
@@ -80,10 +91,10 @@ def sequences():
 
 
 @pytest.mark.parametrize("kind", sequences())
-def test_patches_are_those_of_the_plain_loop(driver, loop, kind):
+def test_patches_are_those_of_the_plain_loop(generated, loop, kind):
     sequence = sequences()[kind]
 
-    patches = list(driver.generate_patches(driver.prefill(sequence), OPTIONS, np.random.default_rng(4), 7))
+    patches = generated(sequence, 4, 7)
 
     expected, _ = loop(sequence, 7, 4)
     np.testing.assert_allclose([patch.latents for patch in patches], expected, atol=2e-4)
@@ -91,22 +102,18 @@ def test_patches_are_those_of_the_plain_loop(driver, loop, kind):
 
 
 @pytest.mark.parametrize("min_len", [0, 2, 3])
-def test_it_stops_after_min_len_with_the_patch_whose_own_hidden_state_says_so(driver, network, min_len):
+def test_it_stops_after_min_len_with_the_patch_whose_own_hidden_state_says_so(generated, network, min_len):
     network.stop_bias = np.array([-1e3, 0], np.float32)
     options = GenerationOptions(inference_timesteps=4, min_len=min_len)
 
-    patches = list(
-        driver.generate_patches(
-            driver.prefill(sequences()["zero-shot"]), options, np.random.default_rng(0), 9
-        )
-    )
+    patches = generated(sequences()["zero-shot"], 0, 9, options)
 
     # Upstream breaks at the first index above min_len.
     assert len(patches) == min_len + 2
     assert [patch.stops for patch in patches] == [False] * (min_len + 1) + [True]
 
 
-def test_the_stop_head_reads_the_state_that_fed_the_patch(driver, network, loop):
+def test_the_stop_head_reads_the_state_that_fed_the_patch(generated, network, loop):
     sequence = sequences()["continuation"]
     firsts = set()
     for bias in np.linspace(-1, 4, 26):
@@ -114,26 +121,18 @@ def test_the_stop_head_reads_the_state_that_fed_the_patch(driver, network, loop)
         _, stops = loop(sequence, 20, 8)
         firsts.add(first := stops.index(True) if True in stops else 19)
 
-        patches = list(
-            driver.generate_patches(driver.prefill(sequence), OPTIONS, np.random.default_rng(8), 20)
-        )
-
-        assert len(patches) == first + 1
+        assert len(generated(sequence, 8, 20)) == first + 1
     assert len(firsts & set(range(4, 19))) > 1, (
         "the stop head never spoke late: this test cannot tell one index apart"
     )
 
 
-def test_a_teacher_is_fed_on_in_place_of_the_prediction(driver, network, loop):
+def test_a_teacher_is_fed_on_in_place_of_the_prediction(generated, network, loop):
     network.stop_bias = np.array([-1e3, 0], np.float32)
     sequence = sequences()["continuation"]
     teacher = np.random.default_rng(6).standard_normal((5, *SHAPE)).astype(np.float32)
 
-    patches = list(
-        driver.generate_patches(
-            driver.prefill(sequence), OPTIONS, np.random.default_rng(4), 9, teacher=list(teacher)
-        )
-    )
+    patches = generated(sequence, 4, 9, teacher=list(teacher))
 
     expected, _ = loop(sequence, 5, 4, teacher)
     np.testing.assert_allclose([patch.latents for patch in patches], expected, atol=2e-4)
@@ -170,12 +169,8 @@ def test_the_decoder_hears_the_end_of_the_prompt_and_gives_only_what_follows(dri
     )
 
 
-def test_a_patch_that_is_not_finite_is_an_error_and_no_noise(driver, models):
+def test_a_patch_that_is_not_finite_is_an_error_and_no_noise(generated, models):
     models["locdit_step"].function = lambda inputs, _: {"velocity": inputs["x"] * np.float32(np.nan)}
 
     with pytest.raises(BundleError, match="patch 0 is not finite"):
-        next(
-            driver.generate_patches(
-                driver.prefill(sequences()["zero-shot"]), OPTIONS, np.random.default_rng(0), 3
-            )
-        )
+        generated(sequences()["zero-shot"], 0, 3)
