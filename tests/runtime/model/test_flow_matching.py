@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
 
-from voxcpm_runtime.model.flow_matching import (
-    solve,
-)
+from voxcpm_runtime.model.flow_matching import solve
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("voxcpm_validation.upstream")
@@ -72,16 +70,8 @@ def test_a_patch_equals_upstreams(upstream_cfm, steps, options, mean_mode, monke
         return ours(inputs)
 
     scaled = noise * np.float32(0.7)  # the driver's part
-    patch = solve(
-        estimator,
-        scaled,
-        mu,
-        cond,
-        steps=steps,
-        mean_mode=mean_mode,
-        embedding_size=EMBEDDING_SIZE,
-        **options,
-    )
+    given = {"steps": steps, "mean_mode": mean_mode, "embedding_size": EMBEDDING_SIZE}
+    patch = solve(estimator, scaled, mu, cond, **given, **options)
 
     assert len(calls) == theirs.calls
     assert all(dtype == np.float32 for call in calls for dtype in call.values())

@@ -91,21 +91,7 @@ def test_korean_is_cut_between_words() -> None:
 
 def test_no_segment_is_too_long_and_nothing_is_lost_or_doubled() -> None:
     rng = np.random.default_rng(0)
-    parts = [
-        "one ",
-        "Two. ",
-        "three, ",
-        "我们",
-        "你好。",
-        "，",
-        "“",
-        "”",
-        "...",
-        "\n\n",
-        " — ",
-        "x" * 9,
-        "3.5 ",
-    ]
+    parts = [*"，“”", "one ", "Two. ", "three, ", "我们", "你好。", "...", "\n\n", " — ", "x" * 9, "3.5 "]
     for _ in range(500):
         text = "".join(rng.choice(parts, size=rng.integers(0, 40)))
         target = int(rng.integers(1, 30))
