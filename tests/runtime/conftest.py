@@ -124,16 +124,6 @@ def models(network):
     return {name: FakeStep(declared[name], function) for name, function in functions.items()}
 
 
-@pytest.fixture
-def encode():
-    return fake_encode
-
-
-@pytest.fixture
-def decode():
-    return fake_decode
-
-
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?() "
 
 

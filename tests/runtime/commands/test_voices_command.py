@@ -127,13 +127,11 @@ def test_silence_at_both_ends_can_be_cut(speaking, run):
     [
         (("voices", "add", "ada", "BUNDLE", *ADD), "a voice ada already exists"),
         (("voices", "add", "a/b", "BUNDLE", *ADD), "voice name: expected"),
-        (("voices", "add", "eve", "BUNDLE"), "a voice needs a recording"),
         (("voices", "add", "eve", "BUNDLE", "--prompt", "prompt.wav"), "--prompt needs --prompt-text or"),
         (("voices", "remove", "eve"), "no voice eve (there are: ada, alloy"),
         (("generate", "BUNDLE", "-t", "a", "-v", "eve.voice"), "voice eve.voice: no such file"),
         (("generate", "BUNDLE", "-t", "a", "-v", "ada", *ADD), "a voice replaces prompt and reference"),
         (("design", "BUNDLE", "-t", "a", "-v", "ada"), "not from a recording, got --voice"),
-        (("clone", "BUNDLE", "-t", "a"), "or a --voice"),
     ],
 )
 def test_a_wrong_use_of_voices_is_one_line(speaking, run, arguments, message):
