@@ -133,12 +133,11 @@ def _mean_of_channels(samples: Audio) -> Audio:
 
 
 def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
-    if frames > int(max_seconds * rate):
-        raise InputError(f"{name}: longer than {max_seconds:g} s, the maximum of a recording; cut it")
-    if frames > MAX_RECORDING_SAMPLES:
+    maximum = min(int(max_seconds * rate), MAX_RECORDING_SAMPLES)
+    if frames > maximum:
         raise InputError(
-            f"{name}: more than {MAX_RECORDING_SAMPLES} samples, the maximum of a recording: at its {rate} Hz that is "
-            f"{MAX_RECORDING_SAMPLES / rate:.0f} s; resample it to 48000 Hz or less, or cut it"
+            f"{name}: longer than {maximum / rate:g} s, the maximum of a recording at {rate} Hz; "
+            "cut it, or resample it to 48000 Hz"
         )
 
 

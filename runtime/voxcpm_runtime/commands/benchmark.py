@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from json import dumps
 from typing import Annotated, Any
 
@@ -69,24 +69,11 @@ def benchmark(
     if json:
         typer.echo(dumps(figures, indent=1))
         return
-    features = ", ".join(figures["cpu_features"]) or "no features known"
-    about = f"{figures['machine']}, {figures['processor']} ({features}), {figures['cores']} cores"
-    typer.echo(f"{figures['bundle']}, {figures['precision']}\n{about}, {threads or 'default'} threads\n")
-    for name, value in _rows(figures):
-        typer.echo(f"{name:<24}{value:>16}")
-
-
-def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, milliseconds in figures["step_milliseconds"].items():
-        yield name, f"{milliseconds:.1f} ms"
-    cold = figures["startup_cold_seconds"]
-    yield "startup cold", "not measured" if cold is None else f"{cold:.2f} s"
-    yield "startup warm", f"{figures['startup_warm_seconds']:.2f} s"
-    yield "time to first audio", f"{figures['time_to_first_audio_seconds']:.2f} s"
-    yield "prefill", f"{figures['prefill_tokens_per_second']:.0f} tokens/s"
-    yield "speech", f"{figures['patches_per_second']:.2f} patches/s"
-    yield "real-time factor", f"{figures['real_time_factor']:.2f}"
-    yield "peak memory", f"{figures['peak_memory_bytes'] / 1e9:.2f} GB"
+    shown = {name.replace("_", " "): value for name, value in figures.items() if value is not None}
+    shown["cpu features"] = ", ".join(shown["cpu features"])
+    steps = shown.pop("step milliseconds")
+    for name, value in {**shown, **{f"{name} milliseconds": each for name, each in steps.items()}}.items():
+        typer.echo(f"{name:<36}{f'{value:,.2f}' if isinstance(value, float) else value}")
 
 
 def _measured(tts: VoxCPM, text: str, patches: int, repeats: int) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from numpy.typing import DTypeLike
 
 # Of an array with its own mapping; smaller ones would waste much of their last page.
 _MIN_MAPPED_BYTES = 1 << 16
-# Not shared with forked processes.
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def return_freed_memory() -> None:
@@ -34,4 +32,6 @@ def mapped_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     size = count * np.dtype(dtype).itemsize
     if size < _MIN_MAPPED_BYTES:
         return np.zeros(shape, dtype)
-    return np.frombuffer(mmap.mmap(-1, size, **_PRIVATE), dtype, count).reshape(shape)
+    # Not shared with forked processes.
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(mapped, dtype, count).reshape(shape)

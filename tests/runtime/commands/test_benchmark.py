@@ -29,11 +29,9 @@ def test_the_figures_agree_with_each_other(tiny_bundle, capsys):
     assert 1e7 < figures["peak_memory_bytes"] < 1e11
 
 
-def test_the_table_has_the_figures(tiny_bundle, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+def test_the_table_has_the_figures(tiny_bundle, capsys):
     assert cli.main(["benchmark", str(tiny_bundle), "--patches", "4", "--repeats", "1", "--cold"]) == 0
 
     text = capsys.readouterr().out
-    for figure in ("startup cold", "startup warm", "time to first audio", "real-time factor", "peak memory"):
+    for figure in ("startup cold", "startup warm", "time to first audio", "real time factor", "peak memory"):
         assert figure in text
-    assert "not measured" not in text
