@@ -68,11 +68,11 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
     changed. verify: hash every file of every precision. Raises BundleError, naming the file, and InputError for a
     precision that the bundle lacks.
     """
-    if path is not None:
-        return _opened(locate_bundle(path, precision), precision, verify=verify)
     try:
-        return _opened(DEFAULT_BUNDLE, precision, verify=verify)
+        return _opened(locate_bundle(path, precision), precision, verify=verify)
     except BundleError as error:
+        if path is not None:
+            raise
         raise BundleError(
             f"the built-in voice of this installation is damaged ({error}); install voxcpm-coreml again, with "
             "pip install --force-reinstall --no-deps"
@@ -149,9 +149,8 @@ def _download(repository: str, patterns: list[str]) -> Path:
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless this release runs the declared step models; later code does not check shapes."""
     fp32 = manifest.audio_vae_fp32
-    for name, model in declare_step_models(
-        manifest.architecture, manifest.sizes, audio_vae_fp32=fp32
-    ).items():
+    declared = declare_step_models(manifest.architecture, manifest.sizes, audio_vae_fp32=fp32)
+    for name, model in declared.items():
         if manifest.step_models.get(name) != model:
             raise BundleError(
                 f"{folder / MANIFEST_FILE}: inputs and outputs of {name} are not those that this release runs; "

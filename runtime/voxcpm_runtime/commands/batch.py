@@ -107,7 +107,7 @@ def batch(
     # Refused here if no line could be spoken with them.
     checked_control(defaults.control, bundle.architecture, continues=defaults.recordings.continues)
     defaults.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad)
-    lines = read_lines(source, defaults, bundle.architecture)
+    lines = read_lines(source, defaults)
     path = user_path(folder)
     _check_outputs(lines, path, source)
     make_folder(path)
@@ -135,10 +135,9 @@ def batch(
 
 def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None, str]:
     given = given if source is None else [*given, source]
-    if not given:
-        raise InputError("expected [BUNDLE] INPUT, where INPUT is a file or - for standard input; or --input")
-    if len(given) > 2:
-        raise InputError(f"expected a bundle and one input, got {len(given)}: {', '.join(given)}")
+    if not 1 <= len(given) <= 2:
+        got = f"got {', '.join(given) or 'neither'}"
+        raise InputError(f"expected [BUNDLE] INPUT, where INPUT is a file or - for standard input; {got}")
     return (given[0] if len(given) == 2 else None), given[-1]
 
 

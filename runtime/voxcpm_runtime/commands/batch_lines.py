@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
 from voxcpm_constants.json_files import parsed_json, read_bounded
@@ -22,7 +21,6 @@ from voxcpm_runtime.commands.status_line import speech_summary
 from voxcpm_runtime.options import option_table
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.plan import plan
-from voxcpm_runtime.text.control import checked_control
 from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -63,8 +61,8 @@ class Failure(NamedTuple):
         return f"line {self.number}: {' '.join(self.reason.split())}"
 
 
-def read_lines(source: str, defaults: Arguments, architecture: Architecture) -> list[BatchLine | Failure]:
-    """The non-blank lines of a .txt or .jsonl file, checked. Raises InputError for a source that cannot be used.
+def read_lines(source: str, defaults: Arguments) -> list[BatchLine | Failure]:
+    """The non-blank lines of a .txt or .jsonl file, read. Raises InputError for a source that cannot be used.
 
     source: "-" is standard input, which is JSONL if its first line starts with a brace. defaults: arguments of lines
     without their own. Audio paths of a JSONL file are relative to its folder.
@@ -80,7 +78,7 @@ def read_lines(source: str, defaults: Arguments, architecture: Architecture) -> 
     else:
         path = user_path(source)
         folder = path.parent if path.suffix.lower() == _JSONL else None
-    return [_line(number, line, folder, defaults, architecture) for number, line in lines]
+    return [_line(number, line, folder, defaults) for number, line in lines]
 
 
 def _content(source: str) -> bytes:
@@ -98,9 +96,7 @@ def _content(source: str) -> bytes:
         raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
 
 
-def _line(
-    number: int, content: bytes, folder: Path | None, defaults: Arguments, architecture: Architecture
-) -> BatchLine | Failure:
+def _line(number: int, content: bytes, folder: Path | None, defaults: Arguments) -> BatchLine | Failure:
     """One line, checked. folder: the base of audio paths in a JSONL line; None for a line of text."""
     try:
         with system_errors_as(InputError):
@@ -111,7 +107,7 @@ def _line(
             given = {"text": text} if folder is None else _json_line(text)
             output = given.get("output")
             name = _output_name(f"output_{number:03d}.wav" if output is None else output)
-            return BatchLine(number, name, _arguments(given, folder or Path(), defaults, architecture))
+            return BatchLine(number, name, _arguments(given, folder or Path(), defaults))
     except VoxCPMError as error:
         return Failure(number, str(error))
 
@@ -134,15 +130,11 @@ def _json_line(text: str) -> dict[str, Any]:
     return document
 
 
-def _arguments(
-    given: dict[str, Any], folder: Path, defaults: Arguments, architecture: Architecture
-) -> Arguments:
+def _arguments(given: dict[str, Any], folder: Path, defaults: Arguments) -> Arguments:
     named = {"control": defaults.control, "seed": defaults.seed, **asdict(defaults.options)}
     named |= {name: given[name] for name in named if name in given}
-    text = checked_text(given["text"], "text")
-    arguments = Arguments.of(said_text(text), _recordings(given, folder, defaults.recordings), named)
-    checked_control(arguments.control, architecture, continues=arguments.recordings.continues)
-    return arguments
+    text = said_text(checked_text(given["text"], "text"))
+    return Arguments.of(text, _recordings(given, folder, defaults.recordings), named)
 
 
 def _recordings(given: dict[str, Any], folder: Path, defaults: Recordings) -> Recordings:

@@ -7,7 +7,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -117,17 +116,9 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
     # None for a pipe or a device, which has nothing next to it.
     file = replaced_file(target, overwrite=asked.overwrite)
     saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
+    arguments = replace(arguments, seed=saved.seed if saved else seed, saved_segments=saved, cancel=token)
     with status_line("reading …", shown=not asked.quiet) as note:
-        planned = plan(
-            bundle,
-            replace(
-                arguments,
-                seed=saved.seed if saved else seed,
-                saved_segments=saved,
-                progress=lambda progress: note(progress_text(progress)),
-                cancel=token,
-            ),
-        )
+        planned = plan(bundle, replace(arguments, progress=lambda progress: note(progress_text(progress))))
         note("loading …")
         tts = loaded(bundle, asked, note)
         note("prefill …")
@@ -192,9 +183,6 @@ def _write_to_pipe(content: bytes) -> None:
 @contextlib.contextmanager
 def interruptible(token: CancelToken) -> Iterator[None]:
     """In this context the first Ctrl-C cancels the token, so that finished work is saved; a second one interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if token.cancelled:

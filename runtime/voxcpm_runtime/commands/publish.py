@@ -41,11 +41,7 @@ def publish(
     folder, manifest = opened.folder, opened.manifest
     names = (*manifest.files, MANIFEST_FILE, MANIFEST_DIGEST_FILE, MODEL_CARD_FILE)
     files = {name: (folder / name).stat().st_size for name in sorted(names) if (folder / name).exists()}
-    if MODEL_CARD_FILE not in files:
-        typer.echo(
-            f"warning: {bundle} has no {MODEL_CARD_FILE}, so its page on the hub will be empty", err=True
-        )
-    elif (folder / MODEL_CARD_FILE).is_symlink():
+    if (folder / MODEL_CARD_FILE).is_symlink():
         # It has no digest, so it could be any file of this machine.
         raise BundleError(
             f"{folder / MODEL_CARD_FILE}: links are not published; copy the bundle with `cp -RL` and publish the copy"

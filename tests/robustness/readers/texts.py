@@ -21,18 +21,15 @@ TEXTS = (
 _LINE = {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "inference_timesteps": 4}
 
 
-def batch_lines(bundle: Path, folder: Path) -> Reader:
+def batch_lines(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """A JSONL file. A line that is refused is reported in one line; the others are read."""
-    from voxcpm_constants.manifest import Manifest
     from voxcpm_runtime.commands.batch_lines import Failure, read_lines
     from voxcpm_runtime.speech.arguments import Arguments
-
-    architecture = Manifest.read(bundle).architecture
 
     def read(content: bytes) -> str | None:
         (folder / "lines.jsonl").write_bytes(content)
         refused = 0
-        for line in read_lines(str(folder / "lines.jsonl"), Arguments(), architecture):
+        for line in read_lines(str(folder / "lines.jsonl"), Arguments()):
             if isinstance(line, Failure):
                 refused += 1
                 assert len(str(line).splitlines()) == 1, line
