@@ -14,10 +14,7 @@ import pytest
 
 from voxcpm_runtime.voxcpm import VoxCPM
 
-TEXTS = (
-    "Good morning.", "It is late.", "Who is there?", "Nobody knows.", "The sun came out.", "Come in, please.",
-    "We shall see.", "That was all.",
-)  # fmt: skip
+TEXTS = [f"{word} speaks." for word in ("Ada", "Bob", "Carl", "Dora", "Eve", "Fred", "Gail", "Hal")]
 
 
 def test_eight_threads_speak_as_each_would_alone(tiny_bundle_15):

@@ -13,7 +13,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,7 +52,9 @@ _EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 2 with one line on standard error for a user's error, 130 for Ctrl-C."""
-    _open_closed_streams()
+    if sys.stderr is None:
+        # Closed by the caller (`2>&-`): without this, a file opened later would get its descriptor.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if given[0] in _OWN:
         # numpy multiplies little here, but OpenBLAS starts a thread for every core, and these spin for 0.1 s on cores
@@ -79,17 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if is_refused_memory(error):
                 return _complain(system_reason(MemoryError()), _USER_ERROR)
             raise
-
-
-def _open_closed_streams() -> None:
-    """Reopen standard streams that the caller has closed (`2>&-`): a file opened later would get their descriptor."""
-    with suppress(OSError):
-        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-            pass
-        os.close(number)
-    if sys.stderr is None:
-        # Standard input and output stay None, so that a command that needs them can say so.
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
 
 
 def commands() -> dict[str, EntryPoint]:

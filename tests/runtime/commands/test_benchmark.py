@@ -16,8 +16,6 @@ def test_the_figures_agree_with_each_other(tiny_bundle, capsys):
     figures = json.loads(capsys.readouterr().out)
     assert (figures["bundle"], figures["precision"]) == (tiny_bundle.name, "int8")
     assert figures["processor"] == machine.chip()
-    assert tuple(figures["cpu_features"]) == machine.cpu_features()
-    assert (figures["cores"], figures["threads"]) == (machine.cores(), 1)
     assert figures["startup_cold_seconds"] is None
     assert figures["startup_warm_seconds"] > 0
     with VoxCPM.from_bundle(tiny_bundle) as tts:

@@ -40,18 +40,12 @@ def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
         (["--text", ""], "the text is empty"),
         (["--text", "a", "--text-file", "b"], "expected one of --text and --text-file"),
         (["--text-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
-        (["--text", "a", "--prompt", "b.wav", "--prompt-text", "b"], "no such file"),
-        (["--text", "a", "--cfg-value", "11"], "cfg_value must be"),
         (["--text", "a", "--precision", "fp32"], "it has fp16, int8"),
         (["--text", "a", "--output", "/dev/null/new/out.wav"], "/dev/null is not a folder"),
         (["--text", "a", "--output", "out.txt"], "expected a name that ends in"),
         (["--text", "a", "--lora-path", "b"], "--lora-path needs --model-path or --hf-model-id"),
         (["--text", "a", "--model-path", "b"], "expected one of BUNDLE and --model-path, got both"),
         (["--text", "a", "--nonsense"], "--nonsense"),
-        (
-            ["--text", "a", "--prompt-text", "b", "--prompt-file", "c"],
-            "one of --prompt-text and --prompt-file",
-        ),
     ],
 )
 def test_bad_input_is_one_line_exit_code_two_and_nothing_written(speaking, folder, capsys, options, message):
