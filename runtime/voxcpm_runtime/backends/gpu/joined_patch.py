@@ -197,4 +197,4 @@ def _own(part: str, name: str) -> str:
 
 def _smallest(interface: Interface) -> Interface:
     """The input with the smallest of its shapes alone: one patch."""
-    return replace(interface, shapes=(tuple((low, low) for low, _ in min(interface.shapes)),))
+    return replace(interface, shapes=(min(interface.shapes),))

@@ -2,7 +2,7 @@
 
 An entry holds the graph without its large weights: a few hundred kilobytes, in one file
 
-    magic (8 bytes) │ sha256 of the rest (32) │ header (one line of JSON) │ ONNX graph
+    sha256 of the rest (32 bytes) │ header (one line of JSON) │ ONNX graph
 
 A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`).
 """
@@ -10,16 +10,22 @@ A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_cons
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
+from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.manifest import record_folder
 from voxcpm_constants.targets import MAIN
-from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
-from voxcpm_runtime.backends.portable.package import MODEL_FILE, map_weights
+from voxcpm_runtime.backends.portable.package import map_weights
 from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -29,8 +35,7 @@ if TYPE_CHECKING:
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 13
 
-_MAGIC = b"VOXLOW02"
-_CHUNK_BYTES = 1 << 22
+_DIGEST_BYTES = 32
 # Step models are opened on several threads. Lowering is Python's work, so two at a time would only take more memory.
 _LOWERING = threading.Lock()
 
@@ -49,10 +54,9 @@ def load_lowered(
     cache_key: identifies the package's content (such as a digest from a manifest); by default the content is hashed. A
     cache that cannot be written is no error. Raises what `lowering.lower` raises.
     """
-    content = cache_key or content_key(package)
+    content = cache_key or record_folder(package)
     signed = mode == "plain" and has_exact_signed_products()
-    form = f"{mode}{'-signed' if signed else ''}"
-    key = f"{LOWERING_VERSION}|{function}|{form}|{probe}|{content}"
+    key = f"{LOWERING_VERSION}|{function}|{mode}{'-signed' if signed else ''}|{probe}|{content}"
     entry = cache_folder("lowered") / f"{hashlib.sha256(key.encode()).hexdigest()}.lowered"
     lowered, weights = read_entry(entry), map_weights(package)
     if lowered is not None and lowered.weight_file_size == (0 if weights is None else weights.size):
@@ -66,35 +70,28 @@ def load_lowered(
     return lowered
 
 
-def content_key(package: Path) -> str:
-    """sha256 over the package's program and weights, as hex."""
-    digest = hashlib.sha256()
-    for path in (package / MODEL_FILE, package / WEIGHT_FILE):
-        if path.is_file():
-            digest.update(f"{path.relative_to(package).as_posix()}:{path.stat().st_size}\n".encode())
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-    return digest.hexdigest()
-
-
 def read_entry(path: Path) -> Lowered | None:
-    """The entry in a file; None when the file is missing, damaged or of another version."""
+    """The entry in a file; None when the file is missing, damaged or of another form."""
     try:
-        data = path.read_bytes()
-        start = len(_MAGIC) + hashlib.sha256().digest_size
-        rest = data[start:]
-        if data[:start] != _MAGIC + hashlib.sha256(rest).digest():
+        content = path.read_bytes()
+        digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if digest != hashlib.sha256(rest).digest():
             return None
         header, _, model = rest.partition(b"\n")
-        return Lowered.from_parts(header.decode(), model)
-    except (OSError, ValueError, KeyError, TypeError):
+        return _form().validate_python({**parsed_json(header), "model": model})
+    except (OSError, ValueError):
         return None
+
+
+@functools.cache
+def _form() -> TypeAdapter[Lowered]:
+    return TypeAdapter(Lowered)
 
 
 def write_entry(path: Path, lowered: Lowered) -> None:
     """Write an entry completely or not at all. Raises OSError if the folder cannot be written."""
-    rest = lowered.header().encode() + b"\n" + lowered.model
+    fields = {name: value for name, value in vars(lowered).items() if name != "model"}
+    rest = json.dumps(fields, default=asdict).encode() + b"\n" + lowered.model
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
-        file.write(_MAGIC + hashlib.sha256(rest).digest() + rest)
+        file.write(hashlib.sha256(rest).digest() + rest)

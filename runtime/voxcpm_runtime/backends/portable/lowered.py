@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-
-from voxcpm_constants.json_files import parsed_json
 
 Mode = Literal["plain", "faithful", "half"]
 
 PROBE_OUTPUT = "probe.max_abs"
-OPEN_END = 2**31 - 1
-"""Upper bound of a dimension that may have any size."""
 
 # MIL element type → numpy dtype in the ONNX graph. fp16 is computed and passed in float32, small integers in int32.
 _GRAPH_DTYPES = {
@@ -35,39 +30,30 @@ def graph_dtype(element_type: str, mode: Mode) -> np.dtype:
 
 @dataclass(frozen=True)
 class Interface:
-    """One input or output: name, MIL element type, and allowed shapes with a (low, high) pair for each dimension."""
+    """One input or output: name, MIL element type, and allowed shapes; None is an axis of any length."""
 
     name: str
     dtype: str
-    shapes: tuple[tuple[tuple[int, int], ...], ...]
+    shapes: tuple[tuple[int | None, ...], ...]
 
     @functools.cached_property
     def fixed_shape(self) -> tuple[int, ...] | None:
         """The one shape it takes; None when there are several."""
-        if len(self.shapes) != 1:
-            return None
-        shape: list[int] = []
-        for low, high in self.shapes[0]:
-            if low != high:
-                return None
-            shape.append(low)
-        return tuple(shape)
+        sizes = tuple(size for size in self.shapes[0] if size is not None)
+        return sizes if len(self.shapes) == 1 and len(sizes) == len(self.shapes[0]) else None
 
     def allows(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor may have this shape."""
         return any(
             len(shape) == len(option)
-            and all(low <= d <= high for d, (low, high) in zip(shape, option, strict=True))
+            and all(size in (None, found) for size, found in zip(option, shape, strict=True))
             for option in self.shapes
         )
 
     def describe(self) -> str:
-        """The allowed shapes for an error message: `(1, 16, 64) or (1, 1, 64)`, `(1, 1…256, 64)`."""
-
-        def span(low: int, high: int) -> str:
-            return str(low) if low == high else f"{low}…{'' if high == OPEN_END else high}"
-
-        return " or ".join("(" + ", ".join(span(*d) for d in option) + ")" for option in self.shapes)
+        """The allowed shapes for an error message: `(1, 16, 64) or (1, 1, 64)`, `(1, ?, 64)`."""
+        options = (("?" if size is None else str(size) for size in option) for option in self.shapes)
+        return " or ".join(f"({', '.join(option)})" for option in options)
 
 
 _ACCEPTED_DTYPES = {
@@ -137,27 +123,3 @@ class Lowered:
     weight_file_size: int
     scattered: Mapping[str, str]
     probed: tuple[str, ...]
-
-    def header(self) -> str:
-        """Everything except for the graph, as JSON."""
-        fields = {k: v for k, v in vars(self).items() if k != "model"}
-        return json.dumps(fields, default=asdict)
-
-    @classmethod
-    def from_parts(cls, header: str, model: bytes) -> Lowered:
-        """The inverse of `header`; raises KeyError, TypeError or ValueError for a header of another form."""
-        fields = parsed_json(header)
-
-        def interface(given: dict[str, Any]) -> Interface:
-            shapes = tuple(tuple((int(low), int(high)) for low, high in option) for option in given["shapes"])
-            return Interface(given["name"], given["dtype"], shapes)
-
-        return cls(
-            model=model,
-            inputs=tuple(map(interface, fields["inputs"])),
-            outputs=tuple(map(interface, fields["outputs"])),
-            weights=tuple(WeightRef(**{**w, "shape": tuple(w["shape"])}) for w in fields["weights"]),
-            weight_file_size=int(fields["weight_file_size"]),
-            scattered=dict(fields["scattered"]),
-            probed=tuple(fields["probed"]),
-        )

@@ -160,9 +160,8 @@ def translate(
 
 def _open_shape(interface: Interface) -> tuple[int | None, ...]:
     """One shape for all those allowed: None where they differ."""
-    columns = zip(*interface.shapes, strict=True)
-    spans = ({bound for span in column for bound in span} for column in columns)
-    return tuple(span.pop() if len(span) == 1 else None for span in spans)
+    columns = (set(column) for column in zip(*interface.shapes, strict=True))
+    return tuple(column.pop() if len(column) == 1 else None for column in columns)
 
 
 def _with_named_outputs(graph: Graph, outputs: Mapping[str, str]) -> list[NodeProto]:

@@ -19,7 +19,7 @@ import numpy as np
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.tensor_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
-from voxcpm_runtime.backends.portable.lowered import OPEN_END, Interface
+from voxcpm_runtime.backends.portable.lowered import Interface
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 BLOB_FILE_NAME = "@model_path/weights/weight.bin"
@@ -147,25 +147,22 @@ class Program:
 def read_package(package: Path, function: str = MAIN) -> Program:
     """Read one function of the program in an .mlpackage folder.
 
-    Raises PackageError if the package is incomplete, is no ML program or has no such function.
+    Raises PackageError if the package is incomplete, or has no such function.
     """
     spec = read_specification(package)
     weights = map_weights(package)
-    functions = spec.mlProgram.functions
-    if not functions:
-        raise PackageError(f"{package} holds no ML program (convert with convert_to='mlprogram')")
-    if function not in functions:
-        raise PackageError(f"{package} has no function {function}; it has {', '.join(sorted(functions))}")
     with damage_named(package):
-        (block,) = functions[function].block_specializations.values()
+        # Protobuf would add a function that is looked up and missing.
+        main = dict(spec.mlProgram.functions)[function]
+        (block,) = main.block_specializations.values()
         # A package with one function describes it as the model itself.
         description = next((f for f in spec.description.functions if f.name == function), spec.description)
         operations = tuple(_operation(op, weights) for op in block.operations)
         types = {name: type_ for op in operations for name, type_ in op.outputs}
-        types |= {value.name: tensor_type(value.type) for value in functions[function].inputs}
+        types |= {value.name: tensor_type(value.type) for value in main.inputs}
         return Program(
             inputs=tuple(_input(feature) for feature in description.input),
-            outputs=tuple(_output(name, types[name]) for name in block.outputs),
+            outputs=tuple(Interface(n, types[n].dtype, (types[n].shape,)) for n in block.outputs),
             states=tuple(_input(feature) for feature in description.state),
             operations=operations,
             weights=weights,
@@ -195,26 +192,19 @@ def map_weights(package: Path) -> np.ndarray | None:
     return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
 
 
-def _output(name: str, type_: TensorType) -> Interface:
-    spans = ((0, OPEN_END) if size is None else (size, size) for size in type_.shape)
-    return Interface(name, type_.dtype, (tuple(spans),))
-
-
 def _input(feature: Any) -> Interface:
     is_state = feature.type.WhichOneof("Type") == "stateType"
     array = feature.type.stateType.arrayType if is_state else feature.type.multiArrayType
     if array.dataType not in FEATURE_DTYPES:
         raise PackageError(f"input {feature.name} has an element type the portable executor does not take")
-    shapes: tuple[tuple[tuple[int, int], ...], ...]
+    shapes: tuple[tuple[int | None, ...], ...]
     match array.WhichOneof("ShapeFlexibility"):
         case "enumeratedShapes":
-            shapes = tuple(tuple((int(d), int(d)) for d in s.shape) for s in array.enumeratedShapes.shapes)
-        case "shapeRange":
-            # An upper bound of -1 is Core ML's "any size".
-            ranges = ((r.lowerBound, r.upperBound) for r in array.shapeRange.sizeRanges)
-            shapes = (tuple((int(low), int(high) if high >= 0 else OPEN_END) for low, high in ranges),)
+            shapes = tuple(tuple(map(int, option.shape)) for option in array.enumeratedShapes.shapes)
+        case "shapeRange":  # none of our packages, which the lint says
+            shapes = ((None,) * len(array.shapeRange.sizeRanges),)
         case _:
-            shapes = (tuple((int(d), int(d)) for d in array.shape),)
+            shapes = (tuple(map(int, array.shape)),)
     return Interface(feature.name, FEATURE_DTYPES[array.dataType], shapes)
 
 

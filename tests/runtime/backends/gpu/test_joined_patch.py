@@ -270,7 +270,7 @@ def test_rows_that_are_set_are_read_by_the_next_patch(bundle: Bundle) -> None:
     call, rng = joined(bundle, loaded), np.random.default_rng(1)
     inputs, filled, copied, blank = inputs_of(call), states_of(call), states_of(call), states_of(call)
     for name, state, target in zip((BASE_LM_STEP, RESIDUAL_LM_STEP), filled, copied, strict=True):
-        width = loaded[name].inputs["embeddings"].shapes[0][-1][0]
+        width = loaded[name].inputs["embeddings"].shapes[0][-1]
         embeddings = rng.standard_normal((1, 16, width), np.float32)
         loaded[name]({"embeddings": embeddings, "position": np.array([0], np.int32)}, state)
         target.set_rows(0, state.rows(0, 9))
