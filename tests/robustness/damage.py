@@ -114,10 +114,10 @@ def _speech(folder: Path, precision: Precision) -> Read:
 
 
 def _prepared_speech(folder: Path, precision: Precision) -> Read:
-    from voxcpm_runtime.backends.portable import prepared
+    from voxcpm_runtime.backends.portable import sessions
 
     # The models here are too small for it.
-    prepared._MIN_BYTES = 0
+    sessions._MIN_PREPARED_BYTES = 0
     return _speech(folder, precision)
 
 

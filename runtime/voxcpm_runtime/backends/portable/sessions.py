@@ -1,23 +1,39 @@
-"""ONNX Runtime sessions of lowered graphs on the CPU, with memory-mapped weights."""
+"""ONNX Runtime sessions of lowered graphs on the CPU, with memory-mapped weights.
+
+Opening a large integer model folds its constants and packs its weights for the processor's kernels: seconds, and memory
+that no other process shares. So ONNX Runtime saves the *prepared* model once, for this machine, in the user's cache
+next to Core ML's compiled packages, and the next start maps that file.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import functools
+import hashlib
+import math
+import os
+import platform
+import shutil
+import threading
+import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from voxcpm_constants.errors import first_line
-from voxcpm_runtime.backends.machine import fair_threads
+from voxcpm_constants.errors import BundleError, first_line, os_reason
+from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
+from voxcpm_runtime.backends.compilation import CompiledPackage, mark
+from voxcpm_runtime.backends.machine import chip, cpu_features, fair_threads
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
 from voxcpm_runtime.backends.portable.package import PackageError, map_weights
-from voxcpm_runtime.backends.portable.prepared import is_worth_preparing, open_prepared
+from voxcpm_runtime.bundle.verified_files import RECORDS_FILE, check_recorded, record_files
 
+_PROVIDERS = ["CPUExecutionProvider"]
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
 
@@ -29,8 +45,25 @@ _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "
 _NO_THREAD = "pthread_create failed"
 """ONNX Runtime's messages for refused system resources."""
 
+PREPARED, MODEL, WEIGHTS = "onnxruntime.ort", "model.onnx", "weights.bin"
+# From this many bytes of integer weights on, opening takes seconds, and as float32 they would take far more memory.
+_MIN_PREPARED_BYTES = 32 << 20
+_KEPT_SECONDS = 30 * 86400
+"""How long unused prepared models are kept."""
+_DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
+_NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAGED)
+# What one takes on disk, as a multiple of the weights: folded and packed, and some room.
+_DISK_FACTOR = 4
+# Preparing takes several times the weights' memory, so one at a time does.
+_PREPARING = threading.Lock()
+_SAVING = {
+    "session.optimized_model_external_initializers_file_name": WEIGHTS,
+    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+    "session.save_external_prepacked_constant_initializers": "1",
+}
 
-@contextmanager
+
+@contextlib.contextmanager
 def refusal_named(package: Path) -> Iterator[None]:
     """A context in which an error of ONNX Runtime becomes a PackageError: its graph was lowered from the package.
 
@@ -68,32 +101,93 @@ def open_on_processor(
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
     """A session on the processor, and the weights that must stay alive as long as the session.
 
-    prepared_key: the function's identity, under which a prepared form is saved; None for none.
+    prepared_key: the function's identity, under which a large integer model is prepared; None to prepare nothing.
     """
-    values = mapped_weights(package, lowered)
-    # Faithful mode folds constants, so that fp16 weights are unpacked once; it merges nothing across a rounding.
-    levels = ort.GraphOptimizationLevel
-    level = levels.ORT_ENABLE_BASIC if mode == "faithful" else levels.ORT_ENABLE_ALL
-
-    def options() -> ort.SessionOptions:
-        options = session_options(level, threads)
-        options.add_session_config_entry("session.use_env_allocators", "1")  # the arena of onnx_runtime.py
-        # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening
-        # a language model took. Without a plan the allocator reuses freed memory; peak and speed are the same.
-        options.enable_mem_reuse = False
-        return options
-
-    def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        # A saved form has its own weights.
-        if isinstance(model, bytes) and values:
-            options.add_external_initializers([ref.name for ref in lowered.weights], values)
-        return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
-
-    if prepared_key is not None and mode == "plain" and is_worth_preparing(lowered):
-        prepared = open_prepared(package, prepared_key, lowered, options, session)
+    integers = _weight_bytes(lowered, "iu")
+    if prepared_key is not None and mode == "plain" and integers >= _MIN_PREPARED_BYTES:
+        prepared = _open_prepared(package, prepared_key, lowered, threads)
         if prepared is not None:
             return prepared, []
-    return session(lowered.model, options()), values
+    return _open_lowered(package, lowered, _processor_options(mode, threads))
+
+
+def _open_lowered(
+    package: Path, lowered: Lowered, options: ort.SessionOptions
+) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
+    values = mapped_weights(package, lowered)
+    if values:
+        options.add_external_initializers([ref.name for ref in lowered.weights], values)
+    return ort.InferenceSession(lowered.model, options, _PROVIDERS), values
+
+
+def _open_prepared(
+    package: Path, key: str, lowered: Lowered, threads: int | None
+) -> ort.InferenceSession | None:
+    """A session of the prepared model, which is made now if there is none; None, with a warning, if that fails."""
+
+    def prepare(_: Path, entry: Path) -> None:
+        if shutil.disk_usage(entry.parent).free < _DISK_FACTOR * _weight_bytes(lowered):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _remove_unused(entry.parent)
+        entry.mkdir()
+        options = _processor_options("plain", threads)
+        options.optimized_model_filepath = str(entry / MODEL)
+        for name, value in _SAVING.items():
+            options.add_session_config_entry(name, value)
+        with _PREPARING:
+            _open_lowered(package, lowered, options)
+        record_files(entry)
+
+    def opened(entry: Path) -> ort.InferenceSession:
+        check_recorded(entry)
+        with contextlib.suppress(OSError):
+            os.utime(entry / RECORDS_FILE)
+        return ort.InferenceSession(str(entry / MODEL), _processor_options("plain", threads), _PROVIDERS)
+
+    graph = hashlib.sha256(lowered.model).hexdigest()
+    made_by = f"{graph}|{ort.__version__}|{platform.machine()}|{chip()}|{cpu_features()}"
+    digest = hashlib.sha256(f"{key}|{made_by}".encode()).hexdigest()
+    form = CompiledPackage(package, digest, prepare, PREPARED)
+    try:
+        entry, _ = form.cached()
+        try:
+            return opened(entry)
+        except _DAMAGED:
+            return opened(form.cached(damaged=mark(entry))[0])
+    except _NOT_SAVED as error:
+        reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
+        warnings.warn(
+            f"{cache_folder('compiled')}: a step model's prepared form cannot be saved there ({reason}), so that every "
+            f"start takes longer and more memory; free space, or set {CACHE_VARIABLE} to another folder",
+            stacklevel=2,
+        )
+        return None
+
+
+def _remove_unused(folder: Path) -> None:
+    for entry in folder.glob(f"*-{PREPARED}"):
+        with contextlib.suppress(OSError):
+            used = entry / RECORDS_FILE if (entry / RECORDS_FILE).exists() else entry
+            if time.time() - used.stat().st_mtime > _KEPT_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _weight_bytes(lowered: Lowered, kinds: str = "iuf") -> int:
+    dtypes = ((ref, np.dtype(ref.dtype)) for ref in lowered.weights)
+    return sum(math.prod(ref.shape) * dtype.itemsize for ref, dtype in dtypes if dtype.kind in kinds)
+
+
+def _processor_options(mode: Mode, threads: int | None) -> ort.SessionOptions:
+    # Faithful mode folds constants, so that fp16 weights are unpacked once; it merges nothing across a rounding.
+    levels = ort.GraphOptimizationLevel
+    options = session_options(
+        levels.ORT_ENABLE_BASIC if mode == "faithful" else levels.ORT_ENABLE_ALL, threads
+    )
+    options.add_session_config_entry("session.use_env_allocators", "1")  # the arena of onnx_runtime.py
+    # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening
+    # a language model took. Without a plan the allocator reuses freed memory; peak and speed are the same.
+    options.enable_mem_reuse = False
+    return options
 
 
 def session_options(level: ort.GraphOptimizationLevel, threads: int | None) -> ort.SessionOptions:

