@@ -10,7 +10,7 @@ from typing import Any, Literal
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
-from voxcpm_constants.targets import CORE_AI, TARGETS
+from voxcpm_constants.targets import CORE_AI
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.machine import cores
@@ -109,22 +109,13 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
         chosen = "coreai"
     else:
         chosen = "coreml" if on_mac else "portable"
-    if bundle is not None:
-        _check_target(chosen, bundle)
+    if bundle is not None and (chosen == "coreai") != (bundle.manifest.target == CORE_AI):
+        raise InputError(
+            f"{bundle.folder}: backend {chosen} does not run bundles for {bundle.manifest.target.lower()}; "
+            "use --backend auto, or convert with another --target"
+        )
     if chosen == "coreai":
         from voxcpm_runtime.backends.core_ai.step_model import check_installed
 
         check_installed()
     return chosen
-
-
-def _check_target(chosen: Chosen, bundle: Bundle) -> None:
-    target = bundle.manifest.target
-    if (chosen == "coreai") == (target == CORE_AI):
-        return
-    of_core_ml = " or ".join(name.lower() for name in TARGETS if name != CORE_AI)
-    raise InputError(
-        f"{bundle.folder}: backend {chosen} runs bundles for "
-        f"{CORE_AI.lower() if chosen == 'coreai' else of_core_ml}, and this one is for {target.lower()}; "
-        f"use {'another backend' if chosen == 'coreai' else '--backend coreai'}, or convert with another --target"
-    )

@@ -14,7 +14,7 @@ from voxcpm_constants.macos import macos
 _BACKENDS = {
     "coreml": ("coremltools",),
     "coreai": ("coreai",),
-    "portable": ("coremltools", "onnx", "onnxruntime"),
+    "portable": ("onnx", "onnxruntime"),
 }
 """Backend -> the libraries that it needs."""
 _CPU_INFO = Path("/proc/cpuinfo")

@@ -127,13 +127,17 @@ def test_there_are_no_more_threads_than_cores_this_process_may_use(
 
 def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
     speak = ["--text", "hello.", "-o", "hello.wav"]
-    yield "macOS27", ["generate", "BUNDLE", *speak, "--backend", "portable"], "use --backend coreai"
+    yield (
+        "macOS27",
+        ["generate", "BUNDLE", *speak, "--backend", "portable"],
+        "portable does not run bundles for macos27",
+    )
     yield (
         "macOS27",
         ["generate", "BUNDLE", *speak, "--compute-units", "cpu"],
         "compute units are for Core ML only",
     )
-    yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "use another backend"
+    yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "coreai does not run bundles for macos14"
 
 
 @pytest.mark.usefixtures("with_core_ai")

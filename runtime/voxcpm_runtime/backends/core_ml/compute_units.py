@@ -62,10 +62,8 @@ def chosen_units(
     wanted = asked if isinstance(asked, Mapping) else {OTHERS: asked}
     for name, unit in wanted.items():
         if name not in (*names, OTHERS):
-            said = name if isinstance(name, str) else shown(name)
-            raise InputError(
-                f"unknown step model {said} for compute units: expected one of {', '.join(names)}"
-            )
+            known = ", ".join(names)
+            raise InputError(f"unknown step model {shown(name)} for compute units: expected one of {known}")
         if not isinstance(unit, str) or unit not in (AUTO, *COMPUTE_UNITS):
             raise wrong_type(unit, "compute units", f"one of {', '.join((AUTO, *COMPUTE_UNITS))}")
     auto = {**USUAL, **(measured or {})}
@@ -81,17 +79,12 @@ def is_auto(asked: ComputeUnits, name: str) -> bool:
 def read_compute_units(given: Iterable[str]) -> ComputeUnits:
     """The compute units of a command line: UNIT for all step models, NAME=UNIT for one of them.
 
-    Raises InputError for a part that is missing or given twice.
+    Raises InputError for one that is given twice.
     """
     asked: dict[str, str] = {}
     for word in given:
         name, equals, unit = word.rpartition("=")
         name, unit = name.strip() if equals else OTHERS, unit.strip()
-        if equals and not (name and unit):
-            missing = "unit after" if name else "step model before"
-            raise InputError(
-                f"compute units {word!r}: the {missing} = is missing; expected NAME=UNIT or UNIT"
-            )
         if name in asked:
             both = f"{asked[name]} and {unit}"
             raise InputError(f"compute units {'' if name == OTHERS else f'of {name} '}given twice: {both}")
