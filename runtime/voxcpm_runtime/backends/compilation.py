@@ -20,15 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from voxcpm_constants.errors import os_reason
-from voxcpm_constants.macos import macos
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
-COMPILED = ".mlmodelc"
-DIGITS = 32
-"""Digits of the digest that begin the name of a compiled form."""
 LOCK_SECONDS = 1800
 """Timeout, longer than any known compilation. A process that waits longer compiles for itself."""
-_FOLDER, _LOADED = "compiled", ".loaded"
+_FOLDER = "compiled"
+_DIGITS = 32
+"""Digits of the digest that begin the name of a compiled form."""
 
 Compile = Callable[[Path, Path], None]
 """compile(package, folder to make). It raises OSError if the folder cannot be made, and what the compiler raises."""
@@ -37,38 +35,24 @@ Compile = Callable[[Path, Path], None]
 class CompiledPackage:
     """The compiled form of a package, in the user's cache or compiled for this process alone.
 
-    digest: identifies the package's content. compiler: by default the build of macOS. A folder for this process alone
-    is removed with this object.
+    digest: identifies the package's content. kind: the compiler's version and a suffix, such as "24F74.mlmodelc". A
+    folder for this process alone is removed with this object.
     """
 
-    def __init__(
-        self,
-        package: Path,
-        digest: str,
-        compile_with: Compile,
-        *,
-        compiler: str | None = None,
-        suffix: str = COMPILED,
-    ) -> None:
-        self._package, self._compile, self._suffix = package, compile_with, suffix
-        self._digest, system = digest[:DIGITS], macos()
-        self._name = f"{self._digest}-{compiler or (system.build if system else '')}"
+    def __init__(self, package: Path, digest: str, compile_with: Compile, kind: str) -> None:
+        self._package, self._compile, self._kind = package, compile_with, kind
+        self._digest = digest[:_DIGITS]
         self._own: Path | None = None
 
-    def loaded_before(self, compiled: Path, use: str) -> bool:
-        """Whether `record_load` was called for this compiled form. use: the function and the compute unit."""
-        try:
-            return self._record(use).read_text(encoding="utf-8") == str(mark(compiled))
-        except OSError:
-            return False
-
-    def record_load(self, compiled: Path, use: str) -> None:
-        """Record that the compiled form was loaded; a no-op if the cache cannot be written."""
+    def before_first_load(self, compiled: Path, use: str, prepare: Callable[[], None]) -> None:
+        """Call `prepare`, unless it has succeeded for this form and use. use: the function and the compute unit."""
+        record = cache_folder(_FOLDER) / f"{self._digest}-{self._kind}.{use}.loaded"
         with contextlib.suppress(OSError):
-            self._record(use).write_text(str(mark(compiled)), encoding="utf-8")
-
-    def _record(self, use: str) -> Path:
-        return cache_folder(_FOLDER) / f"{self._name}.{use}{_LOADED}"
+            if record.read_text(encoding="utf-8") == str(mark(compiled)):
+                return
+        prepare()
+        with contextlib.suppress(OSError):
+            record.write_text(str(mark(compiled)), encoding="utf-8")
 
     def path(self, damaged: int | None = None) -> tuple[Path, bool]:
         """The compiled form, and whether this call made it.
@@ -90,7 +74,7 @@ class CompiledPackage:
             )
         folder = Path(tempfile.mkdtemp(prefix="voxcpm-coreml-compiled-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        compiled = folder / f"{self._package.stem}{self._suffix}"
+        compiled = folder / f"{self._package.stem}-{self._kind}"
         self._compile(self._package, compiled)
         self._own = compiled
         return compiled, True
@@ -102,21 +86,22 @@ class CompiledPackage:
         compiler raises.
         """
         root = cache_folder(_FOLDER)
-        entry = root / f"{self._name}{self._suffix}"
+        entry = root / f"{self._digest}-{self._kind}"
         if damaged is None and entry.is_dir():
             return entry, False
         from filelock import FileLock  # slow to import, and a start that finds its form does not need it
 
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{self._name}.lock", timeout=LOCK_SECONDS):
+        with FileLock(root / f"{entry.name}.lock", timeout=LOCK_SECONDS):
             if entry.is_dir() and mark(entry) != damaged:
                 return entry, False
             # Damaged, of an earlier build of the system, or left by a process that was killed.
+            for old in root.glob(f"*{self._digest}-*"):
+                if old.is_dir():
+                    shutil.rmtree(old, ignore_errors=True)
+                elif old.suffix != ".lock":
+                    old.unlink(missing_ok=True)
             unfinished = entry.with_name(f".{entry.name}")
-            for old in (*root.glob(f"{self._digest}-*{self._suffix}"), unfinished):
-                shutil.rmtree(old, ignore_errors=True)
-            for record in root.glob(f"{self._digest}-*{_LOADED}"):
-                record.unlink(missing_ok=True)
             try:
                 self._compile(self._package, unfinished)
                 unfinished.replace(entry)

@@ -15,7 +15,7 @@ from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, Precision, StepModel
-from voxcpm_constants.targets import StateForm, updated_name
+from voxcpm_constants.targets import updated_name
 from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine, gpu_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, COREAI, PORTABLE, ComputeUnits, is_auto
 from voxcpm_runtime.backends.core_ml.loading import Note, Placed, check_system, place_on_core_ml
@@ -58,13 +58,13 @@ def place_step_models(
     chosen = check_engine(backend, threads, compute_units, bundle, device=device)
     opened = (bundle.folder, bundle.manifest, bundle.precision)
     wanted = tuple(bundle.manifest.step_models if names is None else names)
-    portable = partial(load_portable_step_model, *opened, threads=threads, device=gpu_device(device))
-    has_fallback = backend == "auto" and PORTABLE in backends()
     if chosen == "coreai":
         from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 
         models = CoreAIWorker(bundle.folder, bundle.precision, wanted).step_models
         return {name: Placed(models[name], COREAI) for name in wanted}
+    portable = partial(load_portable_step_model, *opened, threads=threads, device=gpu_device(device))
+    has_fallback = backend == "auto" and PORTABLE in backends()
     if chosen == "coreml":
         try:
             check_system(bundle.folder, bundle.manifest.target, macos())
@@ -75,10 +75,11 @@ def place_step_models(
             chosen = "portable"
     if chosen == "portable":
         return {name: Placed(model, PORTABLE) for name, model in _all_at_once(wanted, portable).items()}
-    advice = "" if has_fallback else f"install the portable backend: {INSTALL_PORTABLE}"
-    advice = advice if backend == "auto" else "try --backend portable"
-    fallback = portable if has_fallback else None
-    return place_on_core_ml(bundle, wanted, compute_units, first_use, fallback, advice)
+    if has_fallback:
+        return place_on_core_ml(bundle, wanted, compute_units, first_use, portable, "")
+    install = f"install the portable backend: {INSTALL_PORTABLE}"
+    advice = install if backend == "auto" else "try --backend portable"
+    return place_on_core_ml(bundle, wanted, compute_units, first_use, None, advice)
 
 
 def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: str) -> NextPatch | None:
@@ -111,31 +112,25 @@ def load_portable_step_model(
     else:
         step_model = device.step_model
 
+    def load(key: str, function: PackageFunction) -> StepFunction:
+        if function.state == "native":  # an input and an output of the lowered function
+            function = function._replace(state="passed")
+        state = {t.name: updated_name(t, function.state) for t in function.declared.state}
+        kind = {"state": state, "returns_rows": function.state == "rows"}
+        try:
+            model = step_model(function.package, cache_key=key, function=function.name, **kind, **options)
+        except (BundleError, ValueError) as error:
+            raise BundleError(f"{function.package}: cannot be run here ({first_line(error)})") from None
+        function.check([*model.inputs, *state], [*model.outputs, *state.values()], ())
+        loaded: StepFunction = model
+        return loaded
+
     def open_package(
         _: StepModel, functions: Sequence[PackageFunction], key: str
     ) -> Callable[[int], StepFunction]:
-        return lambda index: _load_portable(step_model, functions[index], cache_key=key, **options)
+        return lambda index: load(key, functions[index])
 
     return open_step_model(folder, manifest, precision, name, open_package)
-
-
-def _load_portable(step_model: Any, function: PackageFunction, **options: Any) -> StepFunction:
-    from voxcpm_runtime.backends.portable import PackageError
-
-    # A native state too is an input and an output of the lowered function.
-    native = function.state == "native"
-    form: StateForm = "passed" if native else function.state
-    state = {t.name: updated_name(t, form) for t in function.declared.state}
-    try:
-        model = step_model(
-            function.package, function=function.name, state=state, returns_rows=form == "rows", **options
-        )
-    except (PackageError, ValueError) as error:
-        raise BundleError(f"{function.package}: cannot be run here ({first_line(error)})") from None
-    passed = ([], []) if native else (list(state), list(state.values()))
-    function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state) if native else [])
-    loaded: StepFunction = model
-    return loaded
 
 
 def _all_at_once(names: Sequence[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
@@ -152,16 +147,16 @@ def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
 
     units: the unit that every step model runs on, by name (`place_step_models`). device: the portable backend's.
     """
-    version = ""
-    if PORTABLE in units.values():
+    running, version = set(units.values()), ""
+    if running == {COREAI}:
+        return f"{COREAI} {package_version('coreai-core')}"
+    if PORTABLE in running:
         # On a Mac ONNX Runtime need not be installed.
         from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
         from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 
         version = f" {LOWERING_VERSION}{' signed' if has_exact_signed_products() else ''}"
-    if set(units.values()) == {COREAI}:
-        return f"{COREAI} {package_version('coreai-core')}"
-    if set(units.values()) == {PORTABLE}:
+    if running == {PORTABLE}:
         kind = device.partition(":")[0]
         return f"{PORTABLE}{version}{'' if kind == CPU_DEVICE else f' {kind}'}"
     return f"coreml{version} {','.join(f'{name}={unit}' for name, unit in sorted(units.items()))}"

@@ -40,8 +40,8 @@ def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]
 
     It lies in the user's cache; one that is not whole is made again. Raises BundleError.
     """
-    compiler = f"{CORE_AI_PACKAGE}-{version(CORE_AI_PACKAGE)}"
-    compiled = CompiledPackage(program, digest, compile_program, compiler=compiler, suffix=COMPILED)
+    kind = f"{CORE_AI_PACKAGE}-{version(CORE_AI_PACKAGE)}{COMPILED}"
+    compiled = CompiledPackage(program, digest, compile_program, kind)
     try:
         path, new = compiled.path()
         if not new and not _is_whole(path):

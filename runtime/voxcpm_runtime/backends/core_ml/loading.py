@@ -7,7 +7,6 @@ started as a program, does both first.
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import OLDEST_MACOS, Target
 from voxcpm_runtime.backends.compilation import (
-    COMPILED,
     LOCK_SECONDS,
     CompiledPackage,
     end_with_the_parent,
@@ -39,6 +37,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import (
     measured_units,
 )
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
+from voxcpm_runtime.backends.machine import build
 from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
@@ -47,10 +46,9 @@ Note = Callable[[str], object]
 """note(line): a progress line."""
 LoadPortable = Callable[[str], StepFunction]
 
+_COMPILED = ".mlmodelc"
 # Core ML says this of a package of several functions that it refuses for another reason (VoxCPMANE 14 and 15).
 _MISLEADING = ".functionName"
-_SYSTEM_ERROR = 3
-"""The exit code of a child that reports an error number."""
 
 
 class Placed(NamedTuple):
@@ -92,7 +90,7 @@ def place_on_core_ml(
         # The portable backend may have been here when it was measured.
         measured = {name: unit for name, unit in measured.items() if unit != PORTABLE}
     units = chosen_units(asked, bundle.manifest.step_models, measured)
-    others = (CPU,) if portable is None else (CPU, PORTABLE)
+    fallbacks = (CPU,) if portable is None else (CPU, PORTABLE)
 
     def load(name: str, unit: str) -> StepFunction:
         if unit == PORTABLE and portable is not None:
@@ -102,7 +100,7 @@ def place_on_core_ml(
 
     def placed(name: str) -> Placed:
         auto = is_auto(asked, name)
-        candidates = tuple(dict.fromkeys((units[name], *(others if auto else ()))))
+        candidates = tuple(dict.fromkeys((units[name], *(fallbacks if auto else ()))))
         refusals: list[BundleError] = []
         for unit in candidates:
             try:
@@ -132,82 +130,80 @@ def _open_package(
     unit: str, first_use: Note | None, _: StepModel, functions: Sequence[PackageFunction], digest: str
 ) -> Callable[[int], StepFunction]:
     """Load all functions now, so that a rejection is an error now and not in the middle of speech."""
-    package = _Package(functions, digest, unit, first_use)
-    models = [CoreMLStepModel(f.declared, package.load(f), state=f.state, package=package) for f in functions]
-    return models.__getitem__
+    package = functions[0].package
+    form = CompiledPackage(package, digest, partial(_compile, functions, first_use), f"{build()}{_COMPILED}")
 
-
-class _Package:
-    """A package that Core ML loads for one compute unit, compiled before.
-
-    first_use: called with a line when a child process begins what takes minutes; None to do it in this process.
-    """
-
-    def __init__(
-        self, functions: Sequence[PackageFunction], digest: str, unit: str, first_use: Note | None
-    ) -> None:
-        self._functions, self._unit, self._first_use = functions, unit, first_use
-        self._path = functions[0].package
-        self._compiled = CompiledPackage(self._path, digest, partial(_compile, functions, first_use))
-
-    def load(self, function: PackageFunction) -> Any:
-        """coremltools' model of a function, from the first compiled form that is whole. Raises BundleError."""
-        for compiled, is_new in self._forms():
-            try:
-                return self._loaded(compiled, function, self._unit)
-            except Exception as error:  # noqa: BLE001, PERF203 - coremltools raises any class
-                if is_new or self._loads_on_cpu(compiled, function):
-                    raise self._refused(error) from None
-        raise AssertionError("the last form is new")
-
-    def _forms(self) -> Iterator[tuple[Path, bool]]:
-        """Compiled forms, and whether each is known to be whole: a damaged one is made again once."""
-        if (shipped := self._path.with_suffix(COMPILED)).is_dir():
-            yield shipped, False
-        path, is_new = self._compiled_path()
-        before = mark(path)
-        yield path, is_new
-        yield self._compiled_path(damaged=before)[0], True
-
-    def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
+    def predictors(compiled: Path, unit: str) -> list[Any]:
         # The only function of a package is loaded without its name: systems before macOS 15 know no names.
-        name = function.name if len(self._functions) > 1 else ""
-        # Speech keeps to the shortest length after the prefill. coremltools refuses the hint before macOS 15.
-        system = macos()
-        enumerated = function.declared.chunk_count > 1 and system is not None and system.version >= (15,)
-        reshapes, use = "Infrequent" if enumerated else "", f"{function.name}.{unit}"
-        if self._first_use is not None and not self._compiled.loaded_before(compiled, use):
-            self._first_use(f"Core ML prepares {self._path.stem} for {unit}, once …")
-            _in_child("load", str(compiled.absolute()), unit, name, reshapes)
-            self._compiled.record_load(compiled, use)
-        return _load_here(compiled, unit, name, reshapes)
+        names = [function.name if len(functions) > 1 else "" for function in functions]
+        return [_load(form, compiled, f, unit, n, first_use) for f, n in zip(functions, names, strict=True)]
 
-    def _loads_on_cpu(self, compiled: Path, function: PackageFunction) -> bool:
-        """Whether the compiled form is whole: then it is the compute unit that refuses it."""
-        if self._unit == CPU:
-            return False
+    def is_whole(compiled: Path) -> bool:
+        """Whether the CPU loads the compiled form: then it is the compute unit that refuses it."""
         try:
-            self._loaded(compiled, function, CPU)
+            return unit != CPU and bool(predictors(compiled, CPU))
         except Exception:  # noqa: BLE001 - coremltools raises any class
             return False
-        return True
 
-    def _compiled_path(self, damaged: int | None = None) -> tuple[Path, bool]:
+    for compiled, is_new in _forms(package, form):
         try:
-            return self._compiled.path(damaged)
-        except BundleError:
-            raise
-        except Exception as error:  # noqa: BLE001 - coremltools raises any class
-            raise BundleError(f"{self._path}: Core ML cannot compile it ({core_ml_reason(error)})") from None
+            loaded = predictors(compiled, unit)
+        except Exception as error:  # noqa: BLE001, PERF203 - coremltools raises any class
+            if is_new or is_whole(compiled):
+                raise _refused(package, unit, error) from None
+        else:
+            declared = zip(functions, loaded, strict=True)
+            models = [CoreMLStepModel(f.declared, p, state=f.state, package=form) for f, p in declared]
+            return models.__getitem__
+    raise AssertionError("the last form is new")
 
-    def _refused(self, error: Exception) -> RefusedError:
-        words = core_ml_reason(error)
-        if _MISLEADING in words:
-            words = (
-                "the package is too large for it, or the system refuses one of the functions, though Core ML speaks of "
-                f"{_MISLEADING}"
-            )
-        return RefusedError(f"{self._path}: Core ML refuses it on {self._unit} ({words})")
+
+def _forms(package: Path, form: CompiledPackage) -> Iterator[tuple[Path, bool]]:
+    """Compiled forms, and whether each is known to be whole: a damaged one is made again once."""
+    if (shipped := package.with_suffix(_COMPILED)).is_dir():
+        yield shipped, False
+    try:
+        path, is_new = form.path()
+        before = mark(path)
+        yield path, is_new
+        yield form.path(damaged=before)[0], True
+    except BundleError:
+        raise
+    except Exception as error:  # noqa: BLE001 - coremltools raises any class
+        raise BundleError(f"{package}: Core ML cannot compile it ({core_ml_reason(error)})") from None
+
+
+def _load(
+    form: CompiledPackage,
+    compiled: Path,
+    function: PackageFunction,
+    unit: str,
+    name: str,
+    first_use: Note | None,
+) -> Any:
+    """coremltools' model of a function; a child process loads it first, which takes minutes once."""
+    # Speech keeps to the shortest length after the prefill. coremltools refuses the hint before macOS 15.
+    system = macos()
+    enumerated = function.declared.chunk_count > 1 and system is not None and system.version >= (15,)
+    reshapes = "Infrequent" if enumerated else ""
+    if first_use is not None:
+
+        def in_child() -> None:
+            first_use(f"Core ML prepares {function.package.stem} for {unit}, once …")
+            _in_child("load", str(compiled.absolute()), unit, name, reshapes)
+
+        form.before_first_load(compiled, f"{function.name}.{unit}", in_child)
+    return _load_here(compiled, unit, name, reshapes)
+
+
+def _refused(package: Path, unit: str, error: Exception) -> RefusedError:
+    words = core_ml_reason(error)
+    if _MISLEADING in words:
+        words = (
+            "the package is too large for it, or the system refuses one of the functions, though Core ML speaks of "
+            f"{_MISLEADING}"
+        )
+    return RefusedError(f"{package}: Core ML refuses it on {unit} ({words})")
 
 
 def _compile(
@@ -247,32 +243,27 @@ def _load_here(compiled: Path, unit: str, function: str, reshapes: str) -> Any:
 def _in_child(task: str, *arguments: str) -> None:
     """Compile or load in a child process. task: "compile" or "load". arguments: those of the functions above.
 
-    Raises RuntimeError with Core ML's reason, or how the child ended, and OSError, as for a full disk.
+    Raises RuntimeError with Core ML's reason, or how the child ended.
     """
     try:
         code, words = run_child(__name__, task, *arguments, timeout=LOCK_SECONDS)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"no answer within {LOCK_SECONDS} s") from None
-    if code == _SYSTEM_ERROR:
-        raise OSError(int(words), os.strerror(int(words)))
     if code != 0:
         raise RuntimeError(words if code == 1 else f"it crashed the process that tried it: {words}")
 
 
 def _main(task: str, path: str, *arguments: str) -> None:
     end_with_the_parent()
-    code, words = 0, ""
+    code = 0
     try:
         if task == "compile":
             _compile_here(Path(path), Path(arguments[0]))
         else:
             _load_here(Path(path), *arguments)
-    except OSError as error:
-        code, words = _SYSTEM_ERROR, str(error.errno or errno.EIO)
     except Exception as error:  # noqa: BLE001 - coremltools raises any class
-        code, words = 1, core_ml_reason(error)
-    if code:
-        os.write(sys.stderr.fileno(), f"\nerror: {words}\n".encode())
+        code = 1
+        os.write(sys.stderr.fileno(), f"\nerror: {core_ml_reason(error)}\n".encode())
     # No orderly exit: it would wait for Core ML's threads.
     os._exit(code)
 
