@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, Literal
 
@@ -36,8 +35,7 @@ def check_engine(
 ) -> Chosen:
     """The backend that these arguments choose. bundle: None before it is open.
 
-    Raises InputError for a wrong argument, or one that does not fit the others or the bundle, DeviceError for a device
-    that this machine lacks.
+    Raises InputError for a wrong argument or combination, DeviceError for a device that this machine lacks.
     """
     gpu = gpu_device(device)
     chosen = choose_backend(backend, bundle)
@@ -48,27 +46,20 @@ def check_engine(
                 "or leave out the device"
             )
         gpu.check()
-    # Core AI takes none. Core ML does not either, but the portable backend may take its place.
-    if threads is not None:
-        maximum = cores()
-        whole = isinstance(threads, Integral) and not isinstance(threads, bool)
-        if not whole or threads < 1 or (threads > maximum and chosen != "coreai"):
-            expected = f"a whole number from 1 to {maximum} (the cores that this process may use)"
-            raise wrong_type(threads, "threads", expected)
-    # Whether the bundle has the optional step model may not be known yet: it is accepted, but not offered.
-    named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
-    chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
+    # Core ML takes no threads, but the portable backend may take its place.
+    whole = isinstance(threads, Integral) and not isinstance(threads, bool)
+    if threads is not None and not (whole and 1 <= threads <= cores()):
+        expected = f"a whole number from 1 to {cores()} (the cores that this process may use)"
+        raise wrong_type(threads, "threads", expected)
+    chosen_units(compute_units, (*STEP_MODEL_NAMES, LOCDIT_SOLVE))
     if chosen == "coreai" and compute_units != AUTO:
         raise InputError("compute units are for Core ML only; leave them out")
     return chosen
 
 
 def gpu_device(name: str) -> Any | None:
-    """The GPU (`gpu.device.Device`) that a device name means; None for "cpu" and "auto".
-
-    Raises InputError for an unknown name.
-    """
-    if isinstance(name, str) and name in (CPU_DEVICE, AUTO_DEVICE):
+    """The GPU (`gpu.device.Device`) of a device name; None for "cpu" and "auto". Raises InputError if it is unknown."""
+    if name in (CPU_DEVICE, AUTO_DEVICE):
         return None
     try:
         from voxcpm_runtime.backends.gpu.device import read_device
@@ -79,9 +70,9 @@ def gpu_device(name: str) -> Any | None:
 
 def chosen_device(device: str, chosen: Chosen) -> str:
     """The device, "auto" resolved: the first GPU that the portable backend can use, otherwise the CPU."""
-    if gpu_device(device) is not None or device == CPU_DEVICE:
+    if gpu_device(device) is not None:
         return device
-    if chosen != "portable":
+    if device == CPU_DEVICE or chosen != "portable":
         return CPU_DEVICE
     try:
         from voxcpm_runtime.backends.gpu.device import usable_gpu
@@ -95,7 +86,7 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
 
     Raises InputError for a backend that does not run here, or that cannot run the bundle.
     """
-    if not isinstance(backend, str) or backend not in BACKENDS:
+    if backend not in BACKENDS:
         raise wrong_type(backend, "backend", f"one of {', '.join(BACKENDS)}")
     on_mac = macos() is not None
     if backend == "coreml" and not on_mac:
@@ -105,7 +96,6 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
     if backend != "auto":
         chosen: Chosen = backend
     elif bundle is not None and bundle.manifest.target == CORE_AI:
-        # Nothing else runs a Core AI program.
         chosen = "coreai"
     else:
         chosen = "coreml" if on_mac else "portable"

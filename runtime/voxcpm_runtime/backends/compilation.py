@@ -18,8 +18,9 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
-from voxcpm_constants.errors import os_reason
+from voxcpm_constants.errors import core_ml_reason, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
 LOCK_SECONDS = 1800
@@ -33,10 +34,9 @@ Compile = Callable[[Path, Path], None]
 
 
 class CompiledPackage:
-    """The compiled form of a package, in the user's cache or compiled for this process alone.
+    """The compiled form of a package: in the user's cache, or for this process alone and removed with this object.
 
-    digest: identifies the package's content. kind: the compiler's version and a suffix, such as "24F74.mlmodelc". A
-    folder for this process alone is removed with this object.
+    digest: of the package's content. kind: the compiler's version and a suffix, such as "24F74.mlmodelc".
     """
 
     def __init__(self, package: Path, digest: str, compile_with: Compile, kind: str) -> None:
@@ -119,9 +119,9 @@ def mark(compiled: Path) -> int:
 
 
 def run_child(module: str, *arguments: str, timeout: float | None = None) -> tuple[int, str]:
-    """Run a module of this project as a program; return its exit code and, in one line, why it ended.
+    """Run a module of this project as a program until this returns: its exit code and, in one line, why it ended.
 
-    It ends with this function, even by an exception. Raises subprocess.TimeoutExpired after `timeout` seconds.
+    Raises subprocess.TimeoutExpired after `timeout` seconds.
     """
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(  # noqa: S603 - our own program
@@ -146,11 +146,11 @@ def run_child(module: str, *arguments: str, timeout: float | None = None) -> tup
     return code, next(iter(errors), ": ".join((ended, *filter(None, lines[-1:]))))
 
 
-def end_with_the_parent() -> None:
-    """In the child: exit with the parent or at Ctrl-C, even while native code holds the GIL.
+def run_in_child(task: Callable[[], object]) -> NoReturn:
+    """In the child: run a task, and exit. Exit with the parent or at Ctrl-C, too, even if native code holds the GIL.
 
-    A second process waits for the end of standard input, since no thread of this one could. Call it first: a process
-    with threads should not fork.
+    A second process waits for the end of standard input, since no thread of this one could. It is forked first, as
+    processes with threads should not fork.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     child = os.getpid()
@@ -159,3 +159,10 @@ def end_with_the_parent() -> None:
         if os.getppid() == child:
             os.kill(child, signal.SIGKILL)
         os._exit(0)
+    try:
+        task()
+    except Exception as error:  # noqa: BLE001 - Apple's frameworks raise any class
+        os.write(sys.stderr.fileno(), f"\nerror: {core_ml_reason(error)}\n".encode())
+        os._exit(1)
+    # No orderly exit: Core ML's threads would delay it, and Core AI's may abort it.
+    os._exit(0)

@@ -95,7 +95,7 @@ def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[
     """Threads are a hint for ONNX Runtime, which Core ML does not take either."""
     bundle = bundle_of("macOS27")
 
-    assert check_engine("auto", 100_000, "auto", bundle) == "coreai"
+    assert check_engine("auto", 1, "auto", bundle) == "coreai"
     with pytest.raises(InputError, match="compute units are for Core ML only; leave them out"):
         check_engine("auto", None, "cpu", bundle)
     with pytest.raises(InputError, match="threads must be a whole number from 1 to "):

@@ -10,15 +10,15 @@ import errno
 import os
 import signal
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from voxcpm_constants.errors import BundleError, first_line, os_reason
+from voxcpm_constants.errors import BundleError, os_reason
 from voxcpm_constants.manifest import record_file
-from voxcpm_runtime.backends.compilation import CompiledPackage, end_with_the_parent, mark, run_child
+from voxcpm_runtime.backends.compilation import CompiledPackage, mark, run_child, run_in_child
 from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
-COMPILED = ".aimodelx"
 CORE_AI_PACKAGE = "coreai-core"
 _PROGRAM, _HASH = "main.mlirb", "main.hash"
 
@@ -38,14 +38,18 @@ def check_program(program: Path) -> None:
 def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]:
     """The compiled form of a program for this machine, and what keeps it there. digest: of the program's content.
 
-    It lies in the user's cache; one that is not whole is made again. Raises BundleError.
+    One that is not whole is made again. Raises BundleError.
     """
-    kind = f"{CORE_AI_PACKAGE}-{version(CORE_AI_PACKAGE)}{COMPILED}"
+    kind = f"{CORE_AI_PACKAGE}-{version(CORE_AI_PACKAGE)}.aimodelx"
     compiled = CompiledPackage(program, digest, compile_program, kind)
     try:
         path, new = compiled.path()
-        if not new and not _is_whole(path):
-            path, _ = compiled.path(damaged=mark(path))
+        if not new:
+            try:
+                # Core AI computes with altered code, or ends the process at it.
+                check_recorded(path)
+            except BundleError:
+                path, _ = compiled.path(damaged=mark(path))
     except OSError as error:
         raise BundleError(
             f"cannot write Core AI's compiled programs ({os_reason(error)}); free space"
@@ -71,30 +75,13 @@ def compile_program(program: Path, compiled: Path) -> None:
     record_files(compiled)
 
 
-def _is_whole(compiled: Path) -> bool:
-    """Whether the files are those that were made: Core AI computes with altered code, or ends the process at it."""
-    try:
-        check_recorded(compiled)
-    except BundleError:
-        return False
-    return True
+def _compile_here(program: str, compiled: str) -> None:
+    from coreai.authoring import AIModelAsset  # half a second, and only here
 
-
-def _main(program: str, compiled: str) -> None:
-    """Compile and exit abruptly: Core AI's threads may abort an orderly exit."""
-    end_with_the_parent()
-    try:
-        from coreai.authoring import AIModelAsset  # half a second, and only here
-
-        # Not public, but coreai-core is pinned. The public `executable` compiles at every start, into a temporary
-        # folder that stays if this process is killed.
-        AIModelAsset.load(Path(program))._write_odix(Path(compiled))  # noqa: SLF001
-    except Exception as error:  # noqa: BLE001 - the compiler raises any class
-        sys.stderr.write(f"error: {first_line(error)}\n")
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
+    # Not public, but coreai-core is pinned. The public `executable` compiles at every start, into a temporary folder
+    # that stays if this process is killed.
+    AIModelAsset.load(Path(program))._write_odix(Path(compiled))  # noqa: SLF001
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    run_in_child(partial(_compile_here, *sys.argv[1:]))

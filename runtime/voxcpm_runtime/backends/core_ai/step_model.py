@@ -75,27 +75,20 @@ class CoreAIState:
         stacks = list(arrays.values())
         return {name: stacks[index % 2][index // 2] for index, name in enumerate(self._caches)}
 
+    def _copies(self) -> dict[str, Array]:
+        arrays = self.arrays.items()
+        return {n: np.array(a if isinstance(a, np.ndarray) else a.numpy()) for n, a in arrays}
+
     def rows(self, start: int, stop: int) -> dict[str, Array]:
         """See `StepState`. Contexts of the AudioVAE (1, channels, samples) have samples in place of positions."""
-        return {name: array[:, :, start:stop] for name, array in self._layers(self.snapshot()).items()}
+        return {name: array[:, :, start:stop] for name, array in self._layers(self._copies()).items()}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         """See `StepState`."""
-        arrays = self.snapshot()
+        arrays = self._copies()
         layers = self._layers(arrays)
         for name, new in rows.items():
             layers[name][:, :, start : start + new.shape[2]] = new
-        self.restore(arrays)
-
-    def snapshot(self) -> dict[str, Array]:
-        """Copies of all arrays."""
-        return {
-            name: np.array(array if isinstance(array, np.ndarray) else array.numpy())
-            for name, array in self.arrays.items()
-        }
-
-    def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take the arrays of a snapshot."""
         for name, array in self.arrays.items():
             own = arrays[name]
             self.arrays[name] = own if isinstance(array, np.ndarray) else _runtime().NDArray(own)

@@ -143,7 +143,7 @@ class CoreAIWorker:
             following = (prepared or self._starting.submit(_Child, *self._loaded)).result()
             for number, name in self._states.items():
                 following.ask("new_state", name, number)
-                following.ask("restore", number, self._child.ask("snapshot", number))
+                following.ask("set_rows", number, 0, self._child.ask("rows", number, 0, None))
             self._child.close()
             self._child, self._returned = following, 0
         self._returned += outputs
@@ -224,18 +224,11 @@ def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> No
     def new_state(name: str, number: int) -> None:
         states[number] = models[name].new_state()
 
-    def parts(number: int) -> Sequence[Any]:
-        return getattr(states[number], "states", [states[number]])
-
     answers: dict[str, Callable[..., Any]] = {
         "new_state": new_state,
         "call": lambda name, inputs, number: models[name](inputs, None if number is None else states[number]),
         "rows": lambda number, start, stop: states[number].rows(start, stop),
         "set_rows": lambda number, start, rows: states[number].set_rows(start, rows),
-        "snapshot": lambda number: [state.snapshot() for state in parts(number)],
-        "restore": lambda number, arrays: [
-            state.restore(own) for state, own in zip(parts(number), arrays, strict=True)
-        ],
         "drop": lambda number: states.pop(number) and None,
     }
     while True:

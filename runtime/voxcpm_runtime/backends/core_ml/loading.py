@@ -7,7 +7,6 @@ started as a program, does both first.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import warnings
@@ -23,9 +22,9 @@ from voxcpm_constants.targets import OLDEST_MACOS, Target
 from voxcpm_runtime.backends.compilation import (
     LOCK_SECONDS,
     CompiledPackage,
-    end_with_the_parent,
     mark,
     run_child,
+    run_in_child,
 )
 from voxcpm_runtime.backends.core_ml.compute_units import (
     COMPUTE_UNITS,
@@ -225,14 +224,14 @@ def _compile(
 
 
 def _compile_here(package: Path, compiled: Path) -> None:
-    import coremltools as ct  # seconds, and on a Mac only
+    import coremltools as ct
 
     ct.utils.compile_model(str(package), destination_path=str(compiled))
 
 
 def _load_here(compiled: Path, unit: str, function: str, reshapes: str) -> Any:
     """coremltools' model of a function, "" for the only one. reshapes: its hint for enumerated lengths, "" for none."""
-    import coremltools as ct  # seconds, and on a Mac only
+    import coremltools as ct
 
     options: dict[str, Any] = {"function_name": function} if function else {}
     if reshapes:
@@ -241,10 +240,7 @@ def _load_here(compiled: Path, unit: str, function: str, reshapes: str) -> Any:
 
 
 def _in_child(task: str, *arguments: str) -> None:
-    """Compile or load in a child process. task: "compile" or "load". arguments: those of the functions above.
-
-    Raises RuntimeError with Core ML's reason, or how the child ended.
-    """
+    """Compile or load in a child process. Raises RuntimeError with Core ML's reason, or how the child ended."""
     try:
         code, words = run_child(__name__, task, *arguments, timeout=LOCK_SECONDS)
     except subprocess.TimeoutExpired:
@@ -253,20 +249,8 @@ def _in_child(task: str, *arguments: str) -> None:
         raise RuntimeError(words if code == 1 else f"it crashed the process that tried it: {words}")
 
 
-def _main(task: str, path: str, *arguments: str) -> None:
-    end_with_the_parent()
-    code = 0
-    try:
-        if task == "compile":
-            _compile_here(Path(path), Path(arguments[0]))
-        else:
-            _load_here(Path(path), *arguments)
-    except Exception as error:  # noqa: BLE001 - coremltools raises any class
-        code = 1
-        os.write(sys.stderr.fileno(), f"\nerror: {core_ml_reason(error)}\n".encode())
-    # No orderly exit: it would wait for Core ML's threads.
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    task, path, *arguments = sys.argv[1:]
+    if task == "compile":
+        run_in_child(lambda: _compile_here(Path(path), Path(arguments[0])))
+    run_in_child(lambda: _load_here(Path(path), *arguments))

@@ -50,7 +50,7 @@ def test_a_commands_words() -> None:
         (["locdit_step="], "cpu_and_ne, got ''"),
         (
             ["decoder=cpu"],
-            f"unknown step model 'decoder' for compute units: expected one of {', '.join(STEP_MODEL_NAMES)}\n",
+            f"unknown step model 'decoder' for compute units: expected one of {', '.join((*STEP_MODEL_NAMES, LOCDIT_SOLVE))}\n",
         ),
         (["cpu", "all"], "given twice: cpu and all"),
     ],

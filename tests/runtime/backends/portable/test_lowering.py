@@ -22,20 +22,12 @@ def test_a_folder_that_is_no_package_is_named(tmp_path: Path) -> None:
         PortableStepModel(tmp_path / "nothing")
 
 
-def test_a_damaged_program_is_named(lab: Any) -> None:
-    package = lab.package(lambda x: lab.mb.abs(x=x), {"x": np.zeros(3, np.float32)})
-    program = next(package.rglob("model.mlmodel"))
-    program.write_bytes(b"\xff" * 40)
-    with pytest.raises(PackageError, match=r"model.mlmodel is damaged"):
-        PortableStepModel(package)
-
-
-def test_truncated_weights_are_named(lab: Any, rng: np.random.Generator) -> None:
-    weight = rng.standard_normal((8, 16)).astype(np.float32)
+@pytest.mark.parametrize(("name", "content"), [("model.mlmodel", b"\xff" * 40), ("weight.bin", b"\0" * 200)])
+def test_a_damaged_file_is_named(lab: Any, name: str, content: bytes) -> None:
+    weight = np.ones((8, 16), np.float32)
     package = lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": np.zeros((1, 16), np.float32)})
-    weights = next(package.rglob("weight.bin"))
-    weights.write_bytes(weights.read_bytes()[:200])
-    with pytest.raises(PackageError, match=r"weight.bin is damaged"):
+    next(package.rglob(name)).write_bytes(content)
+    with pytest.raises(PackageError, match=f"{name} is damaged"):
         PortableStepModel(package)
 
 

@@ -44,19 +44,14 @@ def package(lab: Any) -> Path:
     return path
 
 
-def telemetry(home: Path) -> list[Path]:
-    return [path for path in home.rglob("*") if "microsoft" in path.name.lower()]
-
-
 def test_running_a_step_model_queues_no_telemetry(package: Path, tmp_path: Path) -> None:
     """From 1.31 on, ONNX Runtime begins as soon as it is imported."""
     assert run(RUN, tmp_path, package) == "[2. 2. 2. 2.]\n"
-    assert telemetry(tmp_path) == []
+    assert not [path for path in tmp_path.rglob("*") if "microsoft" in path.name.lower()]
 
 
-@pytest.mark.parametrize(("given", "kept"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
-def test_the_users_own_setting_stays(tmp_path: Path, given: dict[str, str], kept: str) -> None:
-    assert run(ASK, tmp_path, **given).strip() == kept
+def test_the_users_own_setting_stays(tmp_path: Path) -> None:
+    assert run(ASK, tmp_path, ORT_DISABLE_TELEMETRY="0").strip() == "0"
 
 
 MODELS, MEGABYTES = 6, 64
@@ -119,22 +114,19 @@ def test_no_thread_is_on_a_core_that_is_not_ours(package: Path, tmp_path: Path) 
         ("0::/", "250000 100000", 2),
         ("0::/", "50000 100000", 1),
         ("0::/", "1200000 100000", None),
-        ("0::/", "max 100000", None),
         ("12:cpu:/\n0::/user.slice/app", "300000 100000", 3),
         ("12:cpu:/", "200000 100000", None),
-        ("0::/", None, None),
     ],
 )
 def test_a_limit_on_processor_time_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, limit: str | None, expected: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, limit: str, expected: int | None
 ) -> None:
     """The limit of a control group, as a container has one, on a machine of eight cores."""
     groups = tmp_path / "cgroup"
     groups.write_text(own)
     folder = tmp_path / own.rsplit("0::/", maxsplit=1)[-1] if "0::/" in own else tmp_path
     folder.mkdir(parents=True, exist_ok=True)
-    if limit is not None:
-        (folder / "cpu.max").write_text(limit)
+    (folder / "cpu.max").write_text(limit)
     monkeypatch.setattr(machine, "_CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(machine, "_OWN_GROUPS", groups)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

@@ -51,29 +51,18 @@ def package(ct: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "both.mlpackage"
 
 
-def _function(package: Path, name: str, **options: Any) -> PortableStepModel:
-    return PortableStepModel(package, function=name, state={"cache": "cache_out"}, threads=1, **options)
-
-
-def _call(
-    model: PortableStepModel, state: Any, value: float, rows: int, position: int
-) -> dict[str, np.ndarray]:
-    x = np.full((rows, 4), value, np.float32)
-    return model({"x": x, "position": np.array([position], np.int32)}, state)
-
-
 @pytest.mark.parametrize("mode", ["plain", "faithful"])
 def test_functions_share_a_state_that_each_reads_and_writes(package: Path, mode: str) -> None:
-    decode, prefill = (_function(package, name, mode=mode) for name in ("decode", "prefill_2"))
+    decode, prefill = (
+        PortableStepModel(package, function=name, state={"cache": "cache_out"}, threads=1, mode=mode)
+        for name in ("decode", "prefill_2")
+    )
     state = decode.new_state()
 
-    first = _call(prefill, state, 5.0, 2, 0)
-    second = _call(decode, state, 7.0, 1, 2)
-    third = _call(prefill, state, 1.0, 2, 1)
-
     expected = np.zeros((POSITIONS, 4), np.float32)
-    for result, value, rows in ((first, 5.0, [0, 1]), (second, 7.0, [2]), (third, 1.0, [1, 2])):
+    for model, value, rows in ((prefill, 5.0, [0, 1]), (decode, 7.0, [2]), (prefill, 1.0, [1, 2])):
+        x, position = np.full((len(rows), 4), value, np.float32), np.array(rows[:1], np.int32)
+        result = model({"x": x, "position": position}, state)
         np.testing.assert_array_equal(result["y"], expected.sum(axis=0))
         expected[rows] = value
         np.testing.assert_array_equal(result["z"], 3 * expected)
-    np.testing.assert_array_equal(state._now["cache"], expected)

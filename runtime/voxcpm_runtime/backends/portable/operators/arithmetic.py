@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from onnx import helper
@@ -74,14 +73,6 @@ def _cast(call: Call) -> str:
     return call.emit("Cast", call.tensor("x"), to=helper.np_dtype_to_tensor_dtype(dtype))
 
 
-def _clip(call: Call) -> str:
-    """min(max(x, alpha), beta); an infinite bound (torch's clamp with one side open) costs nothing."""
-    x, dtype = call.tensor("x"), call.dtype("x")
-    alpha, beta = call.static("alpha", -math.inf), call.static("beta", math.inf)
-    x = call.emit("Max", x, call.scalar(alpha, dtype)) if alpha > -math.inf else x
-    return call.emit("Min", x, call.scalar(beta, dtype)) if beta < math.inf else call.emit("Identity", x)
-
-
 def _cumsum(call: Call) -> str:
     flags: dict[str, Any] = {name: int(call.static(name, False)) for name in ("exclusive", "reverse")}
     return call.emit("CumSum", call.tensor("x"), call.graph.integers(call.static("axis", 0)), **flags)
@@ -103,7 +94,6 @@ OPERATORS: dict[str, Operator] = {
     **{mil: _binary(kind) for mil, kind in _BINARY.items()},
     **{mil: _reduction(kind) for mil, kind in _REDUCTIONS.items()},
     "cast": _cast,
-    "clip": _clip,
     "cumsum": _cumsum,
     "identity": lambda call: call.tensor("x"),
     "pow": _binary("Pow"),

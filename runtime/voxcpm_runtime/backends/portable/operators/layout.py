@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 
@@ -45,38 +44,17 @@ def _slice_by_index(call: Call) -> str:
     rank, integers = call.rank("x"), call.graph.integers
     if set(call.static("stride", [1])) != {1}:
         raise call.refuse("strides")
-    flags = {name: call.static(name, [False] * rank) for name in ("begin_mask", "end_mask", "squeeze_mask")}
-    bounds = _static_bounds if call.is_constant("begin") and call.is_constant("end") else _computed_bounds
-    result = call.emit("Slice", call.tensor("x"), *bounds(call, flags), integers(range(rank)))
-    squeezed = [axis for axis, flag in enumerate(flags["squeeze_mask"]) if flag]
-    return call.emit("Squeeze", result, integers(squeezed)) if squeezed else result
-
-
-def _static_bounds(call: Call, flags: dict[str, list[bool]]) -> tuple[str, str]:
+    flags = [call.static(name, [False] * rank) for name in ("begin_mask", "end_mask", "squeeze_mask")]
     begins, ends = call.static("begin"), call.static("end")
-    for axis, (from_start, to_end, squeezed) in enumerate(zip(*flags.values(), strict=True)):
+    for axis, (from_start, to_end, squeezed) in enumerate(zip(*flags, strict=True)):
         if squeezed:
             ends[axis] = begins[axis] + 1 or END  # after element −1 comes the end, not element 0
         else:
             begins[axis] = 0 if from_start else begins[axis]
             ends[axis] = END if to_end else ends[axis]
-    return call.graph.integers(begins), call.graph.integers(ends)
-
-
-def _computed_bounds(call: Call, flags: dict[str, list[bool]]) -> tuple[str, str]:
-    """The same as nodes. No package of ours has them, but the lint follows lengths through them in others."""
-    integers = call.graph.integers
-
-    def where(mask: list[bool], value: str, other: str) -> str:
-        return call.emit("Where", call.graph.constant(mask, np.bool_), value, other)
-
-    squeezed = flags["squeeze_mask"]
-    unread = [masked and not axis for masked, axis in zip(flags["begin_mask"], squeezed, strict=True)]
-    begin = where(unread, integers(0), call.indices("begin"))
-    end = where(flags["end_mask"], integers(END), call.indices("end"))
-    after = call.emit("Add", begin, integers(1))
-    after = call.emit("Where", call.emit("Equal", after, integers(0)), integers(END), after)
-    return begin, where(squeezed, after, end)
+    result = call.emit("Slice", call.tensor("x"), integers(begins), integers(ends), integers(range(rank)))
+    squeezed_axes = [axis for axis, flag in enumerate(flags[2]) if flag]
+    return call.emit("Squeeze", result, integers(squeezed_axes)) if squeezed_axes else result
 
 
 def _slice_by_size(call: Call) -> str:
@@ -159,13 +137,8 @@ OPERATORS: dict[str, Operator] = {
     "concat": _concat,
     "expand_dims": lambda call: call.emit("Unsqueeze", call.tensor("x"), call.indices("axes")),
     "gather": _gather,
-    # No package of ours has `range_1d` or `shape`, but the lint follows lengths through them in others.
-    "range_1d": lambda call: call.emit(
-        "Range", call.tensor("start"), call.tensor("end"), call.tensor("step")
-    ),
     "reshape": lambda call: call.emit("Reshape", call.tensor("x"), call.indices("shape")),
     "scatter": _scatter,
-    "shape": lambda call: call.emit("Cast", call.emit("Shape", call.tensor("x")), to=TensorProto.INT32),
     "slice_by_index": _slice_by_index,
     "slice_by_size": _slice_by_size,
     "slice_update": _slice_update,
