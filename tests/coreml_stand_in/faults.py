@@ -4,7 +4,6 @@ The variable is JSON: the path of a SystemVersion.plist, the path of a log, and 
 """
 
 import ctypes
-import errno
 import json
 import os
 import signal
@@ -32,9 +31,8 @@ class Fault:
     """Something that goes wrong. package, unit, function: patterns as of file names; "" is the only function.
 
     unit: ALL, CPU_ONLY, CPU_AND_GPU, CPU_AND_NE. at: compile (which knows no unit), first load (on a unit, which takes
-    longer than all others), load or predict. does: refuse, full (no space left), abort (SIGABRT), kill (SIGKILL), hang,
+    longer than all others), load or predict. does: refuse, abort (SIGABRT), kill (SIGKILL), hang,
     delay (by `seconds`; both hold the GIL, as Core ML's binding does), wrong (predictions come out in another order).
-    after: the first events that go well.
     """
 
     package: str = "*"
@@ -44,7 +42,6 @@ class Fault:
     does: str = "refuse"
     message: str = ""
     seconds: float = 0.0
-    after: int = 0
 
 
 def told():
@@ -71,14 +68,9 @@ def meet(at: str, package: str, unit: str = "", function: str = "", hints: objec
             for key in ("package", "unit", "function")
             if (key, at) != ("unit", "compile")
         ):
-            _met[fault] = _met.get(fault, 0) + 1
-            if _met[fault] > fault.after:
-                _DOES[fault.does](fault)
-                wrong |= fault.does == "wrong"
+            _DOES[fault.does](fault)
+            wrong |= fault.does == "wrong"
     return wrong
-
-
-_met = {}
 
 
 def record(**event):
@@ -107,10 +99,12 @@ def _refuse(fault):
     raise RuntimeError(words if fault.at == "compile" else printed_dictionary(words))
 
 
-def printed_dictionary(description, cause="(null)"):
+def printed_dictionary(description):
     """An error's `userInfo` as Foundation prints it."""
-    underlying = f"Error Domain=com.apple.CoreML Code=0 {_quoted(cause)}"
-    entries = {"NSLocalizedDescription": description, "NSUnderlyingError": underlying}
+    entries = {
+        "NSLocalizedDescription": description,
+        "NSUnderlyingError": "Error Domain=com.apple.CoreML Code=0",
+    }
     return "{\n" + "".join(f"    {key} = {_quoted(text)};\n" for key, text in entries.items()) + "}"
 
 
@@ -127,12 +121,7 @@ def _hang(_):
         libc.pthread_mutex_lock(lock)
 
 
-def _full(_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 _DOES = {
-    "full": _full,
     "refuse": _refuse,
     "abort": lambda fault: os.abort(),
     "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),

@@ -1,4 +1,4 @@
-"""The machine: its system, its chip, and which backends it has. No name of a user or a host is among these."""
+"""The machine: its system, chip, cores and backends. No name of a user or a host is among these."""
 
 from __future__ import annotations
 
@@ -60,10 +60,7 @@ def chip() -> str:
 
 @functools.cache
 def cpu_features() -> tuple[str, ...]:
-    """The vector and matrix instructions that matter here, such as "AVX2" and "AMX".
-
-    Linux only: elsewhere it is empty, and the processor's name has to do. ONNX Runtime chooses its products by these.
-    """
+    """The instructions by which ONNX Runtime chooses its products, such as "AMX"; empty elsewhere than on Linux."""
     listed = (value.split() for name, value in _cpu_info() if name in ("flags", "Features"))  # x86, ARM
     flags = {flag for line in listed for flag in line}
     return tuple(name for name, any_of in _FEATURES.items() if flags & any_of)
@@ -88,10 +85,9 @@ def cores() -> int:
 
 
 def fair_threads() -> int | None:
-    """How many threads use the part of the machine that this process may use; None if that is the whole machine.
+    """Threads for the cores and the processor time that this process may use; None if that is the whole machine.
 
-    ONNX Runtime's own choice is a thread bound to each core of the machine: it considers neither the process's affinity
-    nor a container's limit on processor time.
+    ONNX Runtime's own choice is a thread bound to each core of the machine.
     """
     fair = min(cores(), _cores_of_quota() or cores())
     return None if fair >= (os.cpu_count() or 1) else fair

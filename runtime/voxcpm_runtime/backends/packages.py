@@ -1,4 +1,4 @@
-"""The packages of a bundle as step models: each of its functions, and step models of several functions or packages."""
+"""Step models of one or several packages, each with one or several functions."""
 
 from __future__ import annotations
 
@@ -63,10 +63,7 @@ def open_step_model(
 
 
 class FunctionsByLength:
-    """A step model with one function for each length, which share one state.
-
-    first: the function for the first length. load(index): the function for another; called once.
-    """
+    """A step model with one function for each length, which share one state. load(index): called once for each."""
 
     def __init__(self, declared: StepModel, first: StepFunction, load: Callable[[int], StepFunction]) -> None:
         tensor, self._axis = declared.chunk_axis
@@ -82,30 +79,29 @@ class FunctionsByLength:
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """See `StepFunction`."""
         length = inputs[self._input].shape[self._axis]
-        if length not in self._chunks:
+        chunk = self._chunks.get(length)
+        if chunk is None:
             taken = ", ".join(map(str, self._chunks))
             raise ValueError(f"{self._name}: {self._input} may have the lengths {taken}, not {length}")
-        chunk = self._chunks[length]
         with self._loading:
             if chunk not in self._loaded:
                 self._loaded[chunk] = self._load(chunk)
         return self._loaded[chunk](inputs, state)
 
 
-class StatesInTurn:
-    """The states of all parts as one."""
+class StatesInTurn(NamedTuple):
+    """The states of all parts as one, each with the names of its tensors."""
 
-    def __init__(self, declared: Sequence[StepModel], states: Sequence[StepState]) -> None:
-        self._declared, self.states = declared, states
+    states: Sequence[tuple[StepState, frozenset[str]]]
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
         """See `StepState`."""
-        return {name: array for state in self.states for name, array in state.rows(start, stop).items()}
+        return {name: array for state, _ in self.states for name, array in state.rows(start, stop).items()}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         """See `StepState`."""
-        for declared, state in zip(self._declared, self.states, strict=True):
-            state.set_rows(start, {t.name: rows[t.name] for t in declared.state if t.name in rows})
+        for state, names in self.states:
+            state.set_rows(start, {name: rows[name] for name in names & rows.keys()})
 
 
 class PartsInTurn:
@@ -116,13 +112,14 @@ class PartsInTurn:
 
     def new_state(self) -> StatesInTurn:
         """See `StepFunction`."""
-        return StatesInTurn(self._declared, [part.new_state() for part in self._parts])
+        names = [frozenset(t.name for t in declared.state) for declared in self._declared]
+        return StatesInTurn([(p.new_state(), n) for p, n in zip(self._parts, names, strict=True)])
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """See `StepFunction`."""
         if not isinstance(state, StatesInTurn) or len(state.states) != len(self._parts):
             raise ValueError(f"{self._declared[0].name}: pass a state that this step model made")
         taken, outputs = self._declared[0].inputs[0].name, dict(inputs)
-        for part, own in zip(self._parts, state.states, strict=True):
+        for part, (own, _) in zip(self._parts, state.states, strict=True):
             outputs = part({**inputs, taken: outputs.get(PASSED_ON, inputs[taken])}, own)
         return outputs

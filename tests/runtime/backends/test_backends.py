@@ -1,4 +1,4 @@
-"""Choosing a backend, and what every backend checks."""
+"""What every backend has: one line for a package that cannot be run, rows of caches, and a key of its arithmetic."""
 
 import plistlib
 from types import SimpleNamespace
@@ -6,44 +6,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from voxcpm_constants.errors import BundleError, InputError, core_ml_reason
+from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
-from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
 from voxcpm_runtime.backends.loading import arithmetic_key, load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 
 
-@pytest.fixture
-def declared(architecture, sizes):
-    return declare_step_models(architecture, sizes)
-
-
-@pytest.fixture
-def on_mac(monkeypatch, tmp_path):
-    """The file by which the project knows a Mac."""
+def test_a_mac_has_a_version_and_a_build(monkeypatch, tmp_path):
     path = tmp_path / "SystemVersion.plist"
     path.write_bytes(plistlib.dumps({"ProductVersion": "15.5", "ProductBuildVersion": "24F74"}))
     monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", path)
-
-
-@pytest.fixture
-def on_linux(monkeypatch, tmp_path):
-    monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", tmp_path / "missing.plist")
-
-
-@pytest.mark.usefixtures("on_linux")
-@pytest.mark.parametrize(
-    ("backend", "message"), [("coreml", "coreml needs macOS"), ("cuda", "must be one of auto, coreml")]
-)
-def test_what_this_machine_lacks_is_one_line(backend, message):
-    with pytest.raises(InputError, match=message):
-        choose_backend(backend)
-
-
-@pytest.mark.usefixtures("on_mac")
-def test_a_mac_has_a_version_and_a_build(tmp_path):
     system = macos()
 
     assert (system.version, system.build, str(system)) == ((15, 5), "24F74", "macOS 15.5")
@@ -64,13 +38,6 @@ def test_a_mac_has_a_version_and_a_build(tmp_path):
             ),
             'Couldn’t open "x". ANECCompile("a") FAILED',
         ),
-        (
-            (
-                "{\n    NSLocalizedDescription = Failed;\n"
-                '    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=110 \\"(null)\\"";\n}'
-            ),
-            "Failed",
-        ),
         ("{\n}", "Core ML gives no reason: { }"),
         ("array is not writeable\nmore", "array is not writeable"),
     ],
@@ -87,9 +54,9 @@ def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):
 
 
 @pytest.mark.parametrize("form", ["passed", "rows", "native"])
-def test_rows_of_a_cache_are_read_and_overwritten(declared, form):
+def test_rows_of_a_cache_are_read_and_overwritten(architecture, sizes, form):
     """A voice's prefix needs this, in either form of Core ML's state; the rest of the cache stays unchanged."""
-    model = declared[BASE_LM_STEP]
+    model = declare_step_models(architecture, sizes)[BASE_LM_STEP]
     arrays = {t.name: np.zeros(t.shape_at(0), np.float16) for t in model.state}
     native = SimpleNamespace(read_state=lambda name: arrays[name], write_state=arrays.__setitem__)
     predictor = SimpleNamespace(make_state=lambda: native)

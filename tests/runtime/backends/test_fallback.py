@@ -70,27 +70,18 @@ def test_the_portable_backend_takes_the_place_of_core_ml(core_ml: StandIn, tiny_
     assert isinstance(model, PortableStepModel)
 
 
-@pytest.mark.parametrize("options", [{"backend": "coreml"}, {"compute_units": "cpu_and_ne"}])
 def test_who_asks_for_core_ml_or_a_unit_gets_its_error(
-    core_ml: StandIn, tiny_bundle: Path, options: dict[str, str]
-) -> None:
-    core_ml.fault(package=LOCDIT_STEP)
-
-    with pytest.raises(BundleError, match="Core ML refuses it on cpu_and_ne"):
-        loaded(tiny_bundle, **options)
-
-
-def test_without_the_portable_backend_the_error_says_what_to_install(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
+    """Without the portable backend everybody does, with what to install."""
     core_ml.fault(package=LOCDIT_STEP)
-
+    with pytest.raises(BundleError, match=r"Core ML refuses it on cpu_and_ne .*; try --backend portable"):
+        loaded(tiny_bundle, backend="coreml")
+    with pytest.raises(BundleError, match=r"Core ML refuses it on cpu_and_ne .*; try --compute-units"):
+        loaded(tiny_bundle, compute_units="cpu_and_ne")
+    monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
     with pytest.raises(BundleError, match=r'refuses it on cpu_and_ne .*pip install "onnx'):
         loaded(tiny_bundle)
-    with pytest.raises(BundleError) as refused:
-        loaded(tiny_bundle, backend="coreml")
-    assert "pip install" not in str(refused.value)
 
 
 def test_a_saved_choice_of_the_portable_backend_needs_it_here(

@@ -131,17 +131,14 @@ class Call:
         """Number of dimensions of an input."""
         return len(self.shape(name))
 
-    def ranks(self, name: str) -> list[int]:
-        """Numbers of dimensions of the values of an input that takes several."""
-        return [len(self._type(argument).shape) for argument in self.operation.inputs[name]]
-
     def tensor(self, name: str) -> str:
         """ONNX name of an input's value."""
         return self._tensor(self._argument(name))
 
-    def tensors(self, name: str) -> list[str]:
-        """ONNX names of the values of an input that takes several."""
-        return [self._tensor(argument) for argument in self.operation.inputs[name]]
+    def tensors(self, name: str) -> tuple[list[str], list[int]]:
+        """ONNX names and ranks of the values of an input that takes several."""
+        arguments = self.operation.inputs[name]
+        return [*map(self._tensor, arguments)], [len(self._type(argument).shape) for argument in arguments]
 
     def is_constant(self, name: str) -> bool:
         """Whether an input is a constant."""
@@ -161,7 +158,7 @@ class Call:
         return self.emit("Cast", self.tensor(name), to=TensorProto.INT64)
 
     def scalar(self, value: float, dtype: Any = np.float32) -> str:
-        """Name of a scalar constant in the graph."""
+        """Name of a constant in the graph."""
         return self.graph.constant(value, dtype)
 
     def given(self, argument: Argument, name: str = "") -> Constant:
@@ -173,9 +170,8 @@ class Call:
 
     def array(self, constant: Constant) -> np.ndarray:
         """A numeric constant's elements as stored."""
-        if isinstance(constant.data, str):
-            raise self.refuse(f"a number was expected, not {constant.data!r}")
-        return self.program.read(constant.data) if isinstance(constant.data, Blob) else constant.data
+        data = constant.data
+        return self.program.read(data) if isinstance(data, Blob) else np.asarray(data)
 
     def materialised(self, constant: Constant) -> str:
         """Name of a constant in the graph's dtype for it: in the graph if small, otherwise in weight.bin."""

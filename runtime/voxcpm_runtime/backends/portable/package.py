@@ -1,8 +1,4 @@
-"""Reading an .mlpackage: the MIL program as plain Python objects, with every large weight left on disk.
-
-Only the protobuf is parsed. A tensor stored in weight.bin becomes a `Blob`, which says where its bytes are in the
-memory-mapped file. The protobuf classes (`core_ml_format`) are imported when a program is read.
-"""
+"""Reading an .mlpackage: the MIL program as plain Python objects, with every large weight left on disk (`Blob`)."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +33,8 @@ STORED_DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
 }
 
-# Elements of half a byte, the first in the low half → whether they are two's complement.
-HALF_BYTES = {"INT4": True, "UINT4": False}
+# Two elements a byte, the first in the low half.
+HALF_BYTES = "INT4"
 
 # FeatureTypes.proto ArrayFeatureType.ArrayDataType → MIL element type.
 FEATURE_DTYPES = {65552: "FLOAT16", 65568: "FLOAT32", 131104: "INT32"}
@@ -84,7 +81,7 @@ class Blob:
     def size(self) -> int:
         """Size in bytes."""
         count = int(np.prod(self.shape, dtype=np.int64))
-        return (count + 1) // 2 if self.dtype in HALF_BYTES else count * STORED_DTYPES[self.dtype].itemsize
+        return (count + 1) // 2 if self.dtype == HALF_BYTES else count * STORED_DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -126,21 +123,18 @@ class Program:
     @functools.cached_property
     def readers(self) -> Counter[str]:
         """How many operations read each value, by its name."""
+        inputs = (operation.inputs.values() for operation in self.operations)
         return Counter(
-            argument
-            for operation in self.operations
-            for argument in {
-                a for arguments in operation.inputs.values() for a in arguments if isinstance(a, str)
-            }
+            a for given in inputs for a in {a for a in chain.from_iterable(given) if isinstance(a, str)}
         )
 
     def read(self, blob: Blob) -> np.ndarray:
-        """The blob's elements: a view, or half bytes copied to int8 or uint8. Raises PackageError without weights."""
-        if self.weights is None:
-            raise PackageError("the program refers to weights that the package does not hold")
-        flat = np.frombuffer(self.weights, np.uint8, blob.size, blob.offset)
-        if blob.dtype in HALF_BYTES:
-            return _halves(flat, blob.dtype, blob.shape)
+        """The blob's elements: a view, or half bytes copied to int8."""
+        flat = np.frombuffer(
+            self.weights if self.weights is not None else b"", np.uint8, blob.size, blob.offset
+        )
+        if blob.dtype == HALF_BYTES:
+            return _halves(flat, blob.shape)
         return flat.view(STORED_DTYPES[blob.dtype]).reshape(blob.shape)
 
 
@@ -171,6 +165,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
 
 def read_specification(package: Path) -> Any:
     """The package's `Model` message (Apple's protobuf). Raises PackageError if it is missing or damaged."""
+    # Imported when a program is read, as usually none is.
     from google.protobuf.message import DecodeError
 
     from voxcpm_runtime.backends.portable.core_ml_format import Model
@@ -234,7 +229,7 @@ def tensor_type(proto: Any) -> TensorType:
 
 def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
     type_ = tensor_type(proto.type)
-    if type_.dtype not in (*STORED_DTYPES, *HALF_BYTES, "STRING"):
+    if type_.dtype not in (*STORED_DTYPES, HALF_BYTES, "STRING"):
         raise PackageError(f"a constant of MIL type {type_.dtype} cannot be read")
     if proto.WhichOneof("value") == "blobFileValue":
         return Constant(type_, _blob(proto.blobFileValue, type_, weights))
@@ -243,18 +238,18 @@ def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
     if type_.dtype == "STRING":
         return Constant(type_, str(values[0]))
     shape = tuple(d or 0 for d in type_.shape)
-    if type_.dtype in HALF_BYTES:
-        return Constant(type_, _halves(np.frombuffer(values, np.uint8), type_.dtype, shape))
+    if type_.dtype == HALF_BYTES:
+        return Constant(type_, _halves(np.frombuffer(values, np.uint8), shape))
     dtype = STORED_DTYPES[type_.dtype]
     flat = np.frombuffer(values, dtype) if isinstance(values, bytes) else np.array(values, dtype)
     return Constant(type_, flat.reshape(shape))
 
 
-def _halves(packed: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Elements of half a byte as whole ones: int8 or uint8."""
+def _halves(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Elements of half a byte as int8."""
     pairs = np.stack((packed & 0x0F, packed >> 4), axis=-1)
     values = pairs.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
-    return (values ^ 8).astype(np.int8) - np.int8(8) if HALF_BYTES[dtype] else values
+    return (values ^ 8).astype(np.int8) - np.int8(8)
 
 
 def _blob(value: Any, type_: TensorType, weights: np.ndarray | None) -> Blob:

@@ -97,25 +97,20 @@ class PortableStepModel:
         self._package, self._name, self._mode = package, package.name, mode
         self._state, self._returns_rows = dict(state or {}), returns_rows
         self._lowered = self._load(cache_key=cache_key, function=function, mode=mode, probe=probe)
-        hidden = set(self._state.values())
-        self.inputs = {i.name: i for i in self._lowered.inputs if i.name not in self._state}
-        self.outputs = {o.name: o for o in self._lowered.outputs if o.name not in hidden}
-        self._caches = {i.name: i for i in self._lowered.inputs if i.name in self._state}
-        missing = (self._state.keys() - self._caches.keys()) | (
-            hidden - {o.name for o in self._lowered.outputs}
-        )
+        inputs, outputs = ({t.name: t for t in ts} for ts in (self._lowered.inputs, self._lowered.outputs))
+        missing = (self._state.keys() - inputs.keys()) | (set(self._state.values()) - outputs.keys())
         if missing:
             raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
-        for cache in self._caches.values():
-            if cache.fixed_shape is None:
-                raise ValueError(f"state {cache.name} must have one fixed shape, not {cache.describe()}")
+        self._caches = {name: inputs.pop(name) for name in self._state}
+        self.inputs = inputs
+        self.outputs = {n: o for n, o in outputs.items() if n not in self._state.values()}
         self._in_place = frozenset(
             i for i, o in self._state.items() if returns_rows or self._lowered.scattered.get(i) == o
         )
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
         self._open(threads, None if cache_key is None else f"{cache_key}|{function}")
 
-    # What a GPU does otherwise:
+    # A GPU overrides `_load`, `_open`, `new_state` and `_computed`.
 
     def _load(self, **options: object) -> Lowered:
         return load_lowered(self._package, **options)  # type: ignore[arg-type]

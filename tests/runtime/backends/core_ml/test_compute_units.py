@@ -48,10 +48,7 @@ def test_a_commands_words() -> None:
     [
         (["gpu"], "compute units must be one of auto, all, cpu, cpu_and_gpu, cpu_and_ne, got 'gpu'"),
         (["locdit_step="], "cpu_and_ne, got ''"),
-        (
-            ["decoder=cpu"],
-            f"unknown step model 'decoder' for compute units: expected one of {', '.join((*STEP_MODEL_NAMES, LOCDIT_SOLVE))}\n",
-        ),
+        (["decoder=cpu"], "unknown step model 'decoder' for compute units: expected one of "),
         (["cpu", "all"], "given twice: cpu and all"),
     ],
 )

@@ -8,7 +8,6 @@ Core ML's fp16, and speech is compared bit for bit with a driver over the same e
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,30 +62,25 @@ def converted(request: pytest.FixtureRequest) -> tuple[Path, str]:
     return request.getfixturevalue(name), precision
 
 
-@pytest.fixture
-def both(converted: tuple[Path, str], core_ml: StandIn) -> Iterator[tuple[VoxCPM, VoxCPM]]:  # noqa: ARG001 - in place
-    """The bundle on Core ML, and on the portable executor."""
-    folder, precision = converted
-    with (
-        VoxCPM.from_bundle(folder, precision=precision) as ours,
-        portable(folder, precision) as expected,
-    ):
-        yield ours, expected
-
-
-def test_speech_is_the_portable_executors_bit_for_bit(both: tuple[VoxCPM, VoxCPM], tmp_path: Path) -> None:
+def test_speech_is_the_portable_executors_bit_for_bit(
+    converted: tuple[Path, str],
+    core_ml: StandIn,  # noqa: ARG001 - in place
+    tmp_path: Path,
+) -> None:
     prompt = np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1
     spoken = []
-    for index, tts in enumerate(both):
-        whole = tts.speak(TEXT, **GIVEN)
-        streamed = np.concatenate(list(tts.generate_streaming(TEXT, chunk_patches=1, **GIVEN)))
-        np.testing.assert_array_equal(whole.audio, streamed)
-        voice = tts.create_voice((prompt, 16000), "the you and ", name="ada").save(
-            tmp_path / f"{index}.voice"
-        )
-        continued = [tts.speak(TEXT, voice=voice, **GIVEN) for _ in "12"]
-        np.testing.assert_array_equal(continued[0].audio, continued[1].audio)
-        spoken.append((whole.latents, whole.audio, voice.prompt, continued[0].latents, continued[0].audio))
+    for index, opened in enumerate(
+        (VoxCPM.from_bundle(converted[0], precision=converted[1]), portable(*converted))
+    ):
+        with opened as tts:
+            whole = tts.speak(TEXT, **GIVEN)
+            streamed = np.concatenate(list(tts.generate_streaming(TEXT, chunk_patches=1, **GIVEN)))
+            np.testing.assert_array_equal(whole.audio, streamed)
+            made = tts.create_voice((prompt, 16000), "the you and ", name="ada")
+            voice = made.save(tmp_path / f"{index}.voice")
+            first, again = (tts.speak(TEXT, voice=voice, **GIVEN) for _ in "12")
+            np.testing.assert_array_equal(first.audio, again.audio)
+            spoken.append((whole.latents, whole.audio, voice.prompt, first.latents, first.audio))
 
     for ours, expected in zip(*spoken, strict=True):
         np.testing.assert_array_equal(ours, expected)

@@ -42,20 +42,7 @@ def load(core_ml: StandIn, tiny_bundle: Path) -> Load:  # noqa: ARG001 - in plac
     def load(name: str = LOCDIT_STEP, folder: Path = tiny_bundle, **options: Any) -> Any:
         return load_step_models(open_bundle(folder, "fp16"), "coreml", names=[name], **options)[name]
 
-    load.folder = tiny_bundle  # type: ignore[attr-defined]
     return load
-
-
-@pytest.fixture
-def shipping_bundle(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path) -> Path:  # noqa: ARG001 - in place
-    """A bundle with a compiled DiT beside its package, as a conversion on a Mac writes it."""
-    import coremltools
-
-    folder = tmp_path / "bundle"
-    shutil.copytree(tiny_bundle, folder, copy_function=os.link)
-    package = folder / "fp16" / f"{LOCDIT_STEP}.mlpackage"
-    coremltools.utils.compile_model(str(package), str(package.with_suffix(".mlmodelc")))
-    return folder
 
 
 def test_it_is_compiled_again_for_another_system_and_the_old_form_is_removed(
@@ -73,12 +60,15 @@ def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: Stan
     load()
     (entry,) = cache.glob("*.mlmodelc")
     (entry / "coremldata.bin").write_bytes(b"")
+    # A killed compilation leaves this.
+    unfinished = entry.with_name(f".{entry.name}")
+    unfinished.mkdir()
 
-    model = load()
+    load()
     load()
 
     assert len(core_ml.events("compile")) == 2
-    assert model is not None
+    assert not unfinished.exists()
 
 
 @pytest.mark.parametrize(("system", "hint"), [("15.5", {"reshapeFrequency": "Infrequent"}), ("14.6", {})])
@@ -164,13 +154,13 @@ def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_
 
 
 def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
-    load: Load, core_ml: StandIn
+    load: Load, core_ml: StandIn, tiny_bundle: Path
 ) -> None:
     core_ml.fault(at="first load", unit="CPU_AND_NE", does="abort")
     line = r"Core ML refuses it on cpu_and_ne \(it crashed the process that tried it: SIGABRT"
 
     with pytest.warns(UserWarning, match=f"locdit_step runs on cpu and not on cpu_and_ne .*{line}"):
-        load_step_models(open_bundle(load.folder, "fp16"), names=[LOCDIT_STEP])
+        load_step_models(open_bundle(tiny_bundle, "fp16"), names=[LOCDIT_STEP])
     with pytest.raises(BundleError, match=line):
         load(compute_units="cpu_and_ne")
 
@@ -197,15 +187,9 @@ def test_ctrl_c_ends_a_compilation_at_once(
 
     assert (speaking.returncode, told.splitlines()[-1]) == (130, "error: interrupted")
     assert time.monotonic() - began < 5
-    assert not is_alive(core_ml.events(at)[0]["pid"])
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        # A container may leave the zombie of a process without a parent.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
+    child = Path(f"/proc/{core_ml.events(at)[0]['pid']}/stat")
+    # A container may leave the zombie of a process without a parent.
+    assert not child.exists() or child.read_text().rpartition(") ")[2][0] == "Z"
 
 
 def test_a_package_that_cannot_be_compiled_is_one_line(load: Load, core_ml: StandIn, cache: Path) -> None:
@@ -237,13 +221,21 @@ def test_every_function_is_loaded_when_the_bundle_is_opened(
 
 
 def test_a_shipped_compiled_package_is_used_unless_it_cannot_be_loaded(
-    load: Load, core_ml: StandIn, shipping_bundle: Path
+    load: Load, core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    load(folder=shipping_bundle)
-    assert len(core_ml.events("compile")) == 1  # the conversion's
-    (shipping_bundle / "fp16" / f"{LOCDIT_STEP}.mlmodelc" / "coremldata.bin").unlink()
+    """A conversion on a Mac writes a compiled form next to the package."""
+    import coremltools
 
-    load(folder=shipping_bundle)
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, folder, copy_function=os.link)
+    package = folder / "fp16" / f"{LOCDIT_STEP}.mlpackage"
+    shipped = package.with_suffix(".mlmodelc")
+    coremltools.utils.compile_model(str(package), str(shipped))
+    load(folder=folder)
+    assert len(core_ml.events("compile")) == 1  # the conversion's
+    (shipped / "coremldata.bin").unlink()
+
+    load(folder=folder)
 
     assert len(core_ml.events("compile")) == 2
 
@@ -283,7 +275,7 @@ def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
     assert not core_ml.events("compile")
 
 
-def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path, cache: Path) -> None:
+def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path) -> None:
     program = (
         "import sys; from voxcpm_runtime.backends.loading import load_step_models; "
         "from voxcpm_runtime.bundle.opening import open_bundle; "
@@ -297,21 +289,7 @@ def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path, cache: 
         _, error = child.communicate()
         assert child.returncode == 0, error
     assert len(core_ml.events("compile")) == 1
-    loading = {event["pid"] for event in core_ml.events("load")}
-    assert {child.pid for child in children} <= loading
-    assert len(list(cache.glob("*.mlmodelc"))) == 1
-
-
-def test_what_a_killed_compilation_left_is_removed(load: Load, cache: Path) -> None:
-    load()
-    (entry,) = cache.glob("*.mlmodelc")
-    unfinished = entry.with_name(f".{entry.name}")
-    entry.rename(unfinished)
-
-    load()
-
-    assert entry.is_dir()
-    assert not unfinished.exists()
+    assert {child.pid for child in children} <= {event["pid"] for event in core_ml.events("load")}
 
 
 def test_core_ml_failing_in_the_middle_of_speech_is_one_line(

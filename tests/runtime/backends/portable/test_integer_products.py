@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 NOISE = 0.015
 """Relative error of unit-variance activations in 8 bits, and a margin."""
 BLOCKS, WHOLE = b"MatMulNBits", b"MatMulIntegerToFloat"
-RANGES = {"int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255)}
+RANGES = {"int4": (-8, 7), "int8": (-128, 127)}
 
 
 def quantized(model: Any) -> Any:
@@ -179,9 +179,8 @@ class Weight:
 
         low, high = RANGES[dtype]
         stored = types.nptype_from_builtin(types.string_to_builtin(dtype))
-        whole = np.int8 if low else np.uint8
-        integers = rng.integers(low, high, shape, whole, endpoint=True)
-        offsets = rng.integers(low, high, scales, whole, endpoint=True) if offset else np.zeros(scales, whole)
+        integers = rng.integers(low, high, shape, np.int8, endpoint=True)
+        offsets = rng.integers(low, high, scales, np.int8, endpoint=True) * np.int8(offset)
         factors = rng.uniform(0.5, 2, scales).astype(np.float32)
         self.arguments = {"data": integers.astype(stored), "scale": factors}
         if offset:
@@ -205,22 +204,12 @@ def linear(lab: Any, weight: Weight, x: np.ndarray, mode: str = "plain") -> tupl
     return result, load_lowered(lab.directory / "model.mlpackage", mode=mode).model
 
 
-# dtype, scales of a weight (48, 128), offset
-IN_BLOCKS = [
-    ("int4", (48, 4), False),
-    ("int4", (48, 4), True),
-    ("int4", (48, 1), False),
-    ("uint4", (48, 4), True),
-    ("int8", (48, 2), True),
-]
-
-
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize(("dtype", "scales", "offset"), IN_BLOCKS)
-def test_weights_in_blocks_keep_their_bits(
-    later_lab: Any, rng: np.random.Generator, dtype: str, scales: tuple[int, int], offset: bool, rows: int
+@pytest.mark.parametrize(("scales", "offset"), [((48, 4), False), ((48, 4), True), ((48, 1), False)])
+def test_4_bit_weights_in_blocks_keep_their_bits(
+    later_lab: Any, rng: np.random.Generator, scales: tuple[int, int], offset: bool, rows: int
 ) -> None:
-    weight = Weight(rng, dtype, (48, 128), scales, offset)
+    weight = Weight(rng, "int4", (48, 128), scales, offset)
     x = (normal(rng, 1, rows, 128) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     (result, graph), expected = linear(later_lab, weight, x), x @ weight.dense.T
     for row in range(rows):

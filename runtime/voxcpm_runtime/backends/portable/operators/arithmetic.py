@@ -35,17 +35,8 @@ _BINARY = {
 }
 _REDUCTIONS = {"reduce_max": "ReduceMax", "reduce_mean": "ReduceMean", "reduce_sum": "ReduceSum"}
 
-# MIL's names of element types in casts → its names elsewhere.
-_CAST_TARGETS = {
-    "fp16": "FLOAT16",
-    "fp32": "FLOAT32",
-    "int8": "INT8",
-    "uint8": "UINT8",
-    "int16": "INT16",
-    "uint16": "UINT16",
-    "int32": "INT32",
-    "bool": "BOOL",
-}
+# Casts' names of element types → MIL's. coremltools narrows integers to fewer bits; all are int32 in the graph.
+_CAST_TARGETS = {"fp16": "FLOAT16", "fp32": "FLOAT32", "bool": "BOOL"}
 
 
 def _unary(kind: str) -> Operator:
@@ -65,11 +56,7 @@ def _reduction(kind: str) -> Operator:
 
 
 def _cast(call: Call) -> str:
-    target = call.static("dtype")
-    if target not in _CAST_TARGETS:
-        raise call.refuse(f"dtype {target}")
-    # coremltools narrows shape values to 16 bits; they fit, so every integer type is int32 in the graph.
-    dtype = graph_dtype(_CAST_TARGETS[target], call.mode)
+    dtype = graph_dtype(_CAST_TARGETS.get(call.static("dtype"), "INT32"), call.mode)
     return call.emit("Cast", call.tensor("x"), to=helper.np_dtype_to_tensor_dtype(dtype))
 
 

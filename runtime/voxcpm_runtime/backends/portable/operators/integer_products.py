@@ -9,8 +9,8 @@ import numpy as np
 from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Call
-from voxcpm_runtime.backends.portable.operators.weights import INTEGERS, Compressed, compressed
-from voxcpm_runtime.backends.portable.package import Blob
+from voxcpm_runtime.backends.portable.operators.weights import Compressed, compressed
+from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob
 
 # MatMulNBits quantises activations in blocks of the same length: small blocks keep an outlier from coarsening its
 # neighbours, large ones are a little faster (TRIALS.md). The first that divides the row length is taken.
@@ -29,8 +29,8 @@ _PEAK_STEPS = 0x7F
 _ZERO_POINT = 0x80
 # Steps of the second plane in one step of the first: what rounding leaves is at most half a step.
 _FINE_STEPS = 2 * _PEAK_STEPS
-# Flips the top bit of each number in a byte: two's complement becomes unsigned around a zero point of 128, or 8.
-_TOP_BITS = {8: 0x80, 4: 0x88}
+# Flips the top bits of one or two numbers in a byte: two's complement becomes unsigned around 128, or 8.
+_TOP_BIT, _TOP_BITS = 0x80, 0x88
 
 
 class _Channelwise(NamedTuple):
@@ -47,7 +47,7 @@ class _Channelwise(NamedTuple):
         if len(self.blob.shape) > 2:
             value = call.emit("Reshape", value, call.graph.integers([self.rows, len(self.scales)]))
         value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
-        return value if signed else call.emit("BitwiseXor", value, call.scalar(_TOP_BITS[8], np.uint8))
+        return value if signed else call.emit("BitwiseXor", value, call.scalar(_TOP_BIT, np.uint8))
 
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
@@ -114,28 +114,23 @@ def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
 
 
 def _packed_product(call: Call, weight: Compressed) -> str | None:
-    """One MatMulNBits with a weight (out, in) whose rows have scales, and perhaps offsets, in blocks."""
+    """One MatMulNBits with a 4-bit weight (out, in) whose rows have scales, and perhaps offsets, in blocks."""
     (columns, rows), groups = weight.shape, weight.scales[1]
-    bits, signed = INTEGERS[weight.data.type.dtype]
     block = _dividing_block(rows) if groups == 1 else rows // groups
-    if weight.scales[0] != columns or block not in _KNOWN_BLOCK_SIZES:
+    if weight.data.type.dtype != HALF_BYTES or weight.scales[0] != columns or block not in _KNOWN_BLOCK_SIZES:
         return None
-    # MatMulNBits has zero points of its own for signed data; others are one a block, whole bytes for each row.
-    blocks = rows // block
-    fits = signed if weight.offset is None else groups == blocks and blocks * bits % 8 == 0
+    # Offsets are one a block, whole bytes for each row.
+    if weight.offset is not None and (groups != rows // block or groups % 2):
+        return None
     given = [constant.data for constant in (weight.data, weight.offset) if constant is not None]
     blobs = [data for data in given if isinstance(data, Blob)]
-    if len(blobs) != len(given) or not fits:
+    if len(blobs) != len(given):
         return None
-
-    def unsigned(blob: Blob) -> str:
-        stored = call.graph.weight(blob, np.dtype(np.uint8))
-        top_bits = call.scalar(_TOP_BITS[bits], np.uint8)
-        return call.emit("BitwiseXor", stored, top_bits) if signed else stored
-
-    data, *zeros = map(unsigned, blobs)
+    top_bits = call.scalar(_TOP_BITS, np.uint8)
+    stored = [call.graph.weight(blob, np.dtype(np.uint8)) for blob in blobs]
+    data, *zeros = [call.emit("BitwiseXor", name, top_bits) for name in stored]
     scales = call.materialised(weight.scale)
-    return _block_product(call, data, scales, (columns, rows), *zeros, bits=bits, block=block)
+    return _block_product(call, data, scales, (columns, rows), *zeros, bits=4, block=block)
 
 
 def _dividing_block(rows: int) -> int | None:

@@ -14,14 +14,14 @@ def _concat(call: Call) -> str:
     """Tensors joined along an axis; scalars, which have none, make a vector."""
     if call.static("interleave", False):
         raise call.refuse("interleave")
-    if 0 in call.ranks("values"):
-        return _stacked(call, axis=0)
-    return call.emit("Concat", *call.tensors("values"), axis=call.static("axis"))
+    names, ranks = call.tensors("values")
+    return _stacked(call, axis=0) if 0 in ranks else call.emit("Concat", *names, axis=call.static("axis"))
 
 
 def _stacked(call: Call, axis: int) -> str:
     axes = call.graph.integers([axis])
-    return call.emit("Concat", *(call.emit("Unsqueeze", x, axes) for x in call.tensors("values")), axis=axis)
+    names, _ = call.tensors("values")
+    return call.emit("Concat", *(call.emit("Unsqueeze", name, axes) for name in names), axis=axis)
 
 
 def _split(call: Call) -> list[str]:

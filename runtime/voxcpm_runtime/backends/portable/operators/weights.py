@@ -17,12 +17,6 @@ from voxcpm_runtime.backends.portable.graph import Call, Operator
 from voxcpm_runtime.backends.portable.lowered import graph_dtype
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob, Constant, Operation, TensorType
 
-# MIL element types of stored integers → bits, and whether they are two's complement.
-INTEGERS = {
-    "INT8": (8, True),
-    "UINT8": (8, False),
-    **{name: (4, signed) for name, signed in HALF_BYTES.items()},
-}
 _AFFINE = "constexpr_affine_dequantize"
 DEQUANTIZERS = frozenset({_AFFINE, "constexpr_blockwise_shift_scale"})
 
@@ -70,7 +64,7 @@ def _dequantize(call: Call) -> str:
     """The weight in the graph's dtype, computed in float32."""
     weight = compressed(call, call.operation)
     for constant in (weight.data, weight.offset):
-        if constant is not None and constant.type.dtype not in INTEGERS:
+        if constant is not None and constant.type.dtype not in ("INT8", HALF_BYTES):
             raise call.refuse(f"a weight of type {constant.type.dtype}")
     # An axis in blocks becomes two: which block, and where in it.
     axes = list(zip(weight.shape, weight.scales, strict=True))
@@ -101,9 +95,9 @@ def _floats(call: Call, constant: Constant) -> str:
     """Stored integers in float32."""
     if not isinstance(constant.data, Blob):
         return call.graph.constant(call.array(constant), np.float32)
-    if constant.type.dtype in HALF_BYTES:
+    if constant.type.dtype == HALF_BYTES:
         return _unpacked(call, constant.data)
-    stored = call.graph.weight(constant.data, np.dtype(constant.type.dtype.lower()))
+    stored = call.graph.weight(constant.data, np.dtype(np.int8))
     return call.emit("Cast", stored, to=TensorProto.FLOAT)
 
 
@@ -120,8 +114,6 @@ def _unpacked(call: Call, blob: Blob) -> str:
     if count % 2:
         value = call.emit("Slice", value, integers([0]), integers([count]))
     value = call.emit("Reshape", value, integers(blob.shape))
-    if not HALF_BYTES[blob.dtype]:
-        return call.emit("Cast", value, to=TensorProto.FLOAT)
     # Two's complement with its top bit flipped is the same number plus eight.
     value = call.emit("Cast", call.emit("BitwiseXor", value, eight), to=TensorProto.FLOAT)
     return call.emit("Sub", value, call.scalar(8))
