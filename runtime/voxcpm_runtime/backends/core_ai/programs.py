@@ -1,7 +1,7 @@
-"""Core AI programs, verified, and compiled once per machine by Apple's compiler in a child process.
+"""Core AI programs, compiled once per machine by Apple's compiler in a child process.
 
-The compiler ends its process at a damaged program, an unknown version or a full disk. So it runs in a child process,
-which this module is when it is started as a program.
+The compiler ends its process at an unknown version or a full disk. So it runs in a child process, which this module is
+when it is started as a program.
 """
 
 from __future__ import annotations
@@ -15,24 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from voxcpm_constants.errors import BundleError, os_reason
-from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark, run_child, run_in_child
 from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 CORE_AI_PACKAGE = "coreai-core"
-_PROGRAM, _HASH = "main.mlirb", "main.hash"
-
-
-def check_program(program: Path) -> None:
-    """Raises BundleError for a program whose content does not match its hash file."""
-    code, digest = program / _PROGRAM, program / _HASH
-    for path in (code, digest):
-        if not path.is_file():
-            raise BundleError(
-                f"{path}: missing from the Core AI program; copy the bundle again or convert again"
-            )
-    if record_file(code).sha256 != digest.read_bytes().hex():
-        raise BundleError(f"{code}: content does not match {_HASH}; copy the bundle again or convert again")
 
 
 def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]:
@@ -60,9 +46,8 @@ def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]
 def compile_program(program: Path, compiled: Path) -> None:
     """Compile a program into a new folder.
 
-    Raises BundleError for a damaged program and for one that the compiler refuses, OSError for a full disk.
+    Raises BundleError for a program that the compiler refuses, OSError for a full disk.
     """
-    check_program(program)
     compiled.mkdir()
     code, words = run_child(__name__, str(program.absolute()), str(compiled.absolute()))
     if code == -signal.SIGBUS:

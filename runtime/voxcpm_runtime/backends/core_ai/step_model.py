@@ -19,7 +19,7 @@ import numpy as np
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
-from voxcpm_runtime.backends.core_ai.programs import check_program, compiled_program
+from voxcpm_runtime.backends.core_ai.programs import compiled_program
 from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
@@ -177,7 +177,6 @@ def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
     """
     program, runtime = functions[0].package, _runtime()
     if _is_the_systems():
-        check_program(program)
         path, compiled = program, None
         options = runtime.SpecializationOptions.from_preferred_compute_unit_kind(
             runtime.ComputeUnitKind.gpu()

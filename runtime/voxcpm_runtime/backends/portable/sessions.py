@@ -17,7 +17,6 @@ import os
 import platform
 import shutil
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ from voxcpm_runtime.backends.machine import chip, cpu_features, fair_threads
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
 from voxcpm_runtime.backends.portable.package import PackageError, map_weights
-from voxcpm_runtime.bundle.verified_files import RECORDS_FILE, check_recorded, record_files
+from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 _PROVIDERS = ["CPUExecutionProvider"]
 _ERRORS_ONLY = 3
@@ -45,11 +44,9 @@ _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "
 _NO_THREAD = "pthread_create failed"
 """ONNX Runtime's messages for refused system resources."""
 
-PREPARED, MODEL, WEIGHTS = "onnxruntime.ort", "model.onnx", "weights.bin"
+MODEL, WEIGHTS = "model.onnx", "weights.bin"
 # From this many bytes of integer weights on, opening takes seconds, and as float32 they would take far more memory.
 _MIN_PREPARED_BYTES = 32 << 20
-_KEPT_SECONDS = 30 * 86400
-"""How long unused prepared models are kept."""
 _DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
 _NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAGED)
 # What one takes on disk, as a multiple of the weights: folded and packed, and some room.
@@ -128,7 +125,6 @@ def _open_prepared(
     def prepare(_: Path, entry: Path) -> None:
         if shutil.disk_usage(entry.parent).free < _DISK_FACTOR * _weight_bytes(lowered):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _remove_unused(entry.parent)
         entry.mkdir()
         options = _processor_options("plain", threads)
         options.optimized_model_filepath = str(entry / MODEL)
@@ -140,14 +136,13 @@ def _open_prepared(
 
     def opened(entry: Path) -> ort.InferenceSession:
         check_recorded(entry)
-        with contextlib.suppress(OSError):
-            os.utime(entry / RECORDS_FILE)
         return ort.InferenceSession(str(entry / MODEL), _processor_options("plain", threads), _PROVIDERS)
 
     graph = hashlib.sha256(lowered.model).hexdigest()
     made_by = f"{graph}|{ort.__version__}|{platform.machine()}|{chip()}|{cpu_features()}"
-    digest = hashlib.sha256(f"{key}|{made_by}".encode()).hexdigest()
-    form = CompiledPackage(package, digest, prepare, PREPARED)
+    digest, maker = (hashlib.sha256(text.encode()).hexdigest() for text in (key, made_by))
+    # A form by another ONNX Runtime, of the same function, is removed.
+    form = CompiledPackage(package, digest, prepare, f"{maker[:16]}.ort")
     try:
         entry, _ = form.cached()
         try:
@@ -162,14 +157,6 @@ def _open_prepared(
             stacklevel=2,
         )
         return None
-
-
-def _remove_unused(folder: Path) -> None:
-    for entry in folder.glob(f"*-{PREPARED}"):
-        with contextlib.suppress(OSError):
-            used = entry / RECORDS_FILE if (entry / RECORDS_FILE).exists() else entry
-            if time.time() - used.stat().st_mtime > _KEPT_SECONDS:
-                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _weight_bytes(lowered: Lowered, kinds: str = "iuf") -> int:

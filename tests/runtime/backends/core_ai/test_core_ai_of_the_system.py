@@ -1,20 +1,13 @@
-"""The system's Core AI runtime loads a program itself, which is checked first; nothing is compiled here."""
+"""The system's Core AI runtime loads a program itself; nothing is compiled here."""
 
-import hashlib
 from types import SimpleNamespace
 
-import pytest
-
-from voxcpm_constants.errors import BundleError
 from voxcpm_runtime.backends.core_ai import step_model as core_ai
 
 
-def test_the_systems_runtime_loads_a_whole_program_for_the_gpu(tmp_path, monkeypatch):
+def test_the_systems_runtime_loads_a_program_for_the_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     program, asked = tmp_path / "feat_encoder.aimodel", []
-    program.mkdir()
-    (program / "main.mlirb").write_bytes(b"code")
-    (program / "main.hash").write_bytes(hashlib.sha256(b"code").digest())
 
     async def load(path, options):
         asked.append((path, options))
@@ -34,6 +27,3 @@ def test_the_systems_runtime_loads_a_whole_program_for_the_gpu(tmp_path, monkeyp
 
     assert asked == [(program, "prefer gpu")]
     assert not (tmp_path / "cache").exists()
-    (program / "main.mlirb").write_bytes(b"cold")
-    with pytest.raises(BundleError, match=r"content does not match main\.hash"):
-        core_ai._load_program([function], "0" * 64)
