@@ -104,5 +104,5 @@ def test_a_program_that_cannot_be_loaded_is_an_error_of_the_parent(
     for part in bundle.folder.iterdir():
         (tmp_path / part.name).symlink_to(part)
     (tmp_path / "fp32").unlink()
-    with pytest.raises(BundleError, match="missing from the Core AI program"):
+    with pytest.raises(BundleError, match="Core AI cannot compile it"):
         CoreAIWorker(tmp_path, "fp32", NAMES[:1])
