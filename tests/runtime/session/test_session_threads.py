@@ -197,6 +197,22 @@ def test_text_that_comes_while_the_thread_ends_is_spoken() -> None:
     assert entered == []
 
 
+def test_text_that_is_pushed_while_the_turn_is_left_is_spoken() -> None:
+    pushed = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        yield
+        if not pushed:
+            until(lambda: session.buffered_seconds == 0)
+            session.push_text("No more. ")
+            pushed.append(1)
+
+    with Session(Speaker(), RATE, turn=turn) as session:
+        session.push_text("Hi you. ")
+        assert [session.next_audio_chunk(10).sentence for _ in range(7)] == [0] * 3 + [1] * 4
+
+
 WAITS = """
 import threading
 from voxcpm_runtime.session import session as session_module
