@@ -131,6 +131,7 @@ def test_sessions_that_nobody_reads_hold_no_thread_and_go_on_where_they_were() -
     for session in opened[1::2]:
         session.cancel()
         assert session.finished
+        assert session.next_audio_chunk(0) is None
     until(lambda: speaking_threads() == 0)
 
 

@@ -53,6 +53,7 @@ def test_a_voice_speaks_as_its_recordings(tts, recordings, tmp_path, kind):
     expected = tts.generate(TEXT, **given, **GIVEN)
 
     voice = tts.create_voice(**made_of, name="ada")
+    assert voice.header.sample_rate == tts.bundle.architecture.input_sample_rate
     path = tmp_path / "ada.voice"
     voice.save(path)
 
