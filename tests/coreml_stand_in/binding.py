@@ -178,9 +178,9 @@ def _given(array):
 
 
 def _spec(path):
-    from coremltools.proto import Model_pb2
+    from voxcpm_runtime.backends.portable.core_ml_format import Model as Specification
 
-    spec = Model_pb2.Model()
+    spec = Specification()
     spec.ParseFromString(path.read_bytes())
     return spec
 

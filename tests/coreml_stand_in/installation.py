@@ -15,6 +15,8 @@ from coreml_stand_in.faults import VARIABLE, Fault, events, settings, told
 
 BINDING = "coremltools.libcoremlpython"
 CHILD = Path(__file__).with_name("child")
+LOADER = "voxcpm_runtime.backends.core_ml.loading"
+"""The module that compiles or loads a package as a program."""
 SLOW = {"scipy", "sklearn", "torch", "transformers"}
 """What coremltools imports if it is there: seconds a process, and it is for conversion alone."""
 
@@ -66,7 +68,9 @@ def install(monkeypatch, folder: Path) -> StandIn:
 
 
 def install_in_child() -> None:
-    """Put the stand-in into coremltools when it is imported, without the libraries that it looks for at once."""
+    """Put the stand-in into coremltools when it is imported, or in its place where that is enough."""
+    if LOADER in sys.orig_argv:
+        sys.modules["coremltools"] = import_module("coreml_stand_in.loading_only")
     sys.meta_path.insert(0, Finder())
     atexit.register(lambda: import_module("coreml_stand_in.inputs").release_all())
     with suppress(ImportError):
