@@ -66,16 +66,28 @@ def second_checkpoint(conversion: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """The "tiny" checkpoint in all three precisions, with a cache of 128 positions."""
-    return conversion("bundle-tiny", write_bundle, tiny_checkpoint, StepSizes(kv_length=128))
+def tiny_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]) -> Path:
+    """The "tiny" checkpoint in all three precisions, with a cache of 128 positions.
+
+    The command has converted it: `output.txt` in the same folder is all that it printed.
+    """
+
+    def make(folder: Path, checkpoint: Path, *options: str) -> None:
+        done = command("convert", checkpoint, "-o", folder / "bundle", "--max-length", "128", *options)
+        assert done.returncode == 0, done.stderr
+        (folder / "output.txt").write_text(done.stdout + done.stderr)
+
+    precisions = (word for precision in ALL_PRECISIONS for word in ("--precision", precision))
+    return conversion("tiny", make, tiny_checkpoint, *precisions) / "bundle"
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle_15(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32."""
-    given = (StepSizes(kv_length=128), ("fp16", "int8", "int4"), "macOS15")
-    return conversion("bundle-tiny-15", write_bundle, tiny_checkpoint, *given)
+    """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32, and prefill of 16 positions only."""
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+    return conversion(
+        "bundle-tiny-15", write_bundle, tiny_checkpoint, sizes, ("fp16", "int8", "int4"), "macOS15"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -106,20 +118,6 @@ def second_solver_bundle(second_checkpoint: Path, conversion: Callable[..., Path
     """The same of `second_checkpoint`, in fp16, with a seventh package for all of four Euler steps."""
     given = (StepSizes(kv_length=128, solver_steps=4), ("fp16",))
     return conversion("bundle-tiny-2-solver", write_bundle, second_checkpoint, *given)
-
-
-@pytest.fixture(scope="session")
-def command_conversion(
-    tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]
-) -> Path:
-    """A folder with `bundle`, which the command wrote, and `output.txt`, all that it printed."""
-
-    def make(folder: Path, checkpoint: Path, *options: str) -> None:
-        done = command("convert", checkpoint, "-o", folder / "bundle", *options)
-        assert done.returncode == 0, done.stderr
-        (folder / "output.txt").write_text(done.stdout + done.stderr)
-
-    return conversion("command", make, tiny_checkpoint, "--precision", "int8", "--max-length", "128")
 
 
 @pytest.fixture(scope="session")

@@ -132,8 +132,8 @@ def test_a_package_that_the_compiler_refuses_has_no_compiled_form(
     assert compiled == {"locdit_step.mlmodelc"}
 
 
-def test_the_command_speaks_for_itself_alone(command_conversion: Path) -> None:
-    said = (command_conversion / "output.txt").read_text()
+def test_the_command_speaks_for_itself_alone(tiny_bundle: Path) -> None:
+    said = tiny_bundle.with_name("output.txt").read_text()
     noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
     assert [line for line in said.splitlines() if noise.search(line)] == []
     # Off a terminal a line of progress comes every ten seconds only.
@@ -143,6 +143,4 @@ def test_the_command_speaks_for_itself_alone(command_conversion: Path) -> None:
     ):
         # The terminal may have wrapped it.
         assert expected in " ".join(said.split())
-    assert Manifest.read(command_conversion / "bundle").sizes == StepSizes(
-        kv_length=128, prefill_chunks=(1, 16, 64)
-    )
+    assert Manifest.read(tiny_bundle).sizes == StepSizes(kv_length=128, prefill_chunks=(1, 16, 64))

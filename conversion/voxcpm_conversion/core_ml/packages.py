@@ -19,7 +19,13 @@ from voxcpm_constants.tensor_files import WEIGHT_FILE, is_whole
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import export_step
-from voxcpm_conversion.core_ml.toolchain import TOOLS, StageReport, import_coremltools, stages_reported
+from voxcpm_conversion.core_ml.toolchain import (
+    TOOLS,
+    StageReport,
+    import_coremltools,
+    passes_unchecked,
+    stages_reported,
+)
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
 
@@ -39,7 +45,7 @@ def add_packages(
 ) -> None:
     """Export a step model, or a part of one, in some precisions and add its packages to the workspace."""
     form = manifest.form(package)
-    with stages_reported(report), workspace.temporary_files() as scratch:
+    with stages_reported(report), passes_unchecked(), workspace.temporary_files() as scratch:
         for function, declared in form.functions.items():
             for precision, model in _models(checkpoint, manifest, declared, form.state, precisions):
                 _describe(model, declared, precision, form.state)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
@@ -40,10 +42,38 @@ def silenced() -> Iterator[None]:
 
 def import_coremltools() -> ModuleType:
     """Import coremltools without its warnings about untested versions and missing macOS libraries, nor torchao's."""
-    with silenced():
-        module = importlib.import_module("coremltools")
-    logging.getLogger("coremltools").setLevel(logging.ERROR)
-    return module
+    if "coremltools" not in sys.modules:
+        with silenced():
+            importlib.import_module("coremltools")
+        logging.getLogger("coremltools").setLevel(logging.ERROR)
+        # It collects garbage after each export, which would take half a second for the modules of torch.
+        gc.freeze()
+    return sys.modules["coremltools"]
+
+
+@contextmanager
+def passes_unchecked() -> Iterator[None]:
+    """A context in which coremltools checks a program before and after its passes, and not after each of them.
+
+    Those checks take a quarter of an export, and only find defects of coremltools' own passes.
+    """
+    from coremltools.converters.mil.mil import Program
+    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+
+    apply, check = PassPipelineManager.apply_pipeline, Program.validate
+
+    def unchecked(*arguments: Any, **named: Any) -> None:
+        Program.validate = lambda *_, **__: None
+        try:
+            apply(*arguments, **named)
+        finally:
+            Program.validate = check
+
+    PassPipelineManager.apply_pipeline = staticmethod(unchecked)
+    try:
+        yield
+    finally:
+        PassPipelineManager.apply_pipeline = staticmethod(apply)
 
 
 @contextmanager
