@@ -24,6 +24,7 @@ from voxcpm_validation.listening.scores import (
     narration_scores,
     prose_scores,
     sentence_scores,
+    short_text_scores,
 )
 from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
 
@@ -88,18 +89,41 @@ def test_prose_scores_find_what_is_long_cut_and_repeated() -> None:
         heard("it was 5 o'clock", "it was five o'clock", 1.2, written="it was 5 o'clock"),
     ]
 
+    voice = prompt_voices()[0]
+    # Five segments are half like the prompt, and the last one is like it.
+    gallery = {voice.name: np.array([0.5, 1.0])}
+    segments[-1] = segments[-1].model_copy(update={"embedding": (0.0, 1.0)})
+    case = HeardCase("system", Case("continuation", voice, {}), {"story": segments})
+
     # 37 letters: 3.7 s.
-    scores, everything = prose_scores(heard_case(*segments), None, lambda letters: letters / 10)
+    listener = Listener(None, None, [voice], gallery)
+    scores, everything = prose_scores(case, listener, lambda letters: letters / 10)
 
     assert (scores.long, scores.long_untried, scores.cut, scores.repeated) == (2, 2, 1, 1)
     assert (scores.tried_again, scores.suspicious) == (1, 1)
     assert scores.word_error_rate == pytest.approx((5 + 6) / 54, abs=0.01)
     assert scores.longest_ratio == pytest.approx(8.0 / 3.7)
     assert scores.length_ratio == pytest.approx(25.6 / (5 * 3.7 + 1.2))
+    assert scores.similarity == pytest.approx((5 * 0.5 + 1) / 6)
     assert everything == scores.model_copy(update={"kind": "all"})
     # By default a segment's natural length is that of the median letter: 4 s for 37.
     by_median, _ = prose_scores(heard_case(*segments), None)
     assert by_median.longest_ratio == pytest.approx(2.0)
+
+
+def test_a_short_text_is_understood_if_it_sounds_the_same() -> None:
+    pairs = [
+        ("Good night.", "Goodnight"),
+        ("Too.", "Two"),
+        ("Whose?", "Who's?"),
+        ("Yes.", "Yet."),
+        ("No.", ""),
+    ]
+
+    (scores,) = short_text_scores(heard_case(*(heard(said, text) for said, text in pairs)))
+
+    assert (scores.texts, scores.understood) == (5, 3)
+    assert scores.misunderstood == (("Yes.", "Yet."), ("No.", ""))
 
 
 def test_narration_scores_follow_pace_level_and_voice_through_the_minutes() -> None:

@@ -24,7 +24,7 @@ _MIN_SECONDS = 30.0
 # Words that sound the same without a sentence around them, in the recogniser's normal form, where numbers are digits.
 _SOUNDS_LIKE = {
     "to": "2", "too": "2", "for": "4", "ate": "8", "won": "1", "by": "bye", "buy": "bye", "know": "no", "y": "why",
-    "knot": "not", "whose": "who is", "their": "there", "they are": "there", "coarse": "course", "knight": "night",
+    "knot": "not", "whose": "who is", "their": "there", "coarse": "course", "knight": "night",
     "high": "hi", "inn": "in",
 }  # fmt: skip
 
