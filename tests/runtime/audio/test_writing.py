@@ -87,6 +87,16 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path, interruption):
     assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
 
 
+def test_two_writers_of_one_file_have_a_temp_file_each_and_one_of_a_killed_process_goes(tmp_path):
+    path = tmp_path / "out.wav"
+    (tmp_path / ".out.wav.0.part").write_bytes(b"left by a process that was killed")
+
+    write_audio_file(path, b"first", record=lambda: write_audio_file(path, b"meanwhile"))
+
+    assert path.read_bytes() == b"first"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
+
+
 @pytest.mark.parametrize("ending", [".wav", ".mp3"])
 def test_what_is_no_number_is_not_written(tmp_path, ending):
     """The MP3 encoder would abort the process."""
