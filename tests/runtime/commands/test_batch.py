@@ -1,4 +1,4 @@
-"""`batch`: files by line, voices and options of a line, bad lines, unusable inputs, and executors elsewhere."""
+"""`batch`: files by line, voices and options of a line, bad lines and unusable inputs."""
 
 import io
 import json
