@@ -4,13 +4,12 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from never_skipped import pytest_runtest_makereport  # noqa: F401 - a hook, which pytest finds by its name
 from voxcpm_constants import macos
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ GROUPS = {
     *("swift", "torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
+NEVER_SKIPPED = ("browser", "clients", "ray", "swift")
 GROUP_OF_BUNDLE = {
     "tiny_bundle_27": "core_ai",
     "second_bundle_27": "core_ai",
@@ -77,6 +77,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.config.stash[MODULES] = len(sys.modules)
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In continuous integration (`CI` is set) fail tests of groups with a job of their own instead of skipping them."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and any(map(item.get_closest_marker, NEVER_SKIPPED)):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which is a failure in continuous integration: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -252,17 +252,7 @@ def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence
     assert checkpoint.source().licence == "CC0-1.0"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "fragment"),
-    [
-        ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
-        (
-            {"longest_seconds": 0.4},
-            "the file: Value error, longest_seconds is 0.4, but by the other figures 8 letters",
-        ),
-        ({"longest_second": 6}, "longest_second: Extra inputs are not permitted"),
-    ],
-)
-def test_a_wrong_speech_json_is_one_clear_line(copy: Path, wrong: dict[str, float], fragment: str) -> None:
-    (copy / "speech.json").write_text(json.dumps(PROFILE | wrong))
-    one_line_error(copy, f"speech.json: not a speech.json: {fragment}")
+def test_a_wrong_speech_json_is_one_clear_line(copy: Path) -> None:
+    (copy / "speech.json").write_text(json.dumps(PROFILE | {"longest_seconds": 0.4}))
+    reason = "longest_seconds is 0.4, but by the other figures 8 letters"
+    one_line_error(copy, f"speech.json: not a speech.json: the file: Value error, {reason}")
