@@ -113,14 +113,6 @@ def _speech(folder: Path, precision: Precision) -> Read:
     return read
 
 
-def _prepared_speech(folder: Path, precision: Precision) -> Read:
-    from voxcpm_runtime.backends.portable import sessions
-
-    # The models here are too small for it.
-    sessions._MIN_PREPARED_BYTES = 0
-    return _speech(folder, precision)
-
-
 def _voice(folder: Path, precision: Precision) -> Read:
     """A saved voice, with step models that stay open."""
     from voxcpm_runtime import Voice
@@ -193,7 +185,6 @@ def _batch(folder: Path, precision: Precision) -> Read:
 KINDS: dict[str, tuple[Callable[[Path, Precision], Read], str]] = {
     "bundle": (_speech, "bundle/**/*"),
     "lowered": (_speech, "cache/lowered/*"),
-    "prepared": (_prepared_speech, "cache/compiled/**/*"),
     "verified": (_speech, "cache/verified/*"),
     "voice": (_voice, "me.voice"),
     "prefix": (_voice, "**/*.prefix"),

@@ -31,7 +31,6 @@ READERS: dict[str, Callable[[Path, Path], Reader]] = {
         texts.recording,
         texts.text,
         requests.speech_json,
-        requests.speech_form,
         requests.wyoming,
     )
 }

@@ -130,22 +130,6 @@ def voice_header(place: Place) -> object:
     return lambda: Voice.load(path)
 
 
-def wav(chunk: bytes, size: int, file_size: int) -> Change:
-    """A recording whose chunk claims that size."""
-
-    def change(place: Place) -> object:
-        from voxcpm_runtime.audio.reading import read_audio
-
-        path = place.inside / "a.wav"
-        form = (b"RIFF", 2**32 - 1, b"WAVE", b"fmt ", 16, 1, 1, 16000, 32000, 2, 16)
-        with path.open("wb") as file:
-            file.write(struct.pack("<4sI4s4sIHHIIHH", *form) + struct.pack("<4sI", chunk, size))
-            file.truncate(file_size)
-        return lambda: read_audio(path, 16000)
-
-    return change
-
-
 def pickled_weights(name: str, form: str) -> Change:
     """A checkpoint whose weights run a command."""
 
@@ -199,8 +183,6 @@ BUNDLES: dict[str, Change] = {
     "JSON: tokenizer of 100 MB": large("tokenizer/tokenizer.json", b'{"a": "', b'"}', b"x"),
     "tokenizer: regular expression": tokenizer_regex,
     "voice: header of 100 MB": voice_header,
-    "WAV: chunk of 4 GB": wav(b"LIST", 2**32 - 1, 1000),
-    "WAV: samples of 4 GB": wav(b"data", 2**32 - 40, 2**32),
 }
 CHECKPOINTS: dict[str, Change] = {
     **{

@@ -15,7 +15,6 @@ BUNDLES: dict[str, tuple[str, str, int, int]] = {
     "bundle": ("speaking_bundle", "int8", 40, 430),
     "voice": ("speaking_bundle", "int8", 6, 130),
     "lowered": ("speaking_bundle", "int8", 2, 50),
-    "prepared": ("speaking_bundle", "int8", 0, 40),
     "verified": ("speaking_bundle", "int8", 2, 50),
     "segments": ("speaking_bundle", "int8", 5, 90),
     "batch": ("speaking_bundle", "int8", 0, 50),

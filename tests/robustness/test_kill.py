@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from robustness.folder_contents import files
 from robustness.scenarios import Whole, summary
-from robustness.servers import ended, served, submitted, wait_for
-from voxcpm_server.jobs.store import MAX_STARTS
 
 KILLS = {
     "generate": 50,
@@ -25,7 +21,6 @@ KILLS = {
     "convert --overwrite": 5,
 }
 """Command → how often `make torture` kills it."""
-JOBS, KILLS_OF_A_JOB = 4, 5
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
 MIN_LEFT = 0.2
@@ -95,61 +90,3 @@ def test_two_hundred_kills(
     whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, share: Callable[[int], int], name: str
 ) -> None:
     killed(whole(name), tmp_path / "run", share(KILLS[name]), torture_seed)
-
-
-TEXT = "\n\n".join(["One two three four."] * 6)
-
-
-@pytest.mark.torture
-def test_a_killed_server_loses_no_job(
-    speaking_bundle: Path, tmp_path: Path, torture_seed: int, share: Callable[[int], int]
-) -> None:
-    """A job that gets on is spoken, however often the server is killed, each segment once, as without a kill.
-
-    One of whose segments none is finished in MAX_STARTS starts would be given up, so every third kill waits for one.
-    """
-    chance = random.Random(f"{torture_seed} jobs")
-    outcomes: Counter[str] = Counter()
-    wrong: list[str] = []
-    speech: set[str] = set()
-    for number in range(share(JOBS)):
-        folder = tmp_path / f"jobs-{number}"
-        pieces: dict[str, int] = {}
-        audio: set[str] = set()
-        job: Path | None = None
-        for kill in range(KILLS_OF_A_JOB):
-            with served(speaking_bundle, folder) as (_, url):
-                job = job or folder / submitted(url, TEXT)
-                if kill % MAX_STARTS == MAX_STARTS - 1:
-                    wait_for(lambda job=job, old=pieces: _pieces(job).keys() > old.keys() or _speech(job))
-                else:
-                    time.sleep(chance.uniform(0, 2))
-            outcomes["killed"] += 1
-            now, audio_now = _pieces(job), _speech(job)
-            if not audio_now:
-                wrong += [f"job {number} lost {name}" for name in pieces.keys() - now.keys()]
-            if audio and audio_now != audio:
-                wrong.append(f"job {number}: the speech is gone, or another, after kill {kill}")
-            twice = [name for name in pieces.keys() & now.keys() if pieces[name] != now[name]]
-            wrong += [f"job {number} made {name} twice" for name in twice]
-            pieces, audio = now, audio_now
-        with served(speaking_bundle, folder) as (_, url):
-            state, answer = ended(url, job.name)
-            outcomes[f"job {state}"] += 1
-            wrong += [] if state == "done" else [f"job {number} {state}: {answer}"]
-        left = sorted(path.name for path in job.iterdir())
-        wrong += [] if left == ["speech.wav"] else [f"job {number} left {left}"]
-        speech |= _speech(job)
-    summary("server jobs", outcomes, wrong)
-    # All jobs say the same with the same seed.
-    assert len(speech) == 1
-
-
-def _pieces(job: Path) -> dict[str, int]:
-    """The finished segments of a job, with the time at which each was made."""
-    return {path.name: path.stat().st_mtime_ns for path in job.rglob("*.segment")}
-
-
-def _speech(job: Path) -> set[str]:
-    """The digest of a job's speech; none before it is there."""
-    return {digest for name, digest in files(job).items() if name == "speech.wav"}

@@ -1,4 +1,4 @@
-"""Readers of what a server's clients send: speech as JSON and as a form, events of Wyoming."""
+"""Readers of what a server's clients send: speech as JSON, events of Wyoming."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import asyncio
 import base64
 import contextlib
 import json
-import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from robustness.mutations import mutated_bytes, mutated_json, mutated_text
+from robustness.mutations import mutated_json
 from robustness.reader import Reader
 from robustness.readers.texts import recordings
 
-_FORM = "multipart/form-data; boundary=edge"
 _JSON = {
     "model": "voxcpm", "input": "Yes.", "voice": {"id": "ada"}, "response_format": "wav", "speed": 1.0, "seed": 3,
     "stream": True, "sample_rate": 24000, "cfg_value": 2.0, "instructions": "slow", "prompt_text": "so",
@@ -78,27 +76,6 @@ def _speech(kind: str) -> Callable[[bytes], str | None]:
 def speech_json(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     document = {**_JSON, "prompt_audio": base64.b64encode(recordings()[0]).decode()}
     return Reader((json.dumps(document).encode(),), _speech("application/json"), mutated_json)
-
-
-def speech_form(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
-    sound = recordings()[0]
-    said = {"model": b"voxcpm", "input": b"Yes.", "voice": b"ada", "seed": b"3", "stream": b"true"}
-    parts = [(f'"{name}"', value) for name, value in said.items()]
-    parts.append(('"prompt_audio"; filename="me.wav"\r\nContent-Type: audio/wav', sound))
-    whole = b"".join(
-        b"--edge\r\nContent-Disposition: form-data; name=%s\r\n\r\n%s\r\n" % (name.encode(), value)
-        for name, value in parts
-    )
-
-    def changed(content: bytes, chance: random.Random) -> bytes:
-        # What is between the parts, rather than the samples.
-        end = content.index(sound[:64]) if chance.random() < 0.8 else len(content)
-        if chance.random() < 0.3:
-            start = content[:end].decode("latin-1")
-            return mutated_text(start, chance).encode("utf-8", "surrogatepass") + content[end:]
-        return mutated_bytes(content[:end], chance) + content[end:]
-
-    return Reader((whole + b"--edge--\r\n",), _speech(_FORM), changed)
 
 
 def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
