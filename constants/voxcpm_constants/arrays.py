@@ -23,8 +23,7 @@ LM_TO_DIT = "lm_to_dit_proj"
 RESIDUAL_TO_DIT = "res_to_dit_proj"
 FUSION = "fusion_concat_proj"
 
-_MAX_HEADER_BYTES = 512
-"""The largest header of an `.npy` file that is read; a bundle's have 118."""
+_MAX_HEADER_BYTES = 512  # The largest header of an `.npy` file that is read; a bundle's have 118
 # bfloat16 and float16 weights fit float16 to within half of its smallest step; float32 ones need not.
 _LOSSLESS_FLOAT16 = 2.0**-25
 

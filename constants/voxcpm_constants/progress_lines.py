@@ -7,8 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-LINE_SECONDS = 10.0
-"""Seconds between two lines, and before the first one."""
+LINE_SECONDS = 10.0  # Seconds between two lines, and before the first one
 
 
 @contextlib.contextmanager

@@ -22,8 +22,7 @@ FEAT_ENCODER = "feat_encoder"
 BASE_LM_STEP = "base_lm_step"
 RESIDUAL_LM_STEP = "residual_lm_step"
 LOCDIT_STEP = "locdit_step"
-LOCDIT_SOLVE = "locdit_solve"
-"""An optional seventh step model: all Euler steps of a patch in one call."""
+LOCDIT_SOLVE = "locdit_solve"  # An optional seventh step model: all Euler steps of a patch in one call
 STEP_MODEL_NAMES = (
     AUDIO_VAE_ENCODER,
     AUDIO_VAE_DECODER,
@@ -39,15 +38,13 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 _MAX_ENCODED_PATCHES = 8
 _ZERO_VELOCITY_FRACTION = 0.04
 
-PASSED_ON = "hidden_states"
-"""The output of each part except the last: the `embeddings` of the next one."""
+PASSED_ON = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
 _CACHES_OF_A_LAYER = 2
 
 ContextDtype = Literal["float32", "compute"]
 """The dtype of the AudioVAE's contexts, which is that of its arithmetic."""
 
-Axis = int | tuple[int, ...]
-"""The length of an axis, or all lengths that an enumerated axis may have."""
+Axis = int | tuple[int, ...]  # The length of an axis, or all lengths that an enumerated axis may have
 
 
 class _Declared(BaseModel):

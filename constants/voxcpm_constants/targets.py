@@ -22,8 +22,7 @@ Target = Literal["macOS14", "macOS15", "macOS27"]
 TARGETS: tuple[Target, ...] = ("macOS14", "macOS15", "macOS27")
 OLDEST_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15, "macOS27": 27}
 """The oldest major version of macOS that opens packages of a target."""
-CORE_AI: Target = "macOS27"
-"""The target whose packages are Core AI's; those of the others are Core ML's."""
+CORE_AI: Target = "macOS27"  # The target whose packages are Core AI's; those of the others are Core ML's
 
 PACKAGE_SUFFIXES: dict[Target, str] = {
     "macOS14": ".mlpackage",
@@ -39,8 +38,7 @@ KV_CACHES: tuple[KVCache, ...] = ("scatter", "rows")
 StateForm = Literal["passed", "rows", "native"]
 """passed: inputs and outputs. rows: inputs, whose new rows are outputs. native: states of Core ML or Core AI."""
 
-MAIN = "main"
-"""Name of the function in a package that has only one."""
+MAIN = "main"  # Name of the function in a package that has only one
 
 
 class PackageForm(NamedTuple):

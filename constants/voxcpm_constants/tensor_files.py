@@ -39,8 +39,7 @@ WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 
 A header, and for each weight a record and its data, each aligned.
 """
-_HEADER = struct.Struct("<II")
-"""The number of weights, and a version."""
+_HEADER = struct.Struct("<II")  # The number of weights, and a version
 BLOB_RECORD = struct.Struct("<IIQQ")
 """Sentinel, element type, size in bytes, offset of the data from the start of the file."""
 BLOB_SENTINEL = 0xDEADBEEF

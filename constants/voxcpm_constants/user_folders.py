@@ -17,8 +17,7 @@ from voxcpm_constants.errors import InputError
 
 CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
 VOICES_VARIABLE = "VOXCPM_COREML_VOICES"
-DEFAULT_VOICE = "default"
-"""The name of the checkpoint's own voice, which no stored voice may have."""
+DEFAULT_VOICE = "default"  # The name of the checkpoint's own voice, which no stored voice may have
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

@@ -37,8 +37,7 @@ CHAIN_CALLS = 12
 VECTORS_FORMAT = "1"
 
 Array = npt.NDArray[Any]
-Vectors = Mapping[str, Array]
-"""The tensors of one step model by name: floats as float32, positions as int32."""
+Vectors = Mapping[str, Array]  # The tensors of one step model by name: floats as float32, positions as int32
 
 
 class Stream(NamedTuple):
