@@ -27,15 +27,12 @@ print((resident[-1] - resident[0]) // 1_000_000)
 """
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="it counts resident pages, and other systems' heaps differ"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' heaps differ")
 def test_memory_of_caches_goes_back():
     run = subprocess.run([sys.executable, "-c", _SPEECHES], capture_output=True, text=True, check=True)
     assert int(run.stdout) <= 12
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes")
 def test_a_forked_process_has_its_own():
     array = mapped_zeros((1 << 20,), np.uint8)
     child = os.fork()
