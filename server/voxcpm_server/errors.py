@@ -84,6 +84,19 @@ def client_gone(reason: str = "the client has gone away") -> ApiError:
     return ApiError(CLIENT_GONE, reason)
 
 
+def check_places(
+    total: tuple[int, int], own: tuple[int, int], message: str, retry_after: int, code: str | None = None
+) -> None:
+    """Raises ApiError if all places are taken (503), or those of a key (429).
+
+    total, own: how many are taken, and the maximum. message: with {} for the number, and for whose they are.
+    """
+    for (count, maximum), status, whose in ((total, 503, ""), (own, 429, " of this key")):
+        if count >= maximum:
+            text = message.format(count, whose)
+            raise ApiError(status, text, code=code, headers={"Retry-After": str(retry_after)})
+
+
 def speech_too_long(max_seconds: float, of: str = "request here; send a part of the text") -> ApiError:
     """The error of a speech that is longer than it may be."""
     message = f"the speech is longer than {max_seconds:g} s, the most of a {of}"

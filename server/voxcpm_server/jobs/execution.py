@@ -11,37 +11,36 @@ import concurrent.futures
 import contextlib
 import json
 import logging
+import math
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
-from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, speech_too_long
+from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_places, speech_too_long
 from voxcpm_server.jobs.options import JobSettings
 from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, VOICE_FILE, Job, JobStore, whole_file
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.served_bundles import Served, on_a_thread
 from voxcpm_server.speech.service import Service
-from voxcpm_server.speech.speech_answers import unless_gone
+from voxcpm_server.speech.speaking import stopped
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 
-Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
 _IDLE_SECONDS = 600  # between deletions of old jobs
-_SECONDS_AFTER_DISK_ERROR = 5
 _POLL_SECONDS = 0.05
 _PIECE_SECONDS = 10  # of speech, encoded at a time
 # Errors that may pass: the job is retried.
 _TRANSIENT = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
+_TOO_MANY = "{} jobs{} are stored, the most that may be; delete one"
 RETRY_SECONDS = 60.0
 
 
@@ -73,11 +72,7 @@ class Jobs(Room):
         self._speaking: asyncio.Task[None] | None = None
         self.running: _RunningJob | None = None
         self._retry_at: dict[str, float] = {}  # `time.monotonic`, by job
-        # Planning holds the GIL: several threads would be no faster, and slow down live speech.
-        self._planning = asyncio.Lock()
         self._adding = asyncio.Lock()
-        # A job must not be deleted between being chosen and becoming the running one.
-        self._choosing = asyncio.Lock()
 
     def facts(self) -> dict[str, Any]:
         """Whether this server takes jobs, and the longest text of one."""
@@ -111,59 +106,50 @@ class Jobs(Room):
 
     async def close(self) -> None:
         """Interrupt the job that is being spoken, and leave the folder. The next server resumes the job."""
-        await _cancelled(self._working)
-        await _cancelled(self._speaking)
+        for task in filter(None, (self._working, self._speaking)):
+            await stopped(task)
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
-    async def submit(self, request: Request, asked: SpeechRequest) -> Job:
-        """A new job of the request's key.
+    async def submit(self, owner: str, asked: SpeechRequest) -> Job:
+        """A new job of a key.
 
-        Raises what `VoxCPM.plan` raises, and ApiError for too many jobs (429, 503), a full disk (507) and a client
-        that has left (499).
+        Raises what `VoxCPM.plan` raises, and ApiError for too many jobs (429, 503) and a full disk (507).
         """
-        store, owner = self.store, request.state.owner
+        store, settings, maximum = self.store, self._settings, self._settings.max_jobs
         fields = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
-        voice, seed, segments = await unless_gone(request.receive, self._planned(asked))
+        with await self._bundles.lease(asked.model) as served:
+            voice, seed, segments = await run_in_threadpool(self._planned, asked, served)
 
-        def add(models: Collection[str]) -> Job:
-            # Jobs that wait for a model that is no longer served do not count, but their size does.
-            total, own = store.counts(owner, models)
-            maximum = self._settings.max_jobs
-            if total >= maximum:
-                raise _too_many(503, f"{total} jobs")
-            if own >= self.service.max_per_key(maximum):
-                raise _too_many(429, f"{own} jobs of this key")
-            store.check_size(self._settings.max_jobs_megabytes)
+        def add() -> Job:
+            self._delete_old(store)
+            total, own = store.counts(owner)
+            message, own_maximum = _TOO_MANY, self.service.max_per_key(maximum)
+            check_places((total, maximum), (own, own_maximum), message, 60, "too_many_jobs")
+            store.check_size(settings.max_jobs_megabytes)
             return store.add(owner, fields, seed, segments, dict(asked.recordings()), voice)
 
         try:
             async with self._adding:
-                await self._delete_old(store)
-                job = await run_in_threadpool(add, await self._bundles.named())
+                job = await run_in_threadpool(add)
         except (OSError, sqlite3.Error, InputError) as error:
             raise storage_error("new", error) from None
         self._wake.set()
         return job
 
-    def get(self, owner: str, id_: str) -> Job:
-        """A job of that owner. Raises ApiError (404) if there is none."""
-        job = self.store.get(owner, id_)
-        if job is None:
-            raise ApiError(404, f"there is no job {id_!r}; GET /v1/audio/jobs lists them", param="id")
-        return job
-
     async def delete(self, owner: str, id_: str) -> None:
         """Cancel a job and delete it. Raises ApiError (404) if there is none."""
-        await run_in_threadpool(self.get, owner, id_)
-        async with self._choosing:
-            # The row goes first, so that the job is not started again.
-            await run_in_threadpool(self.store.forget, id_)
-            self._retry_at.pop(id_, None)
-            speaking = self._speaking if self.running is not None and self.running.job.id == id_ else None
-        await _cancelled(speaking)
-        await run_in_threadpool(self.store.remove, id_)
+        store = self.store
+        await run_in_threadpool(store.get, owner, id_)
+        # It is not started again.
+        self._retry_at[id_] = math.inf
+        try:
+            if self._speaking is not None and self.running is not None and self.running.job.id == id_:
+                await stopped(self._speaking)
+            await run_in_threadpool(store.remove, id_)
+        finally:
+            del self._retry_at[id_]
 
     def error_of(self, job: Job) -> dict[str, Any] | None:
         """OpenAI's error of a job: why it failed, or what it waits for other than its turn; otherwise None."""
@@ -174,47 +160,39 @@ class Jobs(Room):
             return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
         return None if job.error is None else dict(json.loads(job.error))
 
-    async def _planned(self, asked: SpeechRequest) -> tuple[Voice | None, int, int]:
-        """The voice, the seed and the number of segments of a request."""
-        settings, cancel = self._settings, CancelToken()
-        with await self._bundles.lease(asked.model) as served:
-            asked.encoder(served.tts)
+    def _planned(self, asked: SpeechRequest, served: Served) -> tuple[Voice | None, int, int]:
+        asked.encoder(served.tts)
+        voice = self.service.voices.named(asked.voice_name, served.tts.built_in_voices)
+        given = asked.arguments(self._settings, served, self._settings.max_job_characters, voice)
+        plan = served.tts.plan(**given)
+        return voice, plan.seed or 0, len(plan.segments)
 
-            def planned() -> tuple[Voice | None, int, int]:
-                voice = self.service.voices.named(asked.voice_name, served.tts.built_in_voices)
-                given = asked.arguments(settings, served, settings.max_job_characters, voice)
-                plan = served.tts.plan(**given, cancel=cancel)
-                return voice, plan.seed or 0, len(plan.segments)
-
-            async with self._planning:
-                return await _cancelled_with(cancel, planned)
-
-    async def _delete_old(self, store: JobStore) -> None:
-        before = time.time() - self._settings.jobs_keep_days * _DAY
-        for id_ in await run_in_threadpool(store.ended_before, before):
-            await run_in_threadpool(store.remove, id_)
+    def _delete_old(self, store: JobStore) -> None:
+        for id_ in store.ended_before(time.time() - self._settings.jobs_keep_days * _DAY):
+            store.remove(id_)
 
     async def _work(self, store: JobStore) -> None:
         while True:
             self._wake.clear()
             now = time.monotonic()
-            self._retry_at = retries = {id_: at for id_, at in self._retry_at.items() if at > now}
+            # In place: `delete` has entries of its own.
+            for id_ in [id_ for id_, at in self._retry_at.items() if at <= now]:
+                del self._retry_at[id_]
             try:
-                await self._delete_old(store)
-                async with self._choosing:
-                    job = await run_in_threadpool(store.start_next, self._bundles.names, retries)
-                    if job is not None:
-                        self.running = _RunningJob(job, job.starts)
-                        self._speaking = asyncio.ensure_future(self._speak(store, self.running))
+                await run_in_threadpool(self._delete_old, store)
+                # On the event loop, so that no job is deleted between being chosen and becoming the running one.
+                job = store.start_next(self._bundles.names, self._retry_at)
             except (OSError, sqlite3.Error) as error:
                 _log.error("jobs: %s", error)
-                await asyncio.sleep(_SECONDS_AFTER_DISK_ERROR)
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if self._speaking is not None and self.running is not None:
+            if job is not None:
+                self.running = _RunningJob(job, job.starts)
+                self._speaking = asyncio.ensure_future(self._speak(store, self.running))
                 await asyncio.wait({self._speaking})
                 self.running = None
             else:
-                seconds = min(retries.values(), default=now + _IDLE_SECONDS) - now
+                seconds = min([*self._retry_at.values(), now + _IDLE_SECONDS]) - now
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), seconds)
 
@@ -236,17 +214,18 @@ class Jobs(Room):
             ended["starts"] = max(0, running.starts - 1 + failures)
         else:
             ended |= {"ended": time.time(), "bytes": size}
-        retry = state == QUEUED and error is not None
-        try:
-            await _to_its_end(asyncio.ensure_future(run_in_threadpool(store.end, id_, **ended)))
-        except sqlite3.Error as refused:
-            # Its row still says that it runs.
-            retry = True
-            _log.error("job %s is %s, which cannot be stored (%s)", id_, state, refused)
-        if retry:
-            self._retry_at[id_] = time.monotonic() + RETRY_SECONDS
-        elif state != QUEUED:
+        while True:
+            try:
+                await run_in_threadpool(store.end, id_, **ended)
+                break
+            except sqlite3.Error as refused:
+                # No other job could be started either. If the server ends now, the next one finds the speech.
+                _log.error("job %s is %s, which cannot be stored (%s)", id_, state, refused)
+                await asyncio.sleep(RETRY_SECONDS)
+        if state != QUEUED:
             self._ended.labels(state).inc()
+        elif error is not None:
+            self._retry_at.setdefault(id_, time.monotonic() + RETRY_SECONDS)
 
     async def _spoken(self, store: JobStore, running: _RunningJob) -> int:
         """Speak a job, unless its speech is there already, and return the size of its file in bytes."""
@@ -276,48 +255,20 @@ class Jobs(Room):
                             running.cancel.check()
 
             work = partial(speak_job, store, running, served, self._settings, yield_to_requests)
+            speaking = asyncio.ensure_future(on_a_thread(work))
             try:
-                return await _cancelled_with(running.cancel, work)
+                return await asyncio.shield(speaking)
             finally:
+                running.cancel.cancel()
+                # The thread may still use the bundle.
+                await asyncio.wait({speaking})
                 turn.leave()
-
-
-def _too_many(status: int, jobs: str) -> ApiError:
-    message = f"{jobs} are stored, the most that may be; delete one"
-    return ApiError(status, message, code="too_many_jobs", headers={"Retry-After": "60"})
-
-
-async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 def storage_error(id_: str, error: Exception) -> ApiError:
     """The error of a full or broken disk. Its paths are logged, but not sent to clients."""
     _log.error("job %s: %s", id_, error)
     return ApiError(507, "the server could not store or read the job; its log says why")
-
-
-async def _cancelled_with(token: CancelToken, function: Callable[[], Result]) -> Result:
-    """The result of `on_a_thread`. Cancellation cancels the token, and waits for the thread."""
-    working = asyncio.ensure_future(on_a_thread(function))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        token.cancel()
-        # The thread may still use the caller's resources.
-        with contextlib.suppress(Exception):
-            await _to_its_end(working)
-        raise
-
-
-async def _to_its_end(working: asyncio.Future[Result]) -> Result:
-    """The result of work that is not cancelled with its caller."""
-    while not working.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({working})
-    return working.result()
 
 
 def speak_job(
@@ -361,12 +312,12 @@ def speak_job(
     # Before the file: once that exists, the job is finished, even if the server is killed.
     count = len(speech.segments)
     store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
-    encoder = asked.encoder(tts)
+    encoder, piece = asked.encoder(tts), _PIECE_SECONDS * tts.sample_rate
     with whole_file(folder / job.audio_name) as file:
         file.write(encoder.header())
-        for at in range(0, len(speech.audio), _PIECE_SECONDS * tts.sample_rate):
+        for at in range(0, len(speech.audio), piece):
             running.cancel.check()
-            file.write(encoder.encode(speech.audio[at : at + _PIECE_SECONDS * tts.sample_rate]))
+            file.write(encoder.encode(speech.audio[at : at + piece]))
         file.write(encoder.finish())
         size = file.tell()
         file.seek(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -87,7 +88,7 @@ async def submit_job(
     asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response, jobs: TheJobs
 ) -> JobDocument:  # fmt: skip
     """Have a long text spoken in the background. Of speech's fields, `stream` and `stream_format` have no effect."""
-    job = await jobs.submit(request, asked)
+    job = await jobs.submit(request.state.owner, asked)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
     return _document(job, jobs)
 
@@ -110,7 +111,7 @@ def list_jobs(
 @router.get("/audio/jobs/{id}", responses=DOCUMENTED)
 def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: A002 - the name in the path
     """A job and its progress."""
-    return _document(jobs.get(request.state.owner, id), jobs)
+    return _document(jobs.store.get(request.state.owner, id), jobs)
 
 
 @router.get(
@@ -125,14 +126,13 @@ def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: 
 )
 def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A002 - the name in the path
     """The speech of a job that is done."""
-    job = jobs.get(request.state.owner, id)
+    job = jobs.store.get(request.state.owner, id)
     if job.state != DONE:
         message = f"the job is {job.state}; its speech can be fetched when it is done"
         raise ApiError(409, message, code="job_not_done")
     path = jobs.store.path(id) / job.audio_name
     try:
-        # Starlette opens it after it has sent the status.
-        path.open("rb").close()
+        status = path.stat()
     except FileNotFoundError:
         raise ApiError(404, "the job's speech is not there any more") from None
     except OSError as error:
@@ -142,7 +142,7 @@ def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A0
         headers={"Cache-Control": "no-store"},
         media_type=FORMATS[job.asked["response_format"]].content_type,
         filename=f"{id}{path.suffix}",
-        stat_result=path.stat(),
+        stat_result=status,
     )
     download.patience = jobs.service.settings.client_timeout
     return download
@@ -171,32 +171,26 @@ class _Download(FileResponse):
         except MalformedRangeHeader:
             raise ApiError(400, "Range: expected one such as bytes=0-99", param="Range") from None
         except RangeNotSatisfiable:
-            size, message = (
-                {"Content-Range": f"bytes */{file_size}"},
-                f"Range: the speech has {file_size} bytes",
-            )
-            raise ApiError(416, message, param="Range", headers=size) from None
+            message = f"Range: the speech has {file_size} bytes"
+            headers = {"Content-Range": f"bytes */{file_size}"}
+            raise ApiError(416, message, param="Range", headers=headers) from None
 
 
 def _document(job: Job, jobs: Jobs) -> JobDocument:
-    asked, voice, error = job.asked, job.asked["voice"], jobs.error_of(job)
-    running = jobs.running if jobs.running is not None and jobs.running.job.id == job.id else None
-    return JobDocument(
-        id=job.id,
+    asked, error = job.asked, jobs.error_of(job)
+    document = asked | asdict(job) | {
         # It is queued, but not started before what its error says is there.
-        state="waiting" if job.state == QUEUED and error is not None else cast("State", job.state),
-        model=asked["model"],
-        voice=voice if isinstance(voice, str) else voice["id"],
-        response_format=asked["response_format"],
-        seed=job.seed,
-        characters=len(asked["input"]),
-        created_at=int(job.created),
-        started_at=None if job.started is None else int(job.started),
-        ended_at=None if job.ended is None else int(job.ended),
-        segments=job.segments,
-        segments_done=max(job.segments_done, running.segments_done if running else 0),
-        audio_seconds=round(max(job.audio_seconds, running.audio_seconds if running else 0.0), 3),
-        remaining_seconds=running.remaining_seconds if running else None,
-        bytes=job.bytes,
-        error=None if error is None else ErrorDetail(**error),
-    )
+        "state": "waiting" if job.state == QUEUED and error is not None else job.state,
+        "voice": asked["voice"] if isinstance(asked["voice"], str) else asked["voice"]["id"],
+        "characters": len(asked["input"]),
+        "created_at": int(job.created),
+        "started_at": job.started and int(job.started),
+        "ended_at": job.ended and int(job.ended),
+        "remaining_seconds": None,
+        "error": error,
+    }  # fmt: skip
+    if (running := jobs.running) is not None and running.job.id == job.id:
+        for name in ("segments_done", "audio_seconds"):
+            document[name] = max(document[name], getattr(running, name))
+        document["remaining_seconds"] = running.remaining_seconds
+    return JobDocument(**document | {"audio_seconds": round(document["audio_seconds"], 3)})

@@ -4,8 +4,7 @@
     jobs.lock       held by the server that uses the folder
     ID/             recordings and voice as they were sent, finished segments, and at the end the speech
 
-Files are written before the row and deleted after it, so a job always has its files, even if the server is killed.
-Folders without a row are removed at the next start.
+Files are written before the row. Folders without a row, and rows without a folder, are removed at the next start.
 """
 
 from __future__ import annotations
@@ -79,8 +78,6 @@ _SQL_TYPES = {
     "str | None": "TEXT", "float | None": "REAL",
 }  # fmt: skip
 _COLUMNS = {field.name: _SQL_TYPES[str(field.type)] for field in fields(Job)}
-_HAS_MODEL = "json_extract(request, '$.model') IN (SELECT value FROM json_each(?))"
-"""A condition on a row; its parameter is a JSON list of model names."""
 
 
 class JobStore:
@@ -92,7 +89,7 @@ class JobStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         database = folder / "jobs.sqlite"
         try:
             # Texts and recordings are private. SQLite gives its other files the mode of this one.
@@ -135,8 +132,7 @@ class JobStore:
         try:
             folder.mkdir(mode=0o700)
             for name, content in files.items():
-                with whole_file(folder / name) as file:
-                    file.write(content)
+                (folder / name).write_bytes(content)
             if voice is not None:
                 voice.save(folder / VOICE_FILE)
             values = astuple(job)
@@ -146,44 +142,45 @@ class JobStore:
             raise
         return job
 
-    def get(self, owner: str, id_: str) -> Job | None:
-        """A job of that owner; None if there is no such job."""
+    def get(self, owner: str, id_: str) -> Job:
+        """A job of that owner. Raises ApiError (404) if there is none."""
         rows = self._execute("SELECT * FROM jobs WHERE id = ? AND owner = ?", id_, owner)
-        return Job(*rows[0]) if rows else None
+        if not rows:
+            raise ApiError(404, f"there is no job {id_!r}; GET /v1/audio/jobs lists them", param="id")
+        return Job(*rows[0])
 
     def of_owner(self, owner: str) -> list[Job]:
         """All jobs of an owner, the latest first."""
         rows = self._execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC, id", owner)
         return [Job(*row) for row in rows]
 
-    def counts(self, owner: str, models: Collection[str]) -> tuple[int, int]:
-        """Number of jobs, and of that owner's, without those that wait for a model other than these."""
-        statement = f"SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs WHERE state != ? OR {_HAS_MODEL}"  # noqa: S608
-        ((total, own),) = self._execute(statement, owner, QUEUED, json.dumps(list(models)))
+    def counts(self, owner: str) -> tuple[int, int]:
+        """Number of jobs, and of that owner's."""
+        ((total, own),) = self._execute("SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs", owner)
         return total, own
 
     def start_next(self, models: Collection[str], skip: Collection[str] = ()) -> Job | None:
         """Mark the next job of these models as running, and return it; None if none waits. skip: ids.
 
-        Interrupted jobs come first, then the job of the owner who has waited the longest. Call it while no job runs: a
-        row in state "running" is then one whose end could not be stored.
+        Interrupted jobs come first, then the job of the owner who has waited the longest.
         """
-        with self._lock:
-            rows = self._execute(
-                f"SELECT * FROM jobs AS j WHERE state IN (?, ?) AND {_HAS_MODEL} "  # noqa: S608
-                "AND id NOT IN (SELECT value FROM json_each(?)) "
-                "ORDER BY started IS NULL, (SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id "
-                "LIMIT 1",
-                QUEUED, RUNNING, json.dumps(list(models)), json.dumps(list(skip)),
-            )  # fmt: skip
-            if not rows:
-                return None
-            job = Job(*rows[0])
-            # Not read again: if that failed, the job would count as started without being spoken.
-            started = job.started or time.time()
-            begun = replace(job, state=RUNNING, started=started, starts=job.starts + 1, error=None)
-            self.change(job.id, state=RUNNING, started=started, starts=begun.starts, error=None)
-            return begun
+        rows = self._execute(
+            "SELECT * FROM jobs AS j WHERE state = ? "
+            "AND json_extract(request, '$.model') IN (SELECT value FROM json_each(?)) "
+            "AND id NOT IN (SELECT value FROM json_each(?)) "
+            "ORDER BY started IS NULL, (SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id "
+            "LIMIT 1",
+            QUEUED, json.dumps(list(models)), json.dumps(list(skip)),
+        )  # fmt: skip
+        if not rows:
+            return None
+        job = Job(*rows[0])
+        # Not read again: if that failed, the job would count as started without being spoken.
+        changes: dict[str, Any] = {
+            "state": RUNNING, "started": job.started or time.time(), "starts": job.starts + 1, "error": None
+        }  # fmt: skip
+        self.change(job.id, **changes)
+        return replace(job, **changes)
 
     def change(self, id_: str, **values: Any) -> None:
         """Change fields of a job; a no-op for a deleted one."""
@@ -199,19 +196,10 @@ class JobStore:
                     shutil.rmtree(folder, ignore_errors=True)
         self.change(id_, **values)
 
-    def forget(self, id_: str) -> None:
-        """Delete a job's row. Its files must be removed once nobody writes them."""
-        try:
-            self._execute("DELETE FROM jobs WHERE id = ?", id_)
-        except sqlite3.OperationalError:
-            # On a full disk, the files have to go first.
-            shutil.rmtree(self.path(id_), ignore_errors=True)
-            self._execute("DELETE FROM jobs WHERE id = ?", id_)
-
     def remove(self, id_: str) -> None:
-        """Delete a job and its files."""
-        self.forget(id_)
+        """Delete a job. Its files go first: the disk may be full."""
         shutil.rmtree(self.path(id_), ignore_errors=True)
+        self._execute("DELETE FROM jobs WHERE id = ?", id_)
 
     def ended_before(self, time_: float) -> list[str]:
         """The ids of jobs that ended before that time."""
@@ -249,7 +237,7 @@ class JobStore:
         ids = {id_ for (id_,) in self._execute("SELECT id FROM jobs")}
         for id_ in ids:
             if not self.path(id_).is_dir():
-                self.forget(id_)
+                self.remove(id_)
         for folder in self.folder.iterdir():
             # There may also be files of the folder's user.
             if folder.is_symlink() or not folder.is_dir() or not _JOB_FOLDER.fullmatch(folder.name):

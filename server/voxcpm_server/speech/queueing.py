@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 
-from voxcpm_server.errors import ApiError
+from voxcpm_server.errors import check_places
 
 _MAX_RETRY_AFTER = 300
 # Share of the latest turn in the mean duration of turns.
@@ -78,16 +78,11 @@ class FairQueue:
         """Raises what `enter` would raise, so that a request is refused before any work."""
         if self._free and not self._lines:
             return
+        seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
+        seconds = min(max(seconds, 1), _MAX_RETRY_AFTER)
         own = len(self._lines.get(key, ()))
-        for count, maximum, status, whose in (
-            (self.waiting, self._max_waiting, 503, ""),
-            (own, self._max_per_key, 429, " of this key"),
-        ):
-            if count >= maximum:
-                seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
-                seconds = min(max(seconds, 1), _MAX_RETRY_AFTER)
-                text = f"{count} requests{whose} are waiting already, the most that may; try again in {seconds} s"
-                raise ApiError(status, text, headers={"Retry-After": str(seconds)})
+        message = f"{{}} requests{{}} are waiting already, the most that may; try again in {seconds} s"
+        check_places((self.waiting, self._max_waiting), (own, self._max_per_key), message, seconds)
 
     async def _called(self, line: deque[asyncio.Future[None]]) -> None:
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()

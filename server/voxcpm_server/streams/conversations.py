@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error, client_gone
+from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error, check_places, client_gone
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 _CLOSED = 200
 """Status of a conversation that was closed without an error."""
 _ENDING = "server_ending"
-_RETRY = {"Retry-After": "10"}
+_RETRY_SECONDS = 10
 # Codes that a websocket is closed with (RFC 6455, 7.4).
 _NORMAL, _RESTART = 1000, 1012
 _MAX_REASON_BYTES = 123
@@ -54,13 +54,8 @@ class OpenConversations:
         """
         if self.draining:
             raise server_ends()
-        for count, maximum, status, whose in (
-            (len(self._owners), self._maximum, 503, ""),
-            (self._owners.count(owner), self._max_per_key, 429, " of this key"),
-        ):
-            if count >= maximum:
-                message = f"{count} conversations{whose} are open already, the most that may"
-                raise ApiError(status, message, headers=_RETRY)
+        total, own = (len(self), self._maximum), (self._owners.count(owner), self._max_per_key)
+        check_places(total, own, "{} conversations{} are open already, the most that may", _RETRY_SECONDS)
         self._owners.append(owner)
         try:
             yield
@@ -86,7 +81,9 @@ class OpenConversations:
 
 def server_ends() -> ApiError:
     """The error of connections at shutdown."""
-    return ApiError(503, "the server ends; connect again", code=_ENDING, headers=_RETRY)
+    return ApiError(
+        503, "the server ends; connect again", code=_ENDING, headers={"Retry-After": str(_RETRY_SECONDS)}
+    )
 
 
 class Conversation(ABC):

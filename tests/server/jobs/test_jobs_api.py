@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import Plan, pcm16
+from voxcpm_runtime import pcm16
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
 from waiting import until
 
@@ -62,28 +61,6 @@ def test_the_life_of_a_job(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) ->
     for method, path in (("GET", ""), ("GET", "/audio"), ("DELETE", "")):
         assert httpx2.request(method, f"{client.url}/{job['id']}{path}").status_code == 404
     assert [path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name] == ["jobs.lock"]
-
-
-def test_a_text_is_read_no_longer_than_its_client_stays(
-    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A book of 306 segments, each of which takes a tenth of a second to read; others are answered meanwhile."""
-    read: list[str] = []
-    read_segment = Plan.read_segment
-
-    def slowly(plan: Plan, *given: Any) -> Any:
-        read.append(given[0].text)
-        time.sleep(0.1)
-        return read_segment(plan, *given)
-
-    monkeypatch.setattr(Plan, "read_segment", slowly)
-    client = jobs(serve().url)
-    with pytest.raises(httpx2.ReadTimeout):
-        httpx2.post(client.url, json={**client.said, "input": "Hello. " * 10_000}, timeout=2)
-
-    assert httpx2.get(client.url).json()["data"] == []
-    until(lambda: not any(thread.name == "bundle" for thread in threading.enumerate()))
-    assert 0 < len(read) < 200
 
 
 def test_a_job_with_recordings_and_a_voice_that_is_deleted_meanwhile(
