@@ -34,9 +34,7 @@ class ServerOnLoopback:
         self.ports = {name: listener.getsockname()[1] for name, listener in self._listeners.items()}
         """Ports of the optional rooms that the settings ask for, by the room's name."""
         self._server = Server(
-            app,
-            replace(settings, drain_seconds=min(5, settings.drain_seconds)),
-            listeners=self._listeners,
+            app, replace(settings, drain_seconds=min(5, settings.drain_seconds)), self._listeners
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()

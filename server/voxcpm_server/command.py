@@ -77,7 +77,7 @@ def serve(
 
         app = create_app(_source(bundle, engine), settings, keys, named=named, when_begun=begun)
         service: Service = app.state.service
-        server = Server(app, settings, listeners=listeners)
+        server = Server(app, settings, listeners)
         loading = f"loading {bundle or 'the built-in voice'} … ({_url(listener)}/ready says when)"
         status.enter_context(status_line(loading, shown=not quiet))
         with status, suspicious_warnings_counted(service.metrics), _sigterm_once():

@@ -5,6 +5,7 @@ A room is entered by one door, a subclass of `Room`, and has options of its own,
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Mapping
 from dataclasses import make_dataclass
@@ -71,11 +72,9 @@ class Room:
     async def close(self) -> None:
         """Called when the server ends, while the bundles are still open."""
 
-    async def listen(self, listener: socket.socket) -> None:
+    async def listen(self, listener: socket.socket) -> asyncio.Server:
         """Take connections from the socket of its `address`, which listens already."""
-
-    def stop_listening(self) -> None:
-        """Take no more connections."""
+        raise NotImplementedError
 
 
 def _present(table: Mapping[str, str]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import uvicorn
@@ -22,26 +21,15 @@ class _Connection(H11Protocol):
     """A connection that is closed if the head of a request does not arrive in time, for which uvicorn has no limit."""
 
     head_timeout: float
-    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head(after=None)
+        self.loop.call_later(self.head_timeout, self._close_unless_asked, None)
 
     def on_response_complete(self) -> None:
         answered = self.cycle  # the next request may already be there
         super().on_response_complete()
-        self._await_head(after=answered)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _await_head(self, *, after: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(self.head_timeout, self._close_unless_asked, after)
+        self.loop.call_later(self.head_timeout, self._close_unless_asked, answered)
 
     def _close_unless_asked(self, after: object) -> None:
         # A websocket has another protocol.
@@ -60,9 +48,7 @@ class Server(uvicorn.Server):
     listeners: sockets that optional rooms take connections from, by the name of the room.
     """
 
-    def __init__(
-        self, app: FastAPI, settings: Settings, *, listeners: Mapping[str, socket.socket] = MappingProxyType({})
-    ) -> None:  # fmt: skip
+    def __init__(self, app: FastAPI, settings: Settings, listeners: Mapping[str, socket.socket]) -> None:
         self._service: Service = app.state.service
         self._listeners = listeners
         config = uvicorn.Config(
@@ -88,13 +74,11 @@ class Server(uvicorn.Server):
         """Start to take connections, those of optional rooms included."""
         await super().startup(sockets)
         for name, listener in self._listeners.items():
-            await self._service.rooms[name].listen(listener)
+            self.servers.append(await self._service.rooms[name].listen(listener))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain conversations first: uvicorn would close their websockets at once."""
         self._service.draining = True
-        for name in self._listeners:
-            self._service.rooms[name].stop_listening()
         for server in self.servers:
             server.close()
         began = time.monotonic()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,7 +15,6 @@ from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
-from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.speech.encoding import Encoder
@@ -25,19 +22,15 @@ from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams.conversations import Conversation
 from voxcpm_server.streams.sessions import SessionStream, Spoken
+from voxcpm_server.wyoming.room import MAX_LINE_BYTES
 
-MAX_LINE_BYTES = 65_536
 _WIDTH = 2
 _NAME = "voxcpm-coreml"
 _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
 
 
-async def listen(service: Service, listener: socket.socket) -> asyncio.Server:
-    """A server that takes connections from a listening socket, with the queue, limits and metrics of a service."""
-    return await asyncio.start_server(partial(_connected, service), sock=listener, limit=MAX_LINE_BYTES)
-
-
-async def _connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Serve a connection, with the queue, limits and metrics of a service."""
     status = 500
     talk = _Talk(service, reader, writer)
     try:
@@ -69,14 +62,9 @@ class _Talk(Conversation):
         self._takes_text = False
 
     async def receive(self) -> Event | None:
-        """The next event; None at the end. Raises ApiError if it is malformed, too large or incomplete."""
-        patience, maximum = self.service.settings.client_timeout, self.service.settings.max_message_bytes
+        """The next event; None at the end. Raises ApiError if it is malformed or too large."""
         try:
-            if not (first := await self._reader.read(1)):
-                return None
-            return await asyncio.wait_for(read_event(first, self._reader, maximum), patience)
-        except asyncio.TimeoutError:
-            raise ApiError(408, f"no more of the event came for {patience:g} s") from None
+            return await read_event(self._reader, self.service.settings.max_message_bytes)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
@@ -159,7 +147,9 @@ class _Talk(Conversation):
         about: dict[str, Any] = {"attribution": _ATTRIBUTION, "installed": True, "version": version(_NAME)}
         with await self.service.bundles.lease() as served:
             names = await run_in_threadpool(self.service.voices.names, served.tts.built_in_voices)
-            languages = languages_of(served.tts.bundle.manifest)
+            manifest = served.tts.bundle.manifest
+        own = manifest.speech.language if manifest.speech is not None else None
+        languages = [own] if own else list(manifest.architecture.traits.languages)
         program = TtsProgram(
             name=_NAME,
             description=f"VoxCPM ({self.service.bundles.names[0]})",
@@ -173,14 +163,13 @@ class _Talk(Conversation):
 class _BoundedReader:
     """What the package wyoming reads an event from, which by itself reads events of any size."""
 
-    def __init__(self, first: bytes, reader: asyncio.StreamReader, max_bytes: int) -> None:
-        self._first = first
+    def __init__(self, reader: asyncio.StreamReader, max_bytes: int) -> None:
         self._reader = reader
         self._max_bytes = max_bytes
 
     async def readline(self) -> bytes:
         try:
-            return self._first + await self._reader.readuntil(b"\n")
+            return await self._reader.readuntil(b"\n")
         except asyncio.LimitOverrunError:
             raise ApiError(413, f"expected a line of at most {MAX_LINE_BYTES} bytes") from None
 
@@ -190,21 +179,15 @@ class _BoundedReader:
         return await self._reader.readexactly(size)
 
 
-async def read_event(first: bytes, reader: asyncio.StreamReader, max_bytes: int) -> Event:
-    """The event that begins with this byte. Raises ApiError if it is malformed or too large."""
+async def read_event(reader: asyncio.StreamReader, max_bytes: int) -> Event:
+    """The next event. Raises ApiError if it is malformed or too large, and IncompleteReadError at the end."""
     event = None
     with contextlib.suppress(TypeError, AttributeError, KeyError, RecursionError):
-        event = await async_read_event(_BoundedReader(first, reader, max_bytes))  # type: ignore[arg-type]
+        event = await async_read_event(_BoundedReader(reader, max_bytes))  # type: ignore[arg-type]
     if event is None or not isinstance(event.type, str) or not isinstance(event.data or {}, dict):
         expected = "a JSON object with a type, and data that are an object"
         raise ApiError(400, f"expected an event of Wyoming: {expected}")
     return Event(event.type, event.data or {})
-
-
-def languages_of(manifest: Manifest) -> list[str]:
-    """The languages of a bundle: the one of its checkpoint, or those of its generation."""
-    own = manifest.speech.language if manifest.speech is not None else None
-    return [own] if own else list(manifest.architecture.traits.languages)
 
 
 def _text(message: Event) -> str:

@@ -80,7 +80,8 @@ def speech_json(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
 
 def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Events of Wyoming, one after another."""
-    from voxcpm_server.wyoming.server import MAX_LINE_BYTES, read_event
+    from voxcpm_server.wyoming.room import MAX_LINE_BYTES
+    from voxcpm_server.wyoming.server import read_event
 
     data = json.dumps({"text": "Yes.", "voice": {"name": "ada"}}).encode()
     events = (
@@ -94,8 +95,8 @@ def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
         reader.feed_data(content)
         reader.feed_eof()
         with contextlib.suppress(asyncio.IncompleteReadError):
-            while first := await reader.read(1):
-                event = await read_event(first, reader, 1 << 20)
+            while True:
+                event = await read_event(reader, 1 << 20)
                 assert isinstance(event.type, str)
 
     return Reader((b"".join(events), *events), _refusal(read))
