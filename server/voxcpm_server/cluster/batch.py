@@ -12,11 +12,10 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPMError
@@ -33,13 +32,6 @@ _POLL_SECONDS = 0.5
 Warn = Callable[[int, str], None]
 
 
-class Refusal(NamedTuple):
-    """Why a machine cannot speak."""
-
-    node: str
-    reason: str
-
-
 @functools.lru_cache(1)
 def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
     """The bundle, loaded once in each process. engine: an `Engine` as JSON, as it must be hashable."""
@@ -47,16 +39,15 @@ def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
     return loaded(same_bundle(name, chosen, digest), chosen)
 
 
-def speak(bundle: tuple[str | None, str, str], asked: Any, output: str) -> tuple[Any, list[str]] | Refusal:
-    """The file or error of a line, and its warnings. Raises DeviceError for a GPU that can no longer be used.
+def speak(bundle: tuple[str | None, str, str], asked: Any, output: str) -> tuple[Any, list[str]] | str:
+    """The file or error of a line, and its warnings; a text says why this machine cannot speak.
 
-    bundle: arguments of `_tts`.
+    bundle: arguments of `_tts`. Raises DeviceError for a GPU that can no longer be used.
     """
     try:
         tts = _tts(*bundle)
     except VoxCPMError as error:
-        address = ray.util.get_node_ip_address()
-        return Refusal(ray.get_runtime_context().get_node_id(), f"{address}: {error}")
+        return f"{ray.util.get_node_ip_address()}: {error}"
     warned: list[str] = []
     result = spoken_file(tts, asked, output, warned.append)
     if isinstance(result, DeviceError):
@@ -82,7 +73,7 @@ class RayExecutor:
     def __call__(
         self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
-        """Each line with its file or error. Raises InputError if the cluster, or every machine of it, is unusable."""
+        """Each line with its file or error. Raises InputError if the cluster, or one of its machines, is unusable."""
         if (first := next(lines, None)) is not None:
             with cluster(self._address):
                 yield from self._results(itertools.chain([first], lines), cancel, note, warn)
@@ -90,62 +81,45 @@ class RayExecutor:
     def _results(
         self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
-        running: dict[Any, tuple[BatchLine, Any]] = {}
-        refused: dict[str, str] = {}
+        running: dict[Any, BatchLine] = {}
         spoken, more = 0, True
         remote = ray.remote(max_retries=_RETRIES, retry_exceptions=[DeviceError])(speak)
-
-        def submit(line: BatchLine, asked: Any) -> None:
-            elsewhere = (
-                NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*refused)}) if refused else "DEFAULT"
-            )
-            there = remote.options(scheduling_strategy=elsewhere, **needs)
-            running[there.remote(self._named, asked, line.output)] = (line, asked)
-
         while not cancel.cancelled and (more or running):
-            processes, needs = self._processes(refused)
+            processes, needs = self._processes()
             while more and len(running) < _TASKS_PER_PROCESS * processes:
                 if (line := next(lines, None)) is None:
                     more = False
                     break
                 try:
-                    submit(line, line.self_contained(self._bundle))
+                    asked = line.self_contained(self._bundle)
                 except VoxCPMError as error:
                     yield line, error
+                else:
+                    submitted = remote.options(**needs).remote(self._named, asked, line.output)
+                    running[submitted] = line
             note(f"{spoken} spoken …")
             if not running:
                 # Machines may still join the cluster.
                 time.sleep(_POLL_SECONDS if more else 0)
                 continue
             for ref in ray.wait(list(running), timeout=_POLL_SECONDS)[0]:
-                line, asked = running.pop(ref)
+                line = running.pop(ref)
                 try:
                     result = ray.get(ref)
                 except (RayError, DeviceError) as error:
                     result = InputError(f"no process could speak it; last error: {first_line(error)}"), []
-                if isinstance(result, Refusal):
-                    refused[result.node] = result.reason
-                    _, needs = self._processes(refused)
-                    submit(line, asked)
-                    continue
+                if isinstance(result, str):
+                    raise InputError(result)
                 spoken += 1
                 for text in result[1]:
                     warn(line.number, text)
                 yield line, result[0]
 
-    def _processes(self, refused: dict[str, str]) -> tuple[int, dict[str, float]]:
-        """How many processes the machines have room for, and what Ray reserves for each.
-
-        Raises InputError if every machine was refused.
-        """
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in refused]
-        cpus = [int(cpus) for node in nodes if (cpus := node["Resources"].get("CPU", 0)) >= 1]
+    def _processes(self) -> tuple[int, dict[str, float]]:
+        """How many processes the machines have room for, and what Ray reserves for each."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if self._engine.device.startswith("cuda"):
-            needs = {"num_gpus": 1.0, "num_cpus": 0.0}
-            processes = sum(int(node["Resources"].get("GPU", 0)) for node in nodes)
-        else:
-            each = self._engine.threads or min(cpus, default=1)
-            needs, processes = {"num_cpus": float(each)}, sum(count // each for count in cpus)
-        if refused and not processes:
-            raise InputError(f"no machine of the cluster can speak; {next(iter(refused.values()))}")
-        return processes, needs
+            return sum(int(node.get("GPU", 0)) for node in nodes), {"num_gpus": 1.0, "num_cpus": 0.0}
+        cpus = [int(count) for node in nodes if (count := node.get("CPU", 0)) >= 1]
+        each = self._engine.threads or min(cpus, default=1)
+        return sum(count // each for count in cpus), {"num_cpus": float(each)}

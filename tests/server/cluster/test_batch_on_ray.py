@@ -134,23 +134,11 @@ def test_a_line_that_ends_every_process_fails_and_the_others_are_spoken(
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_machine_that_cannot_load_the_bundle_is_left_out(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_machine_that_cannot_load_the_bundle_ends_the_batch(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
+    def refuses(_: Any, asked: str, output: str) -> Any:
+        return "10.0.0.7: no bundle" if output == "bad" else (asked, [])
 
-    from voxcpm_server.cluster.batch import Refusal
-
-    first = tmp_path / "first"
-
-    def refuses(_: Any, __: str, output: str) -> Any:
-        here = ray.get_runtime_context().get_node_id()
-        if not first.exists():
-            first.write_text(here)
-        refused = first.read_text() == here or output == "nowhere"
-        return Refusal(here, f"{here}: no bundle") if refused else (here, [])
-
-    results = executed(cluster.address, monkeypatch, refuses, ["one"] * 6)
-    assert len(set(results)) == 1
-    with pytest.raises(InputError, match=r"no machine of the cluster can speak; .*: no bundle"):
-        executed(cluster.address, monkeypatch, refuses, ["nowhere"])
+    with pytest.raises(InputError, match=r"^10\.0\.0\.7: no bundle$"):
+        executed(cluster.address, monkeypatch, refuses, ["good", "bad", *["good"] * 6])
