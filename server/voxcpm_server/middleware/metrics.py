@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sized
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from voxcpm_runtime import SuspiciousWarning
@@ -47,27 +38,20 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        factor = "Seconds of work for a second of speech."
         self.real_time_factor = Histogram(
-            "voxcpm_real_time_factor", factor, buckets=_FACTORS, registry=self.registry
-        )
+            "voxcpm_real_time_factor", "Seconds of work for a second of speech.", buckets=_FACTORS,
+            registry=self.registry,
+        )  # fmt: skip
         self.audio_seconds = self.counter("audio_seconds", "Seconds of speech.")
         self.suspicious = self.counter("suspicious", "Segments too long or too short for their text.")
-        memory_unit = 1 if sys.platform == "darwin" else 1024
         for name, description, value in (
             ("queue_length", "Waiting requests.", lambda: queue.waiting),
             ("speaking", "Texts being spoken.", lambda: queue.busy),
             ("conversations", "Open websockets and Wyoming connections.", conversations.__len__),
-            (
-                "peak_memory_bytes",
-                "Largest resident memory so far.",
-                lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * memory_unit,
-            ),
         ):
             Gauge(f"voxcpm_{name}", description, registry=self.registry).set_function(value)
-        # On Linux it also has current memory and open files.
+        # Memory and open files on Linux.
         ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
 
     def counter(self, name: str, description: str, *labels: str) -> Counter:
         """A new counter."""
