@@ -24,7 +24,7 @@ _DOORS = {
     "elevenlabs": "routes.ElevenLabs",
     "jobs": "routes.JobsRoom",
     "page": "files.Page",
-    "wyoming": "room.Wyoming",
+    "wyoming": "server.Wyoming",
 }
 _OPTIONS = {
     "cluster": "options.ClusterSettings",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +12,6 @@ import typer
 from voxcpm_runtime import InputError
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from voxcpm_server.middleware.authentication import Keys
 
 
@@ -137,16 +135,6 @@ class Settings:
                 f"--max-bodies-megabytes: expected at least --max-upload-megabytes {self.max_upload_megabytes:g}, "
                 f"got {self.max_bodies_megabytes:g}"
             )
-
-    def only_alone(self) -> Iterator[str]:
-        """The given options that only a single server can have, not one of several."""
-        if self.bundles:
-            yield "--bundle"
-
-    def for_replica(self) -> Self:
-        """The settings of one of several servers."""
-        # The keys themselves are not sent to other machines.
-        return replace(self, api_key=None, api_key_file=None)
 
     def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:  # noqa: ARG002
         """Serve by other means than this process, if the options ask for it; otherwise False."""

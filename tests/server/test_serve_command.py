@@ -67,7 +67,7 @@ def test_wrong_options_are_one_line(
     assert words in refusal(capsys, *arguments)
 
 
-@pytest.mark.parametrize("module", [module for module in _EXTRAS["serve"] if module != "wyoming"])
+@pytest.mark.parametrize("module", _EXTRAS["serve"])
 def test_without_one_of_its_packages_it_names_the_extra(module: str) -> None:
     # There is no such bundle either: a server that misses nothing ends, too.
     arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0"]

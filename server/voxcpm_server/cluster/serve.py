@@ -37,6 +37,8 @@ _REFUSED = "voxcpm-coreml refuses: "
 # Requests beyond those that speak and wait, so that lists and probes are answered, and refusals come from the app.
 _SPARE_REQUESTS = 16
 _ATTEMPTS = 2
+# Settings of a single server, some of optional rooms, and their options.
+_ONLY_ALONE = {"bundles": "--bundle", "jobs_folder": "--jobs-folder", "wyoming": "--wyoming"}
 _POLL_SECONDS = 1.0
 
 
@@ -98,8 +100,9 @@ def serve_on_ray(
 def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
     """The settings as all machines understand them. Raises InputError for what only one machine can do."""
     folder, aliases, port = settings.voices_folder, settings.voice_aliases, settings.port
-    for option in settings.only_alone():
-        raise InputError(f"{option} does not work with --ray; leave it out, or serve without --ray")
+    for name, option in _ONLY_ALONE.items():
+        if getattr(settings, name, None) not in (None, []):
+            raise InputError(f"{option} does not work with --ray; leave it out, or serve without --ray")
     if address == LOCAL:
         # A port in use is refused now; Ray Serve would try for a minute. For 0 this is one that is free.
         with listening(settings.host, port, "--port or --host") as listener:
@@ -109,7 +112,10 @@ def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
     elif not port:
         raise InputError("--port 0: on a cluster, name the port of the head to listen on")
     folder, aliases = folder and user_path(folder).absolute(), aliases and user_path(aliases).absolute()
-    return replace(settings.for_replica(), port=port, voices_folder=folder, voice_aliases=aliases)
+    # A job belongs to one server, and the keys themselves are not sent to other machines.
+    changed: dict[str, Any] = {"max_jobs": 0} if hasattr(settings, "max_jobs") else {}
+    changed |= {"api_key": None, "api_key_file": None, "port": port}
+    return replace(settings, voices_folder=folder, voice_aliases=aliases, **changed)
 
 
 def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:

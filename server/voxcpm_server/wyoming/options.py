@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,9 +23,3 @@ class WyomingSettings(Settings):
         bool,
         access("Offer Wyoming, without keys, on --host.", flags=["--insecure-wyoming-without-key"]),
     ] = False
-
-    def only_alone(self) -> Iterator[str]:
-        """The given options that only a single server can have."""
-        if self.wyoming is not None:
-            yield "--wyoming"
-        yield from super().only_alone()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,20 +19,41 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_server.errors import CLIENT_GONE, ApiError
+from voxcpm_server.middleware.authentication import is_loopback
+from voxcpm_server.rooms import Address, Room
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams.conversations import Conversation
 from voxcpm_server.streams.sessions import SessionStream, Spoken
-from voxcpm_server.wyoming.room import MAX_LINE_BYTES
+from voxcpm_server.wyoming.options import WyomingSettings
 
+MAX_LINE_BYTES = 65_536
 _WIDTH = 2
 _NAME = "voxcpm-coreml"
 _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
 
 
-async def connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve a connection, with the queue, limits and metrics of a service."""
+class Wyoming(Room):
+    """The door of this room: Wyoming over TCP, if `--wyoming` names a port."""
+
+    @classmethod
+    def address(cls, settings: WyomingSettings, *, has_keys: bool) -> Address | None:
+        """The server's own host if that is loopback or everyone is let in, otherwise loopback."""
+        if settings.wyoming is None:
+            return None
+        everyone = settings.insecure_serve_without_key and not has_keys
+        is_open = everyone or settings.insecure_wyoming_without_key or is_loopback(settings.host)
+        return settings.host if is_open else "127.0.0.1", settings.wyoming, "--wyoming"
+
+    async def listen(self, listener: socket.socket) -> asyncio.Server:
+        """Take connections from this socket, which listens already."""
+        return await asyncio.start_server(
+            partial(_connected, self.service), sock=listener, limit=MAX_LINE_BYTES
+        )
+
+
+async def _connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     status = 500
     talk = _Talk(service, reader, writer)
     try:

@@ -80,8 +80,7 @@ def speech_json(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
 
 def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Events of Wyoming, one after another."""
-    from voxcpm_server.wyoming.room import MAX_LINE_BYTES
-    from voxcpm_server.wyoming.server import read_event
+    from voxcpm_server.wyoming.server import MAX_LINE_BYTES, read_event
 
     data = json.dumps({"text": "Yes.", "voice": {"name": "ada"}}).encode()
     events = (

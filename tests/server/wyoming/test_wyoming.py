@@ -35,7 +35,7 @@ from heard_words import SAID, SEED, wrong_words
 from server_on_loopback import ServerOnLoopback
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.rooms import AllSettings as Settings
-from voxcpm_server.wyoming.room import Wyoming
+from voxcpm_server.wyoming.server import Wyoming
 from waiting import until
 
 # Chance may give a voice that takes long; whether it does is not what is tested here.
@@ -251,20 +251,6 @@ def test_a_taken_port_names_the_option_that_chose_it(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert second.stderr.endswith("; choose another --wyoming\n"), second.stderr
-
-
-def test_only_the_option_needs_the_package() -> None:
-    def served(*options: str) -> str:
-        arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0", *options]
-        absent = f"import sys; sys.modules['wyoming'] = None; sys.argv = {arguments}; "
-        return subprocess.run(
-            [sys.executable, "-c", absent + PROGRAM], capture_output=True, text=True, check=False
-        ).stderr
-
-    assert re.fullmatch(
-        r"error: serve needs wyoming.* pip install \"voxcpm-coreml\[serve\]\"\n", served("--wyoming", "0")
-    )
-    assert served().splitlines()[-1].startswith("error: absent-bundle")
 
 
 def test_sigterm_lets_a_speech_end_and_takes_no_more_connections(started: Callable[..., Any]) -> None:
