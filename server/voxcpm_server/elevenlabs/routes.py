@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import APIRouter, WebSocket
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import QueryParams
 
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.rooms import Room
@@ -22,12 +21,11 @@ from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import CaughtUp, SessionStream
 
 router = APIRouter()
-_MAX_OPEN = 5
-"""Open contexts of a connection, as ElevenLabs limits them. Contexts that the client has closed do not count."""
-_MAX_CLOSED = 5
-"""Closed contexts that may still be spoken. An interrupted agent closes one, and ignores the rest of it."""
+_MAX_OPEN = 5  # contexts of a connection, as ElevenLabs limits them
+_MAX_CLOSED = 5  # contexts that are still spoken: an interrupted agent closes one, and ignores the rest of it
 _DEFAULT_CONTEXT = "default"
 _MAX_ID = 200
+_MAX_DIGITS = 10
 _DEFAULT_FORMAT = "mp3_44100_128"
 _FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
 # Typical for English, until the first sentence shows the pace of this voice.
@@ -37,9 +35,7 @@ _USUAL_CHARACTERS_A_SECOND = 15.0
 class Alignment:
     """Spreads the characters of each sentence over its pieces of audio, at the pace of the sentence before.
 
-    The length of a sentence is unknown when its first piece is sent. So a slower sentence runs out of characters early,
-    and the rest of a faster one is placed at its end.
-
+    A slower sentence runs out of characters early, and the rest of a faster one is placed at its end.
     restarts: whether times count from the last `taken`, not from the beginning.
     """
 
@@ -88,6 +84,10 @@ class Alignment:
         }
 
 
+def _wrong(field: str, message: str) -> ApiError:
+    return ApiError(400, f"{field}: {message}", param=field.partition(".")[0])
+
+
 class ElevenLabs(Room):
     """The door of this room."""
 
@@ -120,10 +120,7 @@ async def stream_contexts(websocket: WebSocket, voice: str) -> None:
 
 
 class _Contexts(JsonSocket):
-    """The conversation: text, flush and end of each context, and end of the connection.
-
-    Raises ApiError for an unknown voice, or an invalid format or number in the URL.
-    """
+    """The conversation. Raises ApiError for an unknown voice, or an invalid format or number in the URL."""
 
     def __init__(self, websocket: WebSocket, service: Service, served: Served, voice: str) -> None:
         query = websocket.query_params
@@ -131,19 +128,21 @@ class _Contexts(JsonSocket):
         form = _FORMAT.fullmatch(asked)
         if form is None:
             expected = "expected one such as pcm_24000, mp3_44100_128 or opus_48000_32"
-            raise ApiError(400, f"output_format: {expected}, got {asked!r}", param="output_format")
+            raise _wrong("output_format", f"{expected}, got {asked!r}")
         self._codec, self._rate = form[1], int(form[2])
         # An invalid rate is refused now, not with the first context.
         Encoder(self._codec, served.tts.sample_rate, self._rate)
-        named = service.voices.named(voice, served.tts.built_in_voices)
-        given = {"seed": _number(query, "seed"), "voice": named}
-        self._given = {name: value for name, value in given.items() if value is not None}
-        idle, wanted = service.settings.idle_seconds, _number(query, "inactivity_timeout")
-        super().__init__(websocket, service, idle if wanted is None else min(idle, max(1.0, wanted)))
+        seed = query.get("seed")
+        if seed is not None and (not seed.isdecimal() or len(seed) > _MAX_DIGITS):
+            raise _wrong("seed", f"expected a whole number, got {seed[:20]!r}")
+        self._given: dict[str, Any] = {} if seed is None else {"seed": int(seed)}
+        if (named := service.voices.named(voice, served.tts.built_in_voices)) is not None:
+            self._given["voice"] = named
+        super().__init__(websocket, service)
         self._model = served.name
         # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
         self._times_restart = query.get("sync_alignment") != "true"
-        # Contexts that are spoken, by name, in the order in which they were opened or closed.
+        # By name, in the order in which they were opened or closed.
         self._contexts: dict[str, _Context] = {}
 
     async def handle(self, message: dict[str, Any]) -> bool:
@@ -151,8 +150,7 @@ class _Contexts(JsonSocket):
             return False
         name = message.get("context_id") or message.get("contextId") or _DEFAULT_CONTEXT
         if not isinstance(name, str) or len(name) > _MAX_ID:
-            expected = f"context_id: expected a string of at most {_MAX_ID} characters"
-            raise ApiError(400, expected, param="context_id")
+            raise _wrong("context_id", f"expected a string of at most {_MAX_ID} characters")
         try:
             await self._handle(name, message)
         except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others alone
@@ -162,7 +160,7 @@ class _Contexts(JsonSocket):
     async def _handle(self, name: str, message: dict[str, Any]) -> None:
         text = message.get("text") or ""
         if not isinstance(text, str):
-            raise ApiError(400, "text: expected a string", param="text")
+            raise _wrong("text", "expected a string")
         context = self._contexts.get(name)
         # An empty text only keeps the connection alive.
         if context is None and text:
@@ -181,14 +179,11 @@ class _Contexts(JsonSocket):
 
     async def _begin(self, name: str, voice_settings: Any) -> _Context:
         if sum(not context.closed for context in self._contexts.values()) >= _MAX_OPEN:
-            message = f"context_id: {_MAX_OPEN} contexts are open, the most that may"
-            raise ApiError(400, message, param="context_id")
+            raise _wrong("context_id", f"{_MAX_OPEN} contexts are open, the most that may")
         speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
-        if speed is None:
-            speed = 1.0
+        speed = 1.0 if speed is None else speed
         if type(speed) not in (int, float) or not MIN_SPEED <= speed <= MAX_SPEED:
-            message = f"voice_settings.speed: expected {MIN_SPEED} to {MAX_SPEED:g}"
-            raise ApiError(400, message, param="voice_settings")
+            raise _wrong("voice_settings.speed", f"expected {MIN_SPEED} to {MAX_SPEED:g}")
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
             return self._given, Encoder(self._codec, served.tts.sample_rate, self._rate, float(speed))
@@ -199,7 +194,6 @@ class _Contexts(JsonSocket):
         return context
 
     async def _cancel_oldest_closed(self) -> None:
-        """Cancel the context that was closed first, if too many closed ones are still spoken."""
         closed = [context for context in self._contexts.values() if context.closed]
         if len(closed) > _MAX_CLOSED:
             del self._contexts[closed[0].id]
@@ -254,10 +248,3 @@ class _Contexts(JsonSocket):
     def last_words(self, error: ApiError) -> dict[str, Any]:
         """ElevenLabs' errors are a line; OpenAI's fields are added to it."""
         return {"error": error.detail, **error.document["error"]}
-
-
-def _number(query: QueryParams, name: str) -> int | None:
-    text = query.get(name)
-    if text is not None and (not text.isdecimal() or len(text) > 10):
-        raise ApiError(400, f"{name}: expected a whole number, got {text[:20]!r}", param=name)
-    return None if text is None else int(text)

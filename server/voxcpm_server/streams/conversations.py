@@ -8,7 +8,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -22,7 +22,6 @@ from voxcpm_server.streams.sessions import SessionStream
 if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
-Result = TypeVar("Result")
 _CLOSED = 200
 """Status of a conversation that was closed without an error."""
 _ENDING = "server_ending"
@@ -36,10 +35,8 @@ class OpenConversations:
     """The open conversations of a server: bounded in number, and ended at shutdown."""
 
     def __init__(self, maximum: int, max_per_key: int) -> None:
-        self._maximum = maximum
-        self._max_per_key = max_per_key
-        # Of conversations and handshakes.
-        self._owners: list[str] = []
+        self._maximum, self._max_per_key = maximum, max_per_key
+        self._owners: list[str] = []  # of conversations and handshakes
         self.talking: set[Conversation] = set()
         self.draining = False
 
@@ -63,7 +60,7 @@ class OpenConversations:
             self._owners.remove(owner)
 
     async def drain(self, seconds: float, hurried: Callable[[], bool]) -> None:
-        """Take no new conversations, let speeches finish for so long, or until `hurried`, and end the rest."""
+        """Take no new conversations, let speeches finish until then or `hurried`, and end the rest."""
         self.draining = True
         for conversation in self.talking:
             conversation.end_when_silent()
@@ -89,13 +86,13 @@ def server_ends() -> ApiError:
 class Conversation(ABC):
     """One connection: messages come in, and its speeches, each a task, answer.
 
-    owner: whose connection it is. idle_seconds: timeout for messages while nothing is spoken.
+    owner: whose connection it is. It ends after `idle_seconds` without a message while nothing is spoken.
     """
 
-    def __init__(self, service: Service, owner: str, idle_seconds: float | None = None) -> None:
+    def __init__(self, service: Service, owner: str) -> None:
         self.service = service
         self.owner = owner
-        self._idle_seconds = service.settings.idle_seconds if idle_seconds is None else idle_seconds
+        self._idle_seconds = service.settings.idle_seconds
         self._active_at = time.monotonic()
         self._speeches: dict[asyncio.Task[None], SessionStream] = {}
         self._failure: Exception | None = None
@@ -186,17 +183,16 @@ class Conversation(ABC):
         self._ends_when_silent = True
         self._changed.set()
 
-    async def in_time(self, sent: Awaitable[Result]) -> Result:
+    async def in_time(self, sent: Awaitable[None]) -> None:
         """Await a send with a timeout. Raises ApiError (499) if the client does not take it."""
         patience = self.service.settings.client_timeout
         try:
-            result = await asyncio.wait_for(sent, patience)
+            await asyncio.wait_for(sent, patience)
         except asyncio.TimeoutError:
             raise client_gone(f"the client took nothing for {patience:g} s") from None
         except (OSError, WebSocketDisconnect):
             raise client_gone() from None
         self._active_at = time.monotonic()
-        return result
 
     async def _talk(self) -> None:
         receiving: asyncio.Future[Any] | None = None
@@ -233,8 +229,8 @@ class Conversation(ABC):
 class JsonSocket(Conversation):
     """A conversation over a websocket, in messages of JSON."""
 
-    def __init__(self, websocket: WebSocket, service: Service, idle_seconds: float | None = None) -> None:
-        super().__init__(service, websocket.state.owner, idle_seconds)
+    def __init__(self, websocket: WebSocket, service: Service) -> None:
+        super().__init__(service, websocket.state.owner)
         self._websocket = websocket
 
     async def receive(self) -> dict[str, Any] | None:
@@ -282,7 +278,7 @@ async def serve_websocket(
 ) -> None:
     """Serve a websocket to its end. begun: makes the conversation; its errors answer the handshake."""
     with service.conversations.admitted(websocket.state.owner):
-        # It may wait until a bundle is loaded.
+        # This may wait until a bundle is loaded.
         conversation = await begun()
         # Browsers insist that a subprotocol is accepted if any is offered.
         offered = websocket.scope.get("subprotocols", [])
