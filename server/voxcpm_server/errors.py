@@ -22,10 +22,8 @@ from voxcpm_constants.errors import MissingExtraError
 from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxCPMError
 
 _log = logging.getLogger("voxcpm_server")
-CLIENT_GONE = 499
-"""Status of a request whose client has gone away; in metrics only."""
-RETRY_SECONDS = "5"
-"""Retry-After of transient errors."""
+CLIENT_GONE = 499  # status of a request whose client has gone away; in metrics only
+RETRY_SECONDS = "5"  # Retry-After of transient errors
 RETRY = {"Retry-After": RETRY_SECONDS}
 MODEL_UNAVAILABLE = "model_unavailable"
 _UNAVAILABLE = ((BundleError, "bundle", MODEL_UNAVAILABLE), (DeviceError, "device", "device_unavailable"))

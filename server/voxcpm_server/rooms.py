@@ -38,14 +38,10 @@ Address = tuple[str, int, str]
 class Room:
     """What an optional room adds to an app. Subclasses override the parts that they have."""
 
-    routers: tuple[APIRouter, ...] = ()
-    """Routes, with and without the prefix /v1."""
-    unprefixed: tuple[APIRouter, ...] = ()
-    """Routes without the prefix only."""
-    about: Mapping[str, Any] = {}
-    """Fields of `/v1/about` and their types; `facts` has their values."""
-    limits: Mapping[str, Any] = {}
-    """Likewise of its `limits`."""
+    routers: tuple[APIRouter, ...] = ()  # routes, with and without the prefix /v1
+    unprefixed: tuple[APIRouter, ...] = ()  # routes without the prefix only
+    about: Mapping[str, Any] = {}  # fields of `/v1/about` and their types; `facts` has their values
+    limits: Mapping[str, Any] = {}  # likewise of its `limits`
 
     def __init__(self, service: Service) -> None:
         self.service = service

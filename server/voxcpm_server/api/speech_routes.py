@@ -108,10 +108,8 @@ class VoiceDocument(BaseModel):
     object: Literal["audio.voice"] = "audio.voice"
     name: str
     generation: str
-    consent: bool
-    """Whether whoever uploaded it has stated the speaker's consent."""
+    consent: bool  # whether whoever uploaded it has stated the speaker's consent
     created: str | None
-    """Date, if known."""
     prompt_seconds: float
     reference_seconds: float
 

@@ -65,11 +65,8 @@ class ModelFacts(BaseModel):
 
     id: str
     sample_rate: int | None
-    """Hz of its speech."""
-    takes_instructions: bool | None
-    """Whether it has styles in words."""
-    needs_transcript: bool | None
-    """Whether a voice needs to be told what is said in its recording."""
+    takes_instructions: bool | None  # whether it has styles in words
+    needs_transcript: bool | None  # whether a voice needs to be told what is said in its recording
 
 
 def about_router(service: Service) -> APIRouter:

@@ -24,10 +24,8 @@ from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_cluster, cluster, name_everywhere, same_bundle
 
-_RETRIES = 2
-"""How often a line is tried again after its process has died."""
-_TASKS_PER_PROCESS = 2
-"""Lines that are submitted for each process: the one that it speaks, and the next."""
+_RETRIES = 2  # how often a line is tried again after its process has died
+_TASKS_PER_PROCESS = 2  # lines that are submitted for each process: the one that it speaks, and the next
 _POLL_SECONDS = 0.5
 Warn = Callable[[int, str], None]
 

@@ -101,8 +101,7 @@ class _Context:
     id: str
     stream: SessionStream
     alignment: Alignment
-    closed: bool = False
-    """Whether the client has said that no more text follows."""
+    closed: bool = False  # whether the client has said that no more text follows
 
 
 @router.websocket("/text-to-speech/{voice}/multi-stream-input")

@@ -49,8 +49,7 @@ class _RunningJob:
     """The job that is being spoken: its progress, and its cancellation."""
 
     job: Job
-    starts: int
-    """Starts since its last finished segment, including this one."""
+    starts: int  # starts since its last finished segment, including this one
     segments_done: int = 0
     audio_seconds: float = 0.0
     remaining_seconds: float | None = None

@@ -51,13 +51,10 @@ class JobDocument(BaseModel):
     segments: int
     segments_done: int
     audio_seconds: float
-    """Seconds of speech so far."""
     remaining_seconds: float | None
     """Estimated seconds of work left; None before the first segment of this run is finished."""
-    bytes: int
-    """Size of the audio; 0 before it is done."""
-    error: ErrorDetail | None
-    """Why it failed, or what it waits for."""
+    bytes: int  # size of the audio; 0 before it is done
+    error: ErrorDetail | None  # why it failed, or what it waits for
 
 
 class JobList(BaseModel):

@@ -33,8 +33,7 @@ from voxcpm_server.settings import MEGABYTE
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 MAX_STARTS = 3
 """A job that was started this often without finishing a segment is given up: it may be what crashes the server."""
-VOICE_FILE = "voice.voice"
-"""The file of a job's voice in its folder."""
+VOICE_FILE = "voice.voice"  # the file of a job's voice in its folder
 _PART = ".part"
 _JOB_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 
@@ -49,18 +48,14 @@ class Job:
     created: float
     started: float | None
     ended: float | None
-    request: str
-    """The speech request as JSON, without recordings."""
+    request: str  # the speech request as JSON, without recordings
     seed: int
     segments: int
     segments_done: int = 0
     audio_seconds: float = 0.0
-    bytes: int = 0
-    """Size of the speech's file; 0 before it is done."""
-    starts: int = 0
-    """Starts since its last finished segment."""
-    error: str | None = None
-    """OpenAI's error as JSON: why it failed, or why it waits to be retried."""
+    bytes: int = 0  # size of the speech's file; 0 before it is done
+    starts: int = 0  # starts since its last finished segment
+    error: str | None = None  # OpenAI's error as JSON: why it failed, or why it waits to be retried
 
     @property
     def asked(self) -> dict[str, Any]:

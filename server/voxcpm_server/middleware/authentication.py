@@ -21,8 +21,7 @@ from voxcpm_server.settings import Settings
 KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
 PUBLIC_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about"})
 """Paths that need no key."""
-ANYONE = ""
-"""The owner of requests to a server without keys."""
+ANYONE = ""  # the owner of requests to a server without keys
 KEY_PROTOCOL = "openai-insecure-api-key."
 """Prefix of a key in a websocket's subprotocol: web pages cannot send headers."""
 _INSECURE = "--insecure-serve-without-key"

@@ -12,12 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from voxcpm_server.errors import RETRY, RETRY_SECONDS, ApiError, refuse
 from voxcpm_server.settings import MEGABYTE, Settings
 
-MIN_BYTES_PER_SECOND = 10_000
-"""Minimum rate of a body, after the client timeout."""
+MIN_BYTES_PER_SECOND = 10_000  # minimum rate of a body, after the client timeout
 UNCOUNTED_BYTES = 65_536
 """Bytes of each body that do not count towards the sum, so that texts pass while others upload recordings."""
-PROBES = frozenset({"/healthz", "/ready", "/metrics"})
-"""Paths that are always answered."""
+PROBES = frozenset({"/healthz", "/ready", "/metrics"})  # paths that are always answered
 # The rest of a refused body is not read.
 _CLOSE = {"Connection": "close"}
 

@@ -18,8 +18,7 @@ from voxcpm_server.speech.queueing import FairQueue
 
 _SECONDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 _FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
-_SWITCHED = 101
-"""Status of a websocket that was accepted and closed without an error."""
+_SWITCHED = 101  # status of a websocket that was accepted and closed without an error
 
 
 class Metrics:

@@ -19,8 +19,7 @@ from voxcpm_runtime import Audio, pcm16
 from voxcpm_server.errors import ApiError
 
 MIN_RATE, MAX_RATE = 8_000, 48_000
-PCM_RATE = 24_000
-"""Default rate of raw samples in Hz, as OpenAI's clients assume."""
+PCM_RATE = 24_000  # default rate of raw samples in Hz, as OpenAI's clients assume
 # A length that is not known yet; players read to the end.
 _UNKNOWN = 0xFFFF_FFFF
 _HEADER_BYTES = 36
@@ -36,10 +35,8 @@ class Format(NamedTuple):
     content_type: str
     container: str = ""
     codec: str = ""
-    rates: tuple[int, ...] = ()
-    """Sample rates in Hz that the codec takes; empty for any."""
-    bit_rate: int = 0
-    """Bits a second; 0 for lossless formats."""
+    rates: tuple[int, ...] = ()  # sample rates in Hz that the codec takes; empty for any
+    bit_rate: int = 0  # bits a second; 0 for lossless formats
     options: Mapping[str, str] = MappingProxyType({})
 
 
@@ -73,12 +70,9 @@ class Encoder:
     ) -> None:
         self.format = FORMATS[name]
         self._name = name
-        self.sample_rate = rate = _output_rate(name, voice_rate, wanted_rate)
-        """Output rate in Hz."""
+        self.sample_rate = rate = _output_rate(name, voice_rate, wanted_rate)  # output rate in Hz
         self.samples = 0
-        """Output samples so far."""
         self.speed = speed
-        """How many times faster the speech is played."""
         self._codec = _Codec(self.format, rate) if self.format.codec else None
         sample_format = self._codec.sample_format if self._codec else "flt"
         self._peak = _PEAK_OF_INTEGERS if sample_format == "s16" else np.float32(1)

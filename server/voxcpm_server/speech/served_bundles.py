@@ -30,11 +30,9 @@ _log = logging.getLogger("voxcpm_server")
 class Unloaded(NamedTuple):
     """A bundle that has been opened and checked, without its step models."""
 
-    size: int
-    """Bytes of its step models' files, an estimate of the memory that it needs."""
+    size: int  # bytes of its step models' files, an estimate of the memory that it needs
     generation: str
     load: Callable[[], VoxCPM]
-    """Loads its step models."""
 
 
 Source = Callable[[], Unloaded]
@@ -47,12 +45,9 @@ class Served:
 
     name: str
     source: Source
-    loaded: VoxCPM | None = None
-    """The bundle with its step models; None while they are not loaded."""
-    users: int = 0
-    """Requests and speeches that keep it open."""
-    used: int = 0
-    """When it was last requested, on a logical clock."""
+    loaded: VoxCPM | None = None  # the bundle with its step models; None while they are not loaded
+    users: int = 0  # requests and speeches that keep it open
+    used: int = 0  # when it was last requested, on a logical clock
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -106,8 +101,7 @@ class Bundles:
         self._memory = memory
         self._clock = itertools.count(1)
         self._one_loads = asyncio.Lock()
-        self.failure: Exception | None = None
-        """Why the default bundle could not be loaded."""
+        self.failure: Exception | None = None  # why the default bundle could not be loaded
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -31,8 +31,7 @@ class Service:
         self, default: VoxCPM | Source, settings: Settings, keys: Keys, named: Mapping[str, Source], *, replicated: bool
     ) -> None:  # fmt: skip
         self.settings = settings
-        self.needs_key = bool(len(keys))
-        """Whether clients must send one of the server's keys."""
+        self.needs_key = bool(len(keys))  # whether clients must send one of the server's keys
         self.replicated = replicated
         self._several_keys = len(keys) > 1
         per_key = settings.queue_per_key or self.max_per_key(settings.queue)
@@ -43,10 +42,8 @@ class Service:
         max_bytes = bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None
         self.bundles = Bundles(default, settings.model_name, named, max_bytes=max_bytes)
         self.streams: set[Stream[Any]] = set()
-        """The speeches that are being made."""
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
-        self.draining = False
-        """Whether the server is shutting down: it finishes the requests in progress."""
+        self.draining = False  # whether the server is shutting down: it finishes the requests in progress
         self.rooms: dict[str, Room] = {name: door(self) for name, door in doors().items()}
         """The optional rooms that are there, by name."""
 

@@ -41,8 +41,7 @@ class Stream(ABC, Generic[Item]):
         self.loop = asyncio.get_running_loop()
         self.since: float | None = None
         """When it was asked for (`time.perf_counter`); None before there is anything to say."""
-        self.work = 0.0
-        """Seconds that it took to make what there is."""
+        self.work = 0.0  # seconds that it took to make what there is
         self.audio_seconds = 0.0
         self._served = served
         self._turn: Turn | None = None
@@ -169,7 +168,6 @@ class SpeechStream(Stream[Audio]):
         self._tokens_of: dict[int, int] = {}
         self._beginning: asyncio.Task[None] | None = None
         self.patches = 0
-        """Patches made so far."""
 
     @property
     def text_tokens(self) -> int:

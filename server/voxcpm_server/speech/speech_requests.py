@@ -243,5 +243,4 @@ def _documented() -> dict[str, Any]:
     }}}  # fmt: skip
 
 
-DOCUMENTED_BODY = _documented()
-"""`openapi_extra` of the routes that take a speech request."""
+DOCUMENTED_BODY = _documented()  # `openapi_extra` of the routes that take a speech request

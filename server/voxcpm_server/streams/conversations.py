@@ -22,8 +22,7 @@ from voxcpm_server.streams.sessions import SessionStream
 if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
-_CLOSED = 200
-"""Status of a conversation that was closed without an error."""
+_CLOSED = 200  # status of a conversation that was closed without an error
 _ENDING = "server_ending"
 _RETRY_SECONDS = 10
 # Codes that a websocket is closed with (RFC 6455, 7.4).

@@ -63,10 +63,8 @@ class SessionStream(Stream[Spoken | CaughtUp]):
         self.seed = seed
         """The seed that reproduces this speech from the same text, however it is cut into fragments."""
         self.encoder = encoder
-        self.speaking = False
-        """Whether it speaks, or waits for its turn to."""
+        self.speaking = False  # whether it speaks, or waits for its turn to
         self.characters = 0
-        """Characters pushed so far."""
         self._flushes = 0
         self._last_flush: int | None = None
         self._more = threading.Event()
