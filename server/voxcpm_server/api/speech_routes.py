@@ -158,16 +158,17 @@ async def _made(
     service: Service, tts: VoxCPM, owner: str, name: str, content: bytes, transcript: str | None
 ) -> Voice:
     """The stored voice. Encoding takes the step models, and so a turn as any speech."""
-    settings, kind = service.settings, "prompt" if transcript else "reference"
-    maximum = settings.max_recording_seconds
+    digest, maximum = hashlib.sha256(content).hexdigest(), service.settings.max_recording_seconds
+    provenance = {"prompt" if transcript else "reference": "upload", "sha256": digest, _CONSENT: "stated"}
     recording = await run_in_threadpool(decoded_recording, content, "audio_sample", maximum)
-    provenance = {kind: "upload", "sha256": hashlib.sha256(content).hexdigest(), _CONSENT: "stated"}
+
+    def made() -> Voice:
+        voice = tts.create_voice(recording, transcript, name=name, provenance=provenance)
+        return service.voices.add(voice, service.settings.max_voices)
+
     turn = await service.queue.enter(owner)
     try:
-        voice = await run_in_threadpool(
-            tts.create_voice, recording, transcript, name=name, provenance=provenance
-        )
-        return await run_in_threadpool(service.voices.add, voice, settings.max_voices)
+        return await run_in_threadpool(made)
     finally:
         turn.leave()
 

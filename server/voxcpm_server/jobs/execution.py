@@ -233,9 +233,8 @@ class Jobs(Room):
             # The end of the last run could not be stored.
             return (store.path(job.id) / job.audio_name).stat().st_size
         if job.starts > MAX_STARTS:
-            raise ApiError(
-                500, f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
-            )
+            message = f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
+            raise ApiError(500, message)
         with await self._bundles.lease(job.asked["model"]) as served:
             turn = await self.service.queue.enter_last()
 

@@ -90,9 +90,8 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """Checks keys, and protects a server on loopback from web pages that its user visits.
 
-    Such a page can send simple requests anywhere, and can resolve its own name to this machine (DNS rebinding). So
-    requests with a foreign Origin are refused, and those that the browser marks as cross-site, as it does for images
-    and sounds, which have no Origin. Without a key, the Host must be loopback.
+    Requests with a foreign Origin are refused, and those that the browser marks as cross-site, such as images and
+    sounds, which have no Origin. Without a key, the Host must be loopback, against DNS rebinding.
     """
 
     def __init__(
@@ -118,9 +117,8 @@ class Guard:
     def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
         host = headers.get("host", "")
         if self._is_foreign(headers, host):
-            raise ApiError(
-                403, "requests from web pages of other origins are refused (--cors-origin allows one)"
-            )
+            message = "requests from web pages of other origins are refused (--cors-origin allows one)"
+            raise ApiError(403, message)
         # A Host header has a port, or not.
         name = host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self._only_loopback and not is_loopback(name):

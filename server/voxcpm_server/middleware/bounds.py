@@ -67,16 +67,13 @@ class BoundedBody:
             await refuse(error, scope, receive, send)
             return
         patience, maximum = self._settings.client_timeout, self._settings.max_upload_bytes
-        taken = held = 0
-        # Only time spent waiting for the client counts.
-        waited = 0.0
-        complete = False
+        taken, held, complete = 0, 0, False
+        waited = 0.0  # for the client
 
         async def bounded() -> Message:
             nonlocal taken, held, waited, complete
             if complete:
-                # Only the end of the connection can follow, for which there is no timeout.
-                return await receive()
+                return await receive()  # the end of the connection, without a timeout
             began = time.monotonic()
             try:
                 message = await asyncio.wait_for(receive(), patience)
@@ -92,9 +89,8 @@ class BoundedBody:
             held = counted
             if self._held > round(self._settings.max_bodies_megabytes * MEGABYTE):
                 bound = f"{self._settings.max_bodies_megabytes:g} MB together; try again in {RETRY_SECONDS} s"
-                raise ApiError(
-                    503, f"the bodies of all requests are larger than {bound}", headers=_CLOSE | RETRY
-                )
+                text = f"the bodies of all requests are larger than {bound}"
+                raise ApiError(503, text, headers=_CLOSE | RETRY)
             if not complete and waited > patience + taken / MIN_BYTES_PER_SECOND:
                 rate = f"expected {MIN_BYTES_PER_SECOND} bytes of the body a second"
                 raise ApiError(408, f"{rate}, got {taken} in {waited:.0f} s", headers=_CLOSE)

@@ -59,18 +59,14 @@ FORMATS = {
 class Encoder:
     """Encodes one speech in pieces: `header`, then `encode` for each piece, then `finish`.
 
-    name: of `FORMATS`. voice_rate: Hz of the speech. wanted_rate: requested Hz, or None. speed: how many times faster
-    it is played, at the same pitch.
-
-    Raises ApiError (400) for a rate that is out of bounds, or that the format does not have.
+    name: of `FORMATS`. voice_rate: Hz of the speech. wanted: requested Hz, or None. speed: how many times faster it is
+    played, at the same pitch. Raises ApiError (400) for a rate that is out of bounds, or not one of the format's.
     """
 
-    def __init__(
-        self, name: str, voice_rate: int, wanted_rate: int | None = None, speed: float = 1.0
-    ) -> None:
+    def __init__(self, name: str, voice_rate: int, wanted: int | None = None, speed: float = 1.0) -> None:
         self.format = FORMATS[name]
         self._name = name
-        self.sample_rate = rate = _output_rate(name, voice_rate, wanted_rate)  # output rate in Hz
+        self.sample_rate = rate = _output_rate(name, voice_rate, wanted)  # output rate in Hz
         self.samples = 0
         self.speed = speed
         self._codec = _Codec(self.format, rate) if self.format.codec else None
@@ -169,16 +165,16 @@ class _Filters:
         self._pushed = 0
         # Kept: it owns the filters.
         self._graph = graph = av.filter.Graph()
-        time_base = Fraction(1, rate)
-        self._source: Any = graph.add_abuffer(
-            sample_rate=rate, format="flt", layout="mono", time_base=time_base
-        )
+        source: dict[str, Any] = {
+            "sample_rate": rate,
+            "format": "flt",
+            "layout": "mono",
+            "time_base": Fraction(1, rate),
+        }
+        self._source: Any = graph.add_abuffer(**source)
         converted = f"sample_fmts={sample_format}:channel_layouts=mono:sample_rates={output_rate}"
-        filters = [
-            *(("atempo", f"{tempo:.6f}") for tempo in tempos),
-            ("aformat", converted),
-            ("abuffersink", None),
-        ]
+        filters: list[tuple[str, str | None]] = [("atempo", f"{tempo:.6f}") for tempo in tempos]
+        filters += [("aformat", converted), ("abuffersink", None)]
         last = self._source
         for name, arguments in filters:
             added: Any = graph.add(name, arguments)

@@ -32,6 +32,11 @@ RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_w
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
 _RECORDING_RATES = (8_000, 192_000)
+_WHOLE = "False: answer when all is spoken. Then a bad attempt is spoken again, and the length is known."
+
+
+def _field(description: str, **bounds: Any) -> Any:
+    return Field(description=description, **bounds)
 
 
 class VoiceId(BaseModel):
@@ -45,51 +50,39 @@ class SpeechRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: Annotated[
-        str, Field(description="A bundle's name, or one of OpenAI's models: the default bundle.")
-    ]
-    input: Annotated[str, Field(min_length=1, description="What to say.")]
+    model: Annotated[str, _field("A bundle's name, or one of OpenAI's models: the default bundle.")]
+    input: Annotated[str, _field("What to say.", min_length=1)]
     voice: Annotated[
-        str | VoiceId, Field(description="A stored voice, an alias, or `default`, the checkpoint's own.")
+        str | VoiceId, _field("A stored voice, an alias, or `default`, the checkpoint's own.")
     ] = DEFAULT_VOICE
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     speed: Annotated[
-        float,
-        Field(
-            ge=MIN_SPEED, le=MAX_SPEED, description="How many times faster it is played, at the same pitch."
-        ),
+        float, _field("How many times faster it is played, at the same pitch.", ge=MIN_SPEED, le=MAX_SPEED)
     ] = 1.0
     instructions: Annotated[
-        str | None, Field(description="Style in words (VoxCPM2); other generations ignore it and say so.")
+        str | None, _field("Style in words (VoxCPM2); other generations ignore it and say so.")
     ] = None
     stream_format: Literal["audio", "sse"] = "audio"
 
-    stream: Annotated[
-        bool,
-        Field(
-            description="False: answer when all is spoken. Then a bad attempt is spoken again, and the length is known."
-        ),
-    ] = True
+    stream: Annotated[bool, _field(_WHOLE)] = True
     sample_rate: Annotated[
-        int | None,
-        Field(ge=MIN_RATE, le=MAX_RATE, description="Hz. Default: the voice's; 24000 for pcm."),
+        int | None, _field("Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE)
     ] = None
-    seed: Annotated[int | None, Field(ge=0, le=2**53 - 1, description="Same seed, same speech.")] = None
-    cfg_value: Annotated[float | None, Field(description="Strength of classifier-free guidance.")] = None
-    inference_timesteps: Annotated[int | None, Field(description="Euler steps of a patch.")] = None
-    prompt_audio: Annotated[str | None, Field(description="Audio file to continue, in base64.")] = None
-    prompt_text: Annotated[str | None, Field(description="What is said in `prompt_audio`.")] = None
+    seed: Annotated[int | None, _field("Same seed, same speech.", ge=0, le=2**53 - 1)] = None
+    cfg_value: Annotated[float | None, _field("Strength of classifier-free guidance.")] = None
+    inference_timesteps: Annotated[int | None, _field("Euler steps of a patch.")] = None
+    prompt_audio: Annotated[str | None, _field("Audio file to continue, in base64.")] = None
+    prompt_text: Annotated[str | None, _field("What is said in `prompt_audio`.")] = None
     reference_audio: Annotated[
-        str | None, Field(description="Audio file of a voice to speak with, in base64 (VoxCPM2).")
+        str | None, _field("Audio file of a voice to speak with, in base64 (VoxCPM2).")
     ] = None
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
         """Some clients send null for what they leave out."""
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
+        is_object = isinstance(given, dict)
+        return {name: value for name, value in given.items() if value is not None} if is_object else given
 
     @field_validator("voice", mode="before")
     @classmethod

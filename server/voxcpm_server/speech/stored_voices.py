@@ -86,13 +86,8 @@ class StoredVoices:
     def add(self, voice: Voice, maximum: int) -> Voice:
         """Store a new voice; returns it with its path. Raises as `check_new`."""
         self.check_new(voice.name, maximum)
-        try:
-            with _disk():
-                return self._store.add(voice)
-        except ApiError:
-            # Another server may have stored a voice of this name in the same folder.
-            self.check_new(voice.name, maximum)
-            raise
+        with _disk():
+            return self._store.add(voice)
 
     def remove(self, name: str, built_in: Voices) -> None:
         """Delete a stored voice, even a damaged one, or one under the reserved name."""

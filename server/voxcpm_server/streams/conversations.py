@@ -77,9 +77,8 @@ class OpenConversations:
 
 def server_ends() -> ApiError:
     """The error of connections at shutdown."""
-    return ApiError(
-        503, "the server ends; connect again", code=_ENDING, headers={"Retry-After": str(_RETRY_SECONDS)}
-    )
+    retry = {"Retry-After": str(_RETRY_SECONDS)}
+    return ApiError(503, "the server ends; connect again", code=_ENDING, headers=retry)
 
 
 class Conversation(ABC):
@@ -216,9 +215,9 @@ class Conversation(ABC):
                         return
                 elif self._ends_when_silent and not self._speeches:
                     raise server_ends()
-                elif time.monotonic() - self._active_at >= self._idle_seconds and not any(
-                    stream.speaking for stream in self._speeches.values()
-                ):
+                elif any(stream.speaking for stream in self._speeches.values()):
+                    continue
+                elif time.monotonic() - self._active_at >= self._idle_seconds:
                     raise ApiError(408, f"no message came for {self._idle_seconds:g} s")
         finally:
             if receiving is not None:

@@ -48,9 +48,8 @@ class Wyoming(Room):
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         """Take connections from this socket, which listens already."""
-        return await asyncio.start_server(
-            partial(_connected, self.service), sock=listener, limit=MAX_LINE_BYTES
-        )
+        serve = partial(_connected, self.service)
+        return await asyncio.start_server(serve, sock=listener, limit=MAX_LINE_BYTES)
 
 
 async def _connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
