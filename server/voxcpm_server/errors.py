@@ -33,15 +33,9 @@ _STATUSES = ((InputError, 400), (Cancelled, CLIENT_GONE), (MissingExtraError, 50
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
-    401: "invalid_api_key",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "timeout",
-    413: "request_too_large",
-    429: "rate_limit_exceeded",
-    503: "overloaded",
-    507: "storage",
-}
+    401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large",
+    429: "rate_limit_exceeded", 503: "overloaded", 507: "storage",
+}  # fmt: skip
 # Status → close code of a websocket (RFC 6455, 7.4, and IANA's registry).
 _CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
 

@@ -31,20 +31,10 @@ _limit = options("Limits")
 _speech = options("Voices and models")
 
 OPENAI_VOICES = {
-    "alloy": "alloy",
-    "ash": "fenrir",
-    "ballad": "george",
-    "cedar": "daniel",
-    "coral": "aoede",
-    "echo": "eric",
-    "fable": "fable",
-    "marin": "isabella",
-    "nova": "river",
-    "onyx": "michael",
-    "sage": "emma",
-    "shimmer": "heart",
+    "alloy": "alloy", "ash": "fenrir", "ballad": "george", "cedar": "daniel", "coral": "aoede", "echo": "eric",
+    "fable": "fable", "marin": "isabella", "nova": "river", "onyx": "michael", "sage": "emma", "shimmer": "heart",
     "verse": "liam",
-}
+}  # fmt: skip
 """The voices of OpenAI's own service, which some clients ask for and know no other, and the built-in voices that they
 mean; with another bundle than the built-in one they mean the checkpoint's own voice."""
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")

@@ -9,13 +9,13 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress
-from voxcpm_server.errors import speech_too_long
+from voxcpm_server.errors import client_gone, speech_too_long
 from voxcpm_server.speech.served_bundles import Served
 
 if TYPE_CHECKING:
@@ -229,3 +229,11 @@ async def stopped(task: asyncio.Future[Any]) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
+
+
+async def in_time(sent: Awaitable[None], patience: float) -> None:
+    """Await a send. Raises ApiError (499) if the client takes nothing for so many seconds."""
+    try:
+        await asyncio.wait_for(sent, patience)
+    except asyncio.TimeoutError:
+        raise client_gone(f"the client took nothing for {patience:g} s") from None

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from voxcpm_server.errors import CLIENT_GONE, as_api_error, client_gone
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import service_of
-from voxcpm_server.speech.speaking import SpeechStream, stopped
+from voxcpm_server.speech.speaking import SpeechStream, in_time, stopped
 
 Result = TypeVar("Result")
 # Voice agents' clients time out after 5 seconds without data.
@@ -28,14 +28,9 @@ _SILENT_SECONDS = 3.0
 
 
 async def speak(
-    request: Request,
-    served: Served,
-    given: dict[str, Any],
-    encoder: Encoder,
-    *,
-    events: bool = False,
+    request: Request, served: Served, given: dict[str, Any], encoder: Encoder, *, events: bool = False,
     whole: bool = False,
-) -> Response:
+) -> Response:  # fmt: skip
     """The speech as audio, streamed or whole, or as server-sent events.
 
     served: the bundle, which stays open until all is spoken. given: arguments of `VoxCPM.speak`.
@@ -133,18 +128,11 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
 
 
 def sent_in_time(send: Send, patience: float) -> Send:
-    """A `send` that raises ApiError (499) if the client takes nothing for so many seconds."""
-
-    async def sent(message: Message) -> None:
-        try:
-            await asyncio.wait_for(send(message), patience)
-        except asyncio.TimeoutError:
-            raise client_gone(f"the client took nothing for {patience:g} s") from None
-
-    return sent
+    """A `send` with a timeout: see `in_time`."""
+    return lambda message: in_time(send(message), patience)
 
 
-class StreamedResponse(Response):
+class StreamedResponse(StreamingResponse):
     """An answer whose parts are sent as they are made.
 
     It ends if the client goes away or takes nothing for `patience` seconds. After an error the connection is closed
@@ -153,33 +141,19 @@ class StreamedResponse(Response):
     """
 
     def __init__(
-        self,
-        parts: AsyncGenerator[bytes, None],
-        stream: SpeechStream,
-        media_type: str,
-        headers: Mapping[str, str],
-        patience: float,
-    ) -> None:
-        super().__init__(media_type=media_type, headers=dict(headers))
-        del self.headers["content-length"]
-        self._parts = parts
-        self._stream = stream
-        self._patience = patience
+        self, parts: AsyncGenerator[bytes, None], stream: SpeechStream, media_type: str,
+        headers: Mapping[str, str], patience: float,
+    ) -> None:  # fmt: skip
+        super().__init__(parts, 200, headers, media_type)
+        self._parts, self._stream, self._patience = parts, stream, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
         try:
-            await unless_gone(receive, self._send(sent_in_time(send, self._patience)))
+            await unless_gone(receive, self.stream_response(sent_in_time(send, self._patience)))
         except Exception as error:  # noqa: BLE001 - the status has been sent
             status = CLIENT_GONE if isinstance(error, OSError) else as_api_error(error).status_code
             scope.setdefault("state", {})["broken_off"] = status
         finally:
             await self._parts.aclose()
             await self._stream.aclose()
-
-    async def _send(self, send: Send) -> None:
-        # An earlier answer on this connection may still be unread.
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for part in self._parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -17,6 +17,7 @@ from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error, check_plac
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.speaking import in_time
 from voxcpm_server.streams.sessions import SessionStream
 
 if TYPE_CHECKING:
@@ -183,11 +184,8 @@ class Conversation(ABC):
 
     async def in_time(self, sent: Awaitable[None]) -> None:
         """Await a send with a timeout. Raises ApiError (499) if the client does not take it."""
-        patience = self.service.settings.client_timeout
         try:
-            await asyncio.wait_for(sent, patience)
-        except asyncio.TimeoutError:
-            raise client_gone(f"the client took nothing for {patience:g} s") from None
+            await in_time(sent, self.service.settings.client_timeout)
         except (OSError, WebSocketDisconnect):
             raise client_gone() from None
         self._active_at = time.monotonic()
