@@ -31,14 +31,10 @@ from voxcpm_server.streams import stream_route
 
 
 def create_app(
-    tts: VoxCPM | Source,
-    settings: Settings | None = None,
-    keys: Keys | None = None,
-    *,
-    named: Mapping[str, Source] = MappingProxyType({}),
+    tts: VoxCPM | Source, settings: Settings | None = None, keys: Keys | None = None, *,
+    named: Mapping[str, Source] = MappingProxyType({}), replicated: bool = False,
     when_begun: Callable[[Exception | None], object] = lambda _: None,
-    replicated: bool = False,
-) -> FastAPI:
+) -> FastAPI:  # fmt: skip
     """An ASGI app that speaks with bundles.
 
     tts: the default bundle, which the app does not close; or where it loads one from when it starts. settings: an
@@ -78,13 +74,10 @@ def create_app(
         await service.close()
 
     app = DescribedApp(
-        title="voxcpm-coreml",
-        version=version("voxcpm-coreml"),
+        title="voxcpm-coreml", version=version("voxcpm-coreml"), lifespan=lifespan,
         # These pages load scripts from elsewhere; /openapi.json stays.
-        docs_url=None,
-        redoc_url=None,
-        lifespan=lifespan,
-    )
+        docs_url=None, redoc_url=None,
+    )  # fmt: skip
     app.state.service = service
     answer_in_openais_shape(app)
     routers = [speech_routes.speech, speech_routes.voices, stream_route.router]

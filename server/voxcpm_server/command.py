@@ -49,10 +49,8 @@ def serve(
         return
     paths = read_named(settings.bundles)
     for path in paths.values():
-        with contextlib.suppress(RuntimeError):  # ~NAME of an unknown user
-            if is_hub_id(path) or user_path(path).is_dir():
-                continue
-        raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
+        if not is_hub_id(path) and not user_path(path).is_dir():
+            raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
     named = {name: _source(path, engine) for name, path in paths.items()}
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
@@ -87,8 +85,6 @@ def serve(
 
 
 def _source(path: str | None, engine: Engine) -> Source:
-    """Opens a bundle of the command line; None is the built-in voice."""
-
     def unloaded() -> Unloaded:
         bundle = opened(path, engine)
         size = sum(file.bytes for file in bundle.manifest.files_of(bundle.precision).values())

@@ -118,14 +118,12 @@ def _document(voice: Voice, service: Service) -> VoiceDocument:
     generation, provenance = voice.header.generation, voice.header.provenance
     seconds = service.bundles.patch_seconds(generation)
     return VoiceDocument(
-        id=voice.name,
-        name=voice.name,
-        generation=generation,
+        id=voice.name, name=voice.name, generation=generation,
         consent=provenance.get(_CONSENT) == "stated",
         created=provenance.get("created"),
         prompt_seconds=round(voice.prompt_patches * seconds, 3),
         reference_seconds=round(voice.reference_patches * seconds, 3),
-    )
+    )  # fmt: skip
 
 
 @voices.post("/audio/voices", responses={**DOCUMENTED, 201: {"model": VoiceDocument}}, status_code=201)

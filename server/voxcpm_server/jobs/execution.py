@@ -129,11 +129,11 @@ class Jobs(Room):
             store.check_size(settings.max_jobs_megabytes)
             return store.add(owner, fields, seed, segments, dict(asked.recordings()), voice)
 
-        try:
-            async with self._adding:
+        async with self._adding:
+            try:
                 job = await run_in_threadpool(add)
-        except (OSError, sqlite3.Error, InputError) as error:
-            raise storage_error("new", error) from None
+            except (OSError, sqlite3.Error, InputError) as error:
+                raise storage_error("new", error) from None
         self._wake.set()
         return job
 
@@ -148,7 +148,7 @@ class Jobs(Room):
                 await stopped(self._speaking)
             await run_in_threadpool(store.remove, id_)
         finally:
-            del self._retry_at[id_]
+            self._retry_at.pop(id_, None)
 
     def error_of(self, job: Job) -> dict[str, Any] | None:
         """OpenAI's error of a job: why it failed, or what it waits for other than its turn; otherwise None."""
@@ -270,12 +270,8 @@ def storage_error(id_: str, error: Exception) -> ApiError:
 
 
 def speak_job(
-    store: JobStore,
-    running: _RunningJob,
-    served: Served,
-    settings: JobSettings,
-    after_patch: Callable[[], None],
-) -> int:
+    store: JobStore, running: _RunningJob, served: Served, settings: JobSettings, after_patch: Callable[[], None]
+) -> int:  # fmt: skip
     """Speak a job segment by segment into its folder, then into one file, whose size in bytes is returned.
 
     after_patch: may raise Cancelled. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error if the

@@ -134,13 +134,8 @@ def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A0
         raise ApiError(404, "the job's speech is not there any more") from None
     except OSError as error:
         raise storage_error(id, error) from None
-    download = _Download(
-        path,
-        headers={"Cache-Control": "no-store"},
-        media_type=FORMATS[job.asked["response_format"]].content_type,
-        filename=f"{id}{path.suffix}",
-        stat_result=status,
-    )
+    content_type, headers = FORMATS[job.asked["response_format"]].content_type, {"Cache-Control": "no-store"}
+    download = _Download(path, 200, headers, content_type, filename=f"{id}{path.suffix}", stat_result=status)
     download.patience = jobs.service.settings.client_timeout
     return download
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -47,7 +47,7 @@ class Served:
     source: Source
     loaded: VoxCPM | None = None  # the bundle with its step models; None while they are not loaded
     users: int = 0  # requests and speeches that keep it open
-    used: int = 0  # when it was last requested, on a logical clock
+    used: float = 0.0  # when it was last requested (time.monotonic)
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -82,14 +82,9 @@ class Bundles:
     """
 
     def __init__(
-        self,
-        default: VoxCPM | Source,
-        default_name: str | None,
-        named: Mapping[str, Source],
-        *,
-        max_bytes: int | None = None,
-        memory: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
-    ) -> None:
+        self, default: VoxCPM | Source, default_name: str | None, named: Mapping[str, Source], *,
+        max_bytes: int | None = None, memory: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
+    ) -> None:  # fmt: skip
         if isinstance(default, VoxCPM):
             given = Unloaded(0, default.bundle.architecture.generation, lambda: default)
             self.default = Served(default_name or given.generation, lambda: given, default)
@@ -99,15 +94,13 @@ class Bundles:
         self._named = {name: Served(name, source) for name, source in named.items()}
         self._max_bytes = max_bytes
         self._memory = memory
-        self._clock = itertools.count(1)
         self._one_loads = asyncio.Lock()
         self.failure: Exception | None = None  # why the default bundle could not be loaded
 
     @property
     def names(self) -> tuple[str, ...]:
         """All model names: the default bundle's own first, if it is known yet, then the others."""
-        own = (self.default.name,) if self.default.name else ()
-        return tuple(dict.fromkeys((*own, *self._named, *OPENAI_MODELS)))
+        return tuple(dict.fromkeys(filter(None, (self.default.name, *self._named, *OPENAI_MODELS))))
 
     @property
     def is_ready(self) -> bool:
@@ -137,7 +130,7 @@ class Bundles:
         """
         served = await self.find(name)
         served.users += 1
-        served.used = next(self._clock)
+        served.used = time.monotonic()
         try:
             while served.loaded is None:
                 if served.loading is None:

@@ -46,11 +46,8 @@ async def speak(
         await unless_gone(request.receive, wait)
         if beginning.done():
             beginning.result()
-        headers = {
-            "X-Seed": str(stream.plan.seed or 0),
-            "X-Sample-Rate": str(encoder.sample_rate),
-            "Cache-Control": "no-store",
-        }
+        headers = {"X-Seed": str(stream.plan.seed or 0), "X-Sample-Rate": str(encoder.sample_rate)}
+        headers["Cache-Control"] = "no-store"
         if events:
             parts, content_type = _events(beginning, stream, encoder), "text/event-stream"
         else:
