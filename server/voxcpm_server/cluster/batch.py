@@ -114,7 +114,6 @@ class RayExecutor:
                 yield line, result[0]
 
     def _processes(self) -> tuple[int, dict[str, float]]:
-        """How many processes the machines have room for, and what Ray reserves for each."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if self._engine.device.startswith("cuda"):
             return sum(int(node.get("GPU", 0)) for node in nodes), {"num_gpus": 1.0, "num_cpus": 0.0}

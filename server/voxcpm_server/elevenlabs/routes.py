@@ -96,8 +96,6 @@ class ElevenLabs(Room):
 
 @dataclass
 class _Context:
-    """One text of a connection, and its speech."""
-
     id: str
     stream: SessionStream
     alignment: Alignment
@@ -229,7 +227,6 @@ class _Contexts(JsonSocket):
         self._contexts.pop(context.id, None)
 
     async def _send_audio(self, context: _Context, data: bytes) -> None:
-        """Send audio with the times of its characters, if there are any."""
         aligned = context.alignment.taken()
         if data or aligned:
             times = {"alignment": aligned, "normalizedAlignment": aligned}

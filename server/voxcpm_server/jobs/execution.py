@@ -46,8 +46,6 @@ RETRY_SECONDS = 60.0
 
 @dataclass
 class _RunningJob:
-    """The job that is being spoken: its progress, and its cancellation."""
-
     job: Job
     starts: int  # starts since its last finished segment, including this one
     segments_done: int = 0
@@ -112,10 +110,7 @@ class Jobs(Room):
             self._opened = None
 
     async def submit(self, owner: str, asked: SpeechRequest) -> Job:
-        """A new job of a key.
-
-        Raises what `VoxCPM.plan` raises, and ApiError for too many jobs (429, 503) and a full disk (507).
-        """
+        """A new job of a key. Raises as `VoxCPM.plan`, and ApiError: 429 and 503 for too many jobs, 507."""
         store, settings, maximum = self.store, self._settings, self._settings.max_jobs
         fields = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
         with await self._bundles.lease(asked.model) as served:
@@ -272,11 +267,7 @@ def storage_error(id_: str, error: Exception) -> ApiError:
 def speak_job(
     store: JobStore, running: _RunningJob, served: Served, settings: JobSettings, after_patch: Callable[[], None]
 ) -> int:  # fmt: skip
-    """Speak a job segment by segment into its folder, then into one file, whose size in bytes is returned.
-
-    after_patch: may raise Cancelled. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error if the
-    disk is full, and ApiError if the speech is too long, or its files are too large.
-    """
+    """Speak a job segment by segment into its folder, then into one file, whose size in bytes is returned."""
     job, folder, tts = running.job, store.path(running.job.id), served.tts
     asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
     asked.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})

@@ -155,10 +155,7 @@ class JobStore:
         return total, own
 
     def start_next(self, models: Collection[str], skip: Collection[str] = ()) -> Job | None:
-        """Mark the next job of these models as running, and return it; None if none waits. skip: ids.
-
-        Interrupted jobs come first, then the job of the owner who has waited the longest.
-        """
+        """Start the next job of these models: an interrupted one, or one of the owner who has waited longest."""
         rows = self._execute(
             "SELECT * FROM jobs AS j WHERE state = ? "
             "AND json_extract(request, '$.model') IN (SELECT value FROM json_each(?)) "
@@ -212,7 +209,6 @@ class JobStore:
             raise ApiError(507, f"the jobs take {max_megabytes:g} MB, the most that they may; delete one")
 
     def _prepare(self) -> None:
-        """Check the database, or make a new one."""
         self._execute("PRAGMA journal_mode = WAL")
         self._execute("PRAGMA synchronous = NORMAL")
         columns = {name for _, name, *_ in self._execute("PRAGMA table_info(jobs)")}
@@ -227,7 +223,6 @@ class JobStore:
             raise sqlite3.DatabaseError("a job's request is damaged")
 
     def _clean_up(self) -> None:
-        """Recover from whatever ended the last server."""
         self._execute("UPDATE jobs SET state = ? WHERE state = ?", QUEUED, RUNNING)
         ids = {id_ for (id_,) in self._execute("SELECT id FROM jobs")}
         for id_ in ids:

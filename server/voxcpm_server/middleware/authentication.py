@@ -51,10 +51,7 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(settings: Settings) -> Keys:
-    """The keys from the command line, the file and the environment.
-
-    Raises InputError for a file that cannot be read or has no key, and for a blank key.
-    """
+    """The keys from the command line, the file and the environment. Raises InputError for empty ones."""
     keys = list(settings.api_key or ())
     if (path := settings.api_key_file) is not None:
         try:

@@ -124,10 +124,7 @@ class Bundles:
         return self.names
 
     async def lease(self, name: str | None = None) -> Served:
-        """The bundle of this name, loaded, as a context manager; None for the default one.
-
-        Raises ApiError: 404 for an unknown name, 503 if the bundle cannot be loaded now.
-        """
+        """The bundle of this name (None: the default), loaded. Raises ApiError: 404, or 503 if it cannot be."""
         served = await self.find(name)
         served.users += 1
         served.used = time.monotonic()

@@ -179,10 +179,7 @@ class SpeechStream(Stream[Audio]):
         self.plan = await run_in_threadpool(self._tts.plan, **given, progress=self._heard, cancel=self.cancel)
 
     def begin(self) -> asyncio.Task[None]:
-        """Speak as soon as there is a turn. The task ends when the first piece is there.
-
-        It raises what the speech raises, and ApiError if the queue is full.
-        """
+        """Speak in its turn. The task ends when the first piece is there; it raises what the speech raises."""
 
         async def begin() -> None:
             await self.enter()

@@ -31,9 +31,8 @@ async def speak(
     request: Request, served: Served, given: dict[str, Any], encoder: Encoder, *, events: bool = False,
     whole: bool = False,
 ) -> Response:  # fmt: skip
-    """The speech as audio, streamed or whole, or as server-sent events.
+    """The speech as audio, streamed or whole, or as server-sent events. given: arguments of `VoxCPM.speak`.
 
-    served: the bundle, which stays open until all is spoken. given: arguments of `VoxCPM.speak`.
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
     state, service = request.state, service_of(request)
@@ -104,10 +103,7 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The result of work, which is cancelled if the client goes away. The request's body must have been read.
-
-    Raises what the work raises, and ApiError (499) if the client goes away.
-    """
+    """The result of work, or ApiError (499) if the client goes away. The request's body must have been read."""
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -153,10 +153,7 @@ class SpeechRequest(BaseModel):
 
 
 def decoded_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:
-    """The samples (samples,) of an audio file, in [-1, 1], and their rate in Hz.
-
-    Raises ApiError (400) if it is not audio, and, as soon as decoding reaches the bound, if it is too long.
-    """
+    """The samples (samples,) of an audio file and their rate in Hz. Raises ApiError if it is not audio, or too long."""
     try:
         return decode_audio(content, field, max_seconds=max_seconds, rates=_RECORDING_RATES)
     except InputError as error:
@@ -164,10 +161,7 @@ def decoded_recording(content: bytes, field: str, max_seconds: float) -> tuple[A
 
 
 async def speech_request(request: Request) -> SpeechRequest:
-    """The speech that a request asks for, as JSON or as a form.
-
-    Raises RequestValidationError for a wrong field or a malformed body, and ApiError if the client has gone.
-    """
+    """The speech that a request asks for, as JSON or as a form. Raises RequestValidationError and ApiError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind == _FORM:
@@ -219,7 +213,6 @@ def _invalid(message: str, *where: str) -> RequestValidationError:
 
 
 def _documented() -> dict[str, Any]:
-    """The body of a speech request in the OpenAPI document, in both forms."""
     schema = SpeechRequest.model_json_schema()
     defined = schema.pop("$defs")
     schema["properties"]["voice"]["anyOf"] = [

@@ -45,10 +45,7 @@ class OpenConversations:
 
     @contextlib.contextmanager
     def admitted(self, owner: str) -> Iterator[None]:
-        """Count a conversation while it lasts.
-
-        Raises ApiError: 503 at shutdown or if too many conversations are open, 429 if too many of this key are.
-        """
+        """Count a conversation while it lasts. Raises ApiError: 503 at shutdown; 503 or 429 if too many are open."""
         if self.draining:
             raise server_ends()
         total, own = (len(self), self._maximum), (self._owners.count(owner), self._max_per_key)
@@ -83,10 +80,7 @@ def server_ends() -> ApiError:
 
 
 class Conversation(ABC):
-    """One connection: messages come in, and its speeches, each a task, answer.
-
-    owner: whose connection it is. It ends after `idle_seconds` without a message while nothing is spoken.
-    """
+    """A connection of an owner: messages come in, and its speeches, each a task, answer."""
 
     def __init__(self, service: Service, owner: str) -> None:
         self.service = service

@@ -51,10 +51,7 @@ class CaughtUp(NamedTuple):
 
 
 class SessionStream(Stream[Spoken | CaughtUp]):
-    """The speech of text that comes in fragments.
-
-    A turn is held only while there is a complete sentence to speak.
-    """
+    """The speech of text in fragments. It holds a turn only while there is a complete sentence to speak."""
 
     _session: Session
 
