@@ -92,16 +92,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
 
         def start(*options: str, before: str = "") -> tuple[subprocess.Popen[str], str]:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    before + PROGRAM,
-                    "serve",
-                    "--port",
-                    "0",
-                    *folders,
-                    *options,
-                ],
+                [sys.executable, "-c", before + PROGRAM, "serve", "--port", "0", *folders, *options],
                 stderr=subprocess.PIPE,
                 text=True,
                 env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},

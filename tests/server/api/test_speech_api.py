@@ -204,13 +204,8 @@ def test_a_form_with_a_file_speaks_as_json_with_base64(server: Any, spoken: Any,
     recording = io.BytesIO()
     soundfile.write(recording, spoken.audio, spoken.sample_rate, format="WAV")
     content = recording.getvalue()
-    fields = {
-        "model": "tts-1",
-        "input": "Good morning.",
-        "response_format": "wav",
-        "seed": 5,
-        "prompt_text": TEXT,
-    }
+    fields = {"model": "tts-1", "input": "Good morning.", "response_format": "wav", "seed": 5}
+    fields["prompt_text"] = TEXT
     url = f"{server.url}/v1/audio/speech"
 
     form = {**{name: str(value) for name, value in fields.items()}, "voice": "", "stream": "false"}
@@ -247,13 +242,16 @@ def test_probes_and_the_description_of_the_protocol(
     counted = 'voxcpm_requests_total{route="/audio/speech",status="200"}'
     until(lambda: counted in httpx2.get(f"{server.url}/metrics").text)
     told = httpx2.get(f"{server.url}/metrics").text
-    for name in (
-        "voxcpm_first_audio_seconds_count",
-        "voxcpm_real_time_factor_count",
-        "voxcpm_queue_length 0.0",
-    ):
-        assert name in told, name
-    assert "/v1/audio/speech" in httpx2.get(f"{server.url}/openapi.json").json()["paths"]
+    for name in ("first_audio_seconds_count", "real_time_factor_count", "queue_length 0.0"):
+        assert f"voxcpm_{name}" in told, name
+    document = httpx2.get(f"{server.url}/openapi.json").json()
+    described = document["paths"]["/v1/audio/speech"]["post"]
+    assert described["security"] == [{"bearer": []}, {"xi-api-key": []}, {}]
+    assert document["components"]["securitySchemes"].keys() == {"bearer", "xi-api-key"}
+    assert "422" not in described["responses"]
+    assert "Retry-After" in described["responses"]["429"]["headers"]
+    assert "X-Ignored-Fields" in described["responses"]["200"]["headers"]
+    assert "security" not in document["paths"]["/ready"]["get"]
     assert httpx2.get(f"{server.url}/docs").status_code == 404
     monkeypatch.setattr(server.service, "draining", True)
     assert httpx2.get(f"{server.url}/ready").json()["status"] == "draining"

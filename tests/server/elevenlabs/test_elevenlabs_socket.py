@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import io
 import json
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -179,37 +176,6 @@ def test_a_wrong_url_is_refused_at_the_handshake(server: Any) -> None:
             pass
         assert refused.value.response.status_code == status
         assert words in json.loads(refused.value.response.body)["error"]["message"]
-
-
-def test_handshakes_that_wait_for_a_bundle_are_bounded(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = serve(max_conversations=1)
-    lease, loaded = running.service.bundles.lease, threading.Event()
-    waiting = threading.Event()
-
-    async def slow(*given: Any) -> Any:
-        waiting.set()
-        while not loaded.is_set():
-            await asyncio.sleep(0.01)
-        return await lease(*given)
-
-    monkeypatch.setattr(running.service.bundles, "lease", slow)
-    with ThreadPoolExecutor(1) as pool:
-
-        def first() -> None:
-            with socket_to(running):
-                pass
-
-        try:
-            opened = pool.submit(first)
-            assert waiting.wait(20)
-            with pytest.raises(InvalidStatus) as refused, socket_to(running):
-                pass
-        finally:
-            loaded.set()
-        opened.result(30)
-    assert refused.value.response.status_code == 503
 
 
 def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:

@@ -1,4 +1,4 @@
-"""Jobs of `voxcpm-coreml serve` as a process that is killed, or that has no room on its disk."""
+"""Jobs of `voxcpm-coreml serve` as a process that is killed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from waiting import until
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-# More than a request or a short speech, less than a finished segment.
-LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
 
 
 def test_a_job_resumes_after_its_finished_segments_when_its_server_was_killed(
@@ -51,23 +48,3 @@ def test_a_job_resumes_after_its_finished_segments_when_its_server_was_killed(
     assert client.ended(id_)["error"] is None
     assert np.array_equal(client.samples(id_), long_samples)
     until(lambda: [path.name for path in (folder / id_).iterdir()] == ["speech.wav"])
-
-
-@pytest.mark.long
-def test_without_room_for_a_segment_the_job_fails_and_the_server_continues(
-    started: Callable[..., Any], jobs: Any, tmp_path: Path
-) -> None:
-    process, url = started(before=LIMITED)
-    client = jobs(url)
-    failed = client.ended(client.submitted(input=client.long))
-    assert failed["error"]["code"] == "storage"
-    assert str(tmp_path) not in failed["error"]["message"]
-    assert not list(tmp_path.rglob("*.part"))
-    assert not list(tmp_path.rglob("*.segment"))
-    assert client.ended(client.submitted())["state"] == "done"
-
-    process.terminate()
-    _, rest = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert "File too large" in rest
-    assert "Traceback" not in rest

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx2
 import numpy as np
-import openai
 import pytest
 import soundfile
 from starlette.datastructures import UploadFile
@@ -113,12 +112,6 @@ def test_wrong_paths_and_methods_have_openais_shape(server: Any) -> None:
     for path, status in (("/v1/nothing", 404), ("/v1/audio/speech", 405)):
         answer = httpx2.get(server.url + path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
-
-
-def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.audio.speech.create(model="tts-9", voice="alloy", input="Hello.")
-    assert caught.value.code == "model_not_found"
 
 
 def broken_off(running: Any, asked: dict[str, Any]) -> list[str]:

@@ -72,17 +72,6 @@ def test_a_voice_is_made_from_a_file(
     page.click("#voice-form [type=submit]")
     expect(page.locator("#voice")).to_have_value("ben", timeout=60_000)
 
-    # The name is taken now; the server's line says so.
-    page.click("#new-voice")
-    page.fill("#voice-name", "ben")
-    page.set_input_files("#voice-file", tmp_path / "ben.flac")
-    page.fill("#transcript", "Hello.")
-    page.check("#consent")
-    page.click("#voice-form [type=submit]")
-    expect(page.locator("#error")).to_have_text(
-        "Name: there is a voice ben already; delete it or choose another"
-    )
-
 
 def test_jobs_are_submitted_watched_saved_and_deleted(
     visit: Callable[..., Any], server: Any, said: np.ndarray

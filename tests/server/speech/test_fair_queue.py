@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.queueing import FairQueue, Turn
 
 
@@ -34,26 +33,6 @@ def test_keys_take_turns() -> None:
         return served
 
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-
-def test_the_bounds_count_who_waits() -> None:
-    async def scenario() -> tuple[int, int]:
-        queue = FairQueue(1, 3, 2)
-        turn = await queue.enter("a")
-        tasks = [asyncio.create_task(queue.enter("a")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as own:
-            queue.check("a")
-        tasks.append(asyncio.create_task(queue.enter("b")))
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as anyones:
-            queue.check("c")
-        turn.leave()
-        for task in asyncio.as_completed(tasks, timeout=5):
-            (await task).leave()
-        return own.value.status_code, anyones.value.status_code
-
-    assert asyncio.run(scenario()) == (429, 503)
 
 
 def test_a_request_that_goes_away_as_it_is_called_passes_its_turn_on() -> None:
@@ -92,7 +71,7 @@ def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
     assert asyncio.run(order()) == ["first", "second", "job"]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_whoever_comes_and_goes_nobody_is_forgotten_and_no_queue_is_exceeded(seed: int) -> None:
     """Requests and jobs, some of which go away, in a random order."""
     rng = random.Random(seed)

@@ -188,20 +188,6 @@ def test_an_error_after_the_wait_is_an_event_and_counts(
     until(lambda: running.service.bundles.default.users == 0)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_client_of_events_that_goes_away_leaves_the_queue(serve: Callable[..., Any]) -> None:
-    running = serve(concurrency=1)
-    with speaking(running):
-        with httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=EVENTS, timeout=5) as answer:
-            # Kept: with the iterator the answer would be closed.
-            lines = answer.iter_lines()
-            next(lines)
-            assert running.service.queue.waiting == 1
-        until(lambda: running.service.queue.waiting == 0)
-    until(lambda: running.service.queue.busy == 0)
-    until(lambda: running.service.bundles.default.users == 0)
-
-
 def test_a_reader_that_takes_nothing_pauses_the_speech_and_is_given_up(
     serve: Callable[..., Any], euler_steps: Any
 ) -> None:
@@ -324,21 +310,3 @@ def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
 
     assert asyncio.run(answered()) == CLIENT_GONE
     assert ended == [True]
-
-
-def test_a_thread_that_cannot_start_gives_its_turn_back(
-    serve: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = serve(concurrency=1)
-    start = threading.Thread.start
-
-    def refused(thread: threading.Thread) -> None:
-        if thread.name == "speech":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refused)
-        assert httpx2.post(f"{running.url}/v1/audio/speech", json=SAID).status_code == 500
-    assert httpx2.post(f"{running.url}/v1/audio/speech", json=SAID, timeout=60).status_code == 200
-    until(lambda: running.service.queue.busy == running.service.bundles.default.users == 0)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -22,9 +22,6 @@ from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.speech.served_bundles import Bundles, Unloaded, bytes_of, read_named
-
-if TYPE_CHECKING:
-    pass
 
 SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
 
