@@ -21,16 +21,11 @@ if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
 _DOORS = {
-    "elevenlabs": "routes.ElevenLabs",
-    "jobs": "routes.JobsRoom",
-    "page": "files.Page",
-    "wyoming": "server.Wyoming",
-}
+    "elevenlabs": "routes.ElevenLabs", "jobs": "routes.JobsRoom", "page": "files.Page", "wyoming": "server.Wyoming"
+}  # fmt: skip
 _OPTIONS = {
-    "cluster": "options.ClusterSettings",
-    "jobs": "options.JobSettings",
-    "wyoming": "options.WyomingSettings",
-}
+    "cluster": "options.ClusterSettings", "jobs": "options.JobSettings", "wyoming": "options.WyomingSettings"
+}  # fmt: skip
 Address = tuple[str, int, str]
 """Where a room listens, apart from HTTP: host, port, and the option that chose them, for messages."""
 
@@ -40,14 +35,16 @@ class Room:
 
     routers: tuple[APIRouter, ...] = ()  # routes, with and without the prefix /v1
     unprefixed: tuple[APIRouter, ...] = ()  # routes without the prefix only
-    about: Mapping[str, Any] = {}  # fields of `/v1/about` and their types; `facts` has their values
-    limits: Mapping[str, Any] = {}  # likewise of its `limits`
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def facts(self) -> dict[str, Any]:
-        """The values of `about` and `limits`."""
+    def about(self) -> dict[str, Any]:
+        """Fields of `/v1/about`, and their values now."""
+        return {}
+
+    def limits(self) -> dict[str, Any]:
+        """Likewise of its `limits`."""
         return {}
 
     @classmethod

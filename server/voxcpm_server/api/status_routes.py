@@ -73,14 +73,14 @@ def about_router(service: Service) -> APIRouter:
     """The route `/about`, with what the optional rooms add to it."""
     rooms, settings = service.rooms.values(), service.settings
     limits: dict[str, Any] = {
-        "characters": int, **{name: kind for room in rooms for name, kind in room.limits.items()},
+        "characters": int, **{name: type(value) for room in rooms for name, value in room.limits().items()},
         "audio_seconds": float, "recording_seconds": float, "upload_bytes": int,
     }  # fmt: skip
     fields: dict[str, Any] = {
         "version": str, "needs_key": bool, "models": list[ModelFacts], "formats": list[str],
         "options": dict[str, Range],
         "limits": create_model("Limits", __doc__="The most that a request may have.", **limits),
-        **{name: kind for room in rooms for name, kind in room.about.items()},
+        **{name: type(value) for room in rooms for name, value in room.about().items()},
     }  # fmt: skip
     # An option's default and bounds are in the runtime's table.
     declared = get_type_hints(GenerationOptions, include_extras=True)
@@ -95,7 +95,6 @@ def about_router(service: Service) -> APIRouter:
         """What this server offers, for pages and programs that adapt to it. It needs no key."""
         # The default bundle's name may be known only when it is loaded.
         await service.bundles.named()
-        facts = {name: value for room in rooms for name, value in room.facts().items()}
         known_limits = {
             "characters": settings.max_characters, "audio_seconds": settings.max_audio_seconds,
             "recording_seconds": settings.max_recording_seconds, "upload_bytes": settings.max_upload_bytes,
@@ -104,7 +103,8 @@ def about_router(service: Service) -> APIRouter:
             "version": version("voxcpm-coreml"), "needs_key": service.needs_key, "formats": list(FORMATS),
             "models": [_facts(served) for served in service.bundles.every],
             "options": {n: Range(default=d, least=l, greatest=g) for n, (d, l, g) in options.items()},
-            "limits": {**known_limits, **facts}, **facts,
+            "limits": known_limits | {name: value for room in rooms for name, value in room.limits().items()},
+            **{name: value for room in rooms for name, value in room.about().items()},
         }  # fmt: skip
 
     return router

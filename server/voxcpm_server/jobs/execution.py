@@ -71,9 +71,13 @@ class Jobs(Room):
         self._retry_at: dict[str, float] = {}  # `time.monotonic`, by job
         self._adding = asyncio.Lock()
 
-    def facts(self) -> dict[str, Any]:
-        """Whether this server takes jobs, and the longest text of one."""
-        return {"jobs": self._opened is not None, "job_characters": self._settings.max_job_characters}
+    def about(self) -> dict[str, Any]:
+        """Whether this server takes jobs."""
+        return {"jobs": self._opened is not None}
+
+    def limits(self) -> dict[str, Any]:
+        """The longest text of one."""
+        return {"job_characters": self._settings.max_job_characters}
 
     @property
     def store(self) -> JobStore:
@@ -223,7 +227,7 @@ class Jobs(Room):
 
     async def _spoken(self, store: JobStore, running: _RunningJob) -> int:
         """Speak a job, unless its speech is there already, and return the size of its file in bytes."""
-        job, loop = running.job, asyncio.get_running_loop()
+        job, loop, queue = running.job, asyncio.get_running_loop(), self.service.queue
         with contextlib.suppress(FileNotFoundError):
             # The end of the last run could not be stored.
             return (store.path(job.id) / job.audio_name).stat().st_size
@@ -231,15 +235,15 @@ class Jobs(Room):
             message = f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
             raise ApiError(500, message)
         with await self._bundles.lease(job.asked["model"]) as served:
-            turn = await self.service.queue.enter_last()
+            turn = await queue.enter_last()
 
             async def enter_again() -> None:
                 nonlocal turn
                 turn.leave()
-                turn = await self.service.queue.enter_last()
+                turn = await queue.enter_last()
 
             def yield_to_requests() -> None:  # on the job's thread
-                if turn.is_wanted:
+                if queue.has_requests:
                     entering = asyncio.run_coroutine_threadsafe(enter_again(), loop)
                     while not entering.done():
                         concurrent.futures.wait([entering], _POLL_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, cast
 
@@ -30,8 +29,6 @@ class JobsRoom(Jobs):
     """The door of this room."""
 
     routers = (router,)
-    about: Mapping[str, Any] = {"jobs": bool}
-    limits: Mapping[str, Any] = {"job_characters": int}
 
 
 class JobDocument(BaseModel):

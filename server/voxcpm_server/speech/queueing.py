@@ -63,7 +63,7 @@ class FairQueue:
         return Turn(self, counted=True)
 
     async def enter_last(self) -> Turn:
-        """Wait for an idle turn. Its holder polls `is_wanted`, and leaves."""
+        """Wait for an idle turn. Its holder polls `has_requests`, and leaves."""
         await self._called(self._last)
         return Turn(self, counted=False)
 
@@ -120,11 +120,6 @@ class Turn:
         self._began = time.perf_counter()
         self._counted = counted
         self._left = False
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a request waits for this turn. Any thread may ask."""
-        return self._queue.has_requests
 
     def leave(self) -> None:
         """Let the next request in. Further calls are no-ops."""

@@ -53,10 +53,11 @@ class CaughtUp(NamedTuple):
 class SessionStream(Stream[Spoken | CaughtUp]):
     """The speech of text in fragments. It holds a turn only while there is a complete sentence to speak."""
 
-    _session: Session
-
-    def __init__(self, service: Service, served: Served, owner: str, seed: int, encoder: Encoder) -> None:
+    def __init__(
+        self, service: Service, served: Served, owner: str, session: Session, seed: int, encoder: Encoder
+    ) -> None:
         super().__init__(service, served, owner, _ROOM)
+        self._session = session
         self.seed = seed
         """The seed that reproduces this speech from the same text, however it is cut into fragments."""
         self.encoder = encoder
@@ -74,17 +75,12 @@ class SessionStream(Stream[Spoken | CaughtUp]):
         """A stream that speaks what is pushed to it. given: arguments of `VoxCPM.session`, whose errors it raises."""
         seed = given.get("seed")
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed
-        stream = cls(service, served, owner, seed, encoder)
         arguments = {**given, "seed": seed, "buffer_seconds": service.settings.buffer_seconds}
-        try:
-            stream._session = await run_in_threadpool(served.tts.session, **arguments, turn=stream.turn)
-            if stream.cancel.cancelled:
-                stream._session.close()
-            else:
-                stream.start()
-        except BaseException:
-            await stream.aclose()
-            raise
+        # The session asks for a turn when there is text, and so after `stream` is there.
+        stream: SessionStream
+        session = await run_in_threadpool(served.tts.session, **arguments, turn=lambda: stream.turn())  # noqa: PLW0108
+        stream = cls(service, served, owner, session, seed, encoder)
+        stream.start()
         return stream
 
     def push(self, text: str) -> None:
@@ -113,8 +109,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
     async def aclose(self) -> None:
         """See `Stream`."""
         self.cancel.cancel()
-        if self._thread is not None:
-            self._session.cancel()
+        self._session.cancel()
         self._more.set()
         if self._entering is not None:
             self._entering.cancel()

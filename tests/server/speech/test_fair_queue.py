@@ -53,7 +53,7 @@ def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
     async def order() -> list[str]:
         queue, served = FairQueue(1, 10, 10), []
         job = await queue.enter_last()
-        assert (queue.busy, job.is_wanted) == (1, False)
+        assert (queue.busy, queue.has_requests) == (1, False)
 
         async def one(name: str) -> None:
             own = await (queue.enter_last() if name == "job" else queue.enter("a"))
@@ -62,7 +62,7 @@ def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
 
         tasks = [asyncio.create_task(one(name)) for name in ("job", "first", "second")]
         await asyncio.sleep(0)
-        assert job.is_wanted
+        assert queue.has_requests
         job.leave()
         await asyncio.wait_for(asyncio.gather(*tasks), 5)
         assert (queue.busy, queue.waiting) == (0, 0)
@@ -88,7 +88,7 @@ def test_whoever_comes_and_goes_nobody_is_forgotten_and_no_queue_is_exceeded(see
             try:
                 for _ in range(rng.randrange(5)):
                     await asyncio.sleep(0)
-                    if kind == "job" and turn.is_wanted:
+                    if kind == "job" and queue.has_requests:
                         break
             finally:
                 holding -= 1
