@@ -6,6 +6,7 @@ import asyncio
 import base64
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -187,7 +188,7 @@ class _Contexts(JsonSocket):
 
         stream = await self.begun(self._model, wanted)
         context = self._contexts[name] = _Context(name, stream, Alignment(restarts=self._times_restart))
-        self.speak(stream, self._speech(context))
+        self.speak(stream, partial(self._speech, context))
         return context
 
     async def _cancel_oldest_closed(self) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -135,19 +135,17 @@ class Conversation(ABC):
             given, encoder = await run_in_threadpool(asked, served)
             return await SessionStream.begun(self.service, served, self.owner, given, encoder)
 
-    def speak(self, stream: SessionStream, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def speak(self, stream: SessionStream, send: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Send a stream in a task that ends with the conversation, and whose error ends it. Closes the stream."""
 
         async def speech() -> None:
             try:
-                await sending
+                await send()
             finally:
                 await asyncio.shield(stream.aclose())
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._speeches[task]
-            # A coroutine that never began would warn that it was not awaited.
-            sending.close()
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 self.fail(error)
             self._changed.set()

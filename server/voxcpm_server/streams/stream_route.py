@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, WebSocket
@@ -99,7 +100,7 @@ class _Speaker(JsonSocket):
 
         self._stream = stream = await self.begun(asked.model, wanted)
         self._ended = False
-        self._task = self.speak(stream, self._speech(stream, in_base64=asked.audio == "base64"))
+        self._task = self.speak(stream, partial(self._speech, stream, in_base64=asked.audio == "base64"))
         rate, content_type = stream.encoder.sample_rate, stream.encoder.format.content_type
         started = {"type": "started", "seed": stream.seed, "sample_rate": rate, "content_type": content_type}
         await self.send({**started, "ignored_fields": ignored})

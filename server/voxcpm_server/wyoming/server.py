@@ -137,7 +137,7 @@ class _Talk(Conversation):
         self._stream = await self.begun(None, wanted)
         self._takes_text = True
         in_fragments = SynthesizeStart.is_type(message.type)
-        self.speak(self._stream, self._speech(self._stream, in_fragments=in_fragments))
+        self.speak(self._stream, partial(self._speech, self._stream, in_fragments=in_fragments))
 
     async def _speech(self, stream: SessionStream, *, in_fragments: bool) -> None:
         rate = stream.encoder.sample_rate
