@@ -72,14 +72,17 @@ class ModelFacts(BaseModel):
 def about_router(service: Service) -> APIRouter:
     """The route `/about`, with what the optional rooms add to it."""
     rooms, settings = service.rooms.values(), service.settings
-    limits: dict[str, Any] = {
-        "characters": int, **{name: type(value) for room in rooms for name, value in room.limits().items()},
-        "audio_seconds": float, "recording_seconds": float, "upload_bytes": int,
+    limits = {
+        "characters": settings.max_characters,
+        **{name: value for room in rooms for name, value in room.limits().items()},
+        "audio_seconds": float(settings.max_audio_seconds),
+        "recording_seconds": float(settings.max_recording_seconds), "upload_bytes": settings.max_upload_bytes,
     }  # fmt: skip
+    types: dict[str, Any] = {name: type(value) for name, value in limits.items()}
     fields: dict[str, Any] = {
         "version": str, "needs_key": bool, "models": list[ModelFacts], "formats": list[str],
         "options": dict[str, Range],
-        "limits": create_model("Limits", __doc__="The most that a request may have.", **limits),
+        "limits": create_model("Limits", __doc__="The most that a request may have.", **types),
         **{name: type(value) for room in rooms for name, value in room.about().items()},
     }  # fmt: skip
     # An option's default and bounds are in the runtime's table.
@@ -95,15 +98,11 @@ def about_router(service: Service) -> APIRouter:
         """What this server offers, for pages and programs that adapt to it. It needs no key."""
         # The default bundle's name may be known only when it is loaded.
         await service.bundles.named()
-        known_limits = {
-            "characters": settings.max_characters, "audio_seconds": settings.max_audio_seconds,
-            "recording_seconds": settings.max_recording_seconds, "upload_bytes": settings.max_upload_bytes,
-        }  # fmt: skip
         return {
             "version": version("voxcpm-coreml"), "needs_key": service.needs_key, "formats": list(FORMATS),
             "models": [_facts(served) for served in service.bundles.every],
             "options": {n: Range(default=d, least=l, greatest=g) for n, (d, l, g) in options.items()},
-            "limits": known_limits | {name: value for room in rooms for name, value in room.limits().items()},
+            "limits": limits,
             **{name: value for room in rooms for name, value in room.about().items()},
         }  # fmt: skip
 
