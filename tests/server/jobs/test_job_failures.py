@@ -220,25 +220,22 @@ def added(store: JobStore, owner: str = "a") -> Job:
     return store.add(owner, SAID, 7, 1, {"prompt_audio": b"recording"}, None)
 
 
-def test_owners_take_turns(store: JobStore) -> None:
+def test_an_interrupted_job_comes_first_and_owners_take_turns(store: JobStore) -> None:
     ids = {owner: [added(store, owner).id for _ in range(3)] for owner in "ab"}
+    interrupted = ids["b"][0]
+    store.change(interrupted, started=time.time())
+    assert store.start_next(["other"]) is None
+    other = store.start_next(MODELS, skip=[interrupted])
+    assert other is not None
+    assert other.id == ids["a"][0]
+    store.change(other.id, state=QUEUED, started=None)
     order = []
     while (job := store.start_next(MODELS)) is not None:
         order.append(job.id)
         store.change(job.id, state=DONE, started=time.time())
         time.sleep(0.002)
 
-    assert order == [ids["a"][0], ids["b"][0], ids["a"][1], ids["b"][1], ids["a"][2], ids["b"][2]]
-
-
-def test_an_interrupted_job_comes_first_unless_it_is_to_be_skipped(store: JobStore) -> None:
-    waiting, interrupted = added(store), added(store, "b")
-    store.change(interrupted.id, started=time.time())
-    assert store.start_next(["other"]) is None
-    for skip, expected in (([], interrupted), ([interrupted.id], waiting)):
-        started = store.start_next(MODELS, skip)
-        assert started is not None
-        assert started.id == expected.id
+    assert order == [ids["b"][0], ids["a"][0], ids["b"][1], ids["a"][1], ids["b"][2], ids["a"][2]]
 
 
 def test_what_a_killed_server_left_is_cleaned_up_and_its_users_files_stay(tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ import soundfile
 from starlette.datastructures import UploadFile
 
 from voxcpm_runtime import BundleError, DeviceError
-from voxcpm_server.errors import ApiError
-from voxcpm_server.speech.speech_requests import decoded_recording
 from waiting import until
 
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
@@ -27,15 +25,6 @@ def audio_file(seconds: float, rate: int = 16_000, form: str = "WAV") -> bytes:
     file = io.BytesIO()
     soundfile.write(file, np.sin(np.arange(int(seconds * rate)) / 10) / 2, rate, format=form)
     return file.getvalue()
-
-
-def flac_without_a_length() -> bytes:
-    """70 s of FLAC whose header does not say how long it is, as one that was streamed."""
-    content = bytearray(audio_file(70, form="FLAC"))
-    # 36 bits of STREAMINFO, after 4 + 4 + 13 bytes and the lower half of one more.
-    content[21] &= 0xF0
-    content[22:26] = bytes(4)
-    return bytes(content)
 
 
 def prompt(content: bytes, text: str | None = "a") -> dict[str, Any]:
@@ -61,7 +50,6 @@ def prompt(content: bytes, text: str | None = "a") -> dict[str, Any]:
         (prompt(audio_file(1), "Привет."), 400, "prompt_text", "letters a to z only"),
         ({"reference_audio": prompt(audio_file(1))["prompt_audio"]}, 400, None, "VoxCPM2"),
         (prompt(audio_file(61)), 400, "prompt_audio", "longer than 60 s"),
-        (prompt(flac_without_a_length()), 400, "prompt_audio", "longer than 60 s"),
         (prompt(audio_file(0.01, 1_000_000)), 400, "prompt_audio", "8000 to 192000 Hz"),
     ],
 )
@@ -76,15 +64,6 @@ def test_a_wrong_request_is_told_what_is_wrong(
     assert words in error["message"]
     assert "\n" not in error["message"]
     assert error["type"] == "invalid_request_error"
-
-
-def test_a_recording_that_is_too_long_is_not_decoded_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, blocks = soundfile.SoundFile.read, list[int]()
-    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *a, **b: blocks.append(1) or read(*a, **b))
-    for number, form in enumerate(("WAV", "FLAC", "MP3"), 1):
-        with pytest.raises(ApiError, match="longer than 1 s"):
-            decoded_recording(audio_file(15, form=form), "audio", 1)
-        assert len(blocks) == number
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,9 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -243,18 +241,8 @@ def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-def test_a_taken_port_names_the_option_that_chose_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        given = ["serve", "--port", "0", "--max-jobs", "0", "--wyoming", str(taken.getsockname()[1])]
-        second = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *given, "--voices-folder", str(tmp_path)],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-    assert second.stderr.endswith("; choose another --wyoming\n"), second.stderr
-
-
 def test_sigterm_lets_a_speech_end_and_takes_no_more_connections(started: Callable[..., Any]) -> None:
-    process, _ = started("--wyoming", "0")
+    process, _ = started("--wyoming", "0", "--drain-seconds", "300")
     line = process.stderr.readline()
     assert re.fullmatch(r"listening on tcp://127\.0\.0\.1:\d+ \(Wyoming\)\n", line), line
     address = ("127.0.0.1", int(re.findall(r"\d+", line)[-1]))
@@ -264,7 +252,7 @@ def test_sigterm_lets_a_speech_end_and_takes_no_more_connections(started: Callab
             return another.connect_ex(address) != 0
 
     with socket.create_connection(address) as connection:
-        asked = {"type": "synthesize", "data": {"text": LONG * 8}}
+        asked = {"type": "synthesize", "data": {"text": LONG * 3}}
         connection.sendall(json.dumps(asked).encode() + b"\n")
         assert b"audio-start" in connection.recv(100)
         process.send_signal(signal.SIGTERM)
