@@ -112,13 +112,13 @@ def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs:
     from voxcpm_server.cluster import batch
 
     monkeypatch.setattr(batch, "speak", speak)
-    tasks = (
-        SimpleNamespace(line=SimpleNamespace(line=line, output=output), self_contained=lambda _: "spoken")
-        for line, output in enumerate(outputs)
+    lines = (
+        SimpleNamespace(number=number, output=output, self_contained=lambda _: "spoken")
+        for number, output in enumerate(outputs)
     )
     executor = batch.RayExecutor(address, None, SimpleNamespace(digest=""), Engine())
-    results = {t.line.line: r for t, r in executor(tasks, CancelToken(), lambda _: None, lambda *_: None)}
-    return [results[line] for line in range(len(outputs))]
+    results = {line.number: r for line, r in executor(lines, CancelToken(), lambda _: None, lambda *_: None)}
+    return [results[number] for number in range(len(outputs))]
 
 
 @pytest.mark.usefixtures("nodes")
