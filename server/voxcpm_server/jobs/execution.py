@@ -257,8 +257,10 @@ class Jobs(Room):
                 return await asyncio.shield(speaking)
             finally:
                 running.cancel.cancel()
-                # The thread may still use the bundle.
-                await asyncio.wait({speaking})
+                # The thread may still use the bundle. Two requests may delete the job.
+                while not speaking.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait({speaking})
                 turn.leave()
 
 
