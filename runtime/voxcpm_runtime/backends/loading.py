@@ -45,15 +45,13 @@ def place_step_models(
 ) -> dict[str, Placed]:
     """Step models of an open bundle, in its precision, and the unit of each one.
 
-    names: some of them; by default all that the bundle has. threads: threads of one operation. device: "cpu" or a GPU
-    (portable backend only). compute_units: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses
-    runs on another unit or on the portable backend, with a warning, unless the caller named its unit. first_use (Core
-    ML only): called with a line when a child process begins to compile a package or to load it for the first time,
-    which takes minutes; None to do both in this process.
+    names: by default all that the bundle has. threads: of one operation. device: "cpu" or a GPU (portable backend
+    only). compute_units: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses runs on another
+    unit or on the portable backend, with a warning, unless the caller named its unit. first_use (Core ML only): called
+    with a line when a child process compiles a package or first loads it, for minutes; None to do both in this process.
 
-    Raises InputError for a backend that does not run here or does not run the bundle, or unknown compute units,
-    DeviceError for a GPU that cannot be used, BundleError for a package that cannot be loaded, needs a newer system, or
-    whose inputs and outputs are not the declared ones.
+    Raises InputError for a wrong argument, DeviceError for a GPU that cannot be used, BundleError for a package that
+    cannot be loaded.
     """
     chosen = check_engine(backend, threads, compute_units, bundle, device=device)
     opened = (bundle.folder, bundle.manifest, bundle.precision)
@@ -90,9 +88,8 @@ def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: 
     gpu = gpu_device(device)
     if gpu is None:
         return None
-    joined: NextPatch | None = gpu.joined_patch(
-        models, bundle.manifest.sizes, bundle.architecture.traits, bundle.constants
-    )
+    sizes, traits = bundle.manifest.sizes, bundle.architecture.traits
+    joined: NextPatch | None = gpu.joined_patch(models, sizes, traits, bundle.constants)
     return joined
 
 
@@ -101,8 +98,7 @@ def load_portable_step_model(
 ) -> StepFunction:
     """One step model on ONNX Runtime. device: None for the processor. options: of `portable.PortableStepModel`.
 
-    The first function of each package is loaded now, to check the package, and the others when they are first called.
-    Raises BundleError.
+    The first function of each package is loaded now, others when they are called. Raises BundleError.
     """
     if device is None:
         # On a Mac ONNX Runtime need not be installed.

@@ -112,7 +112,7 @@ class CoreAIStepModel:
         packaged.check(found.input_names, found.output_names, found.state_names)
 
     def new_state(self) -> CoreAIState:
-        """The state at the start of a stream: zeros."""
+        """See `StepFunction`."""
         zeros = {t.name: np.zeros(t.shape_at(0), self._dtype(t)) for t in self._declared.state}
         native = _runtime().NDArray
         return CoreAIState({n: native(z) if self._native else z for n, z in zeros.items()}, self._caches)
@@ -124,11 +124,10 @@ class CoreAIStepModel:
         arrays = state.arrays if isinstance(state, CoreAIState) else {}
         if arrays.keys() != {t.name for t in self._declared.state}:
             raise ValueError(f"{name}: pass a state that this step model made")
+        if not self._native:
+            features |= {n: array(cache) for n, cache in arrays.items()}
         try:
-            if self._native:
-                results = _awaited(self._function(features, state=arrays))
-            else:
-                results = _awaited(self._function(features | {n: array(c) for n, c in arrays.items()}))
+            results = _awaited(self._function(features, **({"state": arrays} if self._native else {})))
         except (RuntimeError, ValueError, TypeError) as error:
             raise BundleError(f"Core AI failed in {name} ({first_line(error)})") from None
         if not self._native:
@@ -140,15 +139,13 @@ class CoreAIStepModel:
 
     def _checked(self, tensor: TensorSpec, inputs: Mapping[str, Array]) -> Array:
         """An input as the function takes it: Core AI may end the process at another shape."""
-        given = np.asarray(inputs.get(tensor.name))
-        if given.shape != tensor.shape_at(0) or not np.can_cast(
-            given.dtype, self._dtype(tensor), "same_kind"
-        ):
+        given, dtype = np.asarray(inputs.get(tensor.name)), self._dtype(tensor)
+        if given.shape != tensor.shape_at(0) or not np.can_cast(given.dtype, dtype, "same_kind"):
             raise ValueError(
                 f"{self._declared.name}: expected {tensor.name} as {tensor.dtype} {tensor.shape_at(0)}, "
                 f"got {given.dtype} {given.shape}"
             )
-        return np.ascontiguousarray(given, self._dtype(tensor))
+        return np.ascontiguousarray(given, dtype)
 
     def _dtype(self, tensor: TensorSpec) -> Any:
         return self._compute if tensor.dtype == "compute" else np.dtype(tensor.dtype)
@@ -170,9 +167,9 @@ def load_core_ai_step_model(
 
 
 def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
-    """Core AI's model of a program. digest: identifies the program's content.
+    """Core AI's model of a program. digest: of the program's content.
 
-    The system's runtime compiles by itself, and gets the GPU. Without options it splits a program over its units, and
+    The system's runtime compiles by itself, and gets the GPU: without options it splits a program over its units, and
     has aborted or computed wrongly (apple/coreai-torch 115 and 116, RahulRachuri/pocket-tts-swift NOTES 20).
     """
     program, runtime = functions[0].package, _runtime()
@@ -191,7 +188,4 @@ def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
         ) from None
     # A compiled form for this process alone, which may be removed now that it is mapped.
     del compiled
-    lacking = [function.name for function in functions if function.name not in model.function_names]
-    if lacking:
-        raise BundleError(f"{program}: it has no function {lacking[0]}; convert again")
     return model

@@ -54,7 +54,7 @@ class WorkerStepModel:
         self._worker, self._name = worker, name
 
     def new_state(self) -> WorkerState:
-        """The state at the start of a stream: zeros."""
+        """See `StepFunction`."""
         return self._worker.new_state(self._name)
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
@@ -67,7 +67,7 @@ class WorkerStepModel:
 
 
 class CoreAIWorker:
-    """The child process of a bundle, and those that replace it. Any number of threads may ask; one waits for another.
+    """The child process of a bundle, and those that replace it. Threads may ask, one at a time.
 
     Raises BundleError, when it is made, for a program that Core AI cannot load.
     """

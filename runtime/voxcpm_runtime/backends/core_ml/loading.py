@@ -1,8 +1,7 @@
 """Step models on Core ML: packages compiled, and loaded on their compute units or a fallback.
 
-coremltools never releases the GIL. Compiling takes minutes, and so does the first load of a compiled package on a
-compute unit, whose result the system keeps; either may crash. So a child process, which this module is when it is
-started as a program, does both first.
+Compiling takes minutes, and so does the first load on a compute unit, whose result the system keeps. Either may crash,
+and coremltools never releases the GIL: a child process, which runs this module, does both first.
 """
 
 from __future__ import annotations
@@ -79,10 +78,9 @@ def place_on_core_ml(
     portable: LoadPortable | None,
     advice: str,
 ) -> dict[str, Placed]:
-    """Step models on their compute units.
+    """Step models on their compute units. Raises BundleError.
 
     portable: loads what no unit takes, if the user left the choice to "auto"; None to fail. advice: ends that error.
-    Raises BundleError.
     """
     measured = measured_units(bundle.digest)
     if portable is None:

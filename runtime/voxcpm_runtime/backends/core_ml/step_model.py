@@ -26,12 +26,11 @@ _DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}
 
 
 class InputBuffers:
-    """The arrays from which Core ML reads the inputs and the states of one step model, and which outlive it.
+    """The arrays from which Core ML reads the inputs and the states of a step model, `owner`, and which outlive it.
 
-    Core ML releases the inputs of a prediction about a second later, on a thread of its own. coremltools 9.0 does not
-    take the GIL there, so the process would crash if that was the last reference (coremltools pull requests 2827 and
-    2829). coremltools replaces float16 inputs by arrays of its own, so all are C-contiguous float32 or int32. owner:
-    the step model. At the exit of the process nothing frees them.
+    Core ML releases the inputs of a prediction about a second later, on a thread of its own, where coremltools 9.0 does
+    not take the GIL: the process would crash if that was the last reference (pull requests 2827 and 2829). coremltools
+    replaces float16 inputs by arrays of its own, so all are C-contiguous float32 or int32.
     """
 
     def __init__(self, owner: object) -> None:
@@ -119,8 +118,7 @@ class NativeState:
 
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
         """The outputs by name; Core ML updates the state."""
-        results: dict[str, Array] = predictor.predict(features, state=self._native)
-        return results
+        return dict(predictor.predict(features, state=self._native))
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
         """See `StepState`."""
@@ -138,10 +136,9 @@ class NativeState:
 
 
 class CoreMLStepModel:
-    """A step model, or one function of it, on Core ML.
+    """A step model, or one function of it, on Core ML. Threads may call it, each with its own state, one at a time.
 
     predictor: coremltools' CompiledMLModel. package: what it was loaded from, which lives as long as this does.
-    Several threads may call it, each with its own state; predictions run one at a time, as Core ML requires.
     """
 
     releases_gil = False
@@ -163,13 +160,8 @@ class CoreMLStepModel:
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """See `StepFunction`. Raises BundleError if Core ML fails."""
         declared = self._declared
-        missing = [t.name for t in declared.inputs if t.name not in inputs]
-        if missing:
-            raise ValueError(f"{declared.name} needs an input {missing[0]}")
-        if declared.state and state is None:
-            raise ValueError(f"{declared.name} has a state: pass one")
-        if not isinstance(state, PassedState | NativeState | None):
-            raise ValueError(f"{declared.name}: the state is not of this step model")  # noqa: TRY004 - a wrong input
+        if (declared.state and state is None) or not isinstance(state, PassedState | NativeState | None):
+            raise ValueError(f"{declared.name}: pass a state that this step model made")
         try:
             with self._predicting:
                 features = {

@@ -1,11 +1,8 @@
 """Apple's Core ML messages that a package is read with, from a copy of their descriptors.
 
 `core_ml_format.binpb` is a FileDescriptorSet of coremltools 9.0's `Model.proto` and all that it imports (BSD-3-Clause,
-Copyright Apple Inc.); `core_ml_format.LICENSE.txt` is their licence. So coremltools, with sympy and its converters, is
-needed only to convert, and on a Mac to predict. A test compares the copy with the installed coremltools.
-
-The messages are in a pool of their own: protobuf refuses a second definition of a name in one pool, and coremltools may
-be in the same process.
+Copyright Apple Inc., `core_ml_format.LICENSE.txt`), which a test compares with the installed coremltools. The messages
+have a pool of their own: protobuf refuses a second definition of a name, and coremltools may be in the same process.
 """
 
 from pathlib import Path

@@ -21,7 +21,7 @@ except ModuleNotFoundError:
 except ImportError as error:
     if is_refused_memory(error):
         raise MemoryError from error
-    # onnxruntime and onnxruntime-gpu are one folder: removing one of them leaves half of the other.
+    # onnxruntime and onnxruntime-gpu share a folder: removing one leaves half of the other.
     raise MissingExtraError(
         f"ONNX Runtime is only partly installed ({first_line(error)}); pip install --force-reinstall --no-deps "
         "onnxruntime, or onnxruntime-gpu in its place"

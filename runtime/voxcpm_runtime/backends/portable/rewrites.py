@@ -106,8 +106,7 @@ def _rms_norm(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph)
 def cut_behind_positions(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
     """The nodes, with attention reading the KV cache only up to the next multiple of 64 behind its last position.
 
-    The mask hides all later positions, so the result is the same. On Apple's hardware shapes are fixed, so a step
-    model's attention reads its whole cache.
+    The mask hides all later positions. Packages read the whole cache, as shapes are fixed on Apple's hardware.
     """
     producers = {output: node for node in nodes for output in node.output}
     cuts = _cuts(nodes, producers, graph)

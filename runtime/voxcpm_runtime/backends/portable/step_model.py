@@ -69,15 +69,12 @@ COMPUTING = FairSemaphore(cores() + 1)
 class PortableStepModel:
     """A step model, or one function of it: `(inputs, state) -> outputs`, the state changed in place.
 
-    `state` maps each state input to the output that holds its next value; both are hidden from callers. A Core ML state
-    `name` is an input `name` and an output `name_out` here. With `returns_rows` these outputs hold only the new rows of
-    KV caches, which are written into the caches at the input "position". Functions of one package may share a state.
-    `mode` is "plain" (float32 arithmetic), "faithful" (every fp16 result rounded to fp16) or "half" (fp16 arithmetic,
-    for a GPU). With `probe`, the output "probe.max_abs" has the largest |value| of every fp16 operation. `threads`:
-    threads of one operation.
-
-    Several threads may call one model, each with its own state; at most one call more than there are cores computes at
-    a time in this process.
+    state: the output that holds each state input's next value; callers see neither. A Core ML state `name` is an input
+    `name` and an output `name_out` here. With `returns_rows` these outputs hold only the new rows of KV caches, which
+    are written at the input "position". Functions of one package may share a state. mode: "plain" (float32), "faithful"
+    (every fp16 result rounded to fp16) or "half" (fp16, for a GPU). With `probe`, the output "probe.max_abs" has the
+    largest |value| of every fp16 operation. threads: of one operation. Threads may call one model, each with its own
+    state.
 
     Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks.
     """
@@ -165,11 +162,10 @@ class PortableStepModel:
 
 
 class State:
-    """The state of one stream on the processor: zeros at its start.
+    """The state of one stream on the processor: zeros at its start. Threads must not share it.
 
     A tensor written by one scatter has one buffer, read and written in place. Any other has two, which take turns.
     Caches whose new rows are returned are only read by the model, and `outputs` is empty.
-    One state belongs to one stream: two threads must not run with the same state at the same time.
     """
 
     def __init__(

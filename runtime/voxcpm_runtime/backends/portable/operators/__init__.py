@@ -1,8 +1,4 @@
-"""MIL operation type → the function that emits its ONNX nodes; each module has a table for one kind of operation.
-
-To add an operation, write a function `(Call) -> ONNX name(s)` in the module it belongs to and enter it in that
-module's OPERATORS. An attribute value that has no ONNX form is refused with `call.refuse`.
-"""
+"""MIL operation type → the function that emits its ONNX nodes. CONTRIBUTING.md says how to add one."""
 
 from voxcpm_runtime.backends.portable.graph import Operator
 from voxcpm_runtime.backends.portable.operators import arithmetic, layout, products, weights

@@ -22,10 +22,9 @@ DEQUANTIZERS = frozenset({_AFFINE, "constexpr_blockwise_shift_scale"})
 
 
 class Compressed(NamedTuple):
-    """W = (data − offset) · scale, W of `shape`.
+    """W = (data − offset) · scale, W of `shape`; offset is None if it is zero everywhere.
 
-    scale and offset have the rank of data; along an axis of n elements and m `scales`, each scale is for n / m
-    neighbouring elements. offset is None if it is zero everywhere.
+    scale and offset have the rank of data; of m `scales` along an axis of n elements, each is for n / m neighbours.
     """
 
     data: Constant
