@@ -18,16 +18,18 @@ from voxcpm_runtime.argument_types import (
 )
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
-from voxcpm_runtime.backends.choice import (
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
+from voxcpm_runtime.backends.loading import (
     AUTO_DEVICE,
     CPU_DEVICE,
     Backend,
+    arithmetic_key,
     choose_backend,
     chosen_device,
     gpu_device,
+    load_next_patch,
+    place_step_models,
 )
-from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import pretrained_bundle
 from voxcpm_runtime.model.driver import Driver

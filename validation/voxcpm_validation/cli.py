@@ -20,7 +20,7 @@ from voxcpm_runtime.storage.whole_file import report_folder
 
 if TYPE_CHECKING:
     from voxcpm_constants.step_models import Precision
-    from voxcpm_runtime.backends.choice import Backend
+    from voxcpm_runtime.backends.loading import Backend
     from voxcpm_validation.report import Report
 
 _IN_THE_REPORT_ONLY = ("calls", "waveform SNR dB")

@@ -14,7 +14,7 @@ from voxcpm_constants.manifest import Manifest, Source
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import CORE_AI, Target
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_runtime.backends.choice import Backend, choose_backend
+from voxcpm_runtime.backends.loading import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM

@@ -22,7 +22,7 @@ from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.manifest import record_file
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
-from voxcpm_runtime.backends.choice import CPU_DEVICE
+from voxcpm_runtime.backends.loading import CPU_DEVICE
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine, Failure, SpokenFile, read_lines, spoken_file
 from voxcpm_runtime.commands.generate import interruptible

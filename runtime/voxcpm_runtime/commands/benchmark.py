@@ -19,8 +19,8 @@ import numpy.typing as npt
 import typer
 
 from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, StepModel
-from voxcpm_runtime.backends.choice import CPU_DEVICE, check_engine, choose_backend, chosen_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO
+from voxcpm_runtime.backends.loading import CPU_DEVICE, check_engine, choose_backend, chosen_device
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
 from voxcpm_runtime.model.sequence import build_sequence

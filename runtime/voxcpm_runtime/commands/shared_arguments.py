@@ -21,8 +21,8 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.json_files import bounded, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
-from voxcpm_runtime.backends.choice import CPU_DEVICE, Backend, check_engine
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
+from voxcpm_runtime.backends.loading import CPU_DEVICE, Backend, check_engine
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import pretrained_bundle
 from voxcpm_runtime.commands.status_line import Notes

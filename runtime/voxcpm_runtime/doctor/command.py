@@ -12,7 +12,6 @@ from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import check_files
 from voxcpm_constants.targets import CORE_AI
-from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.backends.core_ml.compute_units import (
     COMPUTE_UNITS,
     COREAI,
@@ -20,7 +19,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import (
     save_measured_units,
 )
 from voxcpm_runtime.backends.core_ml.loading import check_system
-from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
+from voxcpm_runtime.backends.loading import INSTALL_PORTABLE, choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption

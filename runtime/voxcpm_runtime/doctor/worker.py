@@ -33,9 +33,8 @@ from voxcpm_constants.vectors import (
     read_vectors,
     streams,
 )
-from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, COREAI, PORTABLE
-from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.backends.loading import Backend, load_step_models
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.benchmark import median_seconds

@@ -13,8 +13,8 @@ import pytest
 
 from edited_manifest import edit_manifest
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.backends.choice import check_engine, choose_backend
 from voxcpm_runtime.backends.core_ai import step_model as core_ai
+from voxcpm_runtime.backends.loading import check_engine, choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands import cli

@@ -11,7 +11,7 @@ import soundfile
 import torch
 
 from voxcpm_constants.manifest import Manifest
-from voxcpm_runtime.backends.choice import choose_backend
+from voxcpm_runtime.backends.loading import choose_backend
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, CancelToken

@@ -13,7 +13,7 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import FEAT_ENCODER
-from voxcpm_runtime.backends.core_ai.programs import compile_program, compiled_program
+from voxcpm_runtime.backends.core_ai.step_model import compile_program, compiled_program
 
 pytest.importorskip("coreai", exc_type=ImportError)
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from voxcpm_constants.errors import DeviceError, InputError
-from voxcpm_runtime.backends.choice import check_engine, chosen_device, gpu_device
 from voxcpm_runtime.backends.gpu import device
 from voxcpm_runtime.backends.gpu.device import Device
+from voxcpm_runtime.backends.loading import check_engine, chosen_device, gpu_device
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_backend_refuses_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("voxcpm_runtime.backends.choice.choose_backend", lambda *_: "coreml")
+    monkeypatch.setattr("voxcpm_runtime.backends.loading.choose_backend", lambda *_: "coreml")
     with pytest.raises(InputError, match=r"device cuda is the portable backend's, and this is coreml"):
         check_engine("coreml", None, "auto", device="cuda")
 
