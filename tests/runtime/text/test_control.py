@@ -7,10 +7,6 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.control import controlled, described, without_control
 
 
-def written(text, control):
-    return controlled(text, described(control))
-
-
 @pytest.fixture(scope="module")
 def upstreams_cli():
     """Upstream's `cli.py` alone, since importing its package would import torch."""
@@ -27,7 +23,7 @@ def upstreams_cli():
 @pytest.mark.parametrize("text", ["Hello.", "(slow) Hello."])
 @pytest.mark.parametrize("control", [None, " \n", "  warm, slow ", "warm (a bit) voice"])
 def test_a_control_is_written_as_upstream_does(upstreams_cli, text, control):
-    assert written(text, control) == upstreams_cli.build_final_text(text, control)
+    assert controlled(text, described(control)) == upstreams_cli.build_final_text(text, control)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def test_the_control_of_a_text_is_taken_off_again():
 @pytest.mark.parametrize("control", ["warm) loud", "warm（", ")warm("])
 def test_a_parenthesis_without_a_partner_is_refused(control):
     with pytest.raises(InputError, match="unmatched parenthesis") as caught:
-        written("Hello.", control)
+        described(control)
 
     assert repr(control) in str(caught.value)
     assert "\n" not in str(caught.value)
