@@ -19,20 +19,9 @@ SOURCES = ("constants", "conversion", "tests/shared_bundles.py")
 """The packages that convert, with the built-in voice's checkpoint, and the code that calls them."""
 
 PACKAGES = (
-    *(
-        "coreai-core",
-        "coreai-opt",
-        "coreai-torch",
-        "coremltools",
-        "numpy",
-        "safetensors",
-        "scipy",
-        "tokenizers",
-    ),
-    *("torch", "torchao"),
-)
-
-
+    "coreai-core", "coreai-opt", "coreai-torch", "coremltools", "numpy", "safetensors", "scipy", "tokenizers", "torch",
+    "torchao",
+)  # fmt: skip
 _DIGITS = 16
 
 

@@ -88,16 +88,7 @@ def test_upstream_takes_part(tiny_bundle, tiny_checkpoint):
     assert speed * factor == pytest.approx(ours * ours_factor)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("b", "."), "two contenders or more"),
-        (("b", ".", "upstream:float32"), "upstream needs --checkpoint"),
-        (("b", ".", "upstream:int8"), "upstream:int8: expected a checkout of this project, or upstream:float32"),
-        (("b", ".", ".", "--rounds", "0"), "--rounds 0: expected 1 or more"),
-    ],
-)  # fmt: skip
-def test_a_wrong_argument_is_one_line(given, message):
-    done = run(*given)
+def test_a_wrong_argument_is_one_line():
+    done = run("b", ".", "upstream:int8")
     assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
+    assert "upstream:int8: expected a checkout of this project" in done.stderr.splitlines()[-1]

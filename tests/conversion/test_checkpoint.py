@@ -253,6 +253,10 @@ def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence
 
 
 def test_a_wrong_speech_json_is_one_clear_line(copy: Path) -> None:
-    (copy / "speech.json").write_text(json.dumps(PROFILE | {"longest_seconds": 0.4}))
-    reason = "longest_seconds is 0.4, but by the other figures 8 letters"
-    one_line_error(copy, f"speech.json: not a speech.json: the file: Value error, {reason}")
+    for wrong, reason in (
+        ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
+        ({"longest_seconds": 0.4}, "the file: Value error, longest_seconds is 0.4, but by the other figures"),
+        ({"longest_second": 6}, "longest_second: Extra inputs are not permitted"),
+    ):
+        (copy / "speech.json").write_text(json.dumps(PROFILE | wrong))
+        one_line_error(copy, f"speech.json: not a speech.json: {reason}")

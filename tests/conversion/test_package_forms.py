@@ -75,16 +75,10 @@ def test_the_command_passes_options_on(
 
     monkeypatch.setattr("voxcpm_conversion.cli.convert_checkpoint", noted)
     forms = (
-        "--kv-cache",
-        "rows",
-        "--solver-steps",
-        "100",
-        "--split-gigabytes",
-        "1.1e-4",
-        "--prefill-chunk",
-        "8",
-    )
-    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--max-length", "128", *forms]
+        "--max-length", "128", "--kv-cache", "rows", "--solver-steps", "100", "--split-gigabytes", "1.1e-4",
+        "--prefill-chunk", "8",
+    )  # fmt: skip
+    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *forms]
     assert cli.main(given) == 2
     (options,) = asked
     assert options["kv_cache"] == "rows"

@@ -158,17 +158,9 @@ def _batch(folder: Path, precision: Precision) -> Read:
 
     (folder / "lines.txt").write_text("Yes.\nNo.\n")
     given = (
-        *(
-            "batch",
-            folder / "bundle",
-            folder / "lines.txt",
-            "-o",
-            folder / "spoken",
-            "--precision",
-            precision,
-        ),
-        *("--threads", 1, "--inference-timesteps", 2, "--max-len", 3, "--no-retry", "--seed", 1),
-    )
+        "batch", folder / "bundle", folder / "lines.txt", "-o", folder / "spoken", "--precision", precision,
+        "--threads", 1, "--inference-timesteps", 2, "--max-len", 3, "--no-retry", "--seed", 1,
+    )  # fmt: skip
 
     def read() -> bytes | Ended:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:

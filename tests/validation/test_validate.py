@@ -35,13 +35,7 @@ def report(tiny_bundle: Path, tiny_checkpoint: Path) -> Report:
 
 def test_every_step_model_is_measured_in_every_precision(report: Report) -> None:
     measured = {(s.step_model, s.precision, s.arithmetic) for s in report.steps}
-    kinds = [
-        ("fp32", "plain"),
-        ("fp16", "plain"),
-        ("fp16", "faithful"),
-        ("int8", "plain"),
-        ("int8", "faithful"),
-    ]
+    kinds = {("fp32", "plain"), *((p, mode) for p in ("fp16", "int8") for mode in ("plain", "faithful"))}
     assert measured == {(name, *kind) for name in STEP_MODEL_NAMES for kind in kinds}
     # One call with an empty cache would prove little.
     assert min(s.calls for s in report.steps) >= 4
