@@ -244,10 +244,13 @@ def test_silent_connections_are_closed(without_bundle: Serving) -> None:
     running = without_bundle(client_timeout=1)
     asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as guests:
-        for sent in (b"", asked[:20], asked, asked + asked[:20]):
+        for sent, later in ((b"", b""), (asked[:20], b""), (asked, b""), (asked, asked[:20])):
             connection = guests.enter_context(socket.create_connection(running.address))
             connection.sendall(sent)
-            assert is_closed(connection), sent
+            if later:
+                assert connection.recv(65_536)
+                connection.sendall(later)
+            assert is_closed(connection), (sent, later)
 
 
 def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered(
