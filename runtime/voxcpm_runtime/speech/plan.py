@@ -57,6 +57,7 @@ class Plan:
 
     bundle: Bundle
     arguments: Arguments  # What was asked for; the text is None if it comes later, as in a session
+    options: GenerationOptions  # Those of the arguments
     voice: AnyVoice | None  # The voice that was given; None if that of the first segments is continued
     description: str  # The control, without its parentheses; empty for none
     seed: int | None
@@ -64,11 +65,6 @@ class Plan:
     cancel: CancelToken
     opening: tuple[PlannedSegment, ...] = ()
     """All segments of a text of ordinary length, the very first of a longer one."""
-
-    @property
-    def options(self) -> GenerationOptions:
-        """The options of the call."""
-        return self.arguments.options
 
     @property
     def segments(self) -> tuple[PlannedSegment, ...]:
@@ -322,6 +318,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     unread = Plan(
         bundle=bundle,
         arguments=arguments,
+        options=options,
         voice=recordings.read(a, trimmed=options.trim_silence_vad),
         description=description,
         seed=first_seed(arguments.seed, arguments.rng),
