@@ -55,6 +55,13 @@ def test_a_small_file_of_too_many_samples_is_refused(refused):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 400e6
 
 
+def test_a_text_file_beyond_its_bound_is_refused(refused, folder, monkeypatch):
+    monkeypatch.setattr("voxcpm_runtime.commands.shared_arguments.MAX_TEXT_BYTES", 10)
+    (folder / "long.txt").write_text("ten of them")
+
+    assert "at most 10 bytes are read, and it has more" in refused("--text-file", "long.txt")
+
+
 def test_a_text_beyond_its_bound_is_refused(monkeypatch):
     monkeypatch.setattr("voxcpm_runtime.argument_types.MAX_CHARACTERS", 10)
 
