@@ -150,7 +150,7 @@ def test_a_dry_run_checks_and_lists_the_files_without_the_hub(carded, tmp_path, 
     assert cli.main(["publish", str(carded), "voice", "--dry-run"]) == 2
     assert "organisation/name" in capsys.readouterr().err
 
-    package = carded / "int8" / "locdit_step.mlpackage" / "Manifest.json"
+    package = carded / "fp16" / "locdit_step.mlpackage" / "Manifest.json"
     content = package.read_bytes()
     package.write_bytes(bytes(len(content)))
     assert cli.main(["publish", str(carded), "someone/voice", "--dry-run"]) == 2
