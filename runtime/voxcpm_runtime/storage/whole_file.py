@@ -46,6 +46,7 @@ def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryI
     kept = False
     try:
         with file:
+            file.truncate()  # what a killed process wrote
             _take_mode_and_owner(file.fileno(), target)
             yield file
         part.replace(target)
@@ -124,7 +125,6 @@ def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
         part = hidden_beside(path, f"{secrets.token_hex(8)}.part")
         file = part.open("xb+")
         try_lock(file.fileno())
-    file.truncate()
     # The lock outlives `file`, which is closed before it is renamed.
     return part, file, Lock(os.dup(file.fileno()))
 
