@@ -112,21 +112,6 @@ def test_rows_of_a_cache_are_read_and_overwritten(cache_package: Path, rng: np.r
     np.testing.assert_array_equal(state.rows(2, 9)["cache"], expected)
 
 
-def test_threads_with_their_own_states_do_not_meet(cache_package: Path) -> None:
-    model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
-
-    def stream(seed: int) -> np.ndarray:
-        rng, state = np.random.default_rng(seed), model.new_state()
-        for start in [0, 2, 4, 6, 8, 10] * 8:
-            model(cache_inputs(rng, start), state)
-        return state.rows(0, LENGTH)["cache"]
-
-    alone = [stream(seed) for seed in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(stream, range(4)))
-    np.testing.assert_array_equal(together, alone)
-
-
 def test_enumerated_lengths(ct: Any, lab: Any) -> None:
     torch = pytest.importorskip("torch")
 
