@@ -31,10 +31,7 @@ class UnsupportedOperationError(PackageError):
 
 
 class Graph:
-    """ONNX nodes, constants and weight references, in the order they were emitted.
-
-    signed_products: integer products take weights as signed numbers (`sessions.has_exact_signed_products`).
-    """
+    """ONNX nodes, constants and weight references. signed_products: see `sessions.has_exact_signed_products`."""
 
     def __init__(self, *, signed_products: bool = False) -> None:
         self.signed_products = signed_products

@@ -52,9 +52,7 @@ def lower(
 ) -> Lowered:
     """Lower a function of a package to an ONNX graph. signed_products: see `Graph`. rewrite: of a graph in half mode.
 
-    With `probe` the graph has one more output, PROBE_OUTPUT: max |value| of every fp16 operation's result before
-    rounding, float32 (operations,), named by `Lowered.probed`.
-
+    probe: one more output, PROBE_OUTPUT (operations,): max |value| of every fp16 operation's result before rounding.
     Raises PackageError for a damaged package and UnsupportedOperationError for an operation without an ONNX form.
     """
     read = read_package(package, function)
@@ -78,8 +76,7 @@ def lower(
 def without_states(program: Program) -> Program:
     """The program with each Core ML state as an input `name` and an output `name_out`.
 
-    A read is replaced by the value written last, so that only the operations in between remain: for a KV cache one
-    scatter from the input to the output, which then runs in place.
+    A read becomes the value written last: a KV cache has one scatter from input to output, which then runs in place.
     """
     now = {state.name: state.name for state in program.states}
     read: dict[str, str] = {}
@@ -165,10 +162,7 @@ def _open_shape(interface: Interface) -> tuple[int | None, ...]:
 
 
 def _with_named_outputs(graph: Graph, outputs: Mapping[str, str]) -> list[NodeProto]:
-    """The nodes, with each graph output computed under its own name.
-
-    A node's result is renamed; a copy is made only of a value that is also an input, a constant or another output.
-    """
+    """The nodes, with each graph output under its own name; an input, a constant or another output is copied."""
     produced = {name for node in graph.nodes for name in node.output}
     renamed: dict[str, str] = {}
     copies = []

@@ -46,10 +46,7 @@ class PackageError(BundleError):
 
 @contextmanager
 def damage_named(package: Path) -> Iterator[None]:
-    """A context in which any error that an unexpected program leads to becomes a PackageError.
-
-    Its names, types and shapes are not checked one by one. Errors of files, recursion and memory propagate.
-    """
+    """A context in which an unexpected program's errors become a PackageError; those of the system propagate."""
     try:
         yield
     except (BundleError, ImportError, OSError, RecursionError, MemoryError):

@@ -62,10 +62,7 @@ _SAVING = {
 
 @contextlib.contextmanager
 def refusal_named(package: Path) -> Iterator[None]:
-    """A context in which an error of ONNX Runtime becomes a PackageError: its graph was lowered from the package.
-
-    If the system refuses memory or a thread, it becomes a MemoryError or OSError, as Python's own refusals are.
-    """
+    """A context in which an error of ONNX Runtime becomes a PackageError, or MemoryError or OSError as in Python."""
     try:
         yield
     # A thread that cannot be started is none of ERRORS, nor is what fails in a call with bound inputs.
@@ -205,10 +202,9 @@ _PRODUCT = base64.b64decode(
 
 @functools.cache
 def has_exact_signed_products() -> bool:
-    """Whether this processor multiplies unsigned by signed bytes exactly.
+    """Whether this processor multiplies unsigned by signed bytes exactly, as VNNI, AMX and ARM's dot products do.
 
-    ONNX Runtime's fastest integer kernels (VNNI, AMX, and ARM's dot products) do. On x86 without VNNI the same product
-    adds pairs in 16 bits, which saturate: 255 · 127 twice is 64770, above 32767.
+    On x86 without VNNI the product adds pairs in 16 bits, which saturate: 255 · 127 twice is 64770, above 32767.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

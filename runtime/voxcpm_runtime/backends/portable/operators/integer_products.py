@@ -51,10 +51,7 @@ class _Channelwise(NamedTuple):
 
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
-    """X · W with W at its 8 or 4 bits; None if W is no weight of a supported form.
-
-    `weight` names the input that holds W: (out, in) when `transposed`, else (in, out).
-    """
+    """X · W with W at its 8 or 4 bits; None for another form. weight: W's input, (out, in) if `transposed`."""
     held = _held(call, weight)
     if held is None or len(held.shape) != 2:
         return None
@@ -75,10 +72,7 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
 
 
 def quantized_taps(call: Call, weight: str, x: str) -> str | None:
-    """What each frame of x (1, frames, in) adds to the output: (1, frames, out · taps), for int8 W (in, out, taps).
-
-    None if W is no int8 weight of a supported form.
-    """
+    """What each frame of x (1, frames, in) adds: (1, frames, out · taps), for int8 W (in, out, taps), or None."""
     held = _held(call, weight)
     channelwise = None if held is None else _channelwise(call, held, channel_axis=1)
     return None if channelwise is None else _whole_row_product(call, x, channelwise)
@@ -168,10 +162,10 @@ def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
 
 
 def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool) -> str:
-    """Rows as two planes of bytes in one integer product: the second plane is what the first has rounded off.
+    """Rows as two planes of bytes in one integer product, the second what the first rounds off: rows keep 15 bits.
 
-    So rows keep 15 bits. A weight is read once for both planes, and with few rows reading takes the time: the second
-    plane costs nothing. From _WHOLE_ROWS rows on it does, and there is none unless `always` (TRIALS.md).
+    With few rows, reading the weight takes the time, so the second plane costs nothing. From _WHOLE_ROWS rows on it
+    does, and there is none unless `always` (TRIALS.md).
     """
     integers = call.graph.integers
     # (…, rows, planes, in), and units (…, rows, 1, planes)
@@ -208,8 +202,7 @@ def _grid(call: Call, step: float) -> tuple[str, str]:
 def _byte_product(call: Call, rows: str, step: float, weight: _Channelwise) -> str:
     """Rows of bytes with this step, times the weight: one integer product.
 
-    Weights are signed where that is exact, as it is faster, and else unsigned; both are the same integer sums, and so
-    the same bits.
+    Weights are signed where that is exact, as it is faster, and else unsigned, with the same bits.
     """
     signed = call.graph.signed_products
     kind, center = (np.int8, 0) if signed else (np.uint8, _ZERO_POINT)

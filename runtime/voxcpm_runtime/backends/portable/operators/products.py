@@ -83,10 +83,9 @@ def _output_padding(call: Call, geometry: dict[str, Any]) -> list[int]:
 
 
 def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
-    """A transposed convolution with kernel 2·stride and int8 weights: one integer product, whose halves are added.
+    """A transposed convolution with kernel 2·stride, padding stride and int8 weights: one product, halves added.
 
-    Its padding is the stride on both sides, so that each output has two terms. None for any other, and for small
-    weights, for which moving the halves costs more than it saves.
+    None for any other, and for small weights, for which moving the halves costs more than it saves.
     """
     sizes = [size or 0 for size in call.shape("weight")]
     outputs, stride = sizes[1], geometry["strides"][0]
