@@ -101,13 +101,16 @@ def test_integers_stay_integers(lab: Any) -> None:
 
 
 def test_casts_and_choices(lab: Any) -> None:
-    def build(x: Any, y: Any) -> tuple[Any, Any]:
+    def build(x: Any, y: Any) -> tuple[Any, Any, Any]:
+        half = lab.mb.tanh(x=lab.mb.cast(x=x, dtype="fp16"))
         positive = lab.mb.greater(x=x, y=np.float32(0))
         both = lab.mb.logical_and(x=positive, y=lab.mb.less(x=x, y=np.float32(2)))
-        return lab.mb.cast(x=x, dtype="int32"), lab.mb.select(cond=both, a=x, b=y)
+        chosen = lab.mb.select(cond=both, a=x, b=y)
+        return lab.mb.cast(x=x, dtype="int32"), chosen, lab.mb.cast(x=half, dtype="fp32")
 
-    truncated, chosen = lab.run(build, {"x": POINTS, "y": -10 - POINTS}, "select")
+    truncated, chosen, half = lab.run(build, {"x": POINTS, "y": -10 - POINTS}, "select")
     np.testing.assert_array_equal(truncated, np.trunc(POINTS))
+    np.testing.assert_allclose(half, np.tanh(POINTS), atol=1e-3)
     np.testing.assert_array_equal(chosen, np.where((POINTS > 0) & (POINTS < 2), POINTS, -10 - POINTS))
 
 
