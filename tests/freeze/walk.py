@@ -35,10 +35,10 @@ class Walk:
 
     def __init__(self) -> None:
         self.calls: Counter[CodeType] = Counter()
-        self.is_open = False
-        """Whether a step model was called; opening a bundle may compute small graphs of its own."""
+        self.before_call: Counter[CodeType] | None = None
+        """The calls until a `StepFunction` was called; None until then."""
         self.before: Counter[CodeType] | None = None
-        """The calls until ONNX Runtime computed a step model; None until then."""
+        """The calls until ONNX Runtime computed one; None until then."""
         self.generators: list[CodeType] = []
         """The longest stack of generators during a step model, outermost first."""
 
@@ -46,10 +46,10 @@ class Walk:
         code = frame.f_code
         if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(ROOTS):
             if code.co_name == "__call__" and code.co_varnames[:3] == ("self", "inputs", "state"):
-                self.is_open = True
+                self.before_call = self.before_call or Counter(self.calls)
             self.calls[code] += 1
         elif event == "call" and code.co_name.startswith("run") and "onnxruntime" in code.co_filename:
-            if self.is_open:
+            if self.before_call is not None:  # Opening a bundle may compute small graphs of its own.
                 self.before = self.before or Counter(self.calls)
             stacked = [f.f_code for f in _stack(frame) if f.f_code.co_flags & inspect.CO_GENERATOR][::-1]
             self.generators = max(self.generators, stacked, key=len)
@@ -110,10 +110,14 @@ def main() -> None:
         for code in walk.generators if listed else ():
             print(f"         {_place(code)}")
         return
-    if walk.before is None:
-        sys.exit(f"{part}: no step model computes")
-    modules, calls = {code.co_filename for code in walk.before}, sum(walk.before.values())
-    print(f"{part}: {len(walk.before)} functions in {len(modules)} modules, {calls} calls")
+    for end, before in (("is called", walk.before_call), ("computes", walk.before)):
+        if before is None:
+            sys.exit(f"{part}: no step model {end}")
+        modules = {code.co_filename for code in before}
+        calls = sum(before.values())
+        print(
+            f"{part}, until a step model {end}: {len(before)} functions in {len(modules)} modules, {calls} calls"
+        )
     for code in sorted(walk.before, key=_place) if listed else ():
         print(f"  {walk.before[code]:6} {_place(code)}")
 

@@ -109,7 +109,9 @@ def measure_step(
         calls=len(calls),
         outputs={t.name: _over_calls(replayed, t.name) for t in declaration.outputs},
         lengths={length: _over_calls(pairs, first) for length, pairs in sorted(by_length.items())},
-        near_fp16_limit=_near_limit(runner.probed, [results for results, _ in replayed]) if probe else (),
+        near_fp16_limit=_near_limit(runner.lowered.probed, [results for results, _ in replayed])
+        if probe
+        else (),
     )
 
 

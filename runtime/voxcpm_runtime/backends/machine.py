@@ -1,4 +1,4 @@
-"""The machine: its system, chip, cores and backends. No name of a user or a host is among these."""
+"""The machine: its system, chip, cores, backends and speed. No name of a user or a host is among these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import functools
 import importlib.util
 import os
 import platform
+import statistics
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from voxcpm_constants.macos import macos
@@ -112,3 +115,17 @@ def backends() -> tuple[str, ...]:
         if all(importlib.util.find_spec(library) for library in libraries)
         and (backend != "coreml" or macos() is not None)
     )
+
+
+def median_seconds(
+    call: Callable[[], object], maximum: int, enough: float = 1.0, *, warm_up: bool = True
+) -> float:
+    """Median seconds of at least one and at most `maximum` calls, until they have taken `enough` seconds together."""
+    if warm_up:
+        call()
+    seconds: list[float] = []
+    while not seconds or (len(seconds) < maximum and sum(seconds) < enough):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)

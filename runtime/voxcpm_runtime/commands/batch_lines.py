@@ -40,9 +40,7 @@ class BatchLine:
     number: int  # Number of the line, from 1, blank lines included
     output: str  # Path of its audio file below the output folder, in POSIX form
     arguments: Arguments
-    digest: str = (
-        ""  # `Arguments.digest`, of everything that determines the speech; empty until the line's turn comes
-    )
+    digest: str = ""  # `Arguments.digest`; empty until the line's turn comes
 
     def self_contained(self, bundle: Bundle) -> Arguments:
         """The arguments with the content of the recordings, for another machine. Raises InputError."""

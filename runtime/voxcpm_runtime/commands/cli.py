@@ -28,7 +28,7 @@ _USER_ERROR = 2
 
 _HOMES = {
     **dict.fromkeys(("generate", "design", "clone"), "commands.generate"),
-    **{name: f"commands.{name}" for name in ("batch", "voices", "inspect", "publish", "benchmark")},
+    **{name: f"commands.{name}" for name in ("batch", "voices", "inspect", "publish")},
     "clear-cache": "commands.clear_cache",
     "doctor": "doctor.command",
 }
@@ -56,10 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Closed by the caller (`2>&-`): without this, a file opened later would get its descriptor.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if given[0] in _OWN:
-        # numpy multiplies little here, but OpenBLAS starts a thread for every core, and these spin for 0.1 s on cores
-        # that start-up needs.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # numpy multiplies little here, but OpenBLAS starts a thread for every core, and these spin for 0.1 s on cores that
+    # start-up needs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = _show_warning  # type: ignore[assignment]

@@ -35,9 +35,9 @@ from voxcpm_constants.vectors import (
 )
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, COREAI, PORTABLE
 from voxcpm_runtime.backends.loading import Backend, load_step_models
+from voxcpm_runtime.backends.machine import median_seconds
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.commands.benchmark import median_seconds
 
 Event = dict[str, Any]
 

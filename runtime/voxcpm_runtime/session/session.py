@@ -110,9 +110,7 @@ class Session:
         self._cutter = SentenceCutter()
         self._high = ""  # The high surrogate of a pair that was cut between two fragments
         self._sentences: deque[str] = deque()
-        self._characters = (
-            0  # Characters that were pushed and not spoken, those of an unfinished sentence included
-        )
+        self._characters = 0  # Pushed and not spoken, those of an unfinished sentence included
         self._flushed = False
         self._working = False
         self._ended = False

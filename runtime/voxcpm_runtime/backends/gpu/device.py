@@ -40,8 +40,6 @@ INSTALL_CUDA = (
     "and pip install --force-reinstall --no-deps onnxruntime-gpu"
 )
 _INSTALL_LIBRARIES = 'pip install "onnxruntime-gpu[cuda,cudnn]"'
-# The first ONNX Runtime that was tried.
-_OLDEST = (1, 31)
 _PROVIDER_LIBRARY = "libonnxruntime_providers_{}.so"
 _DRIVER = "libcuda.so.1"
 _NO_DEVICE = 100
@@ -58,18 +56,13 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU of this machine. kind: "cuda"; "cpu" is for tests of what GPUs run."""
+    """A GPU. kind: "cuda", as ONNX Runtime calls its memory, too; "cpu" is for tests of what GPUs run."""
 
     kind: str
     index: int = 0
 
     def __str__(self) -> str:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
-
-    @property
-    def memory(self) -> str:
-        """ONNX Runtime's name of its memory."""
-        return "cpu" if self.kind == "cpu" else "cuda"
 
     @property
     def captures(self) -> bool:
@@ -125,11 +118,6 @@ class Device:
         if _PROVIDER not in ort.get_available_providers():
             raise DeviceError(
                 f"--device {self.kind} needs ONNX Runtime with {_PROVIDER}, and this one has none: {INSTALL_CUDA}"
-            )
-        if tuple(map(int, ort.__version__.split(".")[:2])) < _OLDEST:
-            oldest, here = ".".join(map(str, _OLDEST)), ort.__version__
-            raise DeviceError(
-                f"--device {self.kind} needs ONNX Runtime {oldest} or newer, and this one is {here}: {INSTALL_CUDA}"
             )
         count = gpu_count()
         if self.index >= count:
@@ -255,7 +243,7 @@ class DeviceWorker:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.gate = _gate(device.memory, device.index)
+        self.gate = _gate(device)
         self._thread = ThreadPoolExecutor(1, str(device))
 
     def begin(self, call: Callable[[], T]) -> Future[T]:
@@ -273,5 +261,5 @@ class DeviceWorker:
 
 
 @functools.cache
-def _gate(memory: str, index: int) -> DeviceGate:  # noqa: ARG001 - one for each GPU
+def _gate(device: Device) -> DeviceGate:  # noqa: ARG001 - one for each GPU
     return DeviceGate()

@@ -98,7 +98,7 @@ class BufferPool:
     def _on_device(self, array: np.ndarray) -> ort.OrtValue:
         # On the CPU an OrtValue of an array is that array itself.
         device = self._worker.device
-        return ort.OrtValue.ortvalue_from_numpy(array.copy(), device.memory, device.index)
+        return ort.OrtValue.ortvalue_from_numpy(array.copy(), device.kind, device.index)
 
 
 @dataclass(eq=False)
@@ -134,7 +134,7 @@ class DeviceState:
 
     def append(self, rows: Mapping[str, np.ndarray], start: int) -> None:
         """Write rows into the caches from a position on. Runs on the worker's thread."""
-        memory, index = self.worker.device.memory, self.worker.device.index
+        memory, index = self.worker.device.kind, self.worker.device.index
         targets: dict[tuple[int, ...], ort.OrtValue] = {}
         for name, array in rows.items():
             if not array.size:

@@ -111,7 +111,7 @@ class DeviceCalls:
 
     def _first(self, feeds: Feeds, buffers: Buffers | None, signature: Signature) -> dict[str, np.ndarray]:
         """The first call with these shapes shows the shapes of the outputs."""
-        memory, index = self._worker.device.memory, self._worker.device.index
+        memory, index = self._worker.device.kind, self._worker.device.index
 
         def on_device(arrays: Feeds) -> dict[str, ort.OrtValue]:
             copies = ((name, array.copy()) for name, array in arrays.items())
@@ -164,24 +164,9 @@ class GPUStepModel(PortableStepModel):
         super().__init__(package, **{"mode": "half", **options})
 
     @property
-    def lowered(self) -> Lowered:
-        """The graph and its interface."""
-        return self._lowered
-
-    @property
-    def weights(self) -> list[ort.OrtValue]:
-        """The mapped weights that the graph names, in the order of `lowered.weights`."""
-        return self._weights
-
-    @property
-    def state(self) -> Mapping[str, str]:
-        """State input -> the output that holds its next value."""
-        return self._state
-
-    @property
     def writes_in_place(self) -> bool:
         """Whether a call updates its whole state in place."""
-        return not self._returns_rows and self._in_place == self._state.keys()
+        return not self._returns_rows and self._in_place == self.state.keys()
 
     def new_state(self) -> DeviceState:
         """See `StepFunction`."""
@@ -192,14 +177,14 @@ class GPUStepModel(PortableStepModel):
 
     def _open(self, threads: int | None, prepared_key: str | None) -> None:  # noqa: ARG002 - prepared graphs are for processors
         worker = DeviceWorker(self._device)
-        self._weights = mapped_weights(self._package, self._lowered)
-        names = [ref.name for ref in self._lowered.weights]
+        self.weights = mapped_weights(self._package, self.lowered)
+        names = [ref.name for ref in self.lowered.weights]
         with self._device.memory_checked(f"load {self._name}"):
             session, captured = worker.run_alone(
-                open_on_device, self._lowered.model, names, self._weights, self._device, threads
+                open_on_device, self.lowered.model, names, self.weights, self._device, threads
             )
         self._calls = DeviceCalls(
-            session, worker, self._visible, self._state, self._caches, self._in_place,
+            session, worker, self._visible, self.state, self._caches, self._in_place,
             returns_rows=self._returns_rows, captured=captured,
         )  # fmt: skip
 

@@ -39,8 +39,7 @@ class Interface:
     @functools.cached_property
     def fixed_shape(self) -> tuple[int, ...] | None:
         """The one shape it takes; None when there are several."""
-        sizes = tuple(size for size in self.shapes[0] if size is not None)
-        return sizes if len(self.shapes) == 1 and len(sizes) == len(self.shapes[0]) else None
+        return None if len(self.shapes) > 1 or None in self.shapes[0] else self.shapes[0]  # type: ignore[return-value]
 
     def allows(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor may have this shape."""

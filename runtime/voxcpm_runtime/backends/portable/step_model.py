@@ -92,19 +92,19 @@ class PortableStepModel:
         returns_rows: bool = False,
     ) -> None:
         self._package, self._name, self._mode = package, package.name, mode
-        self._state, self._returns_rows = dict(state or {}), returns_rows
-        self._lowered = self._load(cache_key=cache_key, function=function, mode=mode, probe=probe)
-        inputs, outputs = ({t.name: t for t in ts} for ts in (self._lowered.inputs, self._lowered.outputs))
-        missing = (self._state.keys() - inputs.keys()) | (set(self._state.values()) - outputs.keys())
+        self.state, self._returns_rows = dict(state or {}), returns_rows
+        self.lowered = self._load(cache_key=cache_key, function=function, mode=mode, probe=probe)
+        inputs, outputs = ({t.name: t for t in ts} for ts in (self.lowered.inputs, self.lowered.outputs))
+        missing = (self.state.keys() - inputs.keys()) | (set(self.state.values()) - outputs.keys())
         if missing:
             raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
-        self._caches = {name: inputs.pop(name) for name in self._state}
+        self._caches = {name: inputs.pop(name) for name in self.state}
         self.inputs = inputs
-        self.outputs = {n: o for n, o in outputs.items() if n not in self._state.values()}
+        self.outputs = {n: o for n, o in outputs.items() if n not in self.state.values()}
         self._in_place = frozenset(
-            i for i, o in self._state.items() if returns_rows or self._lowered.scattered.get(i) == o
+            i for i, o in self.state.items() if returns_rows or self.lowered.scattered.get(i) == o
         )
-        self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
+        self._visible = [*self.outputs, *([PROBE_OUTPUT] if self.lowered.probed else [])]
         self._open(threads, None if cache_key is None else f"{cache_key}|{function}")
 
     # A GPU overrides `_load`, `_open`, `new_state` and `_computed`.
@@ -114,13 +114,13 @@ class PortableStepModel:
 
     def _open(self, threads: int | None, prepared_key: str | None) -> None:
         with refusal_named(self._package):
-            self._session, self._weights = open_on_processor(
-                self._package, self._lowered, self._mode, threads, prepared_key=prepared_key
+            self._session, self.weights = open_on_processor(
+                self._package, self.lowered, self._mode, threads, prepared_key=prepared_key
             )
 
     def new_state(self) -> StepState:
         """See `StepFunction`."""
-        outputs = {} if self._returns_rows else self._state
+        outputs = {} if self._returns_rows else self.state
         return State(self._caches, outputs, self._in_place, self._mode)
 
     def _computed(self, feeds: Mapping[str, np.ndarray], state: StepState | None) -> dict[str, np.ndarray]:
@@ -133,7 +133,7 @@ class PortableStepModel:
             binding = state.binding(self._session)
             for name, array in feeds.items():
                 binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-            names = [*(self._state.values() if self._returns_rows else ()), *self._visible]
+            names = [*(self.state.values() if self._returns_rows else ()), *self._visible]
             for name in names:
                 binding.bind_output(name)  # anew each time: a bound output would keep the first call's shape
             self._session.run_with_iobinding(binding)
@@ -141,23 +141,18 @@ class PortableStepModel:
             values = binding.get_outputs()[-len(names) :]
             results = {name: value.numpy() for name, value in zip(names, values, strict=True)}
             if self._returns_rows:
-                new_rows = {i: results.pop(o) for i, o in self._state.items()}
+                new_rows = {i: results.pop(o) for i, o in self.state.items()}
                 state.set_rows(int(feeds["position"].item()), new_rows)
             state.advance()
             return results
-
-    @property
-    def probed(self) -> tuple[str, ...]:
-        """The operations behind the entries of the output "probe.max_abs", in order; empty without `probe`."""
-        return self._lowered.probed
 
     def __call__(
         self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
     ) -> dict[str, np.ndarray]:
         """See `StepFunction`. Raises ValueError also for another dtype or a shape that the model does not take."""
         feeds = checked_inputs(self._name, self.inputs, inputs, self._mode)
-        if (state is None) != (not self._state):
-            raise ValueError(f"{self._name} {'has a state: pass one' if self._state else 'has no state'}")
+        if (state is None) != (not self.state):
+            raise ValueError(f"{self._name} {'has a state: pass one' if self.state else 'has no state'}")
         return self._computed(feeds, state)
 
 

@@ -141,22 +141,6 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver: Callable[.
 
 
 @pytest.mark.usefixtures("with_cuda")
-def test_an_older_onnx_runtime_is_refused(
-    driver: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from voxcpm_runtime.backends.portable.onnx_runtime import ort
-
-    driver(1)
-    monkeypatch.setattr(ort, "__version__", "1.30.2")
-    with pytest.raises(
-        DeviceError, match=r"--device cuda needs ONNX Runtime 1\.31 or newer, and this one is 1\.30\.2: "
-    ):
-        Device("cuda").check()
-    monkeypatch.setattr(ort, "__version__", "2.0.0")
-    Device("cuda").check()
-
-
-@pytest.mark.usefixtures("with_cuda")
 def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) -> None:
     driver(1, status=999)
     with pytest.raises(DeviceError, match=r"driver does not respond \(CUDA error 999\)"):

@@ -243,7 +243,7 @@ def test_states_that_were_not_made_together_are_refused(bundle: Bundle) -> None:
     inputs, (base, residual), (second, _) = inputs_of(call), states_of(call), states_of(call)
     call.begin(inputs, base, residual)
     own = [loaded[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)]
-    processors = [m.new_state() for m in models(bundle, device=None).values() if m._state][:2]
+    processors = [m.new_state() for m in models(bundle, device=None).values() if m.state][:2]
     for wrong in ((second, residual), (residual, base), states_of(other), own, processors, (base, own[1])):
         with pytest.raises(ValueError, match="the two that one call of `new_states` made"):
             call.begin(inputs, *wrong)

@@ -68,7 +68,7 @@ def test_the_probe_reports_the_largest_value_of_each_operation(lab: Any, mode: s
     package = lab.package(build, {"x": ("float16", (2,))})
     model = PortableStepModel(package, threads=1, mode=mode, probe=True)
     outputs = model({"x": np.array([0.5, 1], np.float32)})
-    reported = dict(zip(model.probed, outputs[PROBE_OUTPUT], strict=True))
+    reported = dict(zip(model.lowered.probed, outputs[PROBE_OUTPUT], strict=True))
     assert reported == {"scaled": 300, "overflowing": 90000}
 
 

@@ -1,4 +1,4 @@
-"""`benchmark`: how fast a bundle speaks on this machine, and how much memory that takes."""
+"""The command `benchmark`: how fast a bundle speaks on this machine, and how much memory that takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from json import dumps
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ import typer
 from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, StepModel
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO
 from voxcpm_runtime.backends.loading import CPU_DEVICE, check_engine, choose_backend, chosen_device
-from voxcpm_runtime.backends.machine import chip, cores, cpu_features
+from voxcpm_runtime.backends.machine import chip, cores, cpu_features, median_seconds
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import SEGMENT_TOKENS
@@ -135,20 +134,6 @@ def _speech_seconds(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]
 
 def _one_utterance(patches: int) -> dict[str, Any]:
     return {"min_len": patches, "max_len": patches, "segment_tokens": SEGMENT_TOKENS}
-
-
-def median_seconds(
-    call: Callable[[], object], maximum: int, enough: float = 1.0, *, warm_up: bool = True
-) -> float:
-    """Median seconds of at least one and at most `maximum` calls, until they have taken `enough` seconds together."""
-    if warm_up:
-        call()
-    seconds: list[float] = []
-    while not seconds or (len(seconds) < maximum and sum(seconds) < enough):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
 
 
 def _startup_seconds(tts: VoxCPM, device: str, *, cold: bool) -> dict[str, float | None]:
