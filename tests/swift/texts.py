@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.english import numbers, reading, words
+from voxcpm_runtime.english import conventions, numbers, reading, words
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import each_sentence
@@ -117,6 +117,7 @@ _OWN_UNITS = re.compile(
 def reads_more(text: str) -> bool:
     """Whether a rule of English that the Swift package lacks changes the text, or a word is read as in a heading."""
     lacking = {pattern.pattern for pattern, _ in (*words.addresses(True), *words.ROMAN_NUMERALS)}
+    lacking |= {pattern.pattern for pattern, _ in conventions.conventions(True)}
     lacking |= {pattern.pattern for pattern, _ in words.abbreviations(True) if not _is_kept(pattern.pattern)}
     lacking |= {
         pattern.pattern

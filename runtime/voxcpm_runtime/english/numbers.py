@@ -26,6 +26,7 @@ DAYS = table_pairs("days of the week")
 _MONTH = rf"(?P<month>{any_of(_MONTHS)}|(?:{'|'.join(_MONTH_OF)}|Sept)\b\.?)"
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
+_ARTICLE = "(?:[Tt]he|[Tt]his|[Ee]very|[Ll]ast|[Nn]ext|[Aa]|his|her|my|our|their)"
 _MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
 _HOUR, _MINUTE = r"(?P<hour>[01]?\d|2[0-4])", r"(?P<minute>[0-5]\d)"
 _AFTER_TIMES = {*_MONTHS, *DAYS, *DAYS.values(), "Central", "Eastern", "Greenwich", "Mountain", "Pacific"}
@@ -46,7 +47,8 @@ def _date(found: re.Match[str], *, day_first: bool = False) -> str:
     if said := found.groupdict().get("year") or "":
         said = f", {in_pairs(said) if len(said) > 2 else cardinal(said)}"
     name = month_name(month)
-    return f"the {ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
+    article = found.groupdict().get("article") or "the "
+    return f"{article}{ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
 
 
 def _numeric(found: re.Match[str]) -> str:
@@ -100,7 +102,7 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
             r"(?<![\w/])(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d\d)(?![\w/])": _numeric,
             r"(?<![\w.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?!\w|\.\d)": _numeric,
             rf"(?<!\w){any_of(DAYS)}\b\.?(?={weekday_before})": lambda found: DAYS[found[0].rstrip(".")],
-            rf"\b(?:the )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": partial(
+            rf"\b(?P<article>{_ARTICLE} )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": partial(
                 _date, day_first=True
             ),
             # In May 5 men came.
@@ -155,9 +157,12 @@ _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}
 _LEAST = rf"(?P<least>{_NUMBER})\s?[–-]\s?"
 _AMOUNT = rf"(?:{_LEAST})?(?P<number>{_NUMBER})"
 _BEFORE = r"(?P<article>\b[Aa]n?\s)?(?P<sign>(?<![\w.)])[-−])?"
-_SCALE = rf"(?:\s?(?P<scale>{any_of(_SCALES)})\b)?"
+_SCALE = rf"(?:(?P<joined>-)?\s?(?P<scale>{any_of(_SCALES)})\b)?"
 _SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in _CURRENCIES if not symbol.isalpha())})"
 _CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
+_CODE_BEFORE = (
+    rf"(?P<currency>{any_of(code for code in _CURRENCIES if code.isalpha() and code[0].isupper())})"
+)
 _UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
 _SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
 _MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
@@ -185,12 +190,13 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
     number, scale = found["number"], found["scale"]
     sign, article = "minus " if found["sign"] else "", found["article"] or ""
     whole, _, part = number.replace(",", "").partition(".")
-    unit = one if _is_one(found) and not (scale and not article) else several
+    unit = one if found["joined"] or (_is_one(found) and not (scale and not article)) else several
     if scale or len(part) not in (0, 2) or not coin_names:
         said = " ".join(filter(None, (decimal(number), _SCALES.get(scale or ""), unit)))
         return article + _with_least(found, sign + said)
     coins = f"{cardinal(str(int(part)))} {coin_names[int(part) != 1]}" if part.strip("0") else ""
-    notes = f"{cardinal(whole)} {unit}" if whole.strip("0") or not coins else ""
+    note = one if whole == "1" and not found["least"] else unit
+    notes = f"{cardinal(whole)} {note}" if whole.strip("0") or not coins else ""
     return article + _with_least(found, sign + " and ".join(filter(None, (notes, coins))))
 
 
@@ -244,7 +250,7 @@ def _parts(found: re.Match[str]) -> str:
 def _fraction(found: re.Match[str]) -> str:
     """Two thirds, three quarters, one over two hundred fifty, two and a half."""
     whole, upper, lower = found.group("whole", "upper", "lower")
-    if len(lower) > 2 or int(lower) in (0, 1):
+    if len(lower) > 2 or int(lower) in (0, 1) or int(upper) > int(lower) > 20:
         said = f"{cardinal(upper)} over {cardinal(lower)}"
     else:
         one, several = _HALVES.get(lower, (ordinal(lower), f"{ordinal(lower)}s"))
@@ -303,6 +309,7 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
             r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)": " to ",
             rf"{_BEFORE}{_SYMBOL}\s?(?:{_LEAST}(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}": money,
             rf"{_BEFORE}(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)": money,
+            rf"{_BEFORE}(?<!\w){_CODE_BEFORE}\s?{_AMOUNT}{_SCALE}(?!\w)": money,
             # Measures. With its dot inside a sentence, in. is no preposition.
             r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])": r"\1 inch",
             r"(?<=\d)\s?in\.(?=\s+[a-z])": "in",
@@ -325,7 +332,7 @@ def numbers(spelled: bool) -> tuple[Substitution, ...]:
             ),
             r"(?<![\w.])(?P<number>\d+(?:\.\d+){2,9})(?!\w|\.\d)": _parts,
             rf"(?P<name>\b{_COUNTED}\s)(?P<number>\d+\.\d+)(?!\w|\.\d)": _parts,
-            rf"(\b{_CALLED_IN_PAIRS}\s)([1-9]\d\d)(?!\w|[.,/-]\d)": lambda found: (
+            rf"(\b{_CALLED_IN_PAIRS}\s)([1-9]\d{{2,3}})(?!\w|[.,/-]\d)": lambda found: (
                 found[1] + in_pairs(found[2])
             ),
             r"(?<=\b[Aa] )1/2(?=\s[a-z])": "half",

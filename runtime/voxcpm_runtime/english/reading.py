@@ -12,6 +12,7 @@ import re
 import unicodedata
 from functools import partial
 
+from voxcpm_runtime.english.conventions import conventions
 from voxcpm_runtime.english.numbers import YEARS, dates, numbers, quantities
 from voxcpm_runtime.english.vocabulary import (
     BY_LETTER,
@@ -190,16 +191,17 @@ def read_aloud(sentence: str, *, spelled: bool = True) -> str:
     Letters of other alphabets stay. Spelled words are in small letters or as they were written, and long dashes stay.
     """
     text = sentence.translate(_PLAIN) if sentence.isascii() else _plain_characters(sentence, spelled)
-    text = substituted(text, _rules(spelled))
+    text = substituted(text, _rules(spelled, numbered=re.search(r"\d", text) is not None))
     return substituted(with_capitals_said(text), _MARKS) if spelled else substituted(text, _SPACES)
 
 
 @functools.cache
-def _rules(spelled: bool) -> tuple[Substitution, ...]:
+def _rules(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, ...]:
     # What its neighbours explain comes first: 14:30 and $4.20 are words by the time other numbers are read.
     return (
         *list_markers(spelled),
         *addresses(spelled),
+        *conventions(spelled, numbered=numbered),
         *dates(spelled),
         *quantities(spelled),
         *abbreviations(spelled),

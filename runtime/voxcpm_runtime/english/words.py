@@ -41,6 +41,8 @@ _STREET = rf"(?!{any_of(DAYS.values())})(?:[A-Z][a-z]+\s){{1,2}}"
 _DIGIT_NAMES = "(?:plus|zero|one|two|three|four|five|six|seven|eight|nine)"
 _BEFORE_MONTHS = "|".join(rf"(?<=\b{word} )" for word in ("in", "In", "and", "since", "next", "last"))
 _ONE = r"(?<=[Ww]ar )I|I(?=\s*(?:[^\w\s'\"]|$)|\sof\b)"
+_PRONOUN_VERBS = any_of(table_words("verbs after the pronoun"))
+_FIRST = rf"I(?=\s(?!{_PRONOUN_VERBS}\b)[a-z])"
 _ROMAN_DIGITS = (
     " M MM MMM", " C CC CCC CD D DC DCC DCCC CM", " X XX XXX XL L LX LXX LXXX XC", " I II III IV V VI VII VIII IX",
 )  # fmt: skip
@@ -60,6 +62,14 @@ def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
         return f"{found['before']} {say(value)}" if found["before"] else say(value)
 
     return said
+
+
+def _first(found: re.Match[str]) -> str:
+    """The numeral I before a verb, unless the sentence has other words of the first person."""
+    beside = f"{found.string[: found.start('numeral')][-200:]} {found.string[found.end() :][:200]}"
+    if re.search(r"\b(?:I|[Mm]e|[Mm]y|[Ww]e)\b", beside):
+        return found[0]
+    return f"{found['before']} {'one' if found['title'] is None else 'the first'}"
 
 
 def _phrase(found: re.Match[str]) -> str:
@@ -105,7 +115,7 @@ _BESIDE_NUMBERS = rules(
         rf"(?i)\btel\.:?\s?(?=\+|\d|{_DIGIT_NAMES}\b)": "telephone ",
         r"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d|[IVXLC]{2,8}\b)": _number_sign,
         r"(?<=\w\s)No\s(?=\d)": "number ",
-        rf"\b(?P<word>(?i:{any_of(_BEFORE_NUMBERS)}))\.\s?(?=\d|[IVXLC]{{2,8}}\b|[VX]\b)": _before_number,
+        rf"(?<![\w.])(?P<word>(?i:{any_of(_BEFORE_NUMBERS)}))\.\s?(?=\d|[IVXLC]{{2,8}}\b|[VX]\b)": _before_number,
         rf"(?i)\b(?P<word>{any_of(_NUMBERED_WITHOUT_DOT)})\s(?=\d)": _before_number,
         r"\bArt\.\s?(?=\d)": "article ",
     }
@@ -138,6 +148,8 @@ def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
 ROMAN_NUMERALS = rules(
     {
         rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')": _numeral(cardinal),
+        rf"(?<!\bthe )\b(?P<before>(?P<title>{_MONARCHS})|(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>{_FIRST})": _first,
+        r"\b(?P<before>pages?)\s(?P<numeral>[ivxlc])\b": _numeral(cardinal),
         # One letter is a numeral after a capital only: Part I, but the part I like.
         rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numeral(cardinal),
         r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _numeral(lambda value: f" {cardinal(value)}, "),

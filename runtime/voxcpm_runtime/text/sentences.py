@@ -68,11 +68,14 @@ def _words(words: str) -> frozenset[str]:
 
 # Abbreviations before a dot, and words after it. Those in lower case also match with a capital.
 _NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
-_NOT_BEFORE_NUMBERS = _words("apt art ed ex min max n° no nos nr par tel")
+_NOT_BEFORE_NUMBERS = _words(
+    "apt art cor deut exod ezek isa jer matt ed ex min max n° no nos nr par prov rom tel thess"
+)
 _DOUBTFUL = _words("""
-adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt
-ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz
+adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr
+supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz doz fl sq tbsp tsp
 al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
+Calif Conn Fla Ill Mass Mich Minn Okla Tenn Tex Wash Wis
 Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
 """)
 """These end a sentence only before one of `_FIRST_WORDS`, as do initials and other letters with dots."""

@@ -1,0 +1,124 @@
+"""Forms of writing that convention reads: seats and roads, verses, races, ISO times, coordinates, algebra.
+
+They come before the general rules of numbers, and mostly rewrite a form as one which those rules know: 12.30pm as
+12:30pm. `tables.txt` has the patterns that need no more than a template.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from voxcpm_runtime.english.numbers import DAYS, month_name
+from voxcpm_runtime.english.vocabulary import (
+    any_of,
+    cardinal,
+    digit_names,
+    in_pairs,
+    letter_by_letter,
+    table_pairs,
+    table_words,
+)
+from voxcpm_runtime.text.normalization import Replacement, Substitution, rules
+
+_BOOK_OF = table_pairs("books of the Bible")
+_BOOKS = any_of(
+    {*_BOOK_OF, *map(str.capitalize, _BOOK_OF.values()), *table_words("other books of the Bible")}
+)
+_NTH = {"1": "first ", "2": "second ", "3": "third "}
+_STATES = table_pairs("states")
+_ABBREVIATED_STATES = table_pairs("abbreviated states")
+_STATES_THAT_ARE_WORDS = table_words("states that are words")
+_LETTERED = any_of(table_words("numbered with letters"))
+_COMPANY_VERBS = any_of(table_words("after the company 3M"))
+_DAY = any_of(DAYS)
+_MONTHS = table_pairs("months")
+_MONTH = rf"({any_of([*_MONTHS.values(), *_MONTHS, 'Sept'])})\b"
+_TERM = r"(?:\d{1,4}(?:[abnqrxyz]|k(?=\s[+=]))|a(?!\s[a-z]{2})|[b-z]|\d{1,6}(?:\.\d{1,4})?)(?:\^\d{1,3})?"
+_OPERATOR = r"(?:\s[-+=*]\s|[+=](?!=)|(?<!\d[nxyz])(?<=[nxyz])-(?=\d))"
+_OPERATORS = {"+": " plus ", "-": " minus ", "=": " equals ", "*": " times "}
+
+
+def _digits_with_oh(found: re.Match[str]) -> str:
+    return ", ".join(map(digit_names, found[0].strip().split("-"))).replace("zero", "oh")
+
+
+def _algebra(found: re.Match[str], *, spelled: bool) -> str:
+    """An expression with operators and variables in words; unchanged if it stutters, as in `a - a`."""
+    if not (letters := re.findall("[a-z]", found[0])):
+        return found[0]
+    if len(set(letters)) == 1 and not re.search(r"\d", found[0]):
+        return found[0]
+
+    def said(part: re.Match[str]) -> str:
+        if part[0].strip() in _OPERATORS:
+            return _OPERATORS[part[0].strip()]
+        name = letter_by_letter(part[2]) if spelled else part[2]
+        return f"{cardinal(part[1])} {name}" if part[1] else name
+
+    return re.sub(r"\s?[-+=*]\s?|(\d{0,4})([a-z])", said, found[0])
+
+
+def _verse(found: re.Match[str], *, spelled: bool) -> str:
+    book = _BOOK_OF.get(found["book"], found["book"]) if spelled else found["book"] + (found["dot"] or "")
+    last = f" to {cardinal(found['last'])}" if found["last"] else ""
+    return f"{_NTH.get(found['nth'], '')}{book} {cardinal(found['chapter'])} {cardinal(found['verse'])}{last}"
+
+
+def _state(found: re.Match[str], *, spelled: bool) -> str:
+    """A code after a city. OK, IN and other words need a preposition before the city, or a ZIP code."""
+    code, zip_code = found["code"], found["zip"]
+    is_state = code not in _STATES_THAT_ARE_WORDS or zip_code or found["before"]
+    digits = f" {', '.join(map(digit_names, zip_code.strip().split('-')))}" if zip_code else ""
+    return found["city"] + (_STATES[code] if spelled and is_state else code) + digits.replace("zero", "oh")
+
+
+def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, ...]:
+    """Rules for what convention reads; voices of words keep names and letters as they are.
+
+    numbered: whether the text has digits. Most sentences have none, and are read in half the time without these rules.
+    """
+
+    def lettered(found: re.Match[str]) -> str:
+        number = in_pairs(found[2]) if len(found[2]) == 3 else cardinal(found[2])
+        return f"{found[1]} {number} {letter_by_letter(found[3]) if spelled else found[3]}"
+
+    numbers: dict[str, Replacement] = {
+        # Before their parts are numbers with a hyphen.
+        r"(?<![\w-])\d{5}-\d{4}(?![\w-])": _digits_with_oh,
+        r"(?<![\w-])(?:1-\d{3}|8(?:00|88|77|66|55))(?:-\d{3})?-(?=(?:[A-Z]{2,10}-){0,3}[A-Z]{2,10}(?![\w-]))": (
+            lambda found: ", ".join(map(digit_names, re.findall(r"\d+", found[0]))) + ", "
+        ),
+        rf"\b(?:(?P<nth>[123])\s)?(?P<book>{_BOOKS})(?P<dot>\.)?\s(?P<chapter>\d{{1,3}}):(?P<verse>\d{{1,3}})"
+        r"(?:[–-](?P<last>\d{1,3}))?(?![\w:])": partial(_verse, spelled=spelled),
+        rf"(?i:\b({_LETTERED}(?:\s(?:is|was|number|no\.))?))\s(\d{{1,4}})([A-Z])(?!\w)": lettered,
+        r"\b3M(?='s\b|\s" + _COMPANY_VERBS + r"\b)|(?:(?<=\bcompany )|(?<=\bmaker )|(?<=\bgiant ))3M\b": (
+            f"three {letter_by_letter('M') if spelled else 'M'}"
+        ),
+        r"(?<![\w.])802\.(\d\d?)([a-z]{0,2})(?!\w)": lambda found: (
+            f"eight oh two dot {cardinal(found[1])} {letter_by_letter(found[2]) if spelled else found[2]}".rstrip()
+        ),
+        **table_pairs("plainer forms"),
+    }
+    words: dict[str, Replacement] = {
+        rf"\b({_DAY})\.?\s?[-–]\s?({_DAY})\b\.?(?!-)": lambda found: f"{DAYS[found[1]]} to {DAYS[found[2]]}",
+        rf"\b{_DAY}\.?(?=\s\d{{1,2}}(?::\d\d)?\s?(?:[-–]|[AaPp]\.?[Mm]\b))"
+        r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])": lambda found: DAYS[found[0].rstrip(".")],
+        rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=\s[a-z\d]))?(?!-)": lambda found: (
+            f"{month_name(found[1])} to {month_name(found[2])}"
+        ),
+        rf"(?<![\w'.,$/-]){_TERM}(?:{_OPERATOR}{_TERM}){{1,8}}(?![\w'/]|[.,-]\w)": partial(
+            _algebra, spelled=spelled
+        ),
+    }
+    # The state comes before its ZIP code is words.
+    state = {
+        r"(?P<city>(?P<before>\b(?:in|of|from|to|near|at|not|outside|around|for)\s)?\b[A-Z][a-z]{1,20}"
+        rf"(?:\s[A-Z][a-z]{{1,20}}){{0,2}},\s)(?P<code>{any_of(_STATES)})(?P<zip>\s\d{{5}}(?:-\d{{4}})?)?"
+        r"(?![\w'-])": partial(_state, spelled=spelled),
+    }
+    names = {
+        **table_pairs("plainer forms of names"),
+        rf"(?<=[a-z], )({any_of(_ABBREVIATED_STATES)})\.": lambda found: _ABBREVIATED_STATES[found[1]],
+    }
+    return rules(state | (numbers if numbered else {}) | words | (names if spelled else {}))
