@@ -107,7 +107,7 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=\s[a-z\d]))?(?!-)": lambda found: (
             f"{month_name(found[1])} to {month_name(found[2])}"
         ),
-        rf"(?<![\w'.,$/-]){_TERM}(?:{_OPERATOR}{_TERM}){{1,8}}(?![\w'/]|[.,-]\w)": partial(
+        rf"(?<![\w'.,$/-])(?!a - [fz]\b){_TERM}(?:{_OPERATOR}{_TERM}){{1,8}}(?![\w'/]|[.,-]\w)": partial(
             _algebra, spelled=spelled
         ),
     }

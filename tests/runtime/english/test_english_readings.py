@@ -27,7 +27,8 @@ HOSTILE = [
     "1–", "www.",
     "http://", "a.com", "~/a", "<a", "... ", "+1 1", "5 ft ", "1e9 ", "Jan ", "1990s", "'90s", "10:30 am ",
     "Henry VIII ", "art. 3 ", "ART. 3 ", "NO. 3 ", "no. 3 ", "Pp 3 ", "FIG. II ", "MR. A", "mr. a", "3 V ", "1am-",
-    "JAN. A ",
+    "JAN. A ", "1 000 ", "1-1-", "1.000.", "a - ", "x+", "Rev 1:1 ", "Mon-", "Jan-", "Aa, ", "Type I ", "1 h ",
+    "1° ", "1' x ",
 ]  # fmt: skip
 
 
