@@ -79,9 +79,12 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
     numbered: whether the text has digits. Most sentences have none, and are read in half the time without these rules.
     """
 
+    def said(letters: str) -> str:
+        return letter_by_letter(letters) if spelled else letters
+
     def lettered(found: re.Match[str]) -> str:
-        number = in_pairs(found[2]) if len(found[2]) == 3 else cardinal(found[2])
-        return f"{found[1]} {number} {letter_by_letter(found[3]) if spelled else found[3]}"
+        number = in_pairs(found[3]) if len(found[3]) == 3 else cardinal(found[3])
+        return f"{found[1] or said(found[2])} {number} {said(found[4])}"
 
     numbers: dict[str, Replacement] = {
         # Before their parts are numbers with a hyphen.
@@ -91,17 +94,23 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         ),
         rf"\b(?:(?P<nth>[123])\s)?(?P<book>{_BOOKS})(?P<dot>\.)?\s(?P<chapter>\d{{1,3}}):(?P<verse>\d{{1,3}})"
         r"(?:[–-](?P<last>\d{1,3}))?(?![\w:])": partial(_verse, spelled=spelled),
-        rf"(?i:\b({_LETTERED}(?:\s(?:is|was|number|no\.))?))\s(\d{{1,4}})([A-Z])(?!\w)": lettered,
+        rf"(?:(?i:\b({_LETTERED}(?:\s(?:is|was|number|no\.))?))\s|(?<![\w-])([A-Z]{{1,3}})-)(\d{{1,4}})([A-Z])(?!\w)": (
+            lettered
+        ),
         r"\b3M(?='s\b|\s" + _COMPANY_VERBS + r"\b)|(?:(?<=\bcompany )|(?<=\bmaker )|(?<=\bgiant ))3M\b": (
-            f"three {letter_by_letter('M') if spelled else 'M'}"
+            f"three {said('M')}"
         ),
         r"(?<![\w.])802\.(\d\d?)([a-z]{0,2})(?!\w)": lambda found: (
-            f"eight oh two dot {cardinal(found[1])} {letter_by_letter(found[2]) if spelled else found[2]}".rstrip()
+            f"eight oh two dot {cardinal(found[1])} {said(found[2])}".rstrip()
         ),
         **table_pairs("plainer forms"),
     }
     words: dict[str, Replacement] = {
         rf"\b({_DAY})\.?\s?[-–]\s?({_DAY})\b\.?(?!-)": lambda found: f"{DAYS[found[1]]} to {DAYS[found[2]]}",
+        rf"\b{_DAY}\.?(?=,?\s(?:(?:and|or|to|through)\s)?{_DAY}\b)": lambda found: DAYS[found[0].rstrip(".")],
+        rf"(?<=day)(,?\s(?:and|or|to|through)\s)({_DAY})\b(?:\.(?=\s[a-z\d]))?": lambda found: (
+            found[1] + DAYS[found[2]]
+        ),
         rf"\b{_DAY}\.?(?=\s\d{{1,2}}(?::\d\d)?\s?(?:[-–]|[AaPp]\.?[Mm]\b))"
         r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])": lambda found: DAYS[found[0].rstrip(".")],
         rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=\s[a-z\d]))?(?!-)": lambda found: (

@@ -160,9 +160,7 @@ _BEFORE = r"(?P<article>\b[Aa]n?\s)?(?P<sign>(?<![\w.)])[-−])?"
 _SCALE = rf"(?:(?P<joined>-)?\s?(?P<scale>{any_of(_SCALES)})\b)?"
 _SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in _CURRENCIES if not symbol.isalpha())})"
 _CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
-_CODE_BEFORE = (
-    rf"(?P<currency>{any_of(code for code in _CURRENCIES if code.isalpha() and code[0].isupper())})"
-)
+_CODE_BEFORE = rf"(?P<currency>{any_of(code for code in _CURRENCIES if code.isalpha())})"
 _UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
 _SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
 _MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
@@ -314,7 +312,9 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
             r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])": r"\1 inch",
             r"(?<=\d)\s?in\.(?=\s+[a-z])": "in",
             r"(?<![\w.,])(\d{1,2})(?:'|\s?ft\.?)\s?(\d{1,2})(?:\"|''|\s?in\b\.?)": _height,
-            rf"{_BEFORE}(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?{_MEASURE}(?:\.(?=\s+[a-z]))?": _measure,
+            rf"{_BEFORE}(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?{_MEASURE}(?:\.(?=,|\s+[a-z]))?": (
+                _measure
+            ),
             rf"(?<=[a-z])/({_PER})\b": lambda found: f" per {_named(found[1], one=True)}",
             # Postal codes of states.
             r"(?<=\b[A-Z]{2} )\d{5}\b": lambda found: digit_names(found[0]),

@@ -149,7 +149,8 @@ ROMAN_NUMERALS = rules(
     {
         rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')": _numeral(cardinal),
         rf"(?<!\bthe )\b(?P<before>(?P<title>{_MONARCHS})|(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>{_FIRST})": _first,
-        r"\b(?P<before>pages?)\s(?P<numeral>[ivxlc])\b": _numeral(cardinal),
+        r"\b(?P<before>[Pp]ages?)\s(?P<numeral>[ivxlc])\b": _numeral(cardinal),
+        r"\b(?P<before>[Pp]ages\s[\w-]{3,20}\s(?:to|and))\s(?P<numeral>[ivxlc]{1,8})\b": _numeral(cardinal),
         # One letter is a numeral after a capital only: Part I, but the part I like.
         rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numeral(cardinal),
         r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _numeral(lambda value: f" {cardinal(value)}, "),

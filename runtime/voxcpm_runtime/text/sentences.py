@@ -69,11 +69,13 @@ def _words(words: str) -> frozenset[str]:
 # Abbreviations before a dot, and words after it. Those in lower case also match with a capital.
 _NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
 _NOT_BEFORE_NUMBERS = _words(
-    "apt art cor deut exod ezek isa jer matt ed ex min max n° no nos nr par prov rom tel thess"
+    "apt art cor deut ed ex exod ezek heb isa jer matt max min n° no nos nr par pet prov ps "
+    "rom rs sam tel thess tim"
 )
 _DOUBTFUL = _words("""
 adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr
-supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz doz fl sq tbsp tsp
+supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
+lbs oz doz fl pkg pt qt rte sq tbsp tsp
 al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
 Calif Conn Fla Ill Mass Mich Minn Okla Tenn Tex Wash Wis
 Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
