@@ -88,16 +88,18 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
 
     numbers: dict[str, Replacement] = {
         # Before their parts are numbers with a hyphen.
-        r"(?<![\w-])\d{5}-\d{4}(?![\w-])": _digits_with_oh,
-        r"(?<![\w-])(?:1-\d{3}|8(?:00|88|77|66|55))(?:-\d{3})?-(?=(?:[A-Z]{2,10}-){0,3}[A-Z]{2,10}(?![\w-]))": (
+        r"(?<![\w-])(?:\d{5}|\d{3}-\d\d)-\d{4}(?![\w-])": _digits_with_oh,
+        r"(?<![\w-])(?:1-\d{3}|8(?:00|88|77|66|55))(?:-\d{3})?-"
+        r"(?=(?:(?:[A-Z]{2,10}|\d)-){0,3}[A-Z]{2,10}(?![\w-]))": (
             lambda found: ", ".join(map(digit_names, re.findall(r"\d+", found[0]))) + ", "
         ),
         rf"\b(?:(?P<nth>[123])\s)?(?P<book>{_BOOKS})(?P<dot>\.)?\s(?P<chapter>\d{{1,3}}):(?P<verse>\d{{1,3}})"
         r"(?:[–-](?P<last>\d{1,3}))?(?![\w:])": partial(_verse, spelled=spelled),
-        rf"(?:(?i:\b({_LETTERED}(?:\s(?:is|was|number|no\.))?))\s|(?<![\w-])([A-Z]{{1,3}})-)(\d{{1,4}})([A-Z])(?!\w)": (
-            lettered
-        ),
-        r"\b3M(?='s\b|\s" + _COMPANY_VERBS + r"\b)|(?:(?<=\bcompany )|(?<=\bmaker )|(?<=\bgiant ))3M\b": (
+        rf"(?:(?i:\b({_LETTERED}s?(?:\s(?:is|was|number|no\.))?))\s"
+        r"|(?<![\w-])([A-Z]{1,3})-)(\d{1,4})([A-Z])(?!\w)": (lettered),
+        r"\b3M(?='s\b|\s"
+        + _COMPANY_VERBS
+        + r"\b)|(?:(?<=\bcompany )|(?<=\bmaker )|(?<=\bgiant )|(?<=\bjoined )|(?<=\bworks at )|(?<=\bworked at ))3M\b": (
             f"three {said('M')}"
         ),
         r"(?<![\w.])802\.(\d\d?)([a-z]{0,2})(?!\w)": lambda found: (

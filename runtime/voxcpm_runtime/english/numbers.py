@@ -188,7 +188,8 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
     number, scale = found["number"], found["scale"]
     sign, article = "minus " if found["sign"] else "", found["article"] or ""
     whole, _, part = number.replace(",", "").partition(".")
-    unit = one if found["joined"] or (_is_one(found) and not (scale and not article)) else several
+    joined = found["joined"] or found.string.startswith("-a", found.end())
+    unit = one if joined or (_is_one(found) and not (scale and not article)) else several
     if scale or len(part) not in (0, 2) or not coin_names:
         said = " ".join(filter(None, (decimal(number), _SCALES.get(scale or ""), unit)))
         return article + _with_least(found, sign + said)

@@ -67,7 +67,7 @@ def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
 def _first(found: re.Match[str]) -> str:
     """The numeral I before a verb, unless the sentence has other words of the first person."""
     beside = f"{found.string[: found.start('numeral')][-200:]} {found.string[found.end() :][:200]}"
-    if re.search(r"\b(?:I|[Mm]e|[Mm]y|[Ww]e)\b", beside):
+    if re.search(r"\b(?:I|[Mm]e|[Mm]y|[Ww]e)\b", re.sub(rf"\b{_MONARCHS}\sI\b", "", beside)):
         return found[0]
     return f"{found['before']} {'one' if found['title'] is None else 'the first'}"
 
