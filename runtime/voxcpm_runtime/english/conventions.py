@@ -30,7 +30,6 @@ _STATES = table_pairs("states")
 _ABBREVIATED_STATES = table_pairs("abbreviated states")
 _STATES_THAT_ARE_WORDS = table_words("states that are words")
 _LETTERED = any_of(table_words("numbered with letters"))
-_COMPANY_VERBS = any_of(table_words("after the company 3M"))
 _DAY = any_of(DAYS)
 _MONTHS = table_pairs("months")
 _MONTH = rf"({any_of([*_MONTHS.values(), *_MONTHS, 'Sept'])})\b"
@@ -96,12 +95,7 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         rf"\b(?:(?P<nth>[123])\s)?(?P<book>{_BOOKS})(?P<dot>\.)?\s(?P<chapter>\d{{1,3}}):(?P<verse>\d{{1,3}})"
         r"(?:[–-](?P<last>\d{1,3}))?(?![\w:])": partial(_verse, spelled=spelled),
         rf"(?:(?i:\b({_LETTERED}s?(?:\s(?:is|was|number|no\.))?))\s"
-        r"|(?<![\w-])([A-Z]{1,3})-)(\d{1,4})([A-Z])(?!\w)": (lettered),
-        r"\b3M(?='s\b|\s"
-        + _COMPANY_VERBS
-        + r"\b)|(?:(?<=\bcompany )|(?<=\bmaker )|(?<=\bgiant )|(?<=\bjoined )|(?<=\bworks at )|(?<=\bworked at ))3M\b": (
-            f"three {said('M')}"
-        ),
+        r"|(?<![\w-])([A-Z]{1,3})-)(\d{1,4})([A-Z])(?!\w)": lettered,
         r"(?<![\w.])802\.(\d\d?)([a-z]{0,2})(?!\w)": lambda found: (
             f"eight oh two dot {cardinal(found[1])} {said(found[2])}".rstrip()
         ),
