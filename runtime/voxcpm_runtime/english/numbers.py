@@ -263,7 +263,7 @@ def _size(found: re.Match[str]) -> str:
 
 
 def _side(number: str) -> str:
-    return in_pairs(number) if len(number) == 4 else decimal(number)
+    return in_pairs(number) if len(number) == 4 and number.isdecimal() else decimal(number)
 
 
 def _mixed(found: re.Match[str], *, spelled: bool) -> str:
