@@ -117,12 +117,12 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         ),
     }
     # The state comes before its ZIP code is words.
-    state = {
+    state: dict[str, Replacement] = {
         r"(?P<city>(?P<before>\b(?:in|of|from|to|near|at|not|outside|around|for)\s)?\b[A-Z][a-z]{1,20}"
         rf"(?:\s[A-Z][a-z]{{1,20}}){{0,2}},\s)(?P<code>{any_of(_STATES)})(?P<zip>\s\d{{5}}(?:-\d{{4}})?)?"
         r"(?![\w'-])": partial(_state, spelled=spelled),
     }
-    names = {
+    names: dict[str, Replacement] = {
         **table_pairs("plainer forms of names"),
         rf"(?<=[a-z], )({any_of(_ABBREVIATED_STATES)})\.": lambda found: _ABBREVIATED_STATES[found[1]],
     }
