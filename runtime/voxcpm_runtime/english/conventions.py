@@ -61,7 +61,8 @@ def _algebra(found: re.Match[str], *, spelled: bool) -> str:
 def _verse(found: re.Match[str], *, spelled: bool) -> str:
     book = _BOOK_OF.get(found["book"], found["book"]) if spelled else found["book"] + (found["dot"] or "")
     last = f" to {cardinal(found['last'])}" if found["last"] else ""
-    return f"{_NTH.get(found['nth'], '')}{book} {cardinal(found['chapter'])} {cardinal(found['verse'])}{last}"
+    parts = (in_pairs(part) if len(part) == 3 else cardinal(part) for part in found.group("chapter", "verse"))
+    return f"{_NTH.get(found['nth'], '')}{book} {' '.join(parts)}{last}"
 
 
 def _state(found: re.Match[str], *, spelled: bool) -> str:
@@ -118,7 +119,7 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
     }
     # The state comes before its ZIP code is words.
     state: dict[str, Replacement] = {
-        r"(?P<city>(?P<before>\b(?:in|of|from|to|near|at|not|outside|around|for)\s)?\b[A-Z][a-z]{1,20}"
+        r"(?P<city>(?P<before>\b(?:and|in|of|from|to|near|at|not|outside|around|for)\s)?\b[A-Z][a-z]{1,20}"
         rf"(?:\s[A-Z][a-z]{{1,20}}){{0,2}},\s)(?P<code>{any_of(_STATES)})(?P<zip>\s\d{{5}}(?:-\d{{4}})?)?"
         r"(?![\w'-])": partial(_state, spelled=spelled),
     }

@@ -69,12 +69,12 @@ def _words(words: str) -> frozenset[str]:
 # Abbreviations before a dot, and words after it. Those in lower case also match with a capital.
 _NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
 _NOT_BEFORE_NUMBERS = _words(
-    "apt art cor deut ed ex exod ezek heb isa jer matt max min n° no nos nr par pet prov ps "
+    "apt art cor deut ed eph ex exod ezek gal heb isa jer jn lev lk mal matt max min n° no nos nr par pet prov ps "
     "rom rs sam tel thess tim"
 )
 _DOUBTFUL = _words("""
-adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr
-supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
+adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle msgr pres pvt rep rev sen
+sgt sr supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
 lbs oz doz fl pkg pt qt rt rte sq tbsp tsp
 al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
 Calif Conn Fla Ill Mass Mich Minn Okla Tenn Tex Wash Wis
