@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
-from voxcpm_runtime.argument_types import (
-    checked_text,
-    switch,
-    text_argument,
-    valid_unicode,
-    wrong_type,
-)
+from voxcpm_runtime.argument_types import checked_text, switch, text_argument, valid_unicode, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits

@@ -14,11 +14,7 @@ from pathlib import Path
 
 from voxcpm_constants.macos import macos
 
-_BACKENDS = {
-    "coreml": ("coremltools",),
-    "coreai": ("coreai",),
-    "portable": ("onnx", "onnxruntime"),
-}
+_BACKENDS = {"coreml": ("coremltools",), "coreai": ("coreai",), "portable": ("onnx", "onnxruntime")}
 """Backend -> the libraries that it needs."""
 _CPU_INFO = Path("/proc/cpuinfo")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -1,20 +1,62 @@
 """Rewrites of the half-mode graph for a GPU, where a node costs the launch of a kernel, whatever it computes.
 
-Nodes that nothing reads any more stay in the list; they are dropped later.
+Nodes that nothing reads any more stay in the list; they are dropped later. The formulas of attention and rotary
+embeddings are those that the conversion writes; the tests compare every bundle's step models with float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
-from voxcpm_runtime.backends.gpu.attention import attention, rotated
 from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, View, attribute, is_product, permutation
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
 from voxcpm_runtime.backends.portable.lowering import Shapes
 from voxcpm_runtime.backends.portable.package import Program
+from voxcpm_runtime.backends.portable.rewrites import Formula
+
+# One part of a product of the embeddings: queries, keys or values (B, heads, S, width).
+_PART: Formula = {
+    "part": ("Transpose", "split"),
+    "split": ("Reshape", "product", "shape"),
+    "product": ("FusedMatMul", "x", "weight"),
+}
+# The rows of the last product (B, S, heads · width) of attention among the positions of a patch.
+_WITHIN: Formula = {
+    "rows": ("Reshape", "turned", "rows_shape"),
+    "turned": ("Transpose", "heads"),
+    "heads": ("Reshape", "attended", "heads_shape"),
+    "attended": ("MatMul", "weights", "values"),
+    "weights": ("Softmax", "scores"),
+    "scores": ("FusedMatMul", "queries", "keys"),
+    "queries": ("Reshape", "scaled", "queries_shape"),
+    "scaled": ("Mul", "turned_queries", "factor"),
+}
+# Widths of a head that the kernel takes are multiples of this.
+_WIDTHS = 8
+
+
+class Rotary(NamedTuple):
+    """x · cos + (−second half of x, first half of x) · sin, x (B, heads, S, D); names of values."""
+
+    x: str
+    cos: str
+    sin: str
+
+
+class Part(NamedTuple):
+    """Queries, keys or values, before the product of the embeddings is split into heads."""
+
+    x: str
+    weight: str
+    batch: int
+    positions: int
+    heads: int
+    width: int
+    rotary: Rotary | None
 
 
 def fuse_for_gpu(
@@ -27,10 +69,198 @@ def fuse_for_gpu(
     and its RMSNorm become one node.
     """
     view = View(nodes, graph, shapes, program.weights)
-    for rewrite in (attention, _merged, _replaced, _sum_and_norm):
+    for rewrite in (_attention, _merged, _replaced, _sum_and_norm):
         nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
         view.read(nodes)
     return list(nodes)
+
+
+def _attention(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """The replacement of a product of attention's result with a weight, and of all that led to it; otherwise None.
+
+    `MultiHeadAttention` takes queries, keys and values as three parts of a rotated product: the heads that share a key
+    head become rows of a sequence, for which weights are put into another order when the graph is loaded. It adds up in
+    float32 on CUDA.
+    """
+    if not is_product(node) or not view.is_fixed(node.input[1]):
+        return None
+    names = view.match(_WITHIN, "rows", node.input[0])
+    if names is None or not is_product(view.producers[names["scores"]]):
+        return None
+    q, k, v = (_part(view, names[key]) for key in ("turned_queries", "keys", "values"))
+    scale = view.number(names["factor"])
+    if not (q and k and v and scale) or not _fits(view, q, k, v):
+        return None
+    start, graph, integers = len(view.graph.nodes), view.graph, view.graph.integers
+    groups = q.heads // k.heads
+    grouped = (k.heads, groups, k.width)
+    in_rows = _reordered(view, q.weight, (*grouped, -1), (1, 0, 2, 3), (q.heads * k.width, -1))
+    queries = Part(q.x, in_rows, q.batch, q.positions, q.heads, q.width, q.rotary)
+    if q.x == k.x:
+        rows, keys, values = _products(view, [queries, k, v])
+    else:
+        (rows,), (keys, values) = _products(view, [queries]), _products(view, [k, v])
+    rows = graph.emit("Reshape", rows, integers([-1, q.positions * groups, k.heads * k.width]))
+    rows = graph.emit(
+        "MultiHeadAttention", rows, keys, values, domain=CONTRIB, num_heads=k.heads, scale=scale
+    )
+    rows = graph.emit("Reshape", rows, integers([-1, q.positions, q.heads * k.width]))
+    weight = _reordered(view, node.input[1], (-1, *grouped), (0, 2, 1, 3), (-1, q.heads * k.width))
+    result = graph.emit("FusedMatMul", rows, weight, domain=CONTRIB, transB=1)
+    return view.taken(start, result, node.output[0])
+
+
+def _part(view: View, value: str) -> Part | None:
+    found = _rotary(view, value)
+    names = view.match(_PART, "part", value if found is None else found.x)
+    if names is None or not view.is_fixed(names["weight"]):
+        return None
+    sizes = view.heads(view.producers[names["split"]])
+    plain = is_product(view.producers[names["product"]])
+    if not sizes or not plain or permutation(view.producers[names["part"]]) != HEADS_FIRST:
+        return None
+    batch, positions, heads, width = sizes
+    return Part(names["x"], names["weight"], batch, positions, heads, width, found)
+
+
+def _fits(view: View, q: Part, k: Part, v: Part) -> bool:
+    """Whether these are parts of attention that the kernel takes: a fixed number of positions, rotated by constants."""
+    rotations = (part.rotary for part in (q, k, v) if part.rotary is not None)
+    return (
+        q.width == k.width == v.width
+        and k.width % _WIDTHS == 0
+        and k.heads == v.heads
+        and q.heads % k.heads == 0
+        and k.x == v.x
+        and min(q.positions, k.positions) >= 1
+        and all(_fixed_tables(view, found) is not None for found in rotations)
+    )
+
+
+def _products(view: View, parts: Sequence[Part]) -> list[str]:
+    """Parts of one value, each (B, S, heads · width) and rotated where they are."""
+    graph, integers = view.graph, view.graph.integers
+    weights = tuple(part.weight for part in parts)
+    weight = weights[0]
+    if len(parts) > 1:
+        # One for all Euler steps.
+        weight = view.shared(("weights", *weights), lambda: graph.emit("Concat", *weights, axis=0))
+    product = graph.emit("FusedMatMul", parts[0].x, weight, domain=CONTRIB, transB=1)
+    widths = [part.heads * part.width for part in parts]
+    if any(part.rotary for part in parts):
+        positions, heads = parts[0].positions, sum(part.heads for part in parts)
+        # Every head of every position is a row with a place in the tables, so that one node rotates all parts.
+        rows = graph.emit("Reshape", product, integers([-1, positions * heads, parts[0].width]))
+        tables = _tables(view, parts)
+        rows = graph.emit("RotaryEmbedding", rows, integers([0]), *tables, domain=CONTRIB)
+        product = graph.emit("Reshape", rows, integers([-1, positions, sum(widths)]))
+    if len(parts) == 1:
+        return [product]
+    # CUDA's Split copies pointers from the host for unequal parts, which a captured call must not. It does so neither
+    # for three parts of the last axis (its kernel Split3Inner takes their sizes by value) nor for two equal ones.
+    return graph.emit_many("Split", product, integers(widths), outputs=len(parts), axis=-1)
+
+
+def _tables(view: View, parts: Sequence[Part]) -> list[str]:
+    """Cosines and sines (positions · heads, width / 2); 1 and 0 for heads that are not rotated."""
+    half = parts[0].width // 2
+    found = [_fixed_tables(view, part.rotary) if part.rotary else None for part in parts]
+    dtype = next(tables[0].dtype for tables in found if tables is not None)
+
+    def column(index: int) -> np.ndarray:
+        by_head = []
+        for part, own in zip(parts, found, strict=True):
+            table = np.full((part.positions, half), 1.0 - index) if own is None else own[index]
+            by_head.append(np.repeat(table[:, np.newaxis], part.heads, axis=1))
+        return np.concatenate(by_head, axis=1).reshape(-1, half)
+
+    return [view.graph.constant(column(index), dtype) for index in (0, 1)]
+
+
+def _reordered(
+    view: View, weight: str, split: Sequence[int], order: Sequence[int], shape: Sequence[int]
+) -> str:
+    """A weight with two of its axes swapped, computed when the graph is loaded."""
+    graph, integers = view.graph, view.graph.integers
+
+    def turned() -> str:
+        axes = graph.emit("Reshape", weight, integers(split))
+        return graph.emit("Reshape", graph.emit("Transpose", axes, perm=list(order)), integers(shape))
+
+    return view.shared(("reordered", weight, str(order)), turned)
+
+
+def _rotary(view: View, value: str) -> Rotary | None:
+    """The rotary embedding that a value is; None for another value."""
+    node = view.producer(value, "Add")
+    if node is None:
+        return None
+    for straight, turned in (node.input, node.input[::-1]):
+        for turn, sin in view.factors(turned):
+            x = _turned(view, turn)
+            cosines = [cos for other, cos in view.factors(straight) if other == x]
+            if x is not None and cosines:
+                return Rotary(x, cosines[0], sin)
+    return None
+
+
+def _turned(view: View, value: str) -> str | None:
+    """x, if the value is (−second half of x, first half of x)."""
+    concat = view.producer(value, "Concat")
+    if concat is None or len(concat.input) != 2 or attribute(concat, "axis") not in (-1, 3):
+        return None
+    for second, sign in view.factors(concat.input[0]):
+        split = view.producer(second, "Split")
+        if split is not None and view.number(sign) == -1 and list(split.output) == [concat.input[1], second]:
+            return str(split.input[0])
+    return None
+
+
+def _fixed_tables(view: View, found: Rotary) -> list[np.ndarray] | None:
+    """Cosines and sines (positions, D / 2), if they are constants. Both halves of a table are equal."""
+    tables = [view.constant(name) for name in (found.cos, found.sin)]
+    halves = [
+        np.ascontiguousarray(table.reshape(table.shape[-2:])[:, : table.shape[-1] // 2])
+        for table in tables
+        if table is not None
+    ]
+    return halves if len(halves) == 2 else None
+
+
+def _rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """One node for the rotary embedding that a sum ends; None for another sum."""
+    found = _rotary(view, node.output[0])
+    if found is None:
+        return None
+    start, graph = len(view.graph.nodes), view.graph
+    fixed = _fixed_tables(view, found)
+    if fixed is None:
+        tables = _gathered(view, found)
+    else:
+        tables = [graph.integers([0]), *(graph.constant(table, table.dtype) for table in fixed)]
+    if not tables:
+        return None
+    result = graph.emit("RotaryEmbedding", found.x, *tables, domain=CONTRIB)
+    return view.taken(start, result, node.output[0])
+
+
+def _gathered(view: View, found: Rotary) -> list[str]:
+    """Positions (1, S), cosines and sines for tables that are looked up; empty for another form."""
+    cos, sin = (view.producer(name, "Gather") for name in (found.cos, found.sin))
+    table = None if cos is None else view.constant(cos.input[0])
+    if cos is None or sin is None or table is None:
+        return []
+    graph, integers = view.graph, view.graph.integers
+    root = view.root(cos.input[1])
+    bounds = (integers([0]), integers([table.shape[-1] // 2]), integers([-1]))
+
+    def positions() -> str:
+        return graph.emit("Unsqueeze", graph.emit("Cast", root, to=TensorProto.INT64), integers([0]))
+
+    def half(name: str) -> str:  # cut when the graph is loaded: tables may be large
+        return view.shared(("half", name), lambda: graph.emit("Slice", name, *bounds))
+
+    return [view.shared(("positions", root), positions), half(cos.input[0]), half(sin.input[0])]
 
 
 def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
@@ -87,7 +317,7 @@ def _heads_of(view: View, node: NodeProto) -> list[int]:
 def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
     """The replacement of a node, and of what led to it, by one node; otherwise None."""
     if node.op_type == "Add":
-        return rotated(view, node)
+        return _rotated(view, node)
     if node.op_type in ("MatMul", "FusedMatMul"):
         return _scaled_product(view, node)
     if node.op_type == "ScatterElements":

@@ -15,13 +15,7 @@ import numpy as np
 
 from voxcpm_constants.arrays import FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
 from voxcpm_constants.generations import Traits
-from voxcpm_constants.step_models import (
-    BASE_LM_STEP,
-    FEAT_ENCODER,
-    LOCDIT_SOLVE,
-    RESIDUAL_LM_STEP,
-    StepSizes,
-)
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_SOLVE, RESIDUAL_LM_STEP, StepSizes
 from voxcpm_runtime.backends.gpu.device import Device, DeviceWorker
 from voxcpm_runtime.backends.gpu.state import DeviceState
 from voxcpm_runtime.backends.gpu.step_model import DeviceCalls, GPUStepModel, open_on_device

@@ -55,11 +55,7 @@ class Interface:
         return " or ".join(f"({', '.join(option)})" for option in options)
 
 
-_ACCEPTED_DTYPES = {
-    "FLOAT16": ("float16", "float32"),
-    "FLOAT32": ("float16", "float32"),
-    "INT32": ("int32",),
-}
+_ACCEPTED_DTYPES = {"FLOAT16": ("float16", "float32"), "FLOAT32": ("float16", "float32"), "INT32": ("int32",)}
 """What a caller may pass for each MIL element type."""
 
 
