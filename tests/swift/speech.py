@@ -15,7 +15,7 @@ import numpy as np
 
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime import VoxCPM
-from voxcpm_runtime.audio.reading import resample
+from voxcpm_runtime.audio.reading import resample, trim_silence
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.utterance import expected_length
@@ -66,19 +66,8 @@ class HalfStates:
         return outputs
 
 
-class NoPrefix:
-    """No cache of voices' prefixes: a sequence is run as a whole, in the chunks that Swift runs."""
-
-    def __call__(self, voice: Voice) -> None:
-        """No prefix."""
-
-    def cache_clear(self) -> None:
-        """There is nothing to clear."""
-
-
 def arithmetic_of_core_ml(tts: VoxCPM) -> None:
     """Let the step models whose state the caller keeps round it; the stand-in for Core ML keeps the others' itself."""
-    tts._prefix = NoPrefix()  # type: ignore[assignment]
     manifest = tts.bundle.manifest
     kept = {
         part.name
@@ -176,7 +165,7 @@ def write_speech(
         planned=[
             {
                 "text": p.text, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
-                "transcript_tokens": len(p.transcript_tokens), "target": p.target_tokens, "letters": p.letters,
+                "transcript_tokens": [int(t) for t in p.transcript_tokens], "target": p.target_tokens, "letters": p.letters,
                 "anchors": p.anchors, "followed": bool(p.followed),
                 "ends_paragraph": p.ends_paragraph,
             }
@@ -263,5 +252,9 @@ def record_files(folder: Path) -> None:
     time = np.arange(44100) / 44100
     sound = (0.3 * np.sin(2 * np.pi * 440 * time) + 0.2 * np.sin(2 * np.pi * 3100 * time)).astype(np.float32)
     sound.tofile(folder / "sound.f32")
+    quiet = np.random.default_rng(6).standard_normal(60000).astype(np.float32)
+    quiet *= np.where((np.arange(60000) > 21000) & (np.arange(60000) < 33000), 0.2, 0.0005).astype(np.float32)
+    quiet.tofile(folder / "quiet.f32")
+    trim_silence(quiet, 16000).tofile(folder / "quiet-trimmed.f32")
     for rate in (16000, 24000, 48000):
         resample(sound, 44100, rate).tofile(folder / f"sound-{rate}.f32")

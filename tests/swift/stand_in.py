@@ -57,7 +57,26 @@ def loaded(package: Path, function: str) -> dict[str, Any]:
     return {"states": {t.name: {"shape": [*t.shape_at(0)], "type": compute} for t in state}}
 
 
+def buffer(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """One array of a state that is kept here, whole; or what the caller wrote into it."""
+    step, _ = model(Path(request["of"]), request["function"])
+    state, name = kept_state(request["state"], step), request["name"]
+    array = state.rows(0, sys.maxsize)[name]
+    if request.get("written"):
+        state.set_rows(0, {name: np.frombuffer(data, np.float32).reshape(array.shape)})
+    return {"shape": list(array.shape)}, np.ascontiguousarray(array, np.float32).tobytes()
+
+
+def kept_state(key: str, step: Any) -> Any:
+    """The state of that key, made by its first user."""
+    if key not in STATES:
+        STATES[key] = step.new_state()
+    return STATES[key]
+
+
 def answer(request: dict[str, Any], data: bytes, log: Any) -> tuple[dict[str, Any], bytes]:
+    if "of" in request:
+        return buffer(request, data)
     package = Path(request.get("load") or request["run"])
     if "load" in request:
         log.write(json.dumps([package.stem, request["function"], request["unit"]]) + "\n")
@@ -68,10 +87,7 @@ def answer(request: dict[str, Any], data: bytes, log: Any) -> tuple[dict[str, An
         dtype, count = np.dtype(tensor["type"]), int(np.prod(tensor["shape"]))
         inputs[tensor["name"]] = np.frombuffer(data, dtype, count, place).reshape(tensor["shape"])
         place += count * dtype.itemsize
-    state = None
-    if key := request["state"]:
-        state = STATES.setdefault(key, None) or step.new_state()
-        STATES[key] = state
+    state = kept_state(key, step) if (key := request["state"]) else None
     results = {
         name: np.ascontiguousarray(array, types.get(name, "float32"))
         for name, array in step(inputs, state).items()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints the path of a `swift` that runs on this machine: the one on PATH, or one in a Debian root that this script makes
-# in build/swift, which takes about five minutes and 3.3 GB, and needs root, debootstrap and Debian's archive.
+# in build/swift, which takes about three minutes and 3.3 GB, and needs root, debootstrap and Debian's archive.
 # Where there is neither, it says so in one line and exits with 3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -16,16 +16,18 @@ if [ ! -x "$swift" ]; then
         echo "no swift on PATH, and no debootstrap to make a root with one" >&2
         exit 3
     fi
-    {
-        debootstrap --variant=minbase --include=ca-certificates trixie "$root" \
-            && cp /etc/resolv.conf "$root/etc/" \
-            && chroot "$root" sh -c 'apt-get update && apt-get install -y --no-install-recommends swiftlang libc6-dev'
-    } >build/swift.log 2>&1 || {
-        rm -rf "$root"
-        echo "no swift on PATH, and Debian's could not be installed (build/swift.log)" >&2
+    # What is mounted is gone with the namespace, also if this is killed: no root is deleted with mounts in it.
+    rm -rf --one-file-system "$root"
+    mkdir -p "$(dirname "$swift")"
+    unshare --mount sh -ec '
+        debootstrap --variant=minbase --include=ca-certificates trixie "$0"
+        cp /etc/resolv.conf "$0/etc/"
+        chroot "$0" sh -c "apt-get update && apt-get install -y --no-install-recommends swiftlang libc6-dev"
+    ' "$root" >build/swift/toolchain.log 2>&1 || {
+        rm -rf --one-file-system "$root"
+        echo "no swift on PATH, and Debian's could not be installed (build/swift/toolchain.log)" >&2
         exit 3
     }
-    mkdir -p "$(dirname "$swift")"
     cat >"$swift" <<END
 #!/bin/sh
 # Swift in its root, which sees this machine's files under their own paths. The namespace ends with the command, so that

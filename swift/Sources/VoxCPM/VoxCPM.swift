@@ -40,7 +40,7 @@ public actor VoxCPM {
         try options.check()
         let loaded = try await loader.bundle()
         let plan = try Plan(loaded.bundle.manifest, loaded.tokenizer, text: text, voice: voice, options: options)
-        return try await Narration.whole(plan, loaded.driver, isTight: loaded.isTight)
+        return try await Narration.whole(plan, loaded)
     }
 
     /// The speech of `speak` in chunks, as soon as they are ready; nothing is tried again, since audio that was heard
@@ -56,7 +56,7 @@ public actor VoxCPM {
             try options.check()
             let loaded = try await loader.bundle()
             let plan = try Plan(loaded.bundle.manifest, loaded.tokenizer, text: text, voice: voice, options: options)
-            try await Narration.streamed(plan, loaded.driver, isTight: loaded.isTight) { try await channel.send($0) }
+            try await Narration.streamed(plan, loaded) { try await channel.send($0) }
         }.stream
     }
 
@@ -66,7 +66,7 @@ public actor VoxCPM {
     public nonisolated func session(voice: Voice? = nil, options: Options = Options()) async throws -> Session {
         let loaded = try await loader.bundle()
         let plan = try Plan(loaded.bundle.manifest, loaded.tokenizer, text: nil, voice: voice, options: options)
-        return Session(plan, loaded.driver, isTight: loaded.isTight)
+        return Session(plan, loaded)
     }
 
     /// Make a voice, to keep (`Voice.write(to:)`) and to speak with.
@@ -76,13 +76,14 @@ public actor VoxCPM {
     ///   - prompt: a recording that speech continues; it needs a transcript.
     ///   - transcript: what is said in the prompt, word for word.
     ///   - reference: a recording of a voice to speak with (VoxCPM2).
+    ///   - trimsSilence: whether silence is cut from both ends of the recordings, down to 200 ms.
     ///   - provenance: more to keep about its origin, such as the speaker's consent.
     ///
     /// Throws `VoxCPMError.voice` for recordings that are missing, too short or silent, and `VoxCPMError.unsupported`
     /// for a reference before VoxCPM2.
     public nonisolated func makeVoice(
         name: String = "", prompt: Recording? = nil, transcript: String? = nil, reference: Recording? = nil,
-        provenance: [String: String] = [:]
+        trimsSilence: Bool = false, provenance: [String: String] = [:]
     ) async throws -> Voice {
         guard (prompt == nil) == (transcript == nil) else {
             throw VoxCPMError.voice("a prompt is a recording and its transcript together: give both")
@@ -96,8 +97,9 @@ public actor VoxCPM {
             throw VoxCPMError.unsupported(
                 "a reference voice needs VoxCPM2, and this bundle is of an earlier VoxCPM; give a prompt")
         }
-        let samples = try prompt?.resampled(to: a.inputSampleRate, minimum: a.patchInputSamples)
-        let referenced = try reference?.resampled(to: a.inputSampleRate, minimum: a.patchInputSamples)
+        let (rate, minimum) = (a.inputSampleRate, a.patchInputSamples)
+        let samples = try prompt?.resampled(to: rate, minimum: minimum, trimmed: trimsSilence)
+        let referenced = try reference?.resampled(to: rate, minimum: minimum, trimmed: trimsSilence)
         var driver = loaded.driver
         if driver.models[.audioVAEEncoder] == nil {
             let (encoder, _) = try await loadedModel(.audioVAEEncoder, of: loaded.bundle, configuration) { _ in }

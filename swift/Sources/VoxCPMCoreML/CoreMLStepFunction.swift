@@ -71,7 +71,7 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
             guard let array = results.featureValue(for: tensor.name)?.multiArrayValue else {
                 throw failed("it gave no \(tensor.name)")
             }
-            outputs[tensor.name] = Tensor(shape: array.shape.map(\.intValue), values: try floats(array))
+            outputs[tensor.name] = try floats(array)
         }
         return outputs
     }
@@ -88,7 +88,29 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
             case .rows:
                 guard let rows = results.featureValue(for: "\(name)_rows")?.multiArrayValue, let cache = state.arrays[name]
                 else { throw failed("it gave no \(name)_rows") }
-                try write(rows, into: cache, at: Int(position))
+                try store(try floats(rows), into: cache, at: Int(exactly: position) ?? -1)
+            }
+        }
+    }
+
+    func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]? {
+        var rows: [String: Tensor] = [:]
+        try forEachArray(of: state) { rows[$0] = try floats($1, positions) }
+        return rows
+    }
+
+    func write(_ rows: [String: Tensor], at position: Int, into state: any StepState) throws {
+        try forEachArray(of: state) { name, array in
+            if let tensor = rows[name] { try store(tensor, into: array, at: position) }
+        }
+    }
+
+    private func forEachArray(of state: any StepState, _ body: (String, MLMultiArray) throws -> Void) throws {
+        guard let state = state as? CoreMLState else { return }
+        for (name, array) in state.arrays { try body(name, array) }
+        if #available(macOS 15, iOS 18, *), let native = state.native as? MLState {
+            for tensor in package.declaration.state {
+                try native.withMultiArray(for: tensor.name) { try body(tensor.name, $0) }
             }
         }
     }
@@ -119,50 +141,49 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
     }
 
     private func array(_ tensor: Tensor, isInteger: Bool) throws -> MLMultiArray {
-        let type: MLMultiArrayDataType = isInteger ? .int32 : .float32
-        let array = try MLMultiArray(shape: tensor.shape.map { NSNumber(value: $0) }, dataType: type)
-        array.withUnsafeMutableBytes { bytes, strides in
-            forEachOffset(tensor.shape, strides) { index, offset in
-                if isInteger {
-                    bytes.storeBytes(of: Int32(tensor.values[index]), toByteOffset: 4 * offset, as: Int32.self)
-                } else {
-                    bytes.storeBytes(of: tensor.values[index], toByteOffset: 4 * offset, as: Float.self)
-                }
-            }
-        }
+        let shape = tensor.shape.map { NSNumber(value: $0) }
+        let array = try MLMultiArray(shape: shape, dataType: isInteger ? .int32 : .float32)
+        try store(tensor, into: array)
         return array
     }
 
     /// The numbers of a result in C order. Core ML may pad its rows: reading them without the strides gives noise.
-    private func floats(_ array: MLMultiArray) throws -> [Float] {
-        let shape = array.shape.map(\.intValue), strides = array.strides.map(\.intValue), type = array.dataType
+    ///
+    /// - Parameter positions: of axis 2; nil for all.
+    private func floats(_ array: MLMultiArray, _ positions: Range<Int>? = nil) throws -> Tensor {
+        var shape = array.shape.map(\.intValue), start = 0
+        let strides = array.strides.map(\.intValue), type = array.dataType
         guard type == .float32 || type == .float16 else { throw failed("a result is neither float32 nor float16") }
+        if let positions, shape.count > 2 {
+            let part = positions.clamped(to: 0..<shape[2])
+            (shape[2], start) = (part.count, part.lowerBound * strides[2])
+        }
         var values = [Float](repeating: 0, count: shape.reduce(1, *))
         array.withUnsafeBytes { bytes in
             forEachOffset(shape, strides) { index, offset in
                 values[index] = type == .float32
-                    ? bytes.loadUnaligned(fromByteOffset: 4 * offset, as: Float.self)
-                    : float(half: bytes.loadUnaligned(fromByteOffset: 2 * offset, as: UInt16.self))
+                    ? bytes.loadUnaligned(fromByteOffset: 4 * (start + offset), as: Float.self)
+                    : float(half: bytes.loadUnaligned(fromByteOffset: 2 * (start + offset), as: UInt16.self))
             }
         }
-        return values
+        return Tensor(shape: shape, values: values)
     }
 
-    /// Write rows (…, S, head_dim) into a cache (…, positions, head_dim) of the same type, from `position` on.
-    private func write(_ rows: MLMultiArray, into cache: MLMultiArray, at position: Int) throws {
-        let shape = rows.shape.map(\.intValue), strides = rows.strides.map(\.intValue)
-        let axis = shape.count - 2, width = cache.dataType == .float32 ? 4 : 2
-        guard rows.dataType == cache.dataType, axis > 0, cache.shape.count == shape.count,
-            position + shape[axis] <= cache.shape[axis].intValue
-        else { throw failed("its rows do not fit the cache") }
-        var offsets = [Int](repeating: 0, count: shape.reduce(1, *))
-        forEachOffset(shape, strides) { index, offset in offsets[index] = offset }
-        rows.withUnsafeBytes { source in
-            cache.withUnsafeMutableBytes { target, strides in
-                let start = position * strides[axis]
-                forEachOffset(shape, strides) { index, offset in
-                    let from = source.baseAddress! + width * offsets[index]
-                    (target.baseAddress! + width * (start + offset)).copyMemory(from: from, byteCount: width)
+    /// Write numbers in C order into an array, from `position` of axis 2 on.
+    private func store(_ tensor: Tensor, into array: MLMultiArray, at position: Int = 0) throws {
+        let shape = array.shape.map(\.intValue), type = array.dataType
+        let fits = zip(tensor.shape, shape).enumerated().allSatisfy { axis, lengths in
+            axis == 2 ? (0...lengths.1).contains(position) && position + lengths.0 <= lengths.1 : lengths.0 == lengths.1
+        }
+        guard tensor.shape.count == shape.count, fits else { throw failed("\(tensor.shape) does not fit into \(shape)") }
+        array.withUnsafeMutableBytes { bytes, strides in
+            let start = shape.count > 2 ? position * strides[2] : 0
+            forEachOffset(tensor.shape, strides) { index, offset in
+                let value = tensor.values[index], place = start + offset
+                switch type {
+                case .int32: bytes.storeBytes(of: Int32(exactly: value) ?? 0, toByteOffset: 4 * place, as: Int32.self)
+                case .float16: bytes.storeBytes(of: half(value), toByteOffset: 2 * place, as: UInt16.self)
+                default: bytes.storeBytes(of: value, toByteOffset: 4 * place, as: Float.self)
                 }
             }
         }

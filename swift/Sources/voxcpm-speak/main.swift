@@ -62,28 +62,27 @@ private func number<Number: FixedWidthInteger>(_ option: String, _ value: String
 
 private func note(_ text: String) { FileHandle.standardError.write(Data("\(text)\n".utf8)) }
 
-private func predictor(_ folder: URL) throws -> any Predictor {
-    guard try OpenBundle(folder).manifest.target == .macOS27 else { return CoreMLPredictor() }
-    if #available(macOS 27, iOS 27, *) { return CoreAIPredictor() }
+/// A folder, or else a repository of a hub, which has bundles for Core ML.
+private func source(_ bundle: String) throws -> (BundleSource, any Predictor) {
+    let folder = URL(fileURLWithPath: bundle)
+    if !FileManager.default.fileExists(atPath: folder.path), bundle.split(separator: "/").count == 2 {
+        return (.hub(bundle), CoreMLPredictor())
+    }
+    guard try OpenBundle(folder).manifest.target == .macOS27 else { return (.folder(folder), CoreMLPredictor()) }
+    if #available(macOS 27, iOS 27, *) { return (.folder(folder), CoreAIPredictor()) }
     throw VoxCPMError.unsupported("this bundle is for macOS 27; convert with --target macos14 or macos15")
-}
-
-private func folder(_ asked: Asked) async throws -> URL {
-    let url = URL(fileURLWithPath: asked.bundle)
-    if FileManager.default.fileExists(atPath: url.path) || asked.bundle.split(separator: "/").count != 2 { return url }
-    let caches = FileManager.default.urls(for: .cachesDirectory, in: .userDomainMask)[0]
-    let download = try HubDownload(
-        asked.bundle, precision: asked.precision, into: caches.appendingPathComponent("voxcpm-bundles"))
-    return try await download { share in note("downloading: \(Int(100 * share)) %") }
 }
 
 private func run() async throws {
     let asked = try Asked(Array(CommandLine.arguments.dropFirst()))
-    let folder = try await folder(asked)
-    let tts = VoxCPM(.folder(folder), Configuration(predictor: try predictor(folder), precision: asked.precision))
+    let (source, predictor) = try source(asked.bundle)
+    let tts = VoxCPM(source, Configuration(predictor: predictor, precision: asked.precision))
     for try await step in tts.prepare() {
-        if case .verifying = step { continue }
-        note("\(step)")
+        switch step {
+        case .downloading(let share): note("downloading: \(Int(100 * share)) %")
+        case .verifying: continue
+        default: note("\(step)")
+        }
     }
     var voice = try asked.voice.map { try Voice(contentsOf: URL(fileURLWithPath: $0)) }
     if asked.prompt != nil || asked.reference != nil {
@@ -93,7 +92,7 @@ private func run() async throws {
     }
     let began = Date(), speech = try await tts.speak(asked.text ?? "", voice: voice, options: asked.options)
     let output = URL(fileURLWithPath: asked.output)
-    try speech.wav.write(to: output, options: .atomic)
+    try speech.write(to: output)
     let seconds = String(format: "%.2f s of speech in %.2f s", speech.duration, Date().timeIntervalSince(began))
     print("\(output.path): \(seconds), seed \(speech.seed.map(String.init) ?? "none")")
 }

@@ -119,6 +119,26 @@ public final class MLModelConfiguration {
 
 public final class MLState {
     let id = UUID().uuidString
+    private let package: String
+    private let function: String
+
+    init(_ package: String, _ function: String) {
+        self.package = package
+        self.function = function
+    }
+
+    /// The buffer, which the server keeps: read before `body` and written after it.
+    public func withMultiArray<R>(for stateName: String, _ body: (MLMultiArray) throws -> R) rethrows -> R {
+        var request: [String: Any] = ["state": id, "of": package, "function": function, "name": stateName]
+        let answer = try! Wire.shared.answer(to: request, Data())
+        let array = MLMultiArray(shape: answer.header["shape"] as! [Int], dataType: .float32, padding: 0)
+        answer.data.copyBytes(to: array.storage)
+        defer {
+            request["written"] = true
+            _ = try! Wire.shared.answer(to: request, Data(array.storage))
+        }
+        return try body(array)
+    }
 }
 
 public struct MLPredictionOptions {
@@ -150,7 +170,7 @@ public final class MLModel: @unchecked Sendable {
         return compiled
     }
 
-    public func makeState() -> MLState { MLState() }
+    public func makeState() -> MLState { MLState(package, function) }
 
     public func prediction(from input: any MLFeatureProvider) throws -> any MLFeatureProvider {
         try predicted(input, nil)

@@ -232,36 +232,6 @@ final class ActorTests: XCTestCase {
         } catch is CancellationError {}
     }
 
-    /// Twenty minutes of speech in a session; resident memory must not grow with it.
-    func testMemoryIsFlat() async throws {
-        let tts = tts(FakePredictor(stops: false))
-        var options = options(40)
-        options.inferenceTimesteps = 2
-        let session = try await tts.session(options: options)
-        var seconds = 0.0, early = 0
-        let sentences = 200
-        let writer = Task {
-            for _ in 0..<sentences { try session.push("The river runs to the sea. ") }
-            try session.finish()
-        }
-        for try await chunk in session.chunks {
-            seconds += Double(chunk.samples.count) / Double(chunk.sampleRate)
-            if early == 0, seconds > 120 { early = residentKilobytes() }
-        }
-        try await writer.value
-        let late = residentKilobytes()
-        print("memory after 2 and", Int(seconds / 60), "minutes:", early, late, "kB")
-        XCTAssertGreaterThan(seconds, 600)
-        XCTAssertLessThan(late - early, 8_000)
-    }
-
-    private func residentKilobytes() -> Int {
-        guard let status = try? String(contentsOfFile: "/proc/self/status", encoding: .utf8),
-            let line = status.split(separator: "\n").first(where: { $0.hasPrefix("VmRSS:") })
-        else { return 0 }
-        return Int(line.filter(\.isNumber)) ?? 0
-    }
-
     func testExamination() async throws {
         let found = try await tts(FakePredictor()).examine()
         XCTAssertEqual(found.count, 6)

@@ -1,13 +1,24 @@
 import Foundation
 import XCTest
 
+#if canImport(FoundationNetworking)
+import FoundationNetworking
+#endif
+
 @testable import VoxCPM
 
 /// Against the hub of tests/swift/hub.py, each third answer of which fails.
 final class DownloadTests: XCTestCase {
-    private func download(_ recorded: Recorded, into folder: URL) throws -> HubDownload {
-        try HubDownload(
-            "org/name", precision: .fp16, into: folder, endpoint: URL(string: recorded.string("endpoint")))
+    private func tts(_ recorded: Recorded, into folder: URL) throws -> VoxCPM {
+        var configuration = Configuration(predictor: FakePredictor(), precision: .fp16)
+        configuration.hub = try XCTUnwrap(URL(string: recorded.string("endpoint")))
+        return VoxCPM(.hub("org/name", into: folder), configuration)
+    }
+
+    private func prepared(_ tts: VoxCPM) async throws -> [Preparation] {
+        var events: [Preparation] = []
+        for try await event in tts.prepare() { events.append(event) }
+        return events
     }
 
     private func emptyFolder() throws -> URL {
@@ -17,37 +28,82 @@ final class DownloadTests: XCTestCase {
     }
 
     func testDownloadsOnePrecision() async throws {
-        for recorded in try Recorded.cases("hub") where recorded.name == "whole" {
-            let folder = try emptyFolder()
-            let bundle = try await download(recorded, into: folder)()
-            let opened = try OpenBundle(bundle)
-            try opened.verify()
-            XCTAssertEqual(opened.precision, .fp16)
-            XCTAssertEqual(try FileManager.default.contentsOfDirectory(atPath: folder.path), [bundle.lastPathComponent])
-            let entries = Set(try FileManager.default.contentsOfDirectory(atPath: bundle.path))
-            XCTAssertEqual(entries, ["manifest.json", "manifest.sha256", "constants", "tokenizer", "fp16"])
-            let again = try await download(recorded, into: folder)()
-            XCTAssertEqual(again.path, bundle.path)
+        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" }), folder = try emptyFolder()
+        let events = try await prepared(tts(recorded, into: folder))
+        XCTAssertEqual(events.prefix { if case .downloading = $0 { true } else { false } }.last, .downloading(1))
+        XCTAssertTrue(events.contains(.verifying(1)))
+        XCTAssertEqual(events.last, .ready)
+        let bundle = folder.appendingPathComponent("org--name--main--fp16")
+        XCTAssertEqual(try FileManager.default.contentsOfDirectory(atPath: folder.path), [bundle.lastPathComponent])
+        let entries = Set(try FileManager.default.contentsOfDirectory(atPath: bundle.path))
+        XCTAssertEqual(entries, ["manifest.json", "manifest.sha256", "constants", "tokenizer", "fp16"])
+        // What is there needs no hub; what is damaged is downloaded again.
+        let requests = try await requests(recorded)
+        _ = try await prepared(tts(recorded, into: folder))
+        let after = try await self.requests(recorded)
+        XCTAssertEqual(after, requests + 1, "only this test has asked")
+        let file = bundle.appendingPathComponent("constants/embed_tokens.npy")
+        var damaged = try Data(contentsOf: file)
+        damaged[damaged.count / 2] ^= 1
+        try damaged.write(to: file)
+        let mended = try await prepared(tts(recorded, into: folder))
+        XCTAssertTrue(mended.contains(.downloading(1)))
+        XCTAssertEqual(mended.last, .ready)
+    }
+
+    private func requests(_ recorded: Recorded) async throws -> Int {
+        let url = try XCTUnwrap(URL(string: recorded.string("endpoint") + "/requests"))
+        for _ in 0..<2 {
+            let (data, _) = try await URLSession.shared.data(from: url)
+            if let list = try? JSONDecoder().decode([String].self, from: data) { return list.count }
         }
+        throw CocoaError(.fileReadUnknown)
+    }
+
+    func testAnInterruptedDownloadContinues() async throws {
+        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" }), folder = try emptyFolder()
+        for try await event in try tts(recorded, into: folder).prepare() {
+            if case .downloading(let share) = event, share > 0.5 { break }
+        }
+        let partial = try XCTUnwrap(try FileManager.default.contentsOfDirectory(atPath: folder.path).first)
+        XCTAssertTrue(partial.hasSuffix(".partial"))
+        let events = try await prepared(tts(recorded, into: folder))
+        guard case .downloading(let share)? = events.first else { return XCTFail("it was whole") }
+        XCTAssertGreaterThan(events.last == .ready ? share : 0, 0)
+    }
+
+    func testAFullDiskIsAnErrorAndTheDownloadContinues() async throws {
+        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" })
+        let disk = try SmallDisk(bytes: 256 << 10)
+        do {
+            _ = try await prepared(tts(recorded, into: disk.folder))
+            XCTFail("it fits")
+        } catch VoxCPMError.storage {}
+        let left = try FileManager.default.contentsOfDirectory(atPath: disk.folder.path)
+        XCTAssertTrue(left.allSatisfy { $0.hasSuffix(".partial") }, "\(left)")
+        try disk.grow(to: 256 << 20)
+        let events = try await prepared(tts(recorded, into: disk.folder))
+        XCTAssertEqual(events.last, .ready)
     }
 
     func testAlteredFileIsRefusedAndNothingLooksWhole() async throws {
-        for recorded in try Recorded.cases("hub") where recorded.name == "altered" {
-            let folder = try emptyFolder()
-            do {
-                _ = try await download(recorded, into: folder)()
-                XCTFail("an altered file was taken")
-            } catch VoxCPMError.download(let file, _) {
-                XCTAssertEqual(file, recorded.string("altered"))
-            }
-            let left = try FileManager.default.contentsOfDirectory(atPath: folder.path)
-            XCTAssertTrue(left.allSatisfy { $0.hasSuffix(".partial") }, "\(left)")
+        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "altered" }), folder = try emptyFolder()
+        do {
+            _ = try await prepared(tts(recorded, into: folder))
+            XCTFail("an altered file was taken")
+        } catch VoxCPMError.download(let file, _) {
+            XCTAssertEqual(file, recorded.string("altered"))
         }
+        let left = try FileManager.default.contentsOfDirectory(atPath: folder.path)
+        XCTAssertTrue(left.allSatisfy { $0.hasSuffix(".partial") }, "\(left)")
     }
 
-    func testRepositoryThatLeavesItsFolderIsRefused() throws {
+    func testRepositoryThatLeavesItsFolderIsRefused() async throws {
         for name in ["a", "a/b/c", "../b", "a/..", "a b/c", ""] {
-            XCTAssertThrowsError(try HubDownload(name, into: emptyFolder()))
+            do {
+                _ = try await prepared(VoxCPM(.hub(name), Configuration(predictor: FakePredictor())))
+                XCTFail(name)
+            } catch VoxCPMError.argument {}
         }
     }
 }

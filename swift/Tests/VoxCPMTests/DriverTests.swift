@@ -12,7 +12,7 @@ final class DriverTests: XCTestCase {
         for recorded in cases {
             let bundle = try OpenBundle(recorded.url("bundle"), precision: .init(rawValue: recorded.string("precision")))
             let predictor: any Predictor = bundle.manifest.target == .macOS27
-                ? CoreAIPredictor() : CoreMLPredictor(cache: FileManager.default.temporaryDirectory)
+                ? CoreAIPredictor() : CoreMLPredictor(cache: Recorded.cache)
             var models: [StepModelName: any StepFunction] = [:]
             for name in bundle.manifest.names {
                 var parts: [any StepFunction] = []

@@ -6,6 +6,9 @@ struct Recorded {
     let folder: URL
     let document: [String: Any]
 
+    /// Compiled models of this run: the stand-in's name their packages by path.
+    static let cache = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
+
     var name: String { folder.lastPathComponent }
 
     /// The cases of a kind. Skips the test where nothing was recorded: `make test-swift` records first.

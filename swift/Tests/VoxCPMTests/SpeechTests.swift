@@ -92,16 +92,50 @@ final class SpeechTests: XCTestCase {
         }
     }
 
+    /// Thirty minutes in a session; resident memory must not grow with them.
+    func testMemoryIsFlat() async throws {
+        let recorded = try XCTUnwrap(try Recorded.cases("speech").first { $0.name.hasSuffix("-fp32-session") })
+        let case_ = try Case(recorded), tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
+        var options = case_.options
+        (options.noise, options.seed) = (nil, 1)
+        (options.minLen, options.maxLen, options.inferenceTimesteps) = (60, 60, 2)
+        let session = try await tts.session(options: options), began = Date()
+        let writer = Task {
+            for _ in 0..<1000 { try session.push("The river runs to the sea. ") }
+        }
+        var seconds = 0.0, early = 0
+        for try await chunk in session.chunks {
+            seconds += Double(chunk.samples.count) / Double(chunk.sampleRate)
+            if early == 0, seconds > 180 { early = residentKilobytes() }
+            if seconds > 1800 { break }
+        }
+        try await writer.value
+        let late = residentKilobytes()
+        print("memory after 3 and", Int(seconds / 60), "minutes:", early, late, "kB, in", Date().timeIntervalSince(began), "s")
+        XCTAssertGreaterThanOrEqual(seconds, 1800)
+        XCTAssertLessThan(late - early, 8_000)
+    }
+
+    private func residentKilobytes() -> Int {
+        guard let status = try? String(contentsOfFile: "/proc/self/status", encoding: .utf8),
+            let line = status.split(separator: "\n").first(where: { $0.hasPrefix("VmRSS:") })
+        else { return 0 }
+        return Int(line.filter(\.isNumber)) ?? 0
+    }
+
     /// The step models on the stand-in agree with the bundle's own vectors.
     func testExaminationOfTheBuiltInVoice() async throws {
-        var configuration = Configuration(cache: FileManager.default.temporaryDirectory.appendingPathComponent("voxcpm-tests"))
+        var configuration = Configuration(cache: Recorded.cache)
         configuration.verifies = false
         _ = try Recorded.folder("speech")
         let found = try await VoxCPM(.folder(builtInBundle), configuration).examine()
         XCTAssertEqual(found.count, 6)
         for one in found {
-            print(one.model.rawValue, one.streams, one.seconds)
+            print(one.model.rawValue, one.streams, one.state ?? "", one.seconds)
             XCTAssertTrue(one.isCorrect, one.model.rawValue)
+            let hasState = ![.featEncoder, .locDiTStep].contains(one.model)
+            XCTAssertEqual(one.state != nil, hasState)
+            XCTAssertEqual(one.streams.keys.contains { $0.hasPrefix("last_") }, one.model.rawValue.contains("lm_"))
         }
     }
 
@@ -117,7 +151,7 @@ final class SpeechTests: XCTestCase {
     private func speech(
         _ planned: [PlannedSegment], _ plan: Plan, _ loaded: LoadedBundle
     ) async throws -> (segments: [SpokenSegment], latents: [Float], samples: [Float]) {
-        var narration = try Narration(plan, loaded.driver, isTight: false)
+        var narration = try Narration(plan, loaded)
         var segments: [SpokenSegment] = [], samples: [Float] = []
         for segment in planned {
             guard let made = try await narration.speak(segment, emit: nil) else { break }
@@ -140,7 +174,8 @@ struct Case {
     private struct Planned: Decodable {
         let text, transcript: String
         let tokens: [Int]
-        let transcript_tokens, target, letters: Int
+        let transcript_tokens: [Int]
+        let target, letters: Int
         let anchors, followed, ends_paragraph: Bool
     }
 
@@ -153,8 +188,7 @@ struct Case {
     init(_ recorded: Recorded) throws {
         let file = recorded.folder.appendingPathComponent("case.voice")
         voice = recorded.document["voiced"] as? Bool == true ? try Voice(contentsOf: file) : nil
-        let cache = FileManager.default.temporaryDirectory.appendingPathComponent("voxcpm-tests")
-        var configuration = Configuration(precision: .init(rawValue: recorded.string("precision")), cache: cache)
+        var configuration = Configuration(precision: .init(rawValue: recorded.string("precision")), cache: Recorded.cache)
         configuration.verifies = false
         self.configuration = configuration
         func decoded<T: Decodable>(_ key: String, _ type: [T].Type) throws -> [T] {

@@ -16,6 +16,23 @@ final class VoiceTests: XCTestCase {
         }
     }
 
+    func testAFullDiskLeavesTheOldVoice() throws {
+        let disk = try SmallDisk(bytes: 128 << 10), file = disk.folder.appendingPathComponent("a.voice")
+        let small = try Voice(contentsOf: builtInVoices.appendingPathComponent("heart.voice"))
+        try small.write(to: file)
+        var prompt = small.prompt
+        for _ in 0..<8 { prompt.append(prompt) }
+        let large = small.extended("more ", prompt), speech = Speech(
+            samples: prompt.values, sampleRate: 24000, segments: [], seed: nil, isUnfinished: false)
+        for write in [large.write, { try speech.write(to: $0) }] {
+            XCTAssertThrowsError(try write(file)) { error in
+                guard case VoxCPMError.storage = error else { return XCTFail("\(error)") }
+            }
+            XCTAssertEqual(try FileManager.default.contentsOfDirectory(atPath: disk.folder.path), ["a.voice"])
+            XCTAssertEqual(try Voice(contentsOf: file), small)
+        }
+    }
+
     /// The names have every kind of character, and Swift writes the header anew.
     func testNewVoicesHavePythonsBytes() throws {
         let folder = try Recorded.folder("voices")
@@ -78,6 +95,26 @@ final class VoiceTests: XCTestCase {
             XCTAssertLessThanOrEqual(abs(found.count - expected.count), 1)
             XCTAssertLessThan(relativeError(Array(found[inner]), Array(expected[inner])), 0.0014, "\(rate)")
         }
+    }
+
+    func testSilenceIsCutAsInPython() throws {
+        let folder = try Recorded.folder("voices"), quiet = try Recorded.floats(folder, "quiet")
+        let expected = try Recorded.floats(folder, "quiet-trimmed")
+        XCTAssertLessThan(expected.count, 30_000)
+        XCTAssertEqual(withoutSilence(quiet, sampleRate: 16000), expected)
+        let recording = try Recording(samples: quiet, sampleRate: 16000)
+        XCTAssertEqual(try recording.resampled(to: 16000, minimum: 1, trimmed: true), expected)
+        for short in [[], [0], [0.5], [Float](repeating: 0.5, count: 2048)] as [[Float]] {
+            XCTAssertEqual(withoutSilence(short, sampleRate: 16000), short)
+        }
+    }
+
+    func testHalves() {
+        for bits in UInt16.min...UInt16.max {
+            let value = float(half: bits)
+            if value.isNaN { XCTAssertTrue(float(half: half(value)).isNaN) } else { XCTAssertEqual(half(value), bits) }
+        }
+        XCTAssertEqual(([1 + 0x1p-11, 1 + 0x3p-11, 0x1p-25, 65520] as [Float]).map { half($0) }, [0x3C00, 0x3C02, 0, 0x7C00])
     }
 
     func testRecordingsThatCannotBeUsed() throws {

@@ -100,6 +100,7 @@ final class SpeakModel: ObservableObject {
 
     private func words(_ step: Preparation) -> String {
         switch step {
+        case .downloading(let share): "Downloading: \(Int(100 * share)) %"
         case .verifying(let share): "Verifying: \(Int(100 * share)) %"
         case .compiling(let model): "Preparing \(model.rawValue), once on this device …"
         case .fellBack(let model, let unit, let reason): "\(model.rawValue) does not run on \(unit.rawValue): \(reason)"

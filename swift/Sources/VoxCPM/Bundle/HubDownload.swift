@@ -9,24 +9,24 @@ import FoundationNetworking
 ///
 /// Files are written to a folder that ends in `.partial`, which is renamed when everything in it is right: a folder
 /// without that end is whole. An interrupted download continues where it stopped.
-public struct HubDownload: Sendable {
-    /// Such as "openbmb/voxcpm-1.5-coreml".
-    public let repository: String
-    /// A branch, tag or commit. A branch is resolved to its commit first, so that all files are of one commit.
-    public let revision: String
-    /// nil takes the smallest precision of the bundle.
-    public let precision: Manifest.Precision?
-    /// The folder in which the bundle's folder is made.
-    public let folder: URL
+struct HubDownload: Sendable {
+    private let repository: String
+    private let revision: String
+    private let precision: Manifest.Precision?
+    private let parent: URL
     private let endpoint: URL
-    private let session: URLSession
+    private let session = URLSession.shared
 
     private static let blockBytes = 8 << 20
     private static let attempts = 4
 
-    public init(
-        _ repository: String, revision: String = "main", precision: Manifest.Precision? = nil, into folder: URL,
-        endpoint: URL? = nil, session: URLSession = .shared
+    /// - Parameters:
+    ///   - precision: nil takes the smallest of the bundle.
+    ///   - parent: the folder in which the bundle's folder is made; nil for one in the application support folder.
+    ///
+    /// Throws `VoxCPMError.argument` for a repository that is not organisation/name.
+    init(
+        _ repository: String, revision: String, precision: Manifest.Precision?, into parent: URL?, endpoint: URL
     ) throws {
         let parts = repository.split(separator: "/", omittingEmptySubsequences: false)
         let allowed = CharacterSet(charactersIn: "-._").union(.alphanumerics)
@@ -36,58 +36,57 @@ public struct HubDownload: Sendable {
         self.repository = repository
         self.revision = revision
         self.precision = precision
-        self.folder = folder
-        guard let endpoint = endpoint ?? URL(string: "https://huggingface.co") else {
-            throw VoxCPMError.argument(name: "endpoint", problem: "expected a URL")
-        }
+        self.parent = parent ?? FileManager.default.urls(for: .applicationSupportDirectory, in: .userDomainMask)[0]
+            .appendingPathComponent("voxcpm-bundles")
         self.endpoint = endpoint
-        self.session = session
     }
 
-    /// Download what is missing, and return the bundle's folder; one that is there already costs no request.
+    /// The bundle's folder when it is whole. It keeps its revision: a branch is not looked up again.
+    var folder: URL { folder(revision) }
+
+    private func folder(_ revision: String) -> URL {
+        let name = "\(repository)--\(revision)--\(precision?.rawValue ?? "default")"
+        return parent.appendingPathComponent(name.replacingOccurrences(of: "/", with: "--"))
+    }
+
+    /// Download what is missing of the bundle; one that is there already costs no request.
     ///
     /// - Parameter progress: called with the share of all bytes, from 0 to 1, that is there.
-    public func callAsFunction(_ progress: @Sendable (Double) -> Void = { _ in }) async throws -> URL {
-        if let commit = isCommit ? revision : nil, let known = finished(commit) { return known }
-        let commit = try await self.commit()
-        if let known = finished(commit) { return known }
-        let partial = url(commit).appendingPathExtension("partial")
+    func callAsFunction(_ progress: (Double) -> Void) async throws {
+        if FileManager.default.fileExists(atPath: folder.path) { return }
+        let commit = try await commit(), partial = folder(commit).appendingPathExtension("partial")
         try storing(partial) { try FileManager.default.createDirectory(at: $0, withIntermediateDirectories: true) }
+        keepOutOfBackups()
         for name in ["manifest.json", "manifest.sha256"] {
-            let file = partial.appendingPathComponent(name)
             let (data, status) = try await fetch(name, at: commit, headers: [:])
             // Bundles of earlier releases have no digest of the manifest.
             guard status == 200 || name != "manifest.json" else { throw failure(name, status) }
-            if status == 200 { try storing(file) { try data.write(to: $0, options: .atomic) } }
+            if status == 200 {
+                try storing(partial.appendingPathComponent(name)) { try data.write(to: $0, options: .atomic) }
+            }
         }
-        let document = try Data(contentsOf: partial.appendingPathComponent("manifest.json"))
-        let manifest = try Manifest(json: document)
+        let manifest = try Manifest(json: Data(contentsOf: partial.appendingPathComponent("manifest.json")))
         let chosen = try manifest.chosen(precision, of: manifest.precisions)
         let files = manifest.files(of: chosen).sorted { $0.key < $1.key }
-        let total = max(1, files.reduce(0) { $0 + $1.value.bytes })
-        var done = 0
+        let total = max(1, files.reduce(0.0) { $0 + Double($1.value.bytes) })
+        var done = 0.0
         for (path, record) in files {
-            try await download(path, record, at: commit, into: partial) { bytes in
-                progress(Double(done + bytes) / Double(total))
-            }
-            done += record.bytes
+            try await download(path, record, at: commit, into: partial) { progress((done + Double($0)) / total) }
+            done += Double(record.bytes)
         }
-        let whole = url(commit)
-        try storing(whole) { try FileManager.default.moveItem(at: partial, to: $0) }
-        return whole
+        try storing(folder) { try FileManager.default.moveItem(at: partial, to: $0) }
+    }
+
+    /// Apps must not back up what they can download again.
+    private func keepOutOfBackups() {
+        #if !os(Linux)
+        var values = URLResourceValues(), url = parent
+        values.isExcludedFromBackup = true
+        try? url.setResourceValues(values)
+        #endif
     }
 
     private var isCommit: Bool { revision.count == 40 && revision.allSatisfy(\.isHexDigit) }
-
-    private func url(_ commit: String) -> URL {
-        let name = repository.replacingOccurrences(of: "/", with: "--")
-        return folder.appendingPathComponent("\(name)-\(commit.prefix(12))-\(precision?.rawValue ?? "default")")
-    }
-
-    private func finished(_ commit: String) -> URL? {
-        let whole = url(commit)
-        return FileManager.default.fileExists(atPath: whole.path) ? whole : nil
-    }
 
     private func commit() async throws -> String {
         if isCommit { return revision }

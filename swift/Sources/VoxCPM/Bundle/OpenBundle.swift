@@ -130,6 +130,21 @@ struct JoinedStepFunction: StepFunction {
         return outputs
     }
 
+    func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]? {
+        var all: [String: Tensor] = [:]
+        for (part, state) in zip(parts, (state as? JoinedState)?.parts ?? []) {
+            guard let rows = try part.rows(positions, of: state) else { return nil }
+            all.merge(rows) { $1 }
+        }
+        return all
+    }
+
+    func write(_ rows: [String: Tensor], at position: Int, into state: any StepState) throws {
+        for (part, state) in zip(parts, (state as? JoinedState)?.parts ?? []) {
+            try part.write(rows, at: position, into: state)
+        }
+    }
+
     func unloadPrefill() async {
         for part in parts { await part.unloadPrefill() }
     }

@@ -13,6 +13,35 @@ struct Prefilled: Sendable {
     let next: Conditions
 }
 
+/// What the step models compute for a voice, whatever text follows.
+struct Prefix: Sendable {
+    /// Positions of the reference with its markers, and of the transcript.
+    let positions: Int
+    /// The language models' keys and values of these positions; nil where a framework does not show its states.
+    let base: [String: Tensor]?
+    let residual: [String: Tensor]?
+    /// Embeddings of the patches of reference and prompt.
+    let reference: Rows
+    let prompt: Rows
+}
+
+/// The prefixes of the voices that were used last.
+actor Prefixes {
+    private static let kept = 4
+    private var known: [(voice: Voice, prefix: Prefix)] = []
+
+    /// The voice's prefix, computed if it is not known. tokens: of its transcript.
+    func callAsFunction(_ voice: Voice, tokens: [Int], _ driver: Driver) async throws -> Prefix {
+        if let index = known.firstIndex(where: { $0.voice == voice }) {
+            known.append(known.remove(at: index))
+            return known[known.count - 1].prefix
+        }
+        let made = try await driver.prefix(voice, tokens: tokens)
+        known = known.suffix(Self.kept - 1) + [(voice, made)]
+        return made
+    }
+}
+
 /// What the DiT and the stop head need for the next patch.
 struct Conditions: Sendable {
     /// Last hidden state of the base LM: raw after text, quantised after audio.
@@ -50,30 +79,63 @@ struct Driver: Sendable {
         return model
     }
 
+    /// What the step models compute for a voice. tokens: of its transcript.
+    func prefix(_ voice: Voice, tokens: [Int]) async throws -> Prefix {
+        let lead = InputSequence(
+            text: tokens, prompt: Rows(width: patchValues), reference: voice.reference, startsAudio: false)
+        let reference = try await embed(voice.reference), prompt = try await embed(voice.prompt)
+        let base = try model(.baseLMStep), residual = try model(.residualLMStep)
+        let states = (base: try base.newState(), residual: try residual.newState())
+        if lead.count > 0 { _ = try await run(lead, reference, states.base, states.residual, at: 0) }
+        return Prefix(
+            positions: lead.count, base: try base.rows(0..<lead.count, of: states.base),
+            residual: try residual.rows(0..<lead.count, of: states.residual), reference: reference, prompt: prompt)
+    }
+
     /// Run a sequence, which must fit the caches, through both language models.
-    func prefill(_ sequence: InputSequence) async throws -> Prefilled {
-        let base = try model(.baseLMStep).newState(), residual = try model(.residualLMStep).newState()
-        let hidden = architecture.hidden
-        let spoken = try await embed(sequence.patches)
+    ///
+    /// - Parameters:
+    ///   - prefix: the voice's; nil without a voice.
+    ///   - shared: first positions of the sequence that are those of the prefix.
+    func prefill(_ sequence: InputSequence, _ prefix: Prefix? = nil, shared: Int = 0) async throws -> Prefilled {
+        let base = try model(.baseLMStep), residual = try model(.residualLMStep)
+        let states = (base: try base.newState(), residual: try residual.newState())
+        var start = 0, spoken = Rows(width: architecture.hidden)
+        if let prefix {
+            if let first = prefix.base, let second = prefix.residual, shared > 0 {
+                start = min(shared, prefix.positions)
+                try base.write(first, at: 0, into: states.base)
+                try residual.write(second, at: 0, into: states.residual)
+            }
+            if start == 0 { spoken.append(prefix.reference) }
+            spoken.append(prefix.prompt)
+        } else {
+            spoken = try await embed(sequence.patches)
+        }
+        let next = try await run(sequence.after(start), spoken, states.base, states.residual, at: start)
+        return Prefilled(baseState: states.base, residualState: states.residual, position: sequence.count, next: next)
+    }
+
+    /// Run both language models from a cache position on. spoken: the embeddings of the sequence's patches.
+    private func run(
+        _ sequence: InputSequence, _ spoken: Rows, _ base: any StepState, _ residual: any StepState, at position: Int
+    ) async throws -> Conditions {
+        let hidden = architecture.hidden, silent = [Float](repeating: 0, count: hidden)
         var embeddings = Rows(width: hidden), audio = Rows(width: hidden), heard = 0
-        let silent = [Float](repeating: 0, count: hidden)
         for (token, isAudio) in zip(sequence.tokens, sequence.isAudio) {
             audio.append(isAudio ? spoken[heard] : silent)
             embeddings.append(isAudio ? spoken[heard] : try constants.embedding(of: token))
             heard += isAudio ? 1 : 0
         }
-        let outputs = try await baseStep(embeddings, base, at: 0)
+        let outputs = try await baseStep(embeddings, base, at: position)
         var joined = Rows(width: hidden), last: [Float] = []
-        for (position, isAudio) in sequence.isAudio.enumerated() {
-            last = isAudio ? outputs.quantised[position] : outputs.hidden[position]
-            joined.append(projections.residualInput(last, audio[position]))
+        for (index, isAudio) in sequence.isAudio.enumerated() {
+            last = isAudio ? outputs.quantised[index] : outputs.hidden[index]
+            joined.append(projections.residualInput(last, audio[index]))
         }
-        let residualHidden = try await residualStep(joined, residual, at: 0)
-        return Prefilled(
-            baseState: base, residualState: residual, position: sequence.count,
-            next: Conditions(
-                hidden: last, residualHidden: residualHidden, stopLogits: outputs.stopLogits,
-                lastPatch: sequence.lastPatch))
+        return Conditions(
+            hidden: last, residualHidden: try await residualStep(joined, residual, at: position),
+            stopLogits: outputs.stopLogits, lastPatch: sequence.lastPatch)
     }
 
     /// The next patch, (frames · latent_dim). noise: standard normal, times the temperature.

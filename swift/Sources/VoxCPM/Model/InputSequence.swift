@@ -19,14 +19,15 @@ struct InputSequence: Sendable {
     ///   - text: ids of the transcript and the text, tokenised as one, without audio start.
     ///   - prompt: patches to continue; none for zero-shot.
     ///   - reference: patches of a reference voice; none without one.
-    init(text: [Int], prompt: Rows, reference: Rows) {
+    ///   - startsAudio: false for what a voice has before any text to speak.
+    init(text: [Int], prompt: Rows, reference: Rows, startsAudio: Bool = true) {
         patches = Rows(width: prompt.width)
         if reference.count > 0 {
             append([Self.referenceStart])
             append(reference)
             append([Self.referenceEnd])
         }
-        append(text + [Self.audioStart])
+        append(text + (startsAudio ? [Self.audioStart] : []))
         append(prompt)
     }
 
@@ -38,6 +39,15 @@ struct InputSequence: Sendable {
     /// The first DiT's `cond`: the prompt's last patch, or zeros after text.
     var lastPatch: [Float] {
         continuesAudio ? patches[patches.count - 1] : [Float](repeating: 0, count: patches.width)
+    }
+
+    /// The part from `position` on.
+    func after(_ position: Int) -> InputSequence {
+        var rest = self
+        rest.tokens = Array(tokens.dropFirst(position))
+        rest.isAudio = Array(isAudio.dropFirst(position))
+        rest.patches = patches[isAudio.prefix(position).count { $0 }..<patches.count]
+        return rest
     }
 
     /// Up to `count` last patches of the prompt, which the decoder hears before the generated ones; none after text.

@@ -11,12 +11,23 @@ public protocol StepFunction: Sendable {
     /// One step. The state is updated in place; two calls must not use one state at once.
     func callAsFunction(_ inputs: [String: Tensor], _ state: (any StepState)?) async throws -> [String: Tensor]
 
+    /// Positions of the state's KV caches, (1, kv_heads, positions, head_dim), or of its contexts, (1, channels, samples),
+    /// by name; nil where a framework does not show its states. Positions beyond the end are left out.
+    func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]?
+
+    /// Write into the state what `rows` gave, from `position` on. Tensors of other names are ignored.
+    func write(_ rows: [String: Tensor], at position: Int, into state: any StepState) throws
+
     /// Free what only calls with more than one embedding need, until the next such call.
     func unloadPrefill() async
 }
 
 extension StepFunction {
     public func unloadPrefill() async {}
+
+    public func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]? { nil }
+
+    public func write(_ rows: [String: Tensor], at position: Int, into state: any StepState) throws {}
 
     /// The output of that name, which must have this number of values.
     func output(

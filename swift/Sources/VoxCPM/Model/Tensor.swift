@@ -53,6 +53,16 @@ func transposed(_ values: [Float], rows: Int, columns: Int) -> [Float] {
     return result
 }
 
+/// The bits of the float16 that is nearest to a number; of two, the even one.
+public func half(_ value: Float) -> UInt16 {
+    let sign = UInt16(truncatingIfNeeded: value.bitPattern >> 16) & 0x8000, magnitude = abs(value)
+    if value.isNaN { return 0x7E00 }
+    if magnitude >= 65520 { return sign | 0x7C00 }
+    if magnitude < 0x1p-14 { return sign | UInt16((magnitude * 0x1p24).rounded(.toNearestOrEven)) }
+    let bits = magnitude.bitPattern - 112 << 23
+    return sign | UInt16(truncatingIfNeeded: (bits + 0xFFF + (bits >> 13 & 1)) >> 13)
+}
+
 /// A float16 by its bits; Swift has no Float16 on Intel Macs.
 public func float(half bits: UInt16) -> Float {
     let sign = UInt32(bits & 0x8000) << 16, exponent = UInt32(bits >> 10) & 0x1F, fraction = UInt32(bits & 0x3FF)

@@ -4,6 +4,12 @@ import Foundation
 public enum BundleSource: Sendable {
     /// A folder with a manifest.json.
     case folder(URL)
+    /// A repository of a hub, such as "openbmb/voxcpm-1.5-coreml", at a branch, tag or commit. `prepare()`, or the first
+    /// call, downloads what one precision needs, and continues a download that was interrupted. `into` is the folder in
+    /// which the bundle's folder is made; nil for one in the application support folder, out of backups.
+    ///
+    /// A bundle that was downloaded is used without a request: name another revision to update it.
+    case hub(String, revision: String = "main", into: URL? = nil)
 }
 
 /// What loads a bundle, and how.
@@ -19,6 +25,8 @@ public struct Configuration: Sendable {
     public var memoryLimit: UInt64?
     /// Whether the files are compared with the manifest's digests before the first load: about a second a gigabyte.
     public var verifies = true
+    /// The address of the hub; another one for a mirror.
+    public var hub = URL(string: "https://huggingface.co") ?? URL(fileURLWithPath: "/")
 
     public init(predictor: any Predictor, precision: Manifest.Precision? = nil) {
         self.predictor = predictor
@@ -35,6 +43,8 @@ public struct Configuration: Sendable {
 
 /// A step of making a bundle ready to speak.
 public enum Preparation: Sendable, Equatable {
+    /// Files are downloaded; the share of all bytes that is there.
+    case downloading(Double)
     /// Files are compared with their digests; the share that is done.
     case verifying(Double)
     /// A step model is loaded. The first time on a device it is compiled, which takes seconds to minutes.

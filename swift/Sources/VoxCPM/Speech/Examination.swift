@@ -2,30 +2,38 @@ import Foundation
 
 /// How a step model's results agree with the bundle's test vectors, which were computed in float32.
 ///
-/// Correlations are 1 - |v - r|² / (|v|² + |r|²), the minimum over several tensors. Streams that begin in the middle of
-/// a KV cache, and the state after a stream, are not compared.
+/// Correlations are 1 - |v - r|² / (|v|² + |r|²), the minimum over several tensors.
 public struct Examination: Sendable, Codable {
     public let model: StepModelName
     public let unit: ComputeUnit
     public let precision: Manifest.Precision
-    /// The correlation of each stream's outputs: `chain`, and every longer length.
+    /// The correlation of each stream's outputs: `chain`, every longer length at the beginning of a KV cache, and every
+    /// length at its end.
     public let streams: [String: Double]
+    /// That of the states after the streams; nil for a step model without state, and where a framework shows none.
+    /// Then the streams at the end of a cache, which begin with a state, are left out, too.
+    public let state: Double?
     /// Seconds of a call at the shortest length: the median.
     public let seconds: Double
     /// The lowest accepted correlation.
     public let floor: Double
 
     /// Whether no correlation is below the floor.
-    public var isCorrect: Bool { streams.values.allSatisfy { $0 >= floor } }
+    public var isCorrect: Bool { streams.values.allSatisfy { $0 >= floor } && (state ?? 1) >= floor }
 
     /// As in Python's doctor (doctor/worker.py).
     private static let floors: [Manifest.Precision: Double] = [.fp32: 0.9999, .fp16: 0.995, .int8: 0.99, .int4: 0.85]
 
     init(_ name: StepModelName, _ model: any StepFunction, _ unit: ComputeUnit, _ bundle: OpenBundle) async throws {
         let vectors = try TestVectors(bundle, name), declared = bundle.manifest.stepModel(name)
-        var found: [String: Double] = [:], times: [Double] = []
+        let capacity = bundle.manifest.sizes.kvLength
+        var found: [String: Double] = [:], times: [Double] = [], states: [Double] = []
         for stream in vectors.streams {
-            let state = declared.state.isEmpty ? nil : try model.newState()
+            let state = declared.state.isEmpty ? nil : try model.newState(), isLast = stream.name.hasPrefix("last_")
+            if isLast, let state {
+                guard try model.rows(0..<0, of: state) != nil else { continue }
+                try model.write(vectors.filledCaches(declared.state, capacity), at: 0, into: state)
+            }
             var worst = 1.0
             for call in 0..<stream.calls {
                 try Task.checkCancellation()
@@ -41,11 +49,20 @@ public struct Examination: Sendable, Codable {
                 }
             }
             found[stream.name] = worst
+            guard let state else { continue }
+            for tensor in declared.state {
+                let expected = try vectors.state(stream.name, tensor)
+                let length = expected.shape[2], start = isLast ? max(0, capacity - length) : 0
+                if let left = try model.rows(start..<(start + length), of: state)?[tensor.name] {
+                    states.append(agreement(left.values, expected.values))
+                }
+            }
         }
         self.model = name
         self.unit = unit
         precision = bundle.precision
         streams = found
+        state = states.min()
         seconds = times.isEmpty ? 0 : times.sorted()[times.count / 2]
         floor = Self.floors[bundle.precision] ?? 1
     }
@@ -89,11 +106,35 @@ private struct TestVectors {
         }
         streams = file.tensors.keys.sorted().compactMap { [file] key in
             let parts = key.split(separator: "/")
-            guard parts.count == 3, parts[1] == "in", parts[2] == input, !parts[0].hasPrefix("last_"),
+            guard parts.count == 3, parts[1] == "in", parts[2] == input,
                 let calls = file.tensors[key]?.shape.first
             else { return nil }
             return Stream(name: String(parts[0]), calls: calls)
         }
+    }
+
+    /// A context, or the rows of a cache that a stream wrote.
+    func state(_ stream: String, _ declared: Manifest.Tensor) throws -> Tensor {
+        guard let stored = file.tensors["\(stream)/state/\(declared.name)"], stored.shape.count > 2,
+            stored.shape.count == declared.shape.count
+        else { throw VoxCPMError.bundle(file: path, problem: "the state \(declared.name) of \(stream) is missing") }
+        return Tensor(shape: stored.shape, values: stored.floats)
+    }
+
+    /// Whole caches, whose row p is row p mod 12 of those after the stream `chain`.
+    func filledCaches(_ caches: [Manifest.Tensor], _ capacity: Int) throws -> [String: Tensor] {
+        var filled: [String: Tensor] = [:]
+        for cache in caches {
+            let rows = try state("chain", cache), width = rows.shape[3...].reduce(1, *)
+            let heads = Rows(width: rows.shape[2] * width, values: rows.values)
+            var values: [Float] = []
+            for head in 0..<heads.count {
+                let row = heads[head]
+                for place in 0..<(capacity * width) { values.append(row[place % row.count]) }
+            }
+            filled[cache.name] = Tensor(shape: [1, heads.count, capacity] + rows.shape[3...], values: values)
+        }
+        return filled
     }
 
     /// The tensors of one call, whose first axis is the call.

@@ -8,6 +8,7 @@ struct LoadedBundle: Sendable {
     let units: [StepModelName: ComputeUnit]
     /// Whether memory is short: what serves prefill alone is loaded for it only.
     let isTight: Bool
+    let prefixes = Prefixes()
 }
 
 typealias Report = @Sendable (Preparation) -> Void
@@ -125,10 +126,7 @@ private final class Listeners: @unchecked Sendable {
 private func loadedBundle(
     _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: Report
 ) async throws -> LoadedBundle {
-    let bundle: OpenBundle = switch source {
-    case .folder(let folder): try OpenBundle(folder, precision: configuration.precision)
-    }
-    if verifies { try bundle.verify { report(.verifying($0)) } }
+    let bundle = try await openBundle(source, configuration, verifies: verifies, report)
     let tokenizer = try TextTokenizer(folder: bundle.folder.appendingPathComponent("tokenizer"))
     let constants = try Constants(bundle.folder, bundle.manifest.architecture)
     let isTight = configuration.isTight(bundle)
@@ -140,6 +138,32 @@ private func loadedBundle(
     }
     let driver = try Driver(manifest: bundle.manifest, constants: constants, models: models)
     return LoadedBundle(bundle: bundle, tokenizer: tokenizer, driver: driver, units: units, isTight: isTight)
+}
+
+/// The bundle, downloaded if it is not there, and verified.
+private func openBundle(
+    _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: Report
+) async throws -> OpenBundle {
+    func opened(_ folder: URL) throws -> OpenBundle {
+        let bundle = try OpenBundle(folder, precision: configuration.precision)
+        if verifies { try bundle.verify { report(.verifying($0)) } }
+        return bundle
+    }
+    switch source {
+    case .folder(let folder): return try opened(folder)
+    case .hub(let repository, let revision, let parent):
+        let download = try HubDownload(
+            repository, revision: revision, precision: configuration.precision, into: parent, endpoint: configuration.hub)
+        try await download { report(.downloading($0)) }
+        do {
+            return try opened(download.folder)
+        } catch VoxCPMError.bundle {
+            // Damaged on this device, which no user can mend: once more.
+            try? FileManager.default.removeItem(at: download.folder)
+            try await download { report(.downloading($0)) }
+            return try opened(download.folder)
+        }
+    }
 }
 
 /// A step model on the first compute unit that takes it.

@@ -8,14 +8,17 @@ struct Piece: Sendable {
     let isPause: Bool
     let segment: Int
     let text: String
+    /// What is suspicious about the segment by now.
+    var suspicion: Suspicion?
 }
 
 /// One speech in the making.
 struct Narration {
     let plan: Plan
-    let driver: Driver
+    private let driver: Driver
+    private let prefixes: Prefixes
     /// Whether what only prefill needs is unloaded after it.
-    let isTight: Bool
+    private let isTight: Bool
     /// The plan's voice; without one, the first segments become it.
     private var voice: Voice?
     /// Letters that are spoken in the voice's prompt; nil once a suspicious segment is part of it.
@@ -28,10 +31,11 @@ struct Narration {
     /// Whether `maxLen` is reached before the end of the text.
     private(set) var isUnfinished = false
 
-    init(_ plan: Plan, _ driver: Driver, isTight: Bool) throws {
+    init(_ plan: Plan, _ loaded: LoadedBundle) throws {
         self.plan = plan
-        self.driver = driver
-        self.isTight = isTight
+        driver = loaded.driver
+        prefixes = loaded.prefixes
+        isTight = loaded.isTight
         voice = plan.voice
         noise = plan.options.noise
         left = plan.maxPatches
@@ -62,7 +66,12 @@ struct Narration {
             }
         }
         let utterance = try Utterance(plan, index, segment, voice, promptLetters: promptLetters ?? 0, left: left)
-        let prefilled = try await driver.prefill(utterance.sequence)
+        let prefix: Prefix? = if let voice {
+            try await prefixes(voice, tokens: segment.transcriptTokens, driver)
+        } else {
+            nil
+        }
+        let prefilled = try await driver.prefill(utterance.sequence, prefix, shared: utterance.shared)
         if isTight {
             for name in [StepModelName.baseLMStep, .residualLMStep] { await driver.models[name]?.unloadPrefill() }
         }
@@ -70,8 +79,9 @@ struct Narration {
         let maximum = isTriedAgain ? max(1, options.retryBadcaseMaxTimes) : 1
         let index = index
         let hand = emit.map { emit in
-            { (samples: [Float]) in
-                try await emit(Piece(samples: samples, isPause: false, segment: index, text: segment.text))
+            { (samples: [Float], suspicion: Suspicion?) in
+                try await emit(Piece(
+                    samples: samples, isPause: false, segment: index, text: segment.text, suspicion: suspicion))
             }
         }
         var attempts: [Attempt] = []
@@ -121,8 +131,8 @@ struct Narration {
 
 extension Narration {
     /// The speech of the whole text.
-    static func whole(_ plan: Plan, _ driver: Driver, isTight: Bool) async throws -> Speech {
-        var narration = try Narration(plan, driver, isTight: isTight), segments = try plan.segments()
+    static func whole(_ plan: Plan, _ loaded: LoadedBundle) async throws -> Speech {
+        var narration = try Narration(plan, loaded), segments = try plan.segments()
         var samples: [Float] = [], spoken: [SpokenSegment] = []
         while let segment = try segments.next(), let made = try await narration.speak(segment, emit: nil) {
             samples += made.samples
@@ -136,19 +146,17 @@ extension Narration {
 
     /// The speech in chunks of `firstChunkPatches` and then `chunkPatches`; a pause joins the patch after it.
     static func streamed(
-        _ plan: Plan, _ driver: Driver, isTight: Bool, to send: @escaping (Chunk) async throws -> Void
+        _ plan: Plan, _ loaded: LoadedBundle, to send: @escaping (Chunk) async throws -> Void
     ) async throws {
-        var narration = try Narration(plan, driver, isTight: isTight), segments = try plan.segments()
+        var narration = try Narration(plan, loaded), segments = try plan.segments()
         let rate = plan.manifest.architecture.outputSampleRate
         var gathered: [Float] = [], patches = 0, wanted = plan.options.firstChunkPatches, offset = 0
-        var place = (segment: 0, text: "")
-        func chunk() -> Chunk {
-            Chunk(samples: gathered, sampleRate: rate, offset: offset, segment: place.segment, text: place.text)
-        }
+        var last: Piece?
+        func chunk() -> Chunk { Chunk(gathered, sampleRate: rate, offset: offset, last) }
         while let segment = try segments.next() {
             let made = try await narration.speak(segment) { piece in
                 gathered += piece.samples
-                place = (piece.segment, piece.text)
+                last = piece
                 patches += piece.isPause ? 0 : 1
                 guard patches == wanted else { return }
                 try await send(chunk())

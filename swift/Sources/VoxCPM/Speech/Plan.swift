@@ -12,8 +12,8 @@ struct PlannedSegment: Sendable, Equatable {
     let transcript: String
     /// Of the prompt's transcript and of the text, tokenised together.
     let tokens: [Int]
-    /// Number of tokens of the prompt's transcript alone.
-    let transcriptTokens: Int
+    /// Of the prompt's transcript alone.
+    let transcriptTokens: [Int]
     /// Number of tokens of the text alone.
     let targetTokens: Int
     /// Letters and digits of the text alone, which its expected time follows from.
@@ -231,7 +231,7 @@ struct SegmentReader: Sendable {
         let spoken = hasControl ? try tokenizer.spelled(saidText(segment.text)) : target
         let planned = PlannedSegment(
             text: segment.text, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
-            transcriptTokens: before.isEmpty ? 0 : try tokenizer(before).count,
+            transcriptTokens: before.isEmpty ? [] : try tokenizer(before),
             targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: letters(in: spoken),
             endsParagraph: segment.endsParagraph)
         _ = try plan.limit(planned, plan.voice, continued: continued)

@@ -16,13 +16,13 @@ public final class Session: Sendable {
     /// Seconds of audio that may wait to be read.
     static let bufferSeconds = 10.0
 
-    init(_ plan: Plan, _ driver: Driver, isTight: Bool) {
+    init(_ plan: Plan, _ loaded: LoadedBundle) {
         let inbox = Inbox()
         self.inbox = inbox
-        let patches = max(1, (Self.bufferSeconds / driver.architecture.patchSeconds).rounded())
+        let patches = max(1, (Self.bufferSeconds / plan.manifest.architecture.patchSeconds).rounded())
         production = Production(capacity: Int(min(patches, 10_000))) { channel in
             defer { inbox.cancel() }
-            try await Self.speak(inbox, plan, driver, isTight: isTight, to: channel)
+            try await Self.speak(inbox, plan, loaded, to: channel)
         }
     }
 
@@ -53,17 +53,15 @@ public final class Session: Sendable {
     public var chunks: AsyncThrowingStream<Chunk, any Error> { production.stream }
 
     private static func speak(
-        _ inbox: Inbox, _ plan: Plan, _ driver: Driver, isTight: Bool, to channel: Channel<Chunk>
+        _ inbox: Inbox, _ plan: Plan, _ loaded: LoadedBundle, to channel: Channel<Chunk>
     ) async throws {
-        var narration = try Narration(plan, driver, isTight: isTight), reader = SegmentReader(plan), offset = 0
-        let rate = driver.architecture.outputSampleRate
+        var narration = try Narration(plan, loaded), reader = SegmentReader(plan), offset = 0
+        let rate = plan.manifest.architecture.outputSampleRate
         while let sentence = try await inbox.next() {
             for segment in try plan.split(sentence: sentence) {
                 let planned = try reader.read(segment)
                 _ = try await narration.speak(planned) { piece in
-                    let chunk = Chunk(
-                        samples: piece.samples, sampleRate: rate, offset: offset, segment: piece.segment,
-                        text: piece.text)
+                    let chunk = Chunk(piece.samples, sampleRate: rate, offset: offset, piece)
                     offset += piece.samples.count
                     try await channel.send(chunk)
                 }

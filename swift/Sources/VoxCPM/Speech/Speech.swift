@@ -57,4 +57,15 @@ public struct Chunk: Sendable, Equatable {
     public let segment: Int
     /// The text of that segment.
     public let text: String
+    /// What is suspicious about that segment by now; a stream is not tried again.
+    public let suspicion: Suspicion?
+
+    init(_ samples: [Float], sampleRate: Int, offset: Int, _ last: Piece?) {
+        self.samples = samples
+        self.sampleRate = sampleRate
+        self.offset = offset
+        segment = last?.segment ?? 0
+        text = last?.text ?? ""
+        suspicion = last?.suspicion
+    }
 }

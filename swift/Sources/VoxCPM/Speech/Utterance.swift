@@ -8,6 +8,8 @@ struct Utterance: Sendable {
     let index: Int
     let segment: PlannedSegment
     let sequence: InputSequence
+    /// First positions that are the voice's own, whatever the text.
+    let shared: Int
     /// Maximum number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
     /// `maxLen` leaves less.
     let limit: Int
@@ -30,10 +32,13 @@ struct Utterance: Sendable {
         self.segment = segment
         sequence = InputSequence(
             text: segment.tokens, prompt: voice?.prompt ?? none, reference: voice?.reference ?? none)
+        // The transcript's last token may merge with the text.
+        let known = zip(segment.tokens, segment.transcriptTokens).prefix { $0 == $1 }.count
+        shared = known + ((voice?.reference.count).map { $0 > 0 ? $0 + 2 : 0 } ?? 0)
         if let profile = lengths.profile, options.retryBadcaseRatioThreshold == Options.upstreamRatio {
             var pace = 1.0
             // A word or two may be said at any pace, whatever follows.
-            if let voice, Double(segment.transcriptTokens) >= lengths.minAnchor {
+            if let voice, Double(segment.transcriptTokens.count) >= lengths.minAnchor {
                 let seconds = Double(voice.prompt.count) * a.patchSeconds
                 pace = ExpectedLength.pace(profile, letters: promptLetters, seconds: seconds)
             }
@@ -84,7 +89,7 @@ extension Utterance {
     /// Both calls that run at once are children of this task: cancelling it ends them within one Euler step.
     func attempt(
         _ number: Int, _ plan: Plan, _ driver: Driver, _ prefilled: Prefilled, _ noise: inout any NoiseSource,
-        emit: (([Float]) async throws -> Void)?
+        emit: (([Float], Suspicion?) async throws -> Void)?
     ) async throws -> Attempt {
         let options = plan.options, width = driver.patchValues
         let solving = Solving(
@@ -117,7 +122,7 @@ extension Utterance {
 
     private func hear(
         _ patch: [Float], _ index: Int, _ stops: Bool, _ plan: Plan, _ decoder: PatchDecoder, _ attempt: inout Attempt,
-        _ emit: (([Float]) async throws -> Void)?
+        _ emit: (([Float], Suspicion?) async throws -> Void)?
     ) async throws {
         let decoded = try await decoder(patch)
         guard decoded.allSatisfy(\.isFinite) else {
@@ -125,7 +130,7 @@ extension Utterance {
                 model: StepModelName.audioVAEDecoder.rawValue, reason: "samples of patch \(index) are not finite")
         }
         let samples = joining(decoded, index, stops, rate: plan.manifest.architecture.outputSampleRate)
-        if let emit { try await emit(samples) } else { attempt.samples += samples }
+        if let emit { try await emit(samples, attempt.suspicion) } else { attempt.samples += samples }
     }
 
     /// A patch's samples, faded where its segment is joined to another one.

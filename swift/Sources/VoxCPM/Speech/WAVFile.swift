@@ -3,6 +3,18 @@ import Foundation
 extension Speech {
     /// A WAV file of the speech: mono, 16 bits.
     public var wav: Data { wavFile(samples, sampleRate: sampleRate) }
+
+    /// Write that file, whole or not at all. Throws `VoxCPMError.storage`.
+    public func write(to file: URL) throws { try writeWhole(wav, to: file) }
+}
+
+/// Write a file, whole or not at all. Throws `VoxCPMError.storage`.
+func writeWhole(_ data: Data, to file: URL) throws {
+    do {
+        try data.write(to: file, options: .atomic)
+    } catch {
+        throw VoxCPMError.storage(path: file.path, problem: reason(error))
+    }
 }
 
 /// A WAV file of mono samples in [-1, 1], 16 bits each; what is outside is clipped, and NaN is silence.

@@ -72,13 +72,16 @@ public struct Recording: Sendable, Equatable {
     /// - Parameters:
     ///   - rate: in Hz.
     ///   - minimum: samples of one patch.
+    ///   - trimmed: whether silence is cut from both ends.
     ///
     /// Throws `VoxCPMError.voice` for a recording that is shorter than a patch, or silent.
-    func resampled(to rate: Int, minimum: Int) throws -> [Float] {
-        let result = sampleRate == rate ? samples : windowedSinc(samples, from: sampleRate, to: rate)
+    func resampled(to rate: Int, minimum: Int, trimmed: Bool = false) throws -> [Float] {
+        var result = sampleRate == rate ? samples : windowedSinc(samples, from: sampleRate, to: rate)
+        if trimmed { result = withoutSilence(result, sampleRate: rate) }
         guard result.count >= minimum else {
+            let seconds = Double(result.count) / Double(rate)
             throw VoxCPMError.voice(
-                "the recording has \(duration) s, but the minimum is one patch, \(Double(minimum) / Double(rate)) s")
+                "the recording has \(seconds) s\(trimmed ? " of sound" : ""), but the minimum is one patch, \(Double(minimum) / Double(rate)) s")
         }
         // Ignore DC offset.
         let mean = Float(result.reduce(0.0) { $0 + Double($1) } / Double(result.count))

@@ -168,13 +168,7 @@ extension Voice {
     }
 
     /// Write the voice to a file, whole or not at all. Throws `VoxCPMError.storage`.
-    public func write(to file: URL) throws {
-        do {
-            try data.write(to: file, options: .atomic)
-        } catch {
-            throw VoxCPMError.storage(path: file.path, problem: (error as NSError).localizedDescription)
-        }
-    }
+    public func write(to file: URL) throws { try writeWhole(data, to: file) }
 
     private var header: String {
         let turns = turns.map { "{\"text\":\(pydanticJSON($0.text)),\"patches\":\($0.patches)}" }
