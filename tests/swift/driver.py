@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,14 @@ def write_case(folder: Path, document: Mapping[str, Any], arrays: Mapping[str, n
         np.ascontiguousarray(array, np.float32).tofile(folder / f"{name}.f32")
 
 
-def record(folder: Path, bundles: Iterable[Path]) -> None:
-    """Every mode of every precision of the bundles."""
-    for bundle in bundles:
-        for precision in json.loads((bundle / "manifest.json").read_text())["precisions"]:
-            with VoxCPM.from_bundle(bundle, precision=precision) as tts:
-                modes = ["zero-shot", "continuation"]
-                modes += ["reference", "combined"] if tts.bundle.architecture.traits.takes_reference else []
-                for mode in modes:
-                    _record(folder / f"{bundle.name}-{precision}-{mode}", bundle, tts, mode)
+def record(folder: Path, bundle: Path) -> None:
+    """Every mode of every precision of a bundle."""
+    for precision in json.loads((bundle / "manifest.json").read_text())["precisions"]:
+        with VoxCPM.from_bundle(bundle, precision=precision) as tts:
+            modes = ["zero-shot", "continuation"]
+            modes += ["reference", "combined"] if tts.bundle.architecture.traits.takes_reference else []
+            for mode in modes:
+                _record(folder / f"{bundle.name}-{precision}-{mode}", bundle, tts, mode)
 
 
 def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:

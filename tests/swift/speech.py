@@ -165,8 +165,8 @@ def write_speech(
         planned=[
             {
                 "text": p.text, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
-                "transcript_tokens": [int(t) for t in p.transcript_tokens], "target": p.target_tokens, "letters": p.letters,
-                "anchors": p.anchors, "followed": bool(p.followed),
+                "transcript_tokens": [int(t) for t in p.transcript_tokens],
+                "target": p.target_tokens, "letters": p.letters, "anchors": p.anchors, "followed": bool(p.followed),
                 "ends_paragraph": p.ends_paragraph,
             }
             for p in planned

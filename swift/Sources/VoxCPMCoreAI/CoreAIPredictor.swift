@@ -9,11 +9,13 @@ import VoxCPM
 /// Loads the `.aimodel` programs of a bundle for macOS 27 and iOS 27.
 @available(macOS 27, iOS 27, *)
 public struct CoreAIPredictor: Predictor {
+    /// Programs are specialised by the system, which keeps the result.
     public init() {}
 
     /// The programs are made for the GPU: on the Neural Engine, weights in blocks give wrong results (docs/bundle.md).
     public func units(for model: StepModelName) -> [ComputeUnit] { [.cpuAndGPU, .cpu] }
 
+    /// Load a program and its functions. Throws `VoxCPMError.loading`.
     public func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction {
         let name = package.declaration.name
         guard package.stateForm == .native || package.declaration.state.isEmpty else {

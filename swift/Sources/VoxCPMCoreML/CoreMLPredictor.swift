@@ -23,6 +23,7 @@ public struct CoreMLPredictor: Predictor {
         }
     }
 
+    /// Compile a package unless that was done before, and load it. Throws `VoxCPMError.loading` if Core ML refuses it.
     public func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction {
         let compiled = try await compiled(package)
         return try await CoreMLStepFunction(package) { index in

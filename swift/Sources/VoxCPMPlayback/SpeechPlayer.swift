@@ -15,6 +15,7 @@ public final class SpeechPlayer {
         case idle, buffering, playing, interrupted
     }
 
+    /// What it is doing now.
     public private(set) var state = State.idle {
         didSet { if state != oldValue { onState?(state) } }
     }
@@ -28,6 +29,7 @@ public final class SpeechPlayer {
     private var realTimeFactor: Double?
     private var isStopped = false
 
+    /// Nothing plays before `play`.
     public init() {
         engine.attach(node)
         observe()

@@ -98,10 +98,10 @@ final class SpeechTests: XCTestCase {
         let case_ = try Case(recorded), tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
         var options = case_.options
         (options.noise, options.seed) = (nil, 1)
-        (options.minLen, options.maxLen, options.inferenceTimesteps) = (60, 60, 2)
+        (options.minLen, options.maxLen, options.inferenceTimesteps) = (20, 20, 2)
         let session = try await tts.session(options: options), began = Date()
         let writer = Task {
-            for _ in 0..<1000 { try session.push("The river runs to the sea. ") }
+            for _ in 0..<2000 { try session.push("The river runs to the sea. ") }
         }
         var seconds = 0.0, early = 0
         for try await chunk in session.chunks {

@@ -16,19 +16,21 @@ public enum StepModelName: String, Sendable, CaseIterable, Codable {
 public struct Manifest: Sendable, Decodable {
     static let newestSchema = 5
 
+    /// The oldest system that a bundle runs on, which decides its form; iOS is three versions behind, from 26 on none.
     public enum Target: String, Sendable, Decodable {
         case macOS14, macOS15, macOS27
     }
 
+    /// How weights are stored; all but fp32 compute in float16.
     public enum Precision: String, Sendable, Codable, CaseIterable {
         case int8, int4, fp16, fp32
     }
 
-    public enum KVCache: String, Sendable, Decodable {
+    enum KVCache: String, Sendable, Decodable {
         case scatter, rows
     }
 
-    public enum Generation: String, Sendable, Decodable {
+    enum Generation: String, Sendable, Decodable {
         case voxcpm, voxcpm2
 
         /// Prompt patches that the decoder hears before the generated ones.
@@ -41,8 +43,10 @@ public struct Manifest: Sendable, Decodable {
 
     /// An axis of a tensor: the lengths that it may have.
     public struct Axis: Sendable, Decodable, Equatable {
+        /// At least one.
         public let lengths: [Int]
 
+        /// Reads a length, or a list of lengths.
         public init(from decoder: any Decoder) throws {
             let container = try decoder.singleValueContainer()
             if let length = try? container.decode(Int.self) {
@@ -53,17 +57,25 @@ public struct Manifest: Sendable, Decodable {
         }
     }
 
+    /// An input, an output or a state of a step model.
     public struct Tensor: Sendable, Decodable, Equatable {
+        /// As the step model calls it.
         public let name: String
+        /// Its axes, the last one contiguous.
         public let shape: [Axis]
         /// float32, int32, or compute: float32 in fp32 packages, float16 in others.
         public let dtype: String
     }
 
+    /// The interface of a step model.
     public struct StepModel: Sendable, Decodable, Equatable {
+        /// Such as "base_lm_step"; of a part "base_lm_step_1".
         public let name: String
+        /// What each call takes, without state.
         public let inputs: [Tensor]
+        /// What each call gives, without state.
         public let outputs: [Tensor]
+        /// KV caches, keys and values in turn, or contexts of convolutions; empty for a function without state.
         public let state: [Tensor]
 
         /// The first input with an enumerated axis, and that axis; else the first input and axis 1.
@@ -74,6 +86,7 @@ public struct Manifest: Sendable, Decodable {
             return (inputs[0], 1)
         }
 
+        /// The lengths of that axis, each of which may be a function of its own.
         public var chunkLengths: [Int] { chunkAxis.tensor.shape[chunkAxis.axis].lengths }
 
         /// Whether its state is KV caches, not contexts of convolutions.
@@ -85,19 +98,19 @@ public struct Manifest: Sendable, Decodable {
         }
     }
 
-    public struct Sizes: Sendable, Decodable {
+    struct Sizes: Sendable, Decodable {
         /// Positions in a KV cache.
-        public let kvLength: Int
+        let kvLength: Int
         /// Packages of the base LM.
-        public let baseLMParts: Int
+        let baseLMParts: Int
         /// Euler steps of `locdit_solve`; 0 without it.
-        public let solverSteps: Int
+        let solverSteps: Int
 
         private enum CodingKeys: String, CodingKey {
             case kvLength = "kv_length", baseLMParts = "base_lm_parts", solverSteps = "solver_steps"
         }
 
-        public init(from decoder: any Decoder) throws {
+        init(from decoder: any Decoder) throws {
             let container = try decoder.container(keyedBy: CodingKeys.self)
             kvLength = try container.decode(Int.self, forKey: .kvLength)
             baseLMParts = try container.decodeIfPresent(Int.self, forKey: .baseLMParts) ?? 1
@@ -106,28 +119,28 @@ public struct Manifest: Sendable, Decodable {
     }
 
     /// The checkpoint's configuration, as far as the loop needs it.
-    public struct Architecture: Sendable, Decodable {
-        public let generation: Generation
+    struct Architecture: Sendable, Decodable {
+        let generation: Generation
         /// Latent frames in a patch.
-        public let patchSize: Int
+        let patchSize: Int
         /// Width of a latent frame.
-        public let featDim: Int
+        let featDim: Int
         /// Width of the language models.
-        public let hidden: Int
+        let hidden: Int
         /// Width of the DiT and of its time embeddings.
-        public let ditWidth: Int
-        public let textEmbeddingScale: Float
+        let ditWidth: Int
+        let textEmbeddingScale: Float
         /// Whether the DiT is given the length of a step.
-        public let meanMode: Bool
+        let meanMode: Bool
         /// In Hz.
-        public let inputSampleRate: Int
-        public let outputSampleRate: Int
+        let inputSampleRate: Int
+        let outputSampleRate: Int
         /// Samples of a patch at each of them.
-        public let patchInputSamples: Int
-        public let patchOutputSamples: Int
+        let patchInputSamples: Int
+        let patchOutputSamples: Int
         let audioVAE: AudioVAEConfiguration
 
-        public var patchSeconds: Double { Double(patchInputSamples) / Double(inputSampleRate) }
+        var patchSeconds: Double { Double(patchInputSamples) / Double(inputSampleRate) }
 
         private struct Document: Decodable {
             struct LanguageModel: Decodable {
@@ -154,7 +167,7 @@ public struct Manifest: Sendable, Decodable {
             let audio_vae_config: AudioVAE
         }
 
-        public init(from decoder: any Decoder) throws {
+        init(from decoder: any Decoder) throws {
             struct VAE: Decodable { let audio_vae_config: AudioVAEConfiguration }
             let document = try Document(from: decoder)
             audioVAE = try VAE(from: decoder).audio_vae_config
@@ -174,12 +187,12 @@ public struct Manifest: Sendable, Decodable {
     }
 
     /// The checkpoint's speech.json: what decides how text is cut into segments, and speech judged.
-    public struct SpeechProfile: Sendable, Codable, Equatable {
-        public let longestSeconds: Double
-        public let longestTokens: Int
-        public let secondsPerLetter: Double
-        public let secondsBeside: Double
-        public let language: String?
+    struct SpeechProfile: Sendable, Codable, Equatable {
+        let longestSeconds: Double
+        let longestTokens: Int
+        let secondsPerLetter: Double
+        let secondsBeside: Double
+        let language: String?
 
         private enum CodingKeys: String, CodingKey {
             case longestSeconds = "longest_seconds", longestTokens = "longest_tokens"
@@ -190,27 +203,30 @@ public struct Manifest: Sendable, Decodable {
         func expectedSeconds(_ letters: Int) -> Double { secondsBeside + secondsPerLetter * Double(letters) }
     }
 
-    public struct FileRecord: Sendable, Decodable, Equatable {
-        public let bytes: Int
-        public let sha256: String
+    struct FileRecord: Sendable, Decodable, Equatable {
+        let bytes: Int
+        let sha256: String
     }
 
-    public let schemaVersion: Int
-    public let architecture: Architecture
-    public let sizes: Sizes
-    public let stepModels: [String: StepModel]
+    let schemaVersion: Int
+    let architecture: Architecture
+    let sizes: Sizes
+    let stepModels: [String: StepModel]
+    /// The precisions that the bundle was published with.
     public let precisions: [Precision]
+    /// The system that it was converted for.
     public let target: Target
-    public let kvCache: KVCache
-    public let speech: SpeechProfile?
+    let kvCache: KVCache
+    let speech: SpeechProfile?
     /// Every file in a folder of the bundle, by path relative to it.
-    public let files: [String: FileRecord]
+    let files: [String: FileRecord]
 
     private enum CodingKeys: String, CodingKey {
         case schemaVersion = "schema_version", architecture, sizes, stepModels = "step_models", precisions, target
         case kvCache = "kv_cache", speech, files
     }
 
+    /// Reads without checks; `init(json:)` checks.
     public init(from decoder: any Decoder) throws {
         let container = try decoder.container(keyedBy: CodingKeys.self)
         schemaVersion = try container.decode(Int.self, forKey: .schemaVersion)

@@ -1,14 +1,14 @@
 import Foundation
 
 /// A .npy file of float16 or float32 in C order, mapped into memory, so that a row costs only itself.
-public struct NumpyArray: Sendable {
-    public let shape: [Int]
+struct NumpyArray: Sendable {
+    let shape: [Int]
     private let data: Data
     private let start: Int
     private let isHalf: Bool
 
     /// Throws `VoxCPMError.bundle` for a file that is missing, torn or of another type.
-    public init(_ url: URL) throws {
+    init(_ url: URL) throws {
         do {
             try self.init(mapped: Data(contentsOf: url, options: .alwaysMapped))
         } catch let problem as Problem {
@@ -59,7 +59,7 @@ public struct NumpyArray: Sendable {
         }
     }
 
-    public var values: [Float] { self[0..<shape.reduce(1, *)] }
+    var values: [Float] { self[0..<shape.reduce(1, *)] }
 }
 
 extension String {

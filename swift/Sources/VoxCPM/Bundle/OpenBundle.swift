@@ -2,8 +2,11 @@ import Foundation
 
 /// A bundle's folder with its manifest, read and checked, in one precision.
 public struct OpenBundle: Sendable {
+    /// With a manifest.json.
     public let folder: URL
+    /// Read and checked.
     public let manifest: Manifest
+    /// The one that is used.
     public let precision: Manifest.Precision
 
     /// - Parameters:

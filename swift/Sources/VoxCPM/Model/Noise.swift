@@ -2,6 +2,7 @@ import Foundation
 
 /// Numbers from the standard normal distribution, drawn once a patch.
 public protocol NoiseSource: Sendable {
+    /// The next `count` numbers.
     mutating func standardNormal(_ count: Int) -> [Float]
 }
 
@@ -9,8 +10,10 @@ public protocol NoiseSource: Sendable {
 public struct GaussianNoise: NoiseSource {
     private var state: UInt64
 
+    /// - Parameter seed: any number.
     public init(seed: UInt64) { state = seed }
 
+    /// The next `count` numbers.
     public mutating func standardNormal(_ count: Int) -> [Float] {
         (0..<count).map { _ in Float((-2 * log(uniform())).squareRoot() * cos(2 * Double.pi * uniform())) }
     }

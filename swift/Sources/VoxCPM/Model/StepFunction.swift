@@ -23,10 +23,13 @@ public protocol StepFunction: Sendable {
 }
 
 extension StepFunction {
+    /// Nothing is freed.
     public func unloadPrefill() async {}
 
+    /// No state is shown.
     public func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]? { nil }
 
+    /// Nothing is written.
     public func write(_ rows: [String: Tensor], at position: Int, into state: any StepState) throws {}
 
     /// The output of that name, which must have this number of values.
@@ -64,8 +67,11 @@ public protocol Predictor: Sendable {
 public struct StepPackage: Sendable {
     /// The folder `NAME.mlpackage` or `NAME.aimodel`.
     public let folder: URL
+    /// Its interface.
     public let declaration: Manifest.StepModel
+    /// The system that it was converted for.
     public let target: Manifest.Target
+    /// How it handles its state.
     public let stateForm: StateForm
     /// A name that changes with the package's content: key of what is compiled from it.
     public let contentKey: String

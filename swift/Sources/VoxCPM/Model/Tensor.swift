@@ -3,7 +3,9 @@
 /// All are held as `Float`. A predictor converts them to the type that the step model declares: int32 for a position,
 /// which stays exact up to 16,777,216.
 public struct Tensor: Sendable, Equatable {
+    /// Lengths of the axes.
     public let shape: [Int]
+    /// As many as the product of `shape`.
     public let values: [Float]
 
     /// The product of `shape` must be the number of values.
@@ -16,29 +18,28 @@ public struct Tensor: Sendable, Equatable {
 
 /// Rows of equal width, contiguous: embeddings, hidden states, latent frames.
 public struct Rows: Sendable, Equatable {
+    /// Numbers in a row.
     public let width: Int
+    /// All rows, one after the other.
     public private(set) var values: [Float]
 
+    /// Number of rows.
     public var count: Int { width == 0 ? 0 : values.count / width }
 
-    public init(width: Int, values: [Float] = []) {
+    init(width: Int, values: [Float] = []) {
         self.width = width
         self.values = values
     }
 
-    public init(width: Int, zeros count: Int) {
-        self.init(width: width, values: [Float](repeating: 0, count: width * count))
-    }
+    subscript(row: Int) -> [Float] { Array(values[(row * width)..<((row + 1) * width)]) }
 
-    public subscript(row: Int) -> [Float] { Array(values[(row * width)..<((row + 1) * width)]) }
-
-    public subscript(range: Range<Int>) -> Rows {
+    subscript(range: Range<Int>) -> Rows {
         Rows(width: width, values: Array(values[(range.lowerBound * width)..<(range.upperBound * width)]))
     }
 
-    public mutating func append(_ row: [Float]) { values += row }
+    mutating func append(_ row: [Float]) { values += row }
 
-    public mutating func append(_ other: Rows) { values += other.values }
+    mutating func append(_ other: Rows) { values += other.values }
 
     /// The values as `size` rows, padded with zeros.
     func padded(to size: Int) -> [Float] { values + [Float](repeating: 0, count: (size - count) * width) }

@@ -28,6 +28,9 @@ public struct Configuration: Sendable {
     /// The address of the hub; another one for a mirror.
     public var hub = URL(string: "https://huggingface.co") ?? URL(fileURLWithPath: "/")
 
+    /// - Parameters:
+    ///   - predictor: loads step models.
+    ///   - precision: one that the bundle has; nil for the smallest.
     public init(predictor: any Predictor, precision: Manifest.Precision? = nil) {
         self.predictor = predictor
         self.precision = precision

@@ -4,8 +4,11 @@ import Foundation
 ///
 /// Correlations are 1 - |v - r|² / (|v|² + |r|²), the minimum over several tensors.
 public struct Examination: Sendable, Codable {
+    /// The step model that was examined.
     public let model: StepModelName
+    /// Where it computed.
     public let unit: ComputeUnit
+    /// Of its weights; it decides the floor.
     public let precision: Manifest.Precision
     /// The correlation of each stream's outputs: `chain`, every longer length at the beginning of a KV cache, and every
     /// length at its end.

@@ -33,10 +33,12 @@ public struct Options: Sendable {
     public var seed: UInt64?
     /// A source of noise instead of a seed, used for all attempts and segments.
     public var noise: (any NoiseSource)?
-    /// Patches of a streamed chunk, and of the first one, from 1; with fewer, audio starts sooner.
+    /// Patches of a streamed chunk, from 1.
     public var chunkPatches = 5
+    /// Patches of the first one, from 1; with fewer, audio starts sooner.
     public var firstChunkPatches = 1
 
+    /// The defaults.
     public init() {}
 
     /// Upstream's default of `maxLen` for a segment.

@@ -4,6 +4,7 @@ public struct Speech: Sendable {
     public let samples: [Float]
     /// Hz.
     public let sampleRate: Int
+    /// In order.
     public let segments: [SpokenSegment]
     /// The seed that reproduces it; nil if the caller gave a source of noise.
     public let seed: UInt64?
@@ -26,6 +27,7 @@ public struct Speech: Sendable {
 
 /// One segment of a speech; a short text is one segment.
 public struct SpokenSegment: Sendable {
+    /// As the caller wrote it.
     public let text: String
     /// Samples in the speech.
     public let sampleCount: Int

@@ -40,6 +40,7 @@ public struct SentenceCutter: Sendable {
     private var hasGap = false
     private var lines = 0
 
+    /// Before any text.
     public init() {}
 
     /// Add text; returns the sentences that are now known to be complete.

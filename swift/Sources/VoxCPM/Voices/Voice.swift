@@ -7,7 +7,9 @@ import Foundation
 public struct Voice: Sendable, Equatable {
     /// One part of the prompt: its text, and its length in patches.
     public struct Turn: Sendable, Equatable {
+        /// What is said, with the space before the next turn.
         public let text: String
+        /// Its length in patches.
         public let patches: Int
     }
 
