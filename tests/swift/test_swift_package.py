@@ -110,7 +110,7 @@ def test_speech_voices_and_sessions_are_those_of_python(
 def test_what_is_refused_altered_or_cancelled_gives_errors(
     tested: Callable[..., str], tmp_path: Path
 ) -> None:
-    tested("ActorTests|FuzzTests|FilesTests", tmp_path)
+    tested("ActorTests|FuzzTests|FilesTests|PlaybackTests", tmp_path)
 
 
 def test_texts_are_cut_tokenised_and_spelled_as_in_python(tested: Callable[..., str], tmp_path: Path) -> None:
@@ -128,7 +128,8 @@ def test_a_bundle_is_downloaded(tested: Callable[..., str], tmp_path: Path, tiny
         tested("DownloadTests", tmp_path)
 
 
-def test_public_declarations_are_documented(tested: Callable[..., str]) -> None:
+@pytest.mark.usefixtures("tested")
+def test_public_declarations_are_documented() -> None:
     """DocC's pages are made of these comments; a case of an enumeration may be named by its words."""
     done = subprocess.run(
         [str(SWIFT), "package", "--build-path", BUILT, "dump-symbol-graph", "--skip-synthesized-members"],

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.english import conventions, numbers, reading, words
-from voxcpm_runtime.text.normalization import spelled
+from voxcpm_runtime.text.control import described, without_control
+from voxcpm_runtime.text.normalization import continued_transcript, spelled, spelled_transcript
 from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -34,7 +35,7 @@ café crème, naïve façade|café crème, naïve façade|Ångström Å Å|ﬁne
 AAAA BBBB|iPhone users. iPad too.|p.m. and a.m. times|Ph.D. students, J. R. R. Tolkien wrote.|<s> and </s> and <unk>|<|audio_start|> x <|audio_end|>
 tab\tand\x1cseparator\x85next\u2028line\u3000wide|zero\u200bwidth\u200djoin\ufeffbom|\u202eright to left\u202c|a\u0301\u0327\u0308b|\U00020000\U0002a6df|\U0001f468\u200d\U0001f469
 ▁word▁ ▁▁|  leading and  double  spaces  |trailing \n|中|中国|人工智能技术|北京大学的学生们|龘靐齉|〇二三|々|①②③ ⅷ|Ⅳ世|٣٤٥|१२३
-He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we came.|The 21st of May 1999.|1,234,567 people|0.5 or 10
+(warm, slow) Hello.|（温柔）你好|((a) b) c|(a)(b) c|(|a)|()|(a|( warm )|He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we came.|The 21st of May 1999.|1,234,567 people|0.5 or 10
 3 apples and 12 pears.|Chapter 4|In 1984 he wrote it.|the 1st, 2nd, 3rd and 4th|He is 42 years old.|100 percent sure.|£20 and €1.50
 """
 
@@ -182,13 +183,19 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         "text": text,
         "sentences": [list(sentence) for sentence in each_sentence(text)],
         "one": [list(segment) for segment in one_segment(text)],
+        "spoken": without_control(text),
     }
+    try:
+        case["control"] = described(text)
+    except InputError:
+        case["control"] = None
     for name, tokenizer in tokenizers.items():
         count = lambda part, of=tokenizer: len(of(part))  # noqa: E731
         targets = TARGETS if len(text) < 3000 else TARGETS[-1:]
         case[name] = {
             "tokens": tokenizer(text),
             "unknown": tokenizer.unknown_characters(text),
+            "continued": continued_transcript(text, tokenizer),
             "segments": {
                 str(target): [list(part) for part in each_segment(text, count, target)] for target in targets
             },
@@ -196,7 +203,8 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         if name == "letters":
             try:
                 case["spelled"] = spelled(text, tokenizer)
+                case["transcript"] = spelled_transcript(text, tokenizer)
             except InputError:
-                case["spelled"] = None
+                case["spelled"] = case["transcript"] = None
             case["reads_more"] = reads_more(text)
     yield case

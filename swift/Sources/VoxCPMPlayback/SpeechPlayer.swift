@@ -23,7 +23,7 @@ public final class SpeechPlayer {
     public var onState: (@MainActor (State) -> Void)?
 
     private let engine = AVAudioEngine()
-    private let node = AVAudioPlayerNode()
+    let node = AVAudioPlayerNode()
     private let observers = Observers()
     /// Of the last speech on this device, so that the next one need not measure before it begins.
     private var realTimeFactor: Double?

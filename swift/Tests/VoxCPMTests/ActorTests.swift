@@ -54,6 +54,37 @@ final class ActorTests: XCTestCase {
         }
     }
 
+    func testArgumentsThatDoNotFitTheBundle() async throws {
+        let tts = tts(FakePredictor()), text = text, few = options(3)
+        let sound = try Recording(samples: (0..<24000).map { sin(Float($0)) / 2 }, sampleRate: 24000)
+        let prompt = Rows(width: 8, values: [Float](repeating: 0.5, count: 16))
+        let foreign = Voice(
+            name: "a", generation: "voxcpm", latentSpace: "0", sampleRate: 16000, turns: [.init(text: "b ", patches: 2)],
+            patchShape: [2, 4], prompt: prompt, reference: Rows(width: 8))
+        func expects(
+            _ what: String, _ call: () async throws -> Void, _ isExpected: (VoxCPMError) -> Bool
+        ) async {
+            do {
+                try await call()
+                XCTFail("\(what): no error")
+            } catch {
+                XCTAssertTrue((error as? VoxCPMError).map(isExpected) ?? false, "\(what): \(error)")
+            }
+        }
+        func isVoice(_ error: VoxCPMError) -> Bool { if case .voice = error { true } else { false } }
+        func isText(_ error: VoxCPMError) -> Bool { if case .text = error { true } else { false } }
+        func isUnsupported(_ error: VoxCPMError) -> Bool { if case .unsupported = error { true } else { false } }
+        await expects("foreign voice", { _ = try await tts.speak(text, voice: foreign, options: few) }, isVoice)
+        await expects("foreign voice", { _ = try await tts.session(voice: foreign) }, isVoice)
+        await expects("prompt alone", { _ = try await tts.makeVoice(prompt: sound) }, isVoice)
+        await expects("reference", { _ = try await tts.makeVoice(reference: sound) }, isUnsupported)
+        await expects("blank", { _ = try await tts.speak(" \n") }, isText)
+        await expects("Cyrillic", { _ = try await tts.speak("Привет") }, isText)
+        var styled = few
+        styled.control = "warm"
+        await expects("control", { [styled] in _ = try await tts.speak(text, options: styled) }, isUnsupported)
+    }
+
     func testNaNFromAnyModelIsAnError() async throws {
         for name in StepModelName.allCases where ![.locDiTSolve, .audioVAEEncoder].contains(name) {
             let tts = tts(FakePredictor(broken: name.rawValue))

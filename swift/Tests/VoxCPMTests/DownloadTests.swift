@@ -9,8 +9,10 @@ import FoundationNetworking
 
 /// Against the hub of tests/swift/hub.py, each third answer of which fails.
 final class DownloadTests: XCTestCase {
-    private func tts(_ recorded: Recorded, into folder: URL) throws -> VoxCPM {
+    /// verifies: digests take long without optimisation.
+    private func tts(_ recorded: Recorded, into folder: URL, verifies: Bool = false) throws -> VoxCPM {
         var configuration = Configuration(predictor: FakePredictor(), precision: .fp16)
+        configuration.verifies = verifies
         configuration.hub = try XCTUnwrap(URL(string: recorded.string("endpoint")))
         return VoxCPM(.hub("org/name", into: folder), configuration)
     }
@@ -29,7 +31,7 @@ final class DownloadTests: XCTestCase {
 
     func testDownloadsOnePrecision() async throws {
         let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" }), folder = try emptyFolder()
-        let events = try await prepared(tts(recorded, into: folder))
+        let events = try await prepared(tts(recorded, into: folder, verifies: true))
         XCTAssertEqual(events.prefix { if case .downloading = $0 { true } else { false } }.last, .downloading(1))
         XCTAssertTrue(events.contains(.verifying(1)))
         XCTAssertEqual(events.last, .ready)
@@ -41,21 +43,24 @@ final class DownloadTests: XCTestCase {
         let requests = try await requests(recorded)
         _ = try await prepared(tts(recorded, into: folder))
         let after = try await self.requests(recorded)
-        XCTAssertEqual(after, requests + 1, "only this test has asked")
+        XCTAssertEqual(after, requests)
         let file = bundle.appendingPathComponent("constants/embed_tokens.npy")
         var damaged = try Data(contentsOf: file)
         damaged[damaged.count / 2] ^= 1
         try damaged.write(to: file)
-        let mended = try await prepared(tts(recorded, into: folder))
+        let mended = try await prepared(tts(recorded, into: folder, verifies: true))
         XCTAssertTrue(mended.contains(.downloading(1)))
         XCTAssertEqual(mended.last, .ready)
     }
 
+    /// Files that were asked for.
     private func requests(_ recorded: Recorded) async throws -> Int {
         let url = try XCTUnwrap(URL(string: recorded.string("endpoint") + "/requests"))
         for _ in 0..<2 {
             let (data, _) = try await URLSession.shared.data(from: url)
-            if let list = try? JSONDecoder().decode([String].self, from: data) { return list.count }
+            if let list = try? JSONDecoder().decode([String].self, from: data) {
+                return list.count { $0 != "/requests" }
+            }
         }
         throw CocoaError(.fileReadUnknown)
     }

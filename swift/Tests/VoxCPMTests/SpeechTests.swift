@@ -50,6 +50,19 @@ final class SpeechTests: XCTestCase {
         }
     }
 
+    func testAControlCannotContinueAPrompt() throws {
+        let recorded = try XCTUnwrap(try Recorded.cases("speech").first { $0.name.hasSuffix("-both") }), case_ = try Case(recorded)
+        let bundle = try OpenBundle(recorded.url("bundle"), precision: case_.configuration.precision)
+        let tokenizer = try TextTokenizer(folder: bundle.folder.appendingPathComponent("tokenizer"))
+        var options = case_.options
+        options.control = "warm"
+        XCTAssertThrowsError(
+            try Plan(bundle.manifest, tokenizer, text: "Hello.", voice: case_.voice, options: options)
+        ) { error in
+            guard case VoxCPMError.argument(name: "control", _) = error else { return XCTFail("\(error)") }
+        }
+    }
+
     /// Samples of a stream, in any chunks, are those of the whole speech, to the bit.
     func testStreamsAreTheWholeSpeech() async throws {
         var segments: [Int] = []

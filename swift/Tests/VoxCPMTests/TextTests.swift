@@ -38,6 +38,9 @@ final class TextTests: XCTestCase {
             for char in text.unicodeScalars { found += cutter.push(String(char)) }
             found += cutter.flush()
             assertSame(found.map { "\($0.text)|\($0.endsParagraph)" }, expected, "pushed by characters")
+            assertSame([Control.withoutControl(text)], [try XCTUnwrap(recorded["spoken"] as? String)], "spoken")
+            let control = recorded["control"] as? String
+            assertSame([(try? Control.described(text)) ?? "refused"], [control ?? "refused"], "control")
             assertSame(oneSegment(text).map { "\($0.text)|\($0.endsParagraph)" }, try parts(recorded["one"]), "one")
         }
     }
@@ -54,6 +57,8 @@ final class TextTests: XCTestCase {
                 let ids = try tokenizer(text)
                 tokens += ids.count
                 XCTAssertEqual(ids, (expected["tokens"] as? [NSNumber])?.map(\.intValue), "\(name) \(text.prefix(200).debugDescription)")
+                let continued = try XCTUnwrap(expected["continued"] as? String)
+                assertSame([tokenizer.continuedTranscript(text)], [continued], "continued in \(name)")
                 if !text.unicodeScalars.contains(where: { $0 == "▁" || $0 == "<" }) {
                     let unknown = try XCTUnwrap(expected["unknown"] as? String)
                     assertSame([tokenizer.unknownCharacters(text)], [unknown], "unknown to \(name)")
@@ -79,6 +84,8 @@ final class TextTests: XCTestCase {
             let text = try XCTUnwrap(recorded["text"] as? String), expected = recorded["spelled"] as? String
             let found = try? tokenizer.spelled(text)
             if found == expected {
+                let transcript = try? tokenizer.spelledTranscript(text)
+                assertSame([transcript ?? "refused"], [recorded["transcript"] as? String ?? "refused"], "transcript")
                 same += 1
                 if found == nil { refused += 1 }
             } else if recorded["reads_more"] as? Bool ?? false {

@@ -49,12 +49,6 @@ extension TextTokenizer {
         transcript.isEmpty || !hasLettersOnly ? transcript : "\(try spelled(transcript)) "
     }
 
-    /// Throws `VoxCPMError.text`, as `spelled` does, for a text with letters of other alphabets, without reading it.
-    public func checkSayable(_ text: String) throws {
-        guard hasLettersOnly else { return }
-        for char in Set(text.unicodeScalars) where char.isLetter && !char.isASCII { _ = try spelled("a \(char) a") }
-    }
-
     /// The transcript of a text that other segments continue, before it is spelled; transcripts are concatenated.
     ///
     /// For a voice of letters a blank line ends the sentence. Otherwise a space follows, if the script uses spaces.
