@@ -10,15 +10,25 @@ let standIns: [Target] = [
     .target(name: "CoreAI", dependencies: ["StandInWire"], path: "StandIns/CoreAI"),
     .target(name: "AVFAudio", path: "StandIns/AVFAudio"),
 ]
-let coreML: [Target.Dependency] = ["CoreML"]
-let coreAI: [Target.Dependency] = ["CoreAI"]
-let audio: [Target.Dependency] = ["AVFAudio"]
+let coreML: [Target.Dependency] = ["VoxCPM", "CoreML"]
+let coreAI: [Target.Dependency] = ["VoxCPM", "CoreAI"]
+let audio: [Target.Dependency] = ["VoxCPM", "AVFAudio"]
 #else
 let standIns: [Target] = []
-let coreML: [Target.Dependency] = []
-let coreAI: [Target.Dependency] = []
-let audio: [Target.Dependency] = []
+let coreML: [Target.Dependency] = ["VoxCPM"]
+let coreAI: [Target.Dependency] = ["VoxCPM"]
+let audio: [Target.Dependency] = ["VoxCPM"]
 #endif
+
+// By itself: one expression of all of this takes half a minute to type-check, each time that the environment differs.
+let targets: [Target] = [
+    .target(name: "VoxCPM"),
+    .target(name: "VoxCPMCoreML", dependencies: coreML),
+    .target(name: "VoxCPMCoreAI", dependencies: coreAI),
+    .target(name: "VoxCPMPlayback", dependencies: audio),
+    .executableTarget(name: "voxcpm-speak", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI"]),
+    .testTarget(name: "VoxCPMTests", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI", "VoxCPMPlayback"]),
+]
 
 let package = Package(
     name: "VoxCPM",
@@ -28,13 +38,6 @@ let package = Package(
         .library(name: "VoxCPMCoreAI", targets: ["VoxCPMCoreAI"]),
         .executable(name: "voxcpm-speak", targets: ["voxcpm-speak"]),
     ],
-    targets: [
-        .target(name: "VoxCPM"),
-        .target(name: "VoxCPMCoreML", dependencies: ["VoxCPM"] + coreML),
-        .target(name: "VoxCPMCoreAI", dependencies: ["VoxCPM"] + coreAI),
-        .target(name: "VoxCPMPlayback", dependencies: ["VoxCPM"] + audio),
-        .executableTarget(name: "voxcpm-speak", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI"]),
-        .testTarget(name: "VoxCPMTests", dependencies: ["VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI", "VoxCPMPlayback"]),
-    ] + standIns,
+    targets: targets + standIns,
     swiftLanguageModes: [.v6]
 )
