@@ -105,7 +105,7 @@ test-wheel: wheel  ## install that wheel into an environment of its own and spea
 	@$(BIN)/python -m pytest -m wheel
 
 # Prints where Swift is, or why there is none. In continuous integration (CI is set) that is an error.
-test-swift: $(STAMP)  ## the Swift package on Linux, beside Python: a few minutes
+test-swift: $(STAMP)  ## the Swift package on Linux, beside Python: minutes; VOXCPM_MINUTES=30 of speech in flat memory
 	@swift=$$(tests/swift/toolchain.sh) && SWIFT=$$swift $(BIN)/python -m pytest -m swift tests/swift || \
 	  { test -z "$$swift" && test -z "$$CI"; }
 

@@ -142,6 +142,7 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         write_speech(folder / f"{stem}-{name}", tts, bundle, text, voice, options)
     if not is_built_in:
         write_session(folder / f"{stem}-session", tts, bundle, prompt)
+        write_rooms(folder / f"{stem}-rooms", tts, bundle, prompt)
 
 
 def write_speech(
@@ -172,6 +173,18 @@ def write_speech(
             for p in planned
         ],
     )  # fmt: skip
+
+
+def write_rooms(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
+    """Tokens of the longest segment, by the patches that a token may take and by what else is in the KV cache."""
+    rooms = []
+    for ratio in np.linspace(0.1, 7, 40):
+        options = {"retry_badcase_ratio_threshold": float(ratio)}
+        plans = [tts.plan(SHORT, voice=given, **options) for given in (None, voice)]
+        longest = [plan.longest_segment(anchored=anchored) for plan in plans for anchored in (False, True)]
+        rooms.append({"ratio": float(ratio), "longest": longest})
+    none = np.zeros(0, np.float32)
+    write(folder, bundle, tts, voice, RecordedNoise(0), none, none, rooms=rooms)
 
 
 def write_session(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:

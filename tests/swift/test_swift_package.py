@@ -101,7 +101,7 @@ def test_all_forms_speak_as_python(
 def test_speech_voices_and_sessions_are_those_of_python(
     tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Also streams, retries, several segments, and half an hour."""
+    """Also streams, retries, several segments, and minutes in flat memory."""
     speech.record(tmp_path, [request.getfixturevalue(name) for name in SPOKEN])
 
     tested("SpeechTests|LengthTests|VoiceTests", tmp_path)

@@ -225,6 +225,33 @@ final class ActorTests: XCTestCase {
         }
     }
 
+    func testRetriesTakeTheNextSeedAndStreamsSayWhatIsSuspicious() async throws {
+        let tts = tts(FakePredictor(stops: false))
+        var options = Options()
+        options.seed = 7
+        let spoken = try await tts.speak(text, options: options).segments[0]
+        XCTAssertEqual(spoken.attempts, 3)
+        XCTAssertEqual(spoken.seed, 9)
+        XCTAssertEqual(spoken.suspicion, .long)
+        var suspicions: [Suspicion?] = []
+        for try await chunk in tts.stream(text, options: options) { suspicions.append(chunk.suspicion) }
+        XCTAssertEqual(suspicions.first, .some(nil))
+        XCTAssertEqual(suspicions.last, .some(.long))
+    }
+
+    func testParagraphsArePausedBetween() async throws {
+        let tts = tts(FakePredictor()), text = "The river runs to the sea.\n\nThe sea is far."
+        var options = Options()
+        (options.seed, options.segmentTokens, options.paragraphPause) = (1, 30, 0.5)
+        let whole = try await tts.speak(text, options: options)
+        XCTAssertEqual(whole.segments.map(\.endsParagraph), [true, false])
+        let spoken = whole.segments.reduce(0) { $0 + $1.sampleCount }
+        XCTAssertEqual(whole.samples.count, spoken + whole.sampleRate / 2)
+        var samples: [Float] = []
+        for try await chunk in tts.stream(text, options: options) { samples += chunk.samples }
+        XCTAssertEqual(samples.count, whole.samples.count)
+    }
+
     func testAStreamWaitsForItsReader() async throws {
         let predictor = FakePredictor(stops: false), tts = tts(predictor)
         var options = options(300)

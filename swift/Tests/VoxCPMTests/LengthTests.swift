@@ -41,6 +41,27 @@ final class LengthTests: XCTestCase {
         }
     }
 
+    func testTheBestOfBadAttempts() throws {
+        let profile = try JSONDecoder().decode(
+            Manifest.SpeechProfile.self,
+            from: Data(
+                """
+                {"longest_seconds": 20, "longest_tokens": 240, "seconds_per_letter": 0.1, "seconds_beside": 0}
+                """.utf8))
+        let length = ExpectedLength(profile, letters: 20, pace: 1, patchSeconds: 0.2, minLen: 2)
+        func best(_ patches: [Int], stopped: [Bool], isGood: Bool = false) -> Int {
+            let attempts = zip(patches, stopped).enumerated().map { number, made in
+                let rows = Rows(width: 1, values: [Float](repeating: 0, count: made.0))
+                return Attempt(number: number, latents: rows, stopped: made.1, suspicion: isGood ? nil : .long)
+            }
+            return Narration.best(of: attempts, length).number
+        }
+        XCTAssertEqual(best([3, 5, 30], stopped: [true, true, true]), 1)
+        XCTAssertEqual(best([14, 30, 12], stopped: [false, true, false]), 1, "ended by itself")
+        XCTAssertEqual(best([5, 20, 5], stopped: [true, true, true]), 2, "of equal ones the last")
+        XCTAssertEqual(best([9, 3], stopped: [true, true], isGood: true), 1)
+    }
+
     func testOptionsOutOfRange() {
         func refuses(_ change: (inout Options) -> Void, line: UInt = #line) {
             var options = Options()

@@ -92,7 +92,7 @@ struct Narration {
             if noise != nil { noise = source }
             attempts.append(made)
         }
-        let best = chosen(attempts, utterance.length)
+        let best = Self.best(of: attempts, utterance.length)
         samples += best.samples
         let spoken = SpokenSegment(
             text: segment.text, sampleCount: best.samples.count, latents: best.latents,
@@ -105,7 +105,7 @@ struct Narration {
 
     /// The attempt that is good; else, of bad ones, the one that ended by itself and is nearest to the expected length.
     /// Of equally bad attempts the last, which upstream keeps.
-    private func chosen(_ attempts: [Attempt], _ length: ExpectedLength) -> Attempt {
+    static func best(of attempts: [Attempt], _ length: ExpectedLength) -> Attempt {
         var best = attempts[attempts.count - 1]
         guard best.suspicion != nil else { return best }
         var least = length.badness(best.latents.count, stopped: best.stopped)
