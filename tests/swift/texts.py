@@ -205,6 +205,6 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
                 case["spelled"] = spelled(text, tokenizer)
                 case["transcript"] = spelled_transcript(text, tokenizer)
             except InputError:
-                case["spelled"] = case["transcript"] = None
+                case["spelled"], case["transcript"] = None, None if text else ""
             case["reads_more"] = reads_more(text)
     yield case
