@@ -6,13 +6,16 @@ enum Abbreviations {
         """)
     /// These do not end one before a number.
     static let notBeforeNumbers = words("""
-        apt art ed ex min max n° no nos nr par tel
+        apt art cor deut ed eph ex exod ezek gal heb isa jer jn lev lk mal matt max min n° no nos nr par pet
+        prov ps rom rs sam tel thess tim
         """)
     /// These end a sentence only before one of `firstWords`, as do initials and other letters with dots.
     static let doubtful = words("""
-        adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt
-        ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz
+        adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle msgr pres pvt rep rev sen
+        sgt sr supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
+        lbs oz doz fl pkg pt qt rt rte sq tbsp tsp
         al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
+        Calif Conn Fla Ill Mass Mich Minn Okla Tenn Tex Wash Wis
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
         """)
     /// Function words. None of them is a name, so a capital means that a sentence begins.

@@ -10,6 +10,7 @@ enum Dates {
     private static let month = "(?<month>\(anyOf(months.map(\.name)))|(?:\(months.map(\.short).joined(separator: "|"))|Sept)\\b\\.?)"
     private static let day = #"(?<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"#
     private static let year = #"(?<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"#
+    private static let article = "(?:[Tt]he|[Tt]his|[Ee]very|[Ll]ast|[Nn]ext|[Aa]|his|her|my|our|their)"
     private static let meridiem = #"(?<meridiem>[AaPp])\.?[Mm]\b\.?"#
     private static let hour = #"(?<hour>[01]?\d|2[0-4])"#
     private static let minute = #"(?<minute>[0-5]\d)"#
@@ -32,7 +33,8 @@ enum Dates {
     }
 
     private static func dayFirst(_ found: Rule.Found) -> String {
-        withYear("the \(NumberNames.ordinal(found["day"])) of \(name(found["month"]))", found["year"])
+        let article = found["article"].isEmpty ? "the " : found["article"]
+        return withYear("\(article)\(NumberNames.ordinal(found["day"])) of \(name(found["month"]))", found["year"])
     }
 
     /// A date of numbers, in which Americans write the month first; a number above 12 must be the day.
@@ -80,7 +82,7 @@ enum Dates {
         Rule(#"(?<![\w-])(?<year>\d{4})-(?<month>\d\d)-(?<day>\d\d)(?![\w-])"#, numeric),
         Rule(#"(?<![\w/])(?<month>\d{1,2})/(?<day>\d{1,2})/(?<year>\d{4}|\d\d)(?![\w/])"#, numeric),
         Rule(#"(?<![\w.])(?<day>\d{1,2})\.(?<month>\d{1,2})\.(?<year>\d{4})(?!\w|\.\d)"#, numeric),
-        Rule(#"\b(?:the )?(?<![\d.,$£€-])\#(day) (?:of )?\#(month)(?:,? \#(year))?"#, dayFirst),
+        Rule(#"\b(?<article>\#(article) )?(?<![\d.,$£€-])\#(day) (?:of )?\#(month)(?:,? \#(year))?"#, dayFirst),
         Rule(#"(?<!\b[Ii]n )\b\#(month) \#(day)(?![\w:%]|[.,]\d)(?:,? \#(year))?"#, date),
         Rule(#"\b\#(month) \#(day),? \#(year)"#, date),
         Rule(#"\b\#(month),? \#(year)"#) { "\(name($0["month"])) \(NumberNames.year($0["year"]))" },

@@ -60,7 +60,8 @@ enum Quantities {
         }
         let cents = Int(part) ?? 0
         let coins = cents > 0 ? "\(NumberNames.cardinal(String(cents))) \(cents == 1 ? names[2] : names[3])" : ""
-        let notes = whole.contains { $0 != "0" } || coins.isEmpty ? "\(NumberNames.cardinal(whole)) \(unit)" : ""
+        let note = whole == "1" && found["least"].isEmpty ? names[0] : unit
+        let notes = whole.contains { $0 != "0" } || coins.isEmpty ? "\(NumberNames.cardinal(whole)) \(note)" : ""
         return article + withLeast(found, sign + [notes, coins].filter { !$0.isEmpty }.joined(separator: " and "))
     }
 
