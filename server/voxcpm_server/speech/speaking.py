@@ -60,6 +60,9 @@ class Stream(ABC, Generic[Item]):
     async def enter(self) -> None:
         """Wait for a turn. Raises ApiError if the queue is full."""
         self._turn = await self.service.queue.enter(self.owner)
+        if self.cancel.cancelled:
+            # The thread of a cancelled session does not wait for this: it may have left already.
+            self.leave()
 
     def leave(self) -> None:
         """Leave the turn, if it has one."""

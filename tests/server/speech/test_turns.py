@@ -1,0 +1,27 @@
+"""Turns of the queue: a stream that was cancelled keeps none."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from voxcpm_server.speech.queueing import FairQueue
+from voxcpm_server.streams.sessions import SessionStream
+
+
+def test_a_turn_that_comes_after_the_cancellation_is_left() -> None:
+    """A session's thread that sees the cancellation first leaves before the event loop has entered."""
+
+    async def entered() -> int:
+        queue = FairQueue(1, 1, 1)
+        service: Any = SimpleNamespace(queue=queue, streams=set())
+        served: Any = SimpleNamespace(users=0)
+        encoder: Any = None
+        stream = SessionStream(service, served, "", encoder, 0, encoder)
+        stream.cancel.cancel()
+        stream.leave()
+        await stream.enter()
+        return queue.busy
+
+    assert asyncio.run(entered()) == 0
