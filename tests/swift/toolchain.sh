@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Prints the path of a `swift` that runs on this machine: the one on PATH, or one in a Debian root that this script makes
+# Prints the path of a `swift` that runs here: the one on PATH, or one in a Debian root that this script makes
 # in build/swift, which takes about three minutes and 3.3 GB, and needs root, debootstrap and Debian's archive.
 # Where there is neither, it says so in one line and exits with 3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-if command -v swift >/dev/null; then
+# One that runs in this folder: a container or a root of its own may not see it.
+if (cd swift && swift --version) >/dev/null 2>&1; then
     command -v swift
     exit 0
 fi
@@ -13,7 +14,7 @@ root=$PWD/build/swift/root
 swift=$PWD/build/swift/bin/swift
 if [ ! -x "$swift" ]; then
     if [ "$(id -u)" != 0 ] || ! { command -v debootstrap || apt-get install -y debootstrap; } >/dev/null 2>&1; then
-        echo "no swift on PATH, and no debootstrap to make a root with one" >&2
+        echo "no swift on PATH that runs here, and no debootstrap to make a root with one" >&2
         exit 3
     fi
     # What is mounted is gone with the namespace, also if this is killed: no root is deleted with mounts in it.
@@ -25,7 +26,7 @@ if [ ! -x "$swift" ]; then
         chroot "$0" sh -c "apt-get update && apt-get install -y --no-install-recommends swiftlang libc6-dev"
     ' "$root" >build/swift/toolchain.log 2>&1 || {
         rm -rf --one-file-system "$root"
-        echo "no swift on PATH, and Debian's could not be installed (build/swift/toolchain.log)" >&2
+        echo "no swift on PATH that runs here, and Debian's could not be installed (build/swift/toolchain.log)" >&2
         exit 3
     }
     cat >"$swift" <<END
