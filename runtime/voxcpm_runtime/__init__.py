@@ -1,7 +1,6 @@
-"""Speak with a bundle: `VoxCPM.from_bundle(path).generate("Hello.")`. numpy, no PyTorch.
+"""The runtime: `VoxCPM.from_bundle(path).generate("Hello.")` speaks with numpy, without PyTorch.
 
-Names are imported when they are first used (PEP 562): importing the package alone imports neither numpy nor a
-backend.
+Names are imported lazily (PEP 562): importing the package imports neither numpy nor a backend.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ __all__ = [
     "pcm16",
 ]
 
-# In the order in which they are looked through: the first ones import nothing heavy.
+# In order of lookup, cheap imports first.
 _HOMES = (
     "voxcpm_constants.errors",
     "voxcpm_runtime.options",

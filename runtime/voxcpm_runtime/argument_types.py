@@ -1,6 +1,6 @@
-"""Checks of arguments of public calls, which raise InputError with one line.
+"""Type checks of public arguments, which raise a one-line InputError.
 
-numpy is not imported here, so that the command line starts fast.
+Does not import numpy, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind = TypeVar("Kind")
 
 
 def shown(value: object) -> str:
-    """A value in a message: on one line, shortened in the middle."""
+    """The repr of a value for a message, on one line and shortened in the middle."""
     return " ".join(reprlib.repr(value).split())
 
 
@@ -30,7 +30,7 @@ def wrong_type(value: object, name: str, expected: str) -> InputError:
 
 
 def instance(value: object, kind: type[Kind], name: str, expected: str) -> Kind:
-    """The value, unchanged. Raises InputError if it is not a `kind`. expected: the words for it, such as "a Voice"."""
+    """The value, unchanged. Raises InputError if it is not a `kind`. expected: its name, such as "a Voice"."""
     if not isinstance(value, kind):
         raise wrong_type(value, name, expected)
     return value
@@ -56,7 +56,7 @@ def whole_number(value: object, name: str, minimum: int, unit: str = "") -> int:
 
 
 def real_number(value: object) -> float:
-    """The value as a float; NaN, which no range contains, if it is not a number."""
+    """The value as a float; NaN, which fails any range check, if it is not a number."""
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
 
 
@@ -68,7 +68,7 @@ def path_argument(value: object, name: str) -> Path:
 
 
 def file_argument(value: object, name: str) -> Path:
-    """The path of a file, which has a name. Errors: `path_argument`."""
+    """The path of a file. Raises InputError also for a path without a name, such as a root folder."""
     path = path_argument(value, name)
     if not path.name:
         raise wrong_type(value, name, "the path of a file")
@@ -92,7 +92,7 @@ def checked_text(text: object, what: str, argument: str = "text") -> str:
 
 
 def valid_unicode(text: str, what: str, argument: str = "text") -> str:
-    """The text, unchanged. Raises InputError for half of a surrogate pair, which UTF-8 cannot encode."""
+    """The text, unchanged. Raises InputError for a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,7 @@
-"""The options of generation, declared once: `GenerationOptions`.
+"""The generation options, declared once: `GenerationOptions`.
 
-Each field's annotation gives its help text, range, unit and flag. The keywords in Python, the flags of the command
-line, the keys of a batch's JSONL, their checks and the table in docs/python.md all come from it. numpy is not imported
-here, so that the command line starts fast.
+Each field's annotation gives its help text, range, unit and flag, from which Python keywords, command-line flags, JSONL
+keys, range checks and the table in docs/python.md follow. Does not import numpy, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import switch, wrong_type
 
 DEFAULT_MAX_LEN = 4096
-"""Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
+"""Upstream's default, in patches; `retry_badcase_ratio_threshold` sets a lower limit except for very long texts."""
 UPSTREAM_ORDER = (
     "cfg_value", "inference_timesteps", "min_len", "max_len", "normalize", "denoise", "retry_badcase",
     "retry_badcase_max_times", "retry_badcase_ratio_threshold",
 )  # fmt: skip
-"""Options that a call takes by position, too, after text and recordings: upstream's, in upstream's order."""
+"""Options that may also be positional, after text and recordings: upstream's, in upstream's order."""
 SEGMENT_TOKENS = 200  # Default of `segment_tokens` for a checkpoint without a `speech.json`
 
 
@@ -35,8 +34,8 @@ class Option:
     bounds: tuple[float, float] | None = None  # Smallest and largest allowed number; None for a switch
     unit: str = ""
     flags: tuple[str, ...] = ()  # Flags of the command line, if they differ from the field's name
-    default: str = ""  # What the default None means, in words
-    panel: str = "Speech"  # Heading in the help of the command line
+    default: str = ""  # What None means, if it is the default
+    panel: str = "Speech"  # Heading in the command line's help
 
     @property
     def full_help(self) -> str:
@@ -51,7 +50,7 @@ class Option:
 
 
 class Declared(NamedTuple):
-    """One row of the option table: the name, type, default and declaration of a field of `GenerationOptions`."""
+    """One row of the option table: a field of `GenerationOptions`."""
 
     name: str
     type: Any  # int, float or bool, or one of them or None
@@ -61,7 +60,7 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of generation, with upstream's names and defaults. Raises InputError, one line, for a wrong value."""
+    """Generation options, with upstream's names and defaults. Raises a one-line InputError for a wrong value."""
 
     # fmt: off
     cfg_value: Annotated[float, Option(
@@ -73,7 +72,7 @@ class GenerationOptions:
     temperature: Annotated[float, Option(
         "Standard deviation of the initial noise of a patch.", (0.0, 10.0),
     )] = 1.0
-    # Beyond these bounds time would run backwards somewhere: its slope at the ends is 1 + c and 1 + c (1 - pi / 2).
+    # Beyond these bounds time is not monotonic: its slope at the ends is 1 + c and 1 + c (1 - pi / 2).
     sway_sampling_coef: Annotated[float, Option(
         "How much denser the Euler steps are near the noise; 0 means evenly spaced.", (-1.0, 1.75),
     )] = 1.0
@@ -86,8 +85,8 @@ class GenerationOptions:
         (0, 100_000), "patches",
     )] = 2
     max_len: Annotated[int | None, Option(
-        "Maximum number of patches of the whole speech; in a session, of each segment.", (1, 100_000), "patches",
-        default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or what fits into the KV cache",
+        "Maximum number of patches in total; in a session, per segment.", (1, 100_000), "patches",
+        default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or as many as fit in the KV cache",
     )] = None
     retry_badcase: Annotated[bool, Option(
         "Retry with the next seed if the speech is suspiciously long or short for its text.",
@@ -97,22 +96,22 @@ class GenerationOptions:
         "Maximum number of attempts; 0 means 1.", (0, 100), "attempts", ("--retry-times",),
     )] = 3
     retry_badcase_ratio_threshold: Annotated[float, Option(
-        "Longer speech is suspicious, if this is not 6 or there is no `speech.json`; it also limits the length.",
+        "Maximum length; also where speech becomes suspicious, unless this is 6 and there is a `speech.json`.",
         (0.1, 1000.0), "patches per text token", ("--retry-ratio",),
     )] = 6.0
     segment_tokens: Annotated[int | None, Option(
         "Maximum number of text tokens per utterance; a longer text is spoken in segments.", (8, 100_000), "tokens",
-        default=f"what the checkpoint was made for (`speech.json`), otherwise {SEGMENT_TOKENS}",
+        default=f"from the checkpoint's `speech.json`, otherwise {SEGMENT_TOKENS}",
     )] = None
     paragraph_pause: Annotated[float, Option(
         "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds",
     )] = 0.6
     normalize: Annotated[bool, Option(
-        "Write numbers, dates and symbols of the text in words; Chinese needs the extra normalize.",
+        "Spell out numbers, dates and symbols; Chinese needs the extra normalize.",
         flags=("--normalize",),
     )] = False
     trim_silence_vad: Annotated[bool, Option(
-        "Cut silence from both ends of prompt and reference down to 200 ms.", flags=("--trim-silence",),
+        "Trim silence at both ends of prompt and reference to 200 ms.", flags=("--trim-silence",),
     )] = False
     # fmt: on
 
@@ -137,13 +136,13 @@ class GenerationOptions:
 
     @property
     def min_patches(self) -> int:
-        """Number of patches of the shortest segment: upstream first reads the stop head at index `min_len` + 1."""
+        """Minimum number of patches per segment: upstream first reads the stop head at index `min_len` + 1."""
         return min(self.min_len + 2, self.max_len or self.min_len + 2)
 
     def patch_bound(self, text_tokens: int) -> int:
-        """Maximum number of patches for a text of so many tokens, KV cache aside (upstream `_generate`).
+        """Maximum number of patches for a text, ignoring the KV cache (upstream `_generate`).
 
-        Unlike upstream's bound, it is never below `min_patches`.
+        Unlike upstream's, it is never below `min_patches`.
         """
         by_ratio = int(text_tokens * self.retry_badcase_ratio_threshold + 10)
         return max(min(by_ratio, self.max_len or DEFAULT_MAX_LEN), self.min_patches)
@@ -166,30 +165,30 @@ def option_table() -> tuple[Declared, ...]:
 
 
 def named_options(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a call, with the options that it gives by position. Raises TypeError as Python does."""
+    """Positional and keyword options merged. Raises TypeError as Python does."""
     if len(positional) > len(UPSTREAM_ORDER):
         raise TypeError(
-            f"expected at most {len(UPSTREAM_ORDER)} options by position ({', '.join(UPSTREAM_ORDER)}), "
+            f"expected at most {len(UPSTREAM_ORDER)} positional options ({', '.join(UPSTREAM_ORDER)}), "
             f"got {len(positional)}"
         )
     named = dict(zip(UPSTREAM_ORDER, positional, strict=False))
     if twice := [name for name in named if name in given]:
-        raise TypeError(f"{twice[0]} was given by position and by name")
+        raise TypeError(f"got multiple values for argument {twice[0]!r}")
     return {**named, **given}
 
 
 def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
     """The options of a call, from keywords. Raises InputError for a wrong value, TypeError for an unknown name.
 
-    Upstream's `denoise` is accepted only if it is off, its `streaming`, which chooses between two methods, never.
+    Upstream's `denoise` is accepted if False; its `streaming` is rejected, since two methods replace it.
     """
     options = dict(given)
     if switch(options.pop("denoise", False), "denoise"):
         raise InputError(
-            "denoise is not offered: upstream's denoiser is not part of a bundle; clean the prompt audio beforehand"
+            "denoise is not supported: bundles do not contain upstream's denoiser; clean the prompt audio beforehand"
         )
     if "streaming" in options:
         raise InputError(
-            "streaming is not offered: use generate for whole speech, generate_streaming for chunks"
+            "streaming is not supported: use generate for whole speech, generate_streaming for chunks"
         )
     return GenerationOptions(**options)

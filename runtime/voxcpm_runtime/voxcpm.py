@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 
 class VoxCPM:
-    """A checkpoint's step models, ready to speak; make one with `from_bundle`. Any number of threads may use it."""
+    """Text-to-speech with the step models of a bundle; create one with `from_bundle`. Thread-safe."""
 
     def __init__(
         self, bundle: Bundle | None = None, driver: Driver | None = None, arithmetic: str = "",
         *of_upstream: object, **named: object,
     ) -> None:  # fmt: skip
-        """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units.
+        """Used by `from_bundle`. driver: the loop over the step models. arithmetic: `arithmetic_key` of their units.
         Raises InputError for anything else: upstream's constructor takes a folder, as `from_pretrained` does here.
         """
         if of_upstream or named or not isinstance(bundle, Bundle) or not isinstance(driver, Driver):
@@ -74,13 +74,13 @@ class VoxCPM:
         """Open a bundle and load its step models.
 
         path: a bundle's folder, a hub id (`organisation/name`), None for the built-in voice, or an open bundle, which
-        keeps its precision. precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle
-        has. backend: "coreml", "coreai", "portable", or "auto": Core AI for a bundle for macOS 27, else Core ML on a
-        Mac. threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
-        only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of step models to these, in
-        which "*" stands for all others. device (portable backend only): "cpu", a GPU: "cuda" or "cuda:N", or
-        "auto": the first GPU that can be used here, otherwise "cpu". on_first_use (Core ML only): called with
-        a line when Core ML begins to compile or prepare a step model for this machine, which takes minutes.
+        keeps its precision. precision: "int8", "int4", "fp16" or "fp32"; by default the first of these in the bundle.
+        backend: "coreml", "coreai", "portable", or "auto": Core AI for a macOS 27 bundle, else Core ML on a Mac, else
+        portable. threads: threads per operation (portable only). verify: check the checksum of every file.
+        compute_units (Core ML only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of
+        step models to these, where "*" means all others. device (portable only): "cpu", "cuda", "cuda:N", or "auto":
+        the first usable GPU, otherwise "cpu". on_first_use (Core ML only): called with a progress line before Core ML
+        compiles or prepares a step model for this machine, which takes minutes.
 
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument, DeviceError
         for a GPU that cannot be used.
@@ -101,7 +101,7 @@ class VoxCPM:
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models, next_patch)
         return_freed_memory()
         if bundle.tokenizer.has_letters_only:
-            # Builds the tables of English, 80 ms that the first text need not wait for.
+            # Warm up the tables of English, which take 80 ms.
             spelled("a", bundle.tokenizer)
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
 
@@ -114,21 +114,21 @@ class VoxCPM:
         device: str | None = None, lora_config: object = None, lora_weights_path: str | None = None,
         *, precision: str | None = None, **given: Any,
     ) -> Self:  # fmt: skip
-        """Open a checkpoint as upstream does: converted once, into the user's cache, which takes minutes.
+        """Open a checkpoint as upstream does. The first call converts it into the user's cache, which takes minutes.
 
-        hf_model_id: a hub id (organisation/name), or the folder of a checkpoint or of a bundle. cache_dir: folder for
-        downloads. local_files_only: no network. lora_weights_path: a LoRA to merge. precision: that of the bundle, int8
-        by default. device and given: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize are accepted
-        and change nothing.
+        hf_model_id: a hub id (organisation/name), or the folder of a checkpoint or a bundle. cache_dir: folder for
+        downloads. local_files_only: do not use the network. lora_weights_path: a LoRA to merge. precision: of the
+        bundle, by default int8. device and given: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize
+        are ignored.
 
-        Raises InputError for a wrong argument, MissingExtraError if the extra `convert` is not installed, and what the
-        conversion and `from_bundle` raise.
+        Raises InputError for a wrong argument, MissingExtraError if the extra `convert` is not installed, and the
+        errors of the conversion and of `from_bundle`.
         """
         if lora_config is not None:
             raise InputError(
                 "lora_config is read from lora_config.json next to the LoRA's weights; leave it out"
             )
-        # Before minutes of work.
+        # Fail before minutes of work.
         device = AUTO_DEVICE if device is None else device
         gpu_device(device)
         folder = pretrained_bundle(
@@ -138,7 +138,7 @@ class VoxCPM:
 
     @property
     def tts_model(self) -> Self:
-        """This object: upstream's `tts_model.sample_rate` is its `sample_rate`."""
+        """This object, for upstream's `tts_model.sample_rate`."""
         return self
 
     @property
@@ -147,7 +147,7 @@ class VoxCPM:
         return self.bundle.manifest.source.lora is not None
 
     def close(self) -> None:
-        """Release the step models and their memory. Calls that are running finish normally."""
+        """Release the step models and their memory. Running calls finish normally."""
         self._driver = None
         self._prefix.cache_clear()
         return_freed_memory()
@@ -165,7 +165,7 @@ class VoxCPM:
     def driver(self) -> Driver:
         """The loop over the step models. Raises InputError after `close`."""
         if self._driver is None:
-            raise InputError("this voice was closed; open the bundle again")
+            raise InputError("this VoxCPM is closed; open the bundle again")
         return self._driver
 
     @property
@@ -175,7 +175,7 @@ class VoxCPM:
 
     @property
     def built_in_voices(self) -> dict[str, Voice]:
-        """The built-in voices that this bundle can speak with, by name; none unless it has the built-in AudioVAE."""
+        """The built-in voices by name; empty unless the bundle has their AudioVAE."""
         space = latent_space(self.bundle.architecture)
         return {name: v for name, v in built_in_voices().items() if v.header.latent_space == space}
 
@@ -193,11 +193,11 @@ class VoxCPM:
         """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
         prompt_wav_path, prompt_text: a recording to continue, and its transcript. reference_wav_path: a recording of
-        the voice (VoxCPM2). options: options by position, in upstream's order (`UPSTREAM_ORDER`). given: `voice`, and
+        the voice (VoxCPM2). options: positional options, in upstream's order (`UPSTREAM_ORDER`). given: `voice`, and
         fields of `Arguments` and `GenerationOptions`.
 
-        Raises InputError, one line, before any work is done, and Cancelled. Warns (SuspiciousWarning) of a segment that
-        is too long or too short for its text in every attempt.
+        Raises a one-line InputError before any work is done, and Cancelled. Warns (SuspiciousWarning) if a segment is
+        too long or too short for its text in every attempt.
         """
         return self.speak_plan(
             self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
@@ -207,9 +207,9 @@ class VoxCPM:
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
     ) -> Plan:  # fmt: skip
-        """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments.
+        """What `speak` with these arguments would speak: arguments checked, text tokenised and split into segments.
 
-        A text of more than 5000 characters is read while it is spoken; the plan has its first segment.
+        A text of more than 5000 characters is read lazily, while it is spoken; the plan has its first segment.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         named = named_options(options, given) if options else given
@@ -217,7 +217,7 @@ class VoxCPM:
             return plan(self.bundle, Arguments.of(checked_text(text, "text"), recordings, named))
 
     def speak_plan(self, plan: Plan) -> Speech:
-        """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
+        """The speech of a plan for this bundle. Errors and warnings: see `speak`."""
         try:
             gathered = Gathered(plan)
             for _ in self._stream(plan, plan.each_segment(), gathered):
@@ -232,7 +232,7 @@ class VoxCPM:
 
         utterances: texts, or arguments of `speak` by name, including `text`.
 
-        All are checked before the first one is spoken. Raises what `speak` raises.
+        All are checked before the first one is spoken. Errors: see `speak`.
         """
         plans: list[Plan] = []
         given = _several(utterances)
@@ -243,9 +243,9 @@ class VoxCPM:
         return [self.speak_plan(planned) for planned in plans]
 
     def speak_each(self, utterances: Sequence[AnyArguments]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
-        """The index and speech of each utterance as soon as it is spoken, or its error if it failed.
+        """Yield the index of each utterance with its speech, or its error if it failed.
 
-        utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
+        utterances: see `batch`; each is planned, and its recordings are read, only when it is reached.
         """
         for index, given in enumerate(_several(utterances)):
             spoken: Speech | VoxCPMError
@@ -261,13 +261,13 @@ class VoxCPM:
         reference_wav_path: AudioSource | None = None, *options: Any, chunk_patches: int = DEFAULT_CHUNK_PATCHES,
         first_chunk_patches: int | None = None, **given: Unpack[Keywords],
     ) -> Iterator[Audio]:  # fmt: skip
-        """The speech of `speak`, in chunks (samples,) of `chunk_patches` patches, as soon as they are ready.
+        """Yield the speech of `speak` in chunks (samples,) of `chunk_patches` patches as soon as they are ready.
 
-        first_chunk_patches: patches of the first chunk; with fewer, audio starts sooner.
+        first_chunk_patches: patches of the first chunk; fewer start audio sooner.
 
         Streams are not retried: SuspiciousWarning reports a segment that is too long or too short for its text. The
-        samples are exactly those of `speak` with the same seed, if that needed no retry. Errors are raised by the call
-        itself, not by the first chunk. Closing the iterator cancels between two Euler steps.
+        samples are exactly those of `speak` with the same seed, if that needs no retry. Errors are raised by the call
+        itself, not by the first chunk. Closing the iterator cancels before the next step.
         """
         planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
         return self.stream_plan(planned, chunk_patches=chunk_patches, first_chunk_patches=first_chunk_patches)
@@ -288,10 +288,10 @@ class VoxCPM:
         reference_wav_path: AudioSource | None = None, *, buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext, **given: Unpack[Keywords],
     ) -> Session:  # fmt: skip
-        """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
+        """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples per patch.
 
-        Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
-        turn: makes the context manager in which the session speaks (see `Session`).
+        Arguments: see `speak`. buffer_seconds: maximum seconds of unread audio; when the buffer is full, speaking
+        pauses. turn: returns the context manager in which the session speaks (see `Session`).
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         with system_errors_as(InputError):
@@ -315,11 +315,11 @@ class VoxCPM:
         reference: AudioSource | None = None, trim_silence_vad: bool = False,
         provenance: Mapping[str, str] | None = None,
     ) -> Voice:  # fmt: skip
-        """Make a voice, to save (`Voice.save`) and to give as `voice` instead of recordings.
+        """Create a voice, to save (`Voice.save`) and to pass as `voice` instead of recordings.
 
         audio: with a transcript, a prompt to continue; without one, a reference (VoxCPM2). reference: in addition to a
-        prompt. trim_silence_vad: cut silence from both ends of the recordings. provenance: stored with the voice,
-        such as the speaker's consent, in addition to names and digests of the recordings and the date.
+        prompt. trim_silence_vad: trim silence at both ends of the recordings. provenance: stored with the voice, such
+        as the speaker's consent, in addition to the date and the names and digests of the recordings.
 
         Raises InputError for recordings that are missing, cannot be read or are too short, or need VoxCPM2.
         """
@@ -345,7 +345,7 @@ class VoxCPM:
 
 
 def _several(utterances: object) -> list[AnyArguments]:
-    """Utterances as a list. Raises InputError for a single one, such as a text, whose letters would be spoken."""
+    """Utterances as a list. Raises InputError for a single one: a str would be iterated by characters."""
     if isinstance(utterances, str | bytes | Mapping) or not isinstance(utterances, Iterable):
         raise wrong_type(utterances, "utterances", "a list of texts, or of arguments by name")
     return list(utterances)

@@ -114,5 +114,5 @@ def test_a_graph_that_onnx_runtime_refuses(
     PortableStepModel(package)
     (entry,) = tmp_path.glob("lowered/*")
     write_entry(entry, replace(load_lowered(package), model=b"\x08\x09"))
-    with pytest.raises(PackageError, match="ONNX Runtime refuses it"):
+    with pytest.raises(PackageError, match="ONNX Runtime rejects it"):
         PortableStepModel(package)

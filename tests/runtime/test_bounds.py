@@ -47,7 +47,7 @@ def test_a_small_file_of_too_many_samples_is_refused(refused):
     err = refused("--text", "hi.", "--prompt", "long.flac", "--prompt-text", "a")
 
     assert (
-        "prompt audio long.flac: longer than 300 s, the maximum of a recording at 192000 Hz; cut it, or resample it"
+        "prompt audio long.flac: longer than 300 s, the maximum for a recording at 192000 Hz; shorten it, or resample"
         in err
     )
     # Bytes on macOS, else kilobytes.

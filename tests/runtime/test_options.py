@@ -24,7 +24,7 @@ def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, valu
 
 def test_denoising_is_refused_and_its_absence_is_not():
     assert checked_options({"normalize": False, "denoise": False}) == GenerationOptions()
-    with pytest.raises(InputError, match="denoise is not offered"):
+    with pytest.raises(InputError, match="denoise is not supported"):
         checked_options({"denoise": True})
     with pytest.raises(TypeError, match="unexpected keyword argument 'cfg'"):
         checked_options({"cfg": 2})

@@ -21,7 +21,7 @@ from voxcpm_runtime.options import DEFAULT_MAX_LEN, UPSTREAM_ORDER, GenerationOp
 from voxcpm_validation.upstream import VERSION, import_upstream
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "python.md"
-STATES = ("the same", "accepted", "not offered", "other")
+STATES = ("the same", "accepted", "not supported", "other")
 COMMANDS = ("design", "clone", "batch", "validate")
 RECORDINGS = ("text", "prompt_wav_path", "prompt_text", "reference_wav_path")
 
@@ -109,18 +109,18 @@ def test_positions_and_defaults_are_upstreams(upstream: Any) -> None:
     assert all(own[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for name in pretrained)
 
 
-# Part of a row that is not offered → what its line says.
+# Part of a row that is not supported → what its line says.
 REASONS = {
     "VoxCPM": r"VoxCPM\.from_pretrained\(folder\)",
     "lora_config": r"read from lora_config\.json",
-    "denoise": "denoise is not offered",
-    "streaming": "streaming is not offered: use generate for whole speech, generate_streaming for chunks",
+    "denoise": "denoise is not supported",
+    "streaming": "streaming is not supported: use generate for whole speech, generate_streaming for chunks",
 }
-NOT_OFFERED = [name for name, said in table("upstream").items() if said.startswith("not offered")]
+NOT_SUPPORTED = [name for name, said in table("upstream").items() if said.startswith("not supported")]
 BASES: dict[str, dict[str, Any]] = {"generate": {"text": "hi."}, "generate_streaming": {"text": "hi."}}
 
 
-@pytest.mark.parametrize("row", NOT_OFFERED)
+@pytest.mark.parametrize("row", NOT_SUPPORTED)
 def test_what_is_not_offered_says_so_in_one_line(tiny_bundle: Path, row: str) -> None:
     tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
     call, _, argument = row.rstrip(")").partition("(")
@@ -135,7 +135,7 @@ def test_what_is_not_offered_says_so_in_one_line(tiny_bundle: Path, row: str) ->
 
 def test_attributes_are_there_unless_they_are_not_offered(upstream: Any) -> None:
     for name in attributes(upstream):
-        assert hasattr(VoxCPM, name) == (state(name) != "not offered"), name
+        assert hasattr(VoxCPM, name) == (state(name) != "not supported"), name
 
 
 def test_options_by_position_are_those_by_name(tiny_bundle: Path) -> None:
@@ -147,11 +147,11 @@ def test_options_by_position_are_those_by_name(tiny_bundle: Path) -> None:
         by_position = tts.plan("hello.", None, None, None, *values[:count]).options
         assert by_position == tts.plan("hello.", **dict(list(by_name.items())[:count])).options
 
-    with pytest.raises(InputError, match="denoise is not offered"):
+    with pytest.raises(InputError, match="denoise is not supported"):
         tts.plan("hello.", None, None, None, 2.0, 10, 2, None, False, True)
-    with pytest.raises(TypeError, match="by position and by name"):
+    with pytest.raises(TypeError, match="multiple values for argument"):
         tts.plan("hello.", None, None, None, 2.0, cfg_value=2.0)
-    with pytest.raises(TypeError, match="at most 9 options by position"):
+    with pytest.raises(TypeError, match="at most 9 positional options"):
         tts.plan("hello.", None, None, None, *values, True)
 
 
@@ -192,10 +192,10 @@ def test_flags_are_what_the_table_says(
     for names, action in flags(parser)[command].items():
         said = state(names, "upstream-flags")
         for name in names.split(", "):
-            if said == "not offered":
+            if said == "not supported":
                 value = [] if action.nargs == 0 else ["1"]
                 (line,) = refusal(capsys, command, *whole.get(command, ()), name, *value)
-                why = "denoise is not offered" if name == "--denoise" else "No such option: -"
+                why = "denoise is not supported" if name == "--denoise" else "No such option: -"
                 assert line.startswith(f"error: {why}"), line
             else:
                 assert name in ours, name

@@ -1,1 +1,1 @@
-"""Audio: files, samples and levels."""
+"""Audio files and samples."""

@@ -1,4 +1,4 @@
-"""Audio files that are written as a whole or not at all."""
+"""Encoding audio files, and writing them atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from voxcpm_runtime.storage.whole_file import refuse_inputs, replaced_file, whol
 
 
 class _Format(NamedTuple):
-    """libsndfile's names of a format, and the sample rates in Hz of its codec (empty: any)."""
+    """libsndfile's names of a format, and the sample rates in Hz that its codec supports (empty: any)."""
 
     container: str
     subtype: str
@@ -46,8 +46,7 @@ def check_output_path(
 ) -> Path:
     """The path with ~ expanded. Raises InputError if no audio file can be written there.
 
-    inputs: files that are read for the speech; the output must be none of them. overwrite: whether a read-only file may
-    be replaced.
+    inputs: files that the output must not replace. overwrite: whether a read-only file may be replaced.
     """
     path = user_path(path)
     try:
@@ -72,8 +71,9 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int, *, overwrite: 
     """Write mono audio (samples,) in the format of the path's extension. Returns the number of clipped samples.
 
     Lossless formats hold 16-bit samples; a pipe or a device without an extension gets WAV. Missing folders are created,
-    and the file appears when it is complete. For a codec that does not take `sample_rate`, audio is resampled to the
-    next higher rate. overwrite: also replace a read-only file. Raises InputError, also for NaN or infinite samples.
+    and the file is written atomically. If the codec does not support `sample_rate`, audio is resampled to the next
+    higher rate, or its highest. overwrite: also replace a read-only file. Raises InputError, also for NaN or infinite
+    samples.
     """
     content, clipped = audio_file(path, audio, sample_rate)
     write_audio_file(path, content, overwrite=overwrite)
@@ -102,9 +102,9 @@ def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes,
 def write_audio_file(
     path: str | Path, content: bytes, *, overwrite: bool = False, record: Callable[[], None] | None = None
 ) -> None:
-    """Write what `audio_file` returned. Folders, `overwrite` and errors: see `write_audio`.
+    """Write the content from `audio_file`. Folders, `overwrite` and errors: see `write_audio`.
 
-    record: called when all is written, just before the file appears; if it raises, there is no file.
+    record: called after all is written, just before the atomic rename; if it raises, there is no file.
     """
     path = user_path(path)
     try:
@@ -112,7 +112,7 @@ def write_audio_file(
             target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, overwrite=overwrite) as file:
             file.write(content)
-            # Reports a full disk before the record is written.
+            # Fails here on a full disk, before the record is written.
             file.flush()
             if record is not None:
                 record()
@@ -129,5 +129,5 @@ def _format(path: Path) -> _Format:
             f"{path}: expected a name that ends in {', '.join(FORMATS)}, got {path.suffix or 'no ending'!r}"
         )
     if not soundfile.check_format(form.container, form.subtype):
-        raise InputError(f"{path}: the installed libsndfile does not write {path.suffix}; write .wav")
+        raise InputError(f"{path}: the installed libsndfile cannot write {path.suffix}; use .wav")
     return form

@@ -1,4 +1,4 @@
-"""16-bit samples, and fades of edges that other audio is joined to: a step there would be heard as a click."""
+"""16-bit samples, and fades that avoid clicks where audio is joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Audio = npt.NDArray[np.float32]  # Mono audio (samples,) in [-1, 1]
 Pcm = npt.NDArray[np.int16]  # 16-bit mono samples (samples,)
 
 _PEAK = 32767
-_FADE_SECONDS = 0.005  # Length of a fade: enough to remove the step, too short to be heard
+_FADE_SECONDS = 0.005  # Long enough to remove a click, too short to be heard
 _SILENCE = 10.0 ** (-50.0 / 20.0)  # A peak of -50 dBFS
 
 
@@ -27,20 +27,20 @@ def clipped_samples(audio: Audio) -> int:
 
 
 def require_finite(audio: Audio, name: str) -> None:
-    """Raises InputError for samples that are NaN or infinite; codecs abort the process at them."""
+    """Raises InputError for NaN and infinite samples, on which codecs abort the process."""
     if not np.isfinite(audio).all():
         raise InputError(f"{name}: expected finite samples, but some are NaN or infinite")
 
 
 def faded_in(audio: Audio, sample_rate: int) -> Audio:
-    """The audio (samples,), risen from zero over its first 5 ms; unchanged if these are silent."""
+    """The audio (samples,) with its first 5 ms faded in; unchanged if these are silent."""
     return faded_out(audio[::-1], sample_rate)[::-1]
 
 
 def faded_out(audio: Audio, sample_rate: int) -> Audio:
-    """The audio (samples,), fallen to zero over its last 5 ms; unchanged if these are silent.
+    """The audio (samples,) with its last 5 ms faded out; unchanged if these are silent.
 
-    The fade is half a period of a cosine, so it has no corner at either end.
+    The fade is half a period of a cosine, smooth at both ends.
     """
     count = min(len(audio), round(_FADE_SECONDS * sample_rate))
     edge = audio[len(audio) - count :]

@@ -1,6 +1,6 @@
 """Recordings: decoded in bounded memory, averaged to mono, resampled and trimmed.
 
-Files are decoded by libsndfile, and a truncated one gives the samples that it has, as upstream's `librosa.load` does.
+libsndfile decodes the files; a truncated one gives the samples that it has, as in upstream's `librosa.load`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ A path or an open file may be a pipe; an open file is read from its current posi
 _BLOCK_FRAMES = 1 << 16
 # dtype -> (value of silence, difference from it at full scale).
 _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
-# Linear: a peak 40 dB above full scale is a scaling error.
+# Linear; 40 dB above full scale must be a scaling error.
 _MAX_PEAK = 100.0
 _FRAME, _HOP = 2048, 512
-"""Samples of a frame, for which one level is computed, and between the starts of two, at any sample rate."""
-_RANGE_DB = 35.0  # A frame that is this many decibels below the loudest one is silence
+"""Samples of a frame whose level is computed, and from one frame to the next, at any sample rate."""
+_RANGE_DB = 35.0  # Frames this many decibels below the loudest one are silence
 _KEPT_MS = 200
 _MIN_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equally loud
 
@@ -47,8 +47,8 @@ _MIN_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equall
 def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, what: str = "audio") -> Audio:
     """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then resampled.
 
-    min_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio". Raises
-    InputError for a source that is not audio, is empty, too short or too long, not finite, or far beyond full scale.
+    min_samples: minimum length at `sample_rate`. what: its name in messages, such as "prompt audio". Raises InputError
+    for a source that is not audio, is empty, too short or too long, not finite, or far beyond full scale.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple):
@@ -84,7 +84,7 @@ def decode_audio(
     """
     lowest, highest = rates
     if not content:
-        raise InputError(f"{name}: expected an audio file, but it is empty, or was read to its end before")
+        raise InputError(f"{name}: expected an audio file, but it is empty or already read to its end")
     try:
         with _SequentialFile(_Content(content)) as file:
             rate, channels = file.samplerate, file.channels
@@ -93,7 +93,7 @@ def decode_audio(
     except InputError:
         raise
     except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
-        reason = getattr(error, "error_string", "its header contradicts itself")
+        reason = getattr(error, "error_string", "its header is inconsistent")
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
     raise InputError(
         f"{name}: expected {lowest} to {highest} Hz and at most {MAX_CHANNELS} channels, got {rate} Hz and {channels}"
@@ -101,7 +101,7 @@ def decode_audio(
 
 
 class _Content(io.BytesIO):
-    """The bytes of a file. A damaged header may lead to a negative offset, for which soundfile prints a traceback."""
+    """The bytes of a file. Ignores the negative offsets of damaged headers, for which soundfile prints a traceback."""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         try:
@@ -111,7 +111,7 @@ class _Content(io.BytesIO):
 
 
 class _SequentialFile(soundfile.SoundFile):
-    """A file in which soundfile does not seek after each block, which fails at the end of a FLAC without a length."""
+    """Keeps soundfile from seeking after each block, which fails at the end of a FLAC without a length."""
 
     def seekable(self) -> bool:
         return False
@@ -136,8 +136,8 @@ def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RE
     maximum = min(int(max_seconds * rate), MAX_RECORDING_SAMPLES)
     if frames > maximum:
         raise InputError(
-            f"{name}: longer than {maximum / rate:g} s, the maximum of a recording at {rate} Hz; "
-            "cut it, or resample it to 48000 Hz"
+            f"{name}: longer than {maximum / rate:g} s, the maximum for a recording at {rate} Hz; "
+            "shorten it, or resample it to 48000 Hz"
         )
 
 
@@ -165,7 +165,7 @@ def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple
 
 
 def audio_content(source: object, name: str) -> bytes:
-    """The bytes of a source, read as a whole, because pipes cannot seek. Raises InputError if it cannot be read."""
+    """The bytes of a source, read whole, because pipes cannot seek. Raises InputError if it cannot be read."""
     try:
         if isinstance(source, str | Path):
             content = read_bounded(user_path(source), MAX_RECORDING_BYTES)
@@ -179,20 +179,20 @@ def audio_content(source: object, name: str) -> bytes:
         raise
     except FileNotFoundError:
         raise InputError(f"{name}: no such file") from None
-    # ValueError: a file that was closed.
+    # ValueError: a closed file.
     except (OSError, ValueError) as error:
         raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not isinstance(content, bytes):
         raise InputError(f'{name}: expected a file opened for bytes; open it with mode "rb"')
     if len(content) > MAX_RECORDING_BYTES:
-        raise InputError(f"{name}: expected at most {MAX_RECORDING_BYTES} bytes, the maximum of a recording")
+        raise InputError(f"{name}: expected at most {MAX_RECORDING_BYTES} bytes, the maximum for a recording")
     return content
 
 
 def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> Audio:
-    """The samples (samples,) resampled from `rate` to `wanted` Hz by soxr, as upstream's librosa.load does.
+    """The samples (samples,) resampled from `rate` to `wanted` Hz by soxr, as in upstream's librosa.load.
 
-    Raises InputError, which names the audio, for a rate that is not a whole number in range.
+    name: of the audio in messages. Raises InputError for a rate that is not a whole number in range.
     """
     given = _checked_rate(rate, name)
     if given == wanted:
@@ -211,9 +211,9 @@ def _checked_rate(rate: object, name: str) -> int:
 
 
 def trim_silence(audio: Audio, sample_rate: int) -> Audio:
-    """A view of audio (samples,) at `sample_rate` Hz from 200 ms before its first sound to 200 ms after its last.
+    """A view of audio (samples,) from 200 ms before its first sound to 200 ms after its last; all of it if it is zero.
 
-    As upstream's `_trim_audio_silence_vad` (model/voxcpm2.py) over librosa 0.11; all zeros are returned whole.
+    Same as upstream's `_trim_audio_silence_vad` (model/voxcpm2.py) with librosa 0.11.
     """
     if not audio.any():
         return audio
@@ -221,7 +221,7 @@ def trim_silence(audio: Audio, sample_rate: int) -> Audio:
     loud = np.flatnonzero(20.0 * np.log10(levels / levels.max()) > -_RANGE_DB)
     start, end = int(loud[0]) * _HOP, int(loud[-1] + 1) * _HOP
     if len(audio) >= _FRAME:
-        # Noise after speech is louder than that, but not within the same range of the highest peak.
+        # Trailing noise passes that test, but is not within the same range of the highest peak.
         voiced = np.flatnonzero(_levels(audio) >= np.abs(audio).max() * 10.0 ** (-_RANGE_DB / 20.0))
         end = min(end, int(voiced[-1]) * _HOP + _FRAME) if len(voiced) else end
     kept = _KEPT_MS * sample_rate // 1000

@@ -1,1 +1,1 @@
-"""Step models as functions: on Core ML itself, or on ONNX Runtime through the portable executor."""
+"""Backends that run step models: Core ML, Core AI, and ONNX Runtime on a processor or a GPU."""

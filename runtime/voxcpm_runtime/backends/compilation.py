@@ -1,8 +1,8 @@
-"""Compiled packages, made once per machine and kept in the user's cache.
+"""Packages compiled once per machine, into the user's cache.
 
-Compiling takes minutes for a large package. The name of a compiled form has the digest of the package and the
-compiler's version (for Core ML the build of macOS). Apple's compilers may crash, hang or hold the GIL for minutes, so
-they run in a child process.
+Compiling takes minutes for a large package. The cache key is the digest of the package and the compiler's version (for
+Core ML the build of macOS). Apple's compilers may crash, hang or hold the GIL for minutes, so they run in a child
+process.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from voxcpm_constants.errors import core_ml_reason, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
 LOCK_SECONDS = 1800
-"""Timeout, longer than any known compilation. A process that waits longer compiles for itself."""
+"""Timeout of the lock and of the child process, longer than any known compilation."""
 _FOLDER = "compiled"
 _DIGITS = 32
-"""Digits of the digest that begin the name of a compiled form."""
+"""Digits of the digest in the name of a cache entry."""
 
 Compile = Callable[[Path, Path], None]
-"""compile(package, folder to make). It raises OSError if the folder cannot be made, and what the compiler raises."""
+"""compile(package, output folder). Raises OSError if the folder cannot be created, and the compiler's errors."""
 
 
 class CompiledPackage:
-    """The compiled form of a package: in the user's cache, or for this process alone and removed with this object.
+    """The compiled form of a package: in the user's cache, or in a temp folder that is removed with this object.
 
     digest: of the package's content. kind: the compiler's version and a suffix, such as "24F74.mlmodelc".
     """
@@ -45,7 +45,7 @@ class CompiledPackage:
         self._own: Path | None = None
 
     def before_first_load(self, compiled: Path, use: str, prepare: Callable[[], None]) -> None:
-        """Call `prepare`, unless it has succeeded for this form and use. use: the function and the compute unit."""
+        """Call `prepare`, unless it succeeded before for this form and use. use: the function and compute unit."""
         record = cache_folder(_FOLDER) / f"{self._digest}-{self._kind}.{use}.loaded"
         with contextlib.suppress(OSError):
             if record.read_text(encoding="utf-8") == str(mark(compiled)):
@@ -55,11 +55,11 @@ class CompiledPackage:
             record.write_text(str(mark(compiled)), encoding="utf-8")
 
     def path(self, damaged: int | None = None) -> tuple[Path, bool]:
-        """The compiled form, and whether this call made it.
+        """The compiled form, and whether this call compiled it.
 
-        damaged: `mark` of a form that cannot be loaded; it is made again, unless another process has done so since. If
-        the cache cannot be written, the package is compiled for this process, with a warning. Raises what the compiler
-        raises.
+        damaged: `mark` of a form that cannot be loaded; it is recompiled, unless another process has done so already.
+        If the cache cannot be written, the package is compiled into a temp folder, with a warning. Raises the
+        compiler's errors.
         """
         if self._own is not None:
             return self._own, False
@@ -68,8 +68,8 @@ class CompiledPackage:
         except (OSError, NotImplementedError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else "the file system has no locks"
             warnings.warn(
-                f"{cache_folder(_FOLDER)}: compiled step models cannot be saved there ({reason}), so that every start "
-                f"compiles them again; free space, or set {CACHE_VARIABLE} to another folder",
+                f"{cache_folder(_FOLDER)}: compiled step models cannot be saved ({reason}), so every start recompiles "
+                f"them; free space, or set {CACHE_VARIABLE} to another folder",
                 stacklevel=2,
             )
         folder = Path(tempfile.mkdtemp(prefix="voxcpm-coreml-compiled-"))
@@ -80,22 +80,22 @@ class CompiledPackage:
         return compiled, True
 
     def cached(self, damaged: int | None = None) -> tuple[Path, bool]:
-        """The compiled form in the user's cache, and whether this call made it.
+        """The compiled form in the user's cache, and whether this call compiled it.
 
-        Raises OSError if the cache cannot be written, NotImplementedError if its file system has no locks, and what the
-        compiler raises.
+        Raises OSError if the cache cannot be written or locked in time, NotImplementedError if its file system has no
+        locks, and the compiler's errors.
         """
         root = cache_folder(_FOLDER)
         entry = root / f"{self._digest}-{self._kind}"
         if damaged is None and entry.is_dir():
             return entry, False
-        from filelock import FileLock  # slow to import, and a start that finds its form does not need it
+        from filelock import FileLock  # slow to import, and not needed for a cache hit
 
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f"{entry.name}.lock", timeout=LOCK_SECONDS):
             if entry.is_dir() and mark(entry) != damaged:
                 return entry, False
-            # Damaged, of an earlier build of the system, or left by a process that was killed.
+            # Damaged, from an earlier build of the system, or left by a killed process.
             for old in root.glob(f"*{self._digest}-*"):
                 if old.is_dir():
                     shutil.rmtree(old, ignore_errors=True)
@@ -119,9 +119,9 @@ def mark(compiled: Path) -> int:
 
 
 def run_child(module: str, *arguments: str, timeout: float | None = None) -> tuple[int, str]:
-    """Run a module of this project as a program until this returns: its exit code and, in one line, why it ended.
+    """Run a module as a child process. Returns its exit code, and its error or how it ended in one line.
 
-    Raises subprocess.TimeoutExpired after `timeout` seconds.
+    Raises subprocess.TimeoutExpired after `timeout` seconds. The child is killed on any exception.
     """
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(  # noqa: S603 - our own program
@@ -129,7 +129,7 @@ def run_child(module: str, *arguments: str, timeout: float | None = None) -> tup
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            # Python 3.11: a file in the user's working directory must not be imported.
+            # Do not import files from the working directory (Python 3.11).
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         with child:
@@ -147,9 +147,9 @@ def run_child(module: str, *arguments: str, timeout: float | None = None) -> tup
 
 
 def run_in_child(task: Callable[[], object]) -> NoReturn:
-    """In the child: run a task, and exit. Exit with the parent or at Ctrl-C, too, even if native code holds the GIL.
+    """In the child: run a task, and exit. Also exit with the parent or on Ctrl-C, even while native code holds the GIL.
 
-    A second process waits for the end of standard input, since no thread of this one could. It is forked first, as
+    A watchdog process waits for standard input to close, as no thread of this one could. It is forked first, as
     processes with threads should not fork.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -164,5 +164,5 @@ def run_in_child(task: Callable[[], object]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - Apple's frameworks raise any class
         os.write(sys.stderr.fileno(), f"\nerror: {core_ml_reason(error)}\n".encode())
         os._exit(1)
-    # No orderly exit: Core ML's threads would delay it, and Core AI's may abort it.
+    # Exit immediately: Core ML's threads would delay an orderly exit, and Core AI's may abort it.
     os._exit(0)

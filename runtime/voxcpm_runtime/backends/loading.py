@@ -1,4 +1,4 @@
-"""The backend and device, chosen by the caller or by bundle and machine, and the step models loaded on them."""
+"""Chooses a backend and a device, and loads the step models of a bundle."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ Chosen = Literal["coreml", "coreai", "portable"]
 """A backend, "auto" resolved."""
 
 INSTALL_PORTABLE = 'pip install "onnx>=1.17" "onnxruntime>=1.22"'
-"""Installs the portable backend, which on a Mac is not a dependency of the runtime."""
+"""Installs the portable backend, which is no dependency of the runtime on a Mac."""
 
 CPU_DEVICE = "cpu"
 AUTO_DEVICE = "auto"
-"""Upstream's word for the best device: see `chosen_device`."""
+"""The best available device, as in upstream: see `chosen_device`."""
 
 
 def check_engine(
@@ -54,20 +54,20 @@ def check_engine(
     *,
     device: str = CPU_DEVICE,
 ) -> Chosen:
-    """The backend that these arguments choose. bundle: None before it is open.
+    """Check these arguments, and return the backend. bundle: None before it is opened.
 
-    Raises InputError for a wrong argument or combination, DeviceError for a device that this machine lacks.
+    Raises InputError for a wrong argument or combination, DeviceError for a missing device.
     """
     gpu = gpu_device(device)
     chosen = choose_backend(backend, bundle)
     if gpu is not None:
         if chosen != "portable":
             raise InputError(
-                f"device {device} is the portable backend's, and this is {chosen}: use --backend portable, "
+                f"device {device} needs the portable backend, but this is {chosen}: use --backend portable, "
                 "or leave out the device"
             )
         gpu.check()
-    # Core ML takes no threads, but the portable backend may take its place.
+    # Core ML ignores `threads`, but the portable backend may be its fallback.
     whole = isinstance(threads, Integral) and not isinstance(threads, bool)
     if threads is not None and not (whole and 1 <= threads <= cores()):
         expected = f"a whole number from 1 to {cores()} (the cores that this process may use)"
@@ -79,7 +79,7 @@ def check_engine(
 
 
 def gpu_device(name: str) -> Any | None:
-    """The GPU (`gpu.device.Device`) of a device name; None for "cpu" and "auto". Raises InputError if it is unknown."""
+    """The GPU (`gpu.device.Device`) of that name; None for "cpu" and "auto". Raises InputError for an unknown name."""
     if name in (CPU_DEVICE, AUTO_DEVICE):
         return None
     try:
@@ -90,7 +90,7 @@ def gpu_device(name: str) -> Any | None:
 
 
 def chosen_device(device: str, chosen: Chosen) -> str:
-    """The device, "auto" resolved: the first GPU that the portable backend can use, otherwise the CPU."""
+    """The device, with "auto" resolved: the first GPU that the portable backend can use, otherwise the CPU."""
     if gpu_device(device) is not None:
         return device
     if device == CPU_DEVICE or chosen != "portable":
@@ -103,7 +103,7 @@ def chosen_device(device: str, chosen: Chosen) -> str:
 
 
 def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
-    """The backend on this machine, "auto" resolved. bundle: None before it is open.
+    """The backend on this machine, with "auto" resolved. bundle: None before it is opened.
 
     Raises InputError for a backend that does not run here, or that cannot run the bundle.
     """
@@ -112,7 +112,7 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
     on_mac = macos() is not None
     if backend == "coreml" and not on_mac:
         raise InputError(
-            f"backend coreml needs macOS, and this is {sys.platform}; use --backend portable (or auto)"
+            f"backend coreml needs macOS, but this is {sys.platform}; use --backend portable (or auto)"
         )
     if backend != "auto":
         chosen: Chosen = backend
@@ -122,7 +122,7 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
         chosen = "coreml" if on_mac else "portable"
     if bundle is not None and (chosen == "coreai") != (bundle.manifest.target == CORE_AI):
         raise InputError(
-            f"{bundle.folder}: backend {chosen} does not run bundles for {bundle.manifest.target.lower()}; "
+            f"{bundle.folder}: backend {chosen} cannot run bundles for {bundle.manifest.target.lower()}; "
             "use --backend auto, or convert with another --target"
         )
     if chosen == "coreai":
@@ -147,12 +147,12 @@ def place_step_models(
     compute_units: ComputeUnits = AUTO,
     first_use: Note | None = lambda _: None,
 ) -> dict[str, Placed]:
-    """Step models of an open bundle, in its precision, and the unit of each one.
+    """Step models of an open bundle, in its precision, with the unit of each one.
 
-    names: by default all that the bundle has. threads: of one operation. device: "cpu" or a GPU (portable backend
-    only). compute_units: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses runs on another
-    unit or on the portable backend, with a warning, unless the caller named its unit. first_use (Core ML only): called
-    with a line when a child process compiles a package or first loads it, for minutes; None to do both in this process.
+    names: by default all. threads: per operation. device: "cpu" or a GPU (portable backend only). compute_units: see
+    `chosen_units` (Core ML only). With backend "auto", packages that Core ML rejects fall back to another unit or the
+    portable backend, with a warning, unless the caller chose the unit. first_use (Core ML only): called with a progress
+    line before a child process compiles a package or first loads it, for minutes; None to do both in this process.
 
     Raises InputError for a wrong argument, DeviceError for a GPU that cannot be used, BundleError for a package that
     cannot be loaded.
@@ -173,7 +173,7 @@ def place_step_models(
         except BundleError as error:
             if not has_fallback or not all(is_auto(compute_units, name) for name in wanted):
                 raise
-            warnings.warn(f"{error}; until then it runs on the portable backend", stacklevel=2)
+            warnings.warn(f"{error}; using the portable backend", stacklevel=2)
             chosen = "portable"
     if chosen == "portable":
         return {name: Placed(model, PORTABLE) for name, model in _all_at_once(wanted, portable).items()}
@@ -185,7 +185,7 @@ def place_step_models(
 
 
 def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: str) -> NextPatch | None:
-    """All step models between two patches in one call, on a GPU and for a bundle that allows it; otherwise None.
+    """All step models from one patch to the next as one call, on a GPU and if the bundle allows it; otherwise None.
 
     models: the bundle's step models, loaded on the device. Raises DeviceError for a GPU with too little memory.
     """
@@ -202,10 +202,10 @@ def load_portable_step_model(
 ) -> StepFunction:
     """One step model on ONNX Runtime. device: None for the processor. options: of `portable.PortableStepModel`.
 
-    The first function of each package is loaded now, others when they are called. Raises BundleError.
+    The first function of each package is loaded immediately, the others on their first call. Raises BundleError.
     """
     if device is None:
-        # On a Mac ONNX Runtime need not be installed.
+        # ONNX Runtime is optional on a Mac.
         from voxcpm_runtime.backends.portable import PortableStepModel
 
         step_model: Any = PortableStepModel
@@ -234,8 +234,8 @@ def load_portable_step_model(
 
 
 def _all_at_once(names: Sequence[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
-    """Step models by name. Loading one is one core's work, outside the GIL."""
-    # The base LM takes longest, so it goes first.
+    """Load step models in parallel: each uses one core, without the GIL."""
+    # The slowest first.
     order = sorted(names, key=lambda name: name != BASE_LM_STEP)
     with ThreadPoolExecutor(os.cpu_count()) as opening:
         loaded = dict(zip(order, opening.map(load, order), strict=True))
@@ -243,15 +243,15 @@ def _all_at_once(names: Sequence[str], load: Callable[[str], StepFunction]) -> d
 
 
 def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
-    """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads.
+    """A cache key, equal if the same step models give the same results, up to rounding by the number of threads.
 
-    units: the unit that every step model runs on, by name (`place_step_models`). device: the portable backend's.
+    units: the unit of every step model by name (`place_step_models`). device: the portable backend's.
     """
     running, version = set(units.values()), ""
     if running == {COREAI}:
         return f"{COREAI} {package_version('coreai-core')}"
     if PORTABLE in running:
-        # On a Mac ONNX Runtime need not be installed.
+        # ONNX Runtime is optional on a Mac.
         from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
         from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 

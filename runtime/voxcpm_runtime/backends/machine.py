@@ -1,4 +1,4 @@
-"""The machine: its system, chip, cores, backends and speed. No name of a user or a host is among these."""
+"""The machine: its system, chip, cores, backends and speed, without user or host names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FEATURES = {
     "I8MM": {"i8mm"},
     "SVE": {"sve"},
 }
-"""Name -> the flags of /proc/cpuinfo of which one says that the processor has it."""
+"""Name -> flags of /proc/cpuinfo, any of which indicates it."""
 
 
 def system() -> str:
@@ -38,14 +38,14 @@ def system() -> str:
 
 
 def build() -> str:
-    """The system's build, such as "24F74", which every update changes."""
+    """The system's build, such as "24F74", which changes with every update."""
     mac = macos()
     return platform.version() if mac is None else mac.build
 
 
 @functools.cache
 def chip() -> str:
-    """The processor's name, such as "Apple M4"; its architecture where the system does not report it."""
+    """The processor's name, such as "Apple M4", or its architecture if unknown."""
     for name, value in _cpu_info():
         if name == "model name":
             return value
@@ -59,7 +59,7 @@ def chip() -> str:
 
 @functools.cache
 def cpu_features() -> tuple[str, ...]:
-    """The instructions by which ONNX Runtime chooses its products, such as "AMX"; empty elsewhere than on Linux."""
+    """The instruction sets by which ONNX Runtime selects its kernels, such as "AMX"; empty except on Linux."""
     listed = (value.split() for name, value in _cpu_info() if name in ("flags", "Features"))  # x86, ARM
     flags = {flag for line in listed for flag in line}
     return tuple(name for name, any_of in _FEATURES.items() if flags & any_of)
@@ -84,27 +84,27 @@ def cores() -> int:
 
 
 def fair_threads() -> int | None:
-    """Threads for the cores and the processor time that this process may use; None if that is the whole machine.
+    """Number of threads by this process's CPU affinity and quota; None if it may use the whole machine.
 
-    ONNX Runtime's own choice is a thread bound to each core of the machine.
+    ONNX Runtime's default is a thread pinned to each core of the machine.
     """
     fair = min(cores(), _cores_of_quota() or cores())
     return None if fair >= (os.cpu_count() or 1) else fair
 
 
 def _cores_of_quota() -> int | None:
-    """Whole cores, at least one, that its control group (Linux, version 2) gives it time for; None for no limit."""
+    """The CPU quota of this process's control group (cgroup v2), in whole cores, at least 1; None for no limit."""
     try:
         groups = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
         own = next(line.removeprefix("0::/") for line in groups if line.startswith("0::/"))
         quota, period = (_CONTROL_GROUPS / own / "cpu.max").read_text(encoding="utf-8").split()
         return max(1, int(quota) // int(period))
-    except (OSError, StopIteration, ValueError):  # another system, the first group, or "max"
+    except (OSError, StopIteration, ValueError):  # another system, the root group, or "max"
         return None
 
 
 def backends() -> tuple[str, ...]:
-    """The backends that can run here: "coreml" on a Mac, "coreai" and "portable" where their libraries are."""
+    """The backends that can run here: those whose libraries are installed, "coreml" only on a Mac."""
     return tuple(
         backend
         for backend, libraries in _BACKENDS.items()
@@ -116,7 +116,7 @@ def backends() -> tuple[str, ...]:
 def median_seconds(
     call: Callable[[], object], maximum: int, enough: float = 1.0, *, warm_up: bool = True
 ) -> float:
-    """Median seconds of at least one and at most `maximum` calls, until they have taken `enough` seconds together."""
+    """Median seconds of 1 to `maximum` calls, stopping after `enough` seconds in total."""
     if warm_up:
         call()
     seconds: list[float] = []

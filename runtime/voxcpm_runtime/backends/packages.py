@@ -1,4 +1,4 @@
-"""Step models of one or several packages, each with one or several functions."""
+"""Step models made of one or several packages, each with one or several functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PackageFunction(NamedTuple):
     state: StateForm
 
     def check(self, inputs: Iterable[str], outputs: Iterable[str], states: Iterable[str]) -> None:
-        """Raises BundleError if its tensors are not named as declared. states: the native ones."""
+        """Raises BundleError unless its tensors have the declared names. states: the native ones."""
         state = {t.name for t in self.declared.state}
         passed = set() if self.state == "native" else state
         updated = {updated_name(t, self.state) for t in self.declared.state if t.name in passed}
@@ -35,19 +35,19 @@ class PackageFunction(NamedTuple):
             if wrong := sorted(expected ^ found):
                 what = "missing" if wrong[0] in expected else "unknown"
                 raise BundleError(
-                    f"{self.package}: {kind} are not those of {self.declared.name} ({wrong[0]} is {what}); "
+                    f"{self.package}: {kind} do not match {self.declared.name} ({wrong[0]} is {what}); "
                     "convert again"
                 )
 
 
 OpenPackage = Callable[[StepModel, Sequence[PackageFunction], str], Callable[[int], StepFunction]]
-"""open(declaration, functions, key) -> the step function of each function by its index. key: the package's digest."""
+"""open(declaration, functions, key) -> load(index), which returns a function. key: the package's digest."""
 
 
 def open_step_model(
     folder: Path, manifest: Manifest, precision: Precision, name: str, open_package: OpenPackage
 ) -> StepFunction:
-    """A step model of the bundle at `folder`. The first function of each package is taken now, others when called."""
+    """A step model of the bundle in `folder`. Loads the first function of each package; others on their first call."""
 
     def opened(package: StepModel) -> StepFunction:
         form = manifest.form(package)
@@ -63,7 +63,7 @@ def open_step_model(
 
 
 class FunctionsByLength:
-    """A step model with one function for each length, which share one state. load(index): called once for each."""
+    """A step model with one function per length, which share the state. load(index): called once per function."""
 
     def __init__(self, declared: StepModel, first: StepFunction, load: Callable[[int], StepFunction]) -> None:
         tensor, self._axis = declared.chunk_axis
@@ -90,7 +90,7 @@ class FunctionsByLength:
 
 
 class StatesInTurn(NamedTuple):
-    """The states of all parts as one, each with the names of its tensors."""
+    """The combined state of all parts. states: each with the names of its tensors."""
 
     states: Sequence[tuple[StepState, frozenset[str]]]
 
@@ -105,7 +105,7 @@ class StatesInTurn(NamedTuple):
 
 
 class PartsInTurn:
-    """A step model in several packages (`voxcpm_constants.step_models.parts`), called one after the other."""
+    """A step model in several packages (`voxcpm_constants.step_models.parts`), called in sequence."""
 
     def __init__(self, declared: Sequence[StepModel], parts: Sequence[StepFunction]) -> None:
         self._declared, self._parts = declared, parts
@@ -118,7 +118,7 @@ class PartsInTurn:
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """See `StepFunction`."""
         if not isinstance(state, StatesInTurn) or len(state.states) != len(self._parts):
-            raise ValueError(f"{self._declared[0].name}: pass a state that this step model made")
+            raise ValueError(f"{self._declared[0].name}: pass a state of this step model")
         taken, outputs = self._declared[0].inputs[0].name, dict(inputs)
         for part, (own, _) in zip(self._parts, state.states, strict=True):
             outputs = part({**inputs, taken: outputs.get(PASSED_ON, inputs[taken])}, own)

@@ -1,4 +1,4 @@
-"""What every backend provides: a step model as a function, and the state of one stream of its calls."""
+"""The interface of a backend: a step model as a function, and the state of a stream of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 """A tensor of a step model, float32 or int32."""
 Floats = npt.NDArray[np.float32]
-"""A float32 array, whose shape is documented where it is used."""
+"""A float32 array; its shape is documented where it is used."""
 
 
 class StepState(Protocol):
@@ -32,28 +32,25 @@ class StepFunction(Protocol):
         """The state at the start of a stream: zeros."""
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
-        """Run one step. Raises ValueError for wrong inputs, and for a missing state or one of another step model."""
+        """Run one step. Raises ValueError for wrong inputs, and for a missing or foreign state."""
 
 
 def releases_gil(model: StepFunction) -> bool:
-    """Whether other Python threads run while the step model computes.
-
-    ONNX Runtime lets them; coremltools' `predict` does not.
-    """
+    """Whether the step model releases the GIL while it computes: ONNX Runtime does, coremltools' `predict` does not."""
     return getattr(model, "releases_gil", True)
 
 
 PendingPatch = Future[dict[str, Array]]
-"""The outputs of a `NextPatch`, as soon as they are computed."""
+"""The outputs of a `NextPatch`, when they are computed."""
 
 
 class NextPatch(Protocol):
-    """All step models from one patch to the next in one call. Only some backends have it."""
+    """All step models from one patch to the next in one call. Optional for a backend."""
 
     def new_states(self) -> tuple[StepState, StepState]:
         """The states of the base LM and of the residual LM at the start of a stream: zeros.
 
-        The step models accept them, too. A call accepts only two that were made together.
+        The step models accept them, too. `begin` accepts only two that were returned together.
         """
 
     def begin(
@@ -67,6 +64,6 @@ class NextPatch(Protocol):
 
         inputs: `patches` (1, 1, frames, latent_dim), the previous patch; `position` (1,), its position in the caches;
         `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as for `locdit_solve`. before: the pending previous
-        patch, in place of `patches`. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which
-        belong to the previous patch. Raises ValueError for wrong inputs, and for states that were not made together.
+        patch, instead of `patches`. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which
+        belong to the previous patch. Raises ValueError for wrong inputs, and for states of different `new_states`.
         """

@@ -31,12 +31,12 @@ from voxcpm_runtime.text.tokenizer import TextTokenizer
 DEFAULT_BUNDLE = Path(__file__).parents[1] / "default_bundle"
 """The built-in voice in int8, part of this package; `make built-in-voice` converts it."""
 DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
-"""The order in which a precision is chosen if the caller names none."""
+"""The default precision is the first of these in the bundle."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle without its step models, which `backends.loading.load_step_models` loads."""
+    """An open bundle, without its step models (see `backends.loading`)."""
 
     folder: Path
     manifest: Manifest
@@ -57,16 +57,16 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every file that this precision uses."""
+        """SHA-256 over the files of this precision and the speech profile: see `Manifest.digest`."""
         return self.manifest.digest(self.precision)
 
 
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
     """Open a bundle from a folder or from the hub (`organisation/name`); None opens the built-in voice.
 
-    The precision's files are compared with the manifest, and hashed unless they were verified before and have not
-    changed. verify: hash every file of every precision. Raises BundleError, naming the file, and InputError for a
-    precision that the bundle lacks.
+    The precision's files are compared with the manifest, and hashed unless they are unchanged since they were last
+    verified. verify: hash all files of all precisions. Raises BundleError, naming the file, and InputError for a
+    precision that is missing.
     """
     try:
         return _opened(locate_bundle(path, precision), precision, verify=verify)
@@ -100,7 +100,7 @@ def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
 
 
 def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Precision:
-    """The given precision, or the first of DEFAULT_ORDER in the bundle. Raises InputError if it is missing."""
+    """The requested precision, or the first of DEFAULT_ORDER in the bundle. Raises InputError if it is missing."""
     if asked is not None and (not isinstance(asked, str) or asked not in PRECISIONS):
         raise wrong_type(asked, "precision", f"one of {', '.join(PRECISIONS)}")
     for precision in DEFAULT_ORDER:
@@ -109,8 +109,8 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
     present = ", ".join(manifest.precisions)
     if folder == DEFAULT_BUNDLE:
         raise InputError(
-            f"the built-in voice comes in {present} only; for {asked}, convert its checkpoint "
-            "(conversion/voxcpm_conversion/default_checkpoint in the source tree) and name that bundle"
+            f"the built-in voice is available in {present} only; for {asked}, convert its checkpoint "
+            "(conversion/voxcpm_conversion/default_checkpoint in the source tree) and open that bundle"
         )
     raise InputError(f"{folder} has no {asked or 'known'} precision (it has {present}); convert again")
 
@@ -125,8 +125,8 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
     manifest_only = _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE])
     if not (manifest_only / MANIFEST_FILE).is_file():
         raise BundleError(
-            f"{path}: this repository of the hub is not a bundle, as it has no {MANIFEST_FILE}; convert a checkpoint "
-            "with `voxcpm-coreml convert`"
+            f"{path}: this hub repository is not a bundle (no {MANIFEST_FILE}); convert a checkpoint with "
+            "`voxcpm-coreml convert`"
         )
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
     folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, chosen)
@@ -147,14 +147,13 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
-    """Raises BundleError unless this release runs the declared step models; later code does not check shapes."""
+    """Raises BundleError unless this release declares the same step models; later code does not check shapes."""
     fp32 = manifest.audio_vae_fp32
     declared = declare_step_models(manifest.architecture, manifest.sizes, audio_vae_fp32=fp32)
     for name, model in declared.items():
         if manifest.step_models.get(name) != model:
             raise BundleError(
-                f"{folder / MANIFEST_FILE}: inputs and outputs of {name} are not those that this release runs; "
-                "convert again"
+                f"{folder / MANIFEST_FILE}: inputs and outputs of {name} do not match this release; convert again"
             )
     if 1 not in (chunks := manifest.sizes.prefill_chunks):
         raise BundleError(f"{folder / MANIFEST_FILE}: prefill_chunks must contain 1, got {chunks}")

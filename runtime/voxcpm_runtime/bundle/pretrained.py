@@ -1,6 +1,6 @@
-"""Opening a checkpoint like a bundle: it is converted once, into the user's cache.
+"""Checkpoints converted on first use, into the user's cache.
 
-The command `convert` is found by its entry point, as the runtime does not import conversion.
+The command `convert` is looked up by its entry point, as the runtime does not import conversion.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def pretrained_bundle(
 ) -> Path:  # fmt: skip
     """The folder of a checkpoint's bundle, converted on the first call in one precision (int8 by default).
 
-    model: folder of a checkpoint, or of a bundle, which is returned unchanged, or a hub id. lora: folder or weight file
-    of a LoRA to merge. cache_dir: folder for downloads. local_files_only: use earlier downloads, without the network.
-    Raises InputError, MissingExtraError, and what the conversion raises.
+    model: folder of a checkpoint, a hub id, or folder of a bundle, which is returned unchanged. lora: folder or weight
+    file of a LoRA to merge. cache_dir: folder for downloads. local_files_only: do not use the network. Raises
+    InputError, MissingExtraError, and the errors of the conversion.
     """
     from filelock import FileLock  # slow to import, and only needed here
 
     given = user_path(model)
     if (given / MANIFEST_FILE).is_file():
         if lora is not None:
-            raise InputError(f"{model}: a LoRA is merged into a checkpoint, and this is a bundle already")
+            raise InputError(f"{model}: a LoRA can be merged into a checkpoint only, and this is a bundle")
         return given
     if not model or (not given.is_dir() and not is_hub_id(model)):
         raise InputError(
@@ -74,11 +74,11 @@ def _convert(model: str) -> Callable[..., object]:
 
 
 def _name(model: str, lora: str | None, precision: str) -> str:
-    """The name of the bundle in the cache: a digest of everything it is made from, with the tools' versions."""
+    """The bundle's name in the cache, with a digest of its inputs and the versions of the tools."""
     parts: list[Any] = [precision, *(version(tool) for tool in _TOOLS)]
     for given in (model, lora):
         path = None if given is None else user_path(given)
-        # A hub id is not resolved: the first conversion is kept.
+        # A hub id is not resolved to a revision: the first conversion stays valid.
         parts.append(given if path is None or not path.exists() else _identity(path.resolve()))
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     last = "".join(char if char.isalnum() or char in "._-" else "-" for char in Path(model).name)[:60]

@@ -1,4 +1,4 @@
-"""Digests of files, computed once: the next start trusts a file whose size, times and inode are unchanged."""
+"""Checksums verified once: later starts skip files whose size, times and inode are unchanged."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from voxcpm_constants.manifest import FileRecord, check_files, record_folder
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.storage.whole_file import whole_file
 
-RECORDS_FILE = "files.json"  # Sizes and digests of all other files in the same folder
+RECORDS_FILE = "files.json"  # Sizes and digests of all other files in the folder
 
 
 def record_files(folder: Path) -> None:
-    """Write the records of all files of a folder into it, for `check_recorded`. Raises OSError."""
+    """Write sizes and digests of a folder's files into it, for `check_recorded`. Raises OSError."""
     records = {name: record.model_dump() for name, record in record_folder(folder).items()}
     (folder / RECORDS_FILE).write_text(json.dumps(records), encoding="utf-8")
 
 
 def check_recorded(folder: Path) -> None:
-    """Compare a folder with the records of `record_files`. Raises BundleError, naming the first wrong file."""
+    """Compare a folder's files with their records. Raises BundleError, naming the first wrong one."""
     path = folder / RECORDS_FILE
     try:
         records = TypeAdapter(dict[str, FileRecord]).validate_python(read_json(path))
@@ -60,5 +60,5 @@ def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
 
 def _mark(path: Path, file: FileRecord) -> list[int | str]:
     stat = path.stat()
-    # Any program can set the modification time, as `touch -r` does, but only the system sets the change time.
+    # Programs can set the modification time, as `touch -r` does, but not the change time.
     return [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]

@@ -1,4 +1,4 @@
-"""`batch`: each line of a file is spoken into its own audio file; a second run skips finished lines."""
+"""`batch`: an audio file per line of a text or JSONL file; a second run skips finished lines."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from voxcpm_runtime.text.control import checked_control
 
 SOME_FAILED = 1  # Exit code if a line could not be spoken
 RECORD_FILE = "spoken.jsonl"
-"""A line of JSON for each spoken file, so that a later run can resume; the last one about a file counts."""
+"""One line of JSON per finished file, so that a later run can resume; the last line about a file counts."""
 
 Warn = Callable[[int, str], None]
 Executor = Callable[[Iterator[BatchLine], CancelToken, Notes, Warn], Iterator[tuple[BatchLine, Any]]]
 """executor(lines, cancel, note, warn) yields each line with its SpokenFile or VoxCPMError, in any order.
 
-lines: taken as they can be spoken; taking one may take time. cancel: stops all work; lines may then be left out or be
-Cancelled. note: shows progress. warn: shows a warning about a line, by its number.
+lines: consumed lazily; the next one may take time. cancel: stops all work; unfinished lines are left out or yield
+Cancelled. note: shows progress. warn: shows a warning about a line, by number.
 """
 EXECUTOR_GROUP = "voxcpm_coreml.batch_executors"
-"""Entry points of other packages: functions (cluster's address, bundle as the user named it, Bundle, Engine)."""
+"""Entry points of other packages: functions (cluster address, bundle argument, Bundle, Engine) -> Executor."""
 
 
 @takes_groups
@@ -65,8 +65,8 @@ def batch(
         list[str] | None,
         typer.Argument(
             metavar="[BUNDLE] INPUT",
-            help="A bundle, as for generate, and the input: .txt with a text on each line, or .jsonl with a JSON "
-            "object on each line (text, output, seed, prompt, prompt_text, reference, voice, control, options); - "
+            help="A bundle, as for generate, and the input: .txt with one text per line, or .jsonl with one JSON "
+            "object per line (text, output, seed, prompt, prompt_text, reference, voice, control, options); - "
             "reads standard input.",
         ),
     ] = None,
@@ -77,18 +77,18 @@ def batch(
         str, typer.Option("--output", "--output-dir", "-o", "-od", help="Folder for the audio files.")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Speak all lines again, and replace even read-only files.")
+        bool, typer.Option("--overwrite", help="Redo all lines, and replace even read-only files.")
     ] = False,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of lines without one. Default: random for each line.", min=0),
+        typer.Option(help="Seed for lines without one. Default: random per line.", min=0),
     ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Speak on all machines of a Ray cluster: HOST:PORT of its head, auto for the cluster running here, "
-            "or local for a new one on this machine.",
+            help="Run on a Ray cluster: HOST:PORT of its head node, auto for the cluster running here, or local for "
+            "a new one on this machine.",
         ),
     ] = None,
     voice: VoiceArguments,
@@ -97,14 +97,14 @@ def batch(
     checkpoint: CheckpointArguments,
     quiet: Quiet = False,
 ) -> None:
-    """Speak each line of a file into its own audio file; after an interruption the same command resumes."""
+    """Generate one audio file per line of a file; after an interruption, run the same command to resume."""
     name, source = _bundle_and_input(bundle_and_input or [], source)
     defaults = Arguments(recordings=voice.recordings(), control=voice.control, options=options, seed=seed)
     # The cluster's machines may have devices that this one lacks.
     local_engine = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
     bundle = opened(name, local_engine, checkpoint=checkpoint)
     executor = partial(_speak_here, bundle, engine) if ray is None else _on_ray(ray, name, bundle, engine)
-    # Refused here if no line could be spoken with them.
+    # Fail early if the defaults are invalid.
     checked_control(defaults.control, bundle.architecture, continues=defaults.recordings.continues)
     defaults.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad)
     lines = read_lines(source, defaults)
@@ -151,7 +151,7 @@ def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine) -> E
 def _speak_here(
     bundle: Bundle, engine: Engine, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
 ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
-    """The executor on this machine, which loads the step models if there is a line to speak."""
+    """The local executor; loads the step models only if there is a line to speak."""
     ready = list(lines)
     if not ready:
         return
@@ -169,8 +169,8 @@ def _speak_here(
 
 
 def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str) -> None:
-    """Raises InputError if two lines have the same file (also by links, case or Unicode form), or if a line's file or
-    the record is an input.
+    """Raises InputError if two lines have the same output (by links, case or Unicode form, too), or if an output or the
+    record is also an input.
     """
     if user_path(source).resolve() == (folder / RECORD_FILE).resolve():
         raise InputError(f"{source}: a batch writes its own record under this name; rename the input")
@@ -188,25 +188,25 @@ def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: s
 
 
 class _Run:
-    """One run over a batch. A line that fails is reported and the others continue; finished files are recorded."""
+    """One run over a batch. A failed line is reported, and the others continue; finished files are recorded."""
 
     def __init__(self, folder: Path, bundle: str, *, overwrite: bool, quiet: bool) -> None:
         self.failures: list[Failure] = []
         self._folder, self._bundle, self._overwrite, self._quiet = folder, bundle, overwrite, quiet
         self._spoken = self._skipped = 0
-        # Opened for writing now, so that nothing is spoken that cannot be recorded.
+        # Opened for writing, to fail before any work if it cannot be recorded.
         with (folder / RECORD_FILE).open("ab+") as file:
             file.seek(0)
             recorded = file.read().splitlines()
         self._recorded: dict[str, dict[str, Any]] = {}
         for entry in recorded:
-            # A killed run may have left an incomplete line, whose file counts as not on record.
+            # A killed run may have left an incomplete line, which is ignored.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 document = parsed_json(entry)
                 self._recorded[document["output"]] = document
 
     def speak(self, lines: Sequence[BatchLine | Failure], executor: Executor, cancel: CancelToken) -> None:
-        """Speak the lines whose file is missing or out of date. Only this process writes files."""
+        """Speak the lines whose file is missing or out of date. Only this process writes files, not the executor."""
         with status_line("prefill …", shown=not self._quiet) as note:
             for line, result in executor(self._unfinished(lines), cancel, note, _warn):
                 if isinstance(result, Cancelled):
@@ -229,7 +229,7 @@ class _Run:
         left = lines - self._spoken - self._skipped - len(self.failures)
         typer.echo(
             f"{self._spoken} spoken, {self._skipped} skipped (already there), {len(self.failures)} failed"
-            + (f", {left} left: the same command resumes" if left else "")
+            + (f", {left} left: run the same command to resume" if left else "")
         )
         for failure in sorted(self.failures):
             typer.echo(f"failed: {failure}", err=True)
@@ -253,12 +253,12 @@ class _Run:
             yield replace(line, digest=digest)
 
     def _is_finished(self, output: str, digest: str) -> bool:
-        """Whether a file is what an earlier run wrote for these arguments. Raises InputError if none wrote it."""
+        """Whether an earlier run wrote this file for these arguments. Raises InputError if the file is not recorded."""
         path, recorded = self._folder / output, self._recorded.get(output)
         if self._overwrite or not path.exists():
             return False
         if recorded is None:
-            raise InputError(f"{path} exists but is not in {RECORD_FILE}; move it away, or give --overwrite")
+            raise InputError(f"{path} exists but is not in {RECORD_FILE}; move it, or use --overwrite")
         sha256 = recorded.get("sha256")  # None in a record of an earlier release
         return recorded.get("digest") == digest and sha256 in (None, record_file(path).sha256)
 
@@ -278,7 +278,7 @@ class _Run:
 
         def record() -> None:
             with (self._folder / RECORD_FILE).open("ab+") as file:
-                # After a line that a killed run or a full disk has cut off.
+                # The last line may be incomplete after a killed run or a full disk.
                 file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
                 separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
                 file.write(separator + json.dumps(entry).encode() + b"\n")

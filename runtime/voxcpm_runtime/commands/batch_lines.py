@@ -1,4 +1,4 @@
-"""The lines of a batch: read from a text or JSONL file, and spoken into the contents of audio files."""
+"""The lines of a batch: parsed from a text or JSONL file, and spoken into the contents of audio files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BatchLine:
     number: int  # Number of the line, from 1, blank lines included
     output: str  # Path of its audio file below the output folder, in POSIX form
     arguments: Arguments
-    digest: str = ""  # `Arguments.digest`; empty until the line's turn comes
+    digest: str = ""  # `Arguments.digest`; empty until the line is reached
 
     def self_contained(self, bundle: Bundle) -> Arguments:
         """The arguments with the content of the recordings, for another machine. Raises InputError."""
@@ -60,17 +60,17 @@ class Failure(NamedTuple):
 
 
 def read_lines(source: str, defaults: Arguments) -> list[BatchLine | Failure]:
-    """The non-blank lines of a .txt or .jsonl file, read. Raises InputError for a source that cannot be used.
+    """Parse the non-blank lines of a .txt or .jsonl file. Raises InputError for a source that cannot be used.
 
-    source: "-" is standard input, which is JSONL if its first line starts with a brace. defaults: arguments of lines
-    without their own. Audio paths of a JSONL file are relative to its folder.
+    source: "-" is standard input, which is JSONL if its first line starts with a brace. defaults: for what a line does
+    not set. Audio paths in a JSONL file are relative to its folder.
     """
     # Split as bytes, because str.splitlines also splits at characters that JSON strings may contain.
     content = _content(source).removeprefix(b"\xef\xbb\xbf").splitlines()
     lines = [(number, line) for number, line in enumerate(content, start=1) if line.strip()]
     if not lines:
         name = "standard input" if source == STANDARD_INPUT else source
-        raise InputError(f"{name}: it is empty; expected an utterance on each line")
+        raise InputError(f"{name}: it is empty; expected one utterance per line")
     if source == STANDARD_INPUT:
         folder = Path() if lines[0][1].lstrip().startswith(b"{") else None
     else:
@@ -85,8 +85,8 @@ def _content(source: str) -> bytes:
     path = user_path(source)
     if path.suffix.lower() not in (_TEXT, _JSONL):
         raise InputError(
-            f"{source}: expected a name that ends in {_TEXT} (a text on each line) or {_JSONL} "
-            f"(a JSON object on each line), or - for standard input"
+            f"{source}: expected a name that ends in {_TEXT} (one text per line) or {_JSONL} "
+            f"(one JSON object per line), or - for standard input"
         )
     try:
         return read_bounded(path, MAX_TEXT_BYTES)
@@ -95,7 +95,7 @@ def _content(source: str) -> bytes:
 
 
 def _line(number: int, content: bytes, folder: Path | None, defaults: Arguments) -> BatchLine | Failure:
-    """One line, checked. folder: the base of audio paths in a JSONL line; None for a line of text."""
+    """One line, checked. folder: base of the audio paths in a JSONL line; None for a line of text."""
     try:
         with system_errors_as(InputError):
             try:
@@ -165,7 +165,7 @@ class SpokenFile:
 
     content: bytes
     facts: dict[str, Any]
-    """For the record: seed, seconds, samples, and the suspicious segments, by number from 1, with the reason."""
+    """For the record: seed, seconds, samples, and the reasons of suspicious segments by number, from 1."""
     summary: str  # What the command prints about it
 
 

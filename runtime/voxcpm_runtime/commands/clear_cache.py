@@ -9,8 +9,8 @@ import typer
 
 from voxcpm_constants.user_folders import cache_folder
 
-# Folder in the user's cache -> names that this project writes there, also hidden temp files; other files are not its
-# own. Lock files stay: if another process holds one, a third process would create and lock a new file of that name.
+# Folder in the user's cache -> patterns of the files that this project writes there, including hidden temp files. Lock
+# files stay: while one process holds a lock, others could create and lock a new file of the same name.
 _ENTRIES = {
     "compiled": ("*.mlmodelc", "*.aimodelx", "*.ort"),
     "lowered": ("*.lowered", "*.lowered.*.part"),
@@ -26,7 +26,7 @@ def clear_cache(
         bool, typer.Option("--all", help="Also delete bundles converted into the cache.")
     ] = False,
 ) -> None:
-    """Remove cached step models, records of verified files, and doctor's choices. Voices are kept."""
+    """Delete cached step models, verification records and doctor's results, but no voices."""
     for kind, patterns in (_ENTRIES | (_BUNDLES if everything else {})).items():
         folder, freed = cache_folder(kind), 0
         found = {entry for pattern in patterns for entry in folder.glob(pattern) if entry.suffix != ".lock"}

@@ -1,8 +1,8 @@
-"""`voxcpm-coreml`: the runtime's commands, those of the entry-point group `voxcpm_coreml.commands`, and their errors.
+"""The command line `voxcpm-coreml`: finds and runs a command, and prints its errors.
 
-A command is a function with typer annotations, or a group of them (`typer.Typer`). Each is imported when it is called:
-help is fast, the runtime knows neither conversion nor validation, and a missing extra fails only the command that needs
-it.
+A command is a function with typer annotations, or a group of them (`typer.Typer`), of the runtime or of the entry-point
+group `voxcpm_coreml.commands`. Each is imported when it is called: help is fast, the runtime does not depend on
+conversion or validation, and a missing extra fails only the command that needs it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EXTRAS = {
     ),
     "ray": ("ray",),
 }  # fmt: skip
-"""An extra -> the modules that it installs."""
+"""Extra -> the modules that it installs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Closed by the caller (`2>&-`): without this, a file opened later would get its descriptor.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    # numpy multiplies little here, but OpenBLAS starts a thread for every core, and these spin for 0.1 s on cores that
-    # start-up needs.
+    # numpy multiplies little here, but OpenBLAS starts a thread per core, and idle ones spin for 0.1 s during start-up.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
@@ -88,7 +87,7 @@ def commands() -> dict[str, EntryPoint]:
 
 
 def build_app(chosen: str | None) -> typer.Typer:
-    """An app with the command `chosen` alone, or with a list of all commands if there is none of that name."""
+    """An app with only the command `chosen`, or with all commands listed if there is no such command."""
     # Entry points are searched in every installed package, which is slow.
     known = _OWN if chosen in _OWN else commands()
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.")

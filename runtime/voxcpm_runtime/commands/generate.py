@@ -1,4 +1,4 @@
-"""`generate`, and upstream's commands for parts of it: `design` and `clone`."""
+"""The commands `generate`, and upstream's `design` and `clone`, which are special cases of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from voxcpm_runtime.storage.whole_file import replaced_file
 
 STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141  # Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it
-# `design` takes these options only to refuse them by name.
+# `design` accepts these options only to reject them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
 
@@ -53,13 +53,13 @@ class Asked(CheckpointArguments, Engine, Delivery, VoiceArguments, Words):
 
 @takes_groups
 def generate(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
-    """Speak a text of any length into an audio file, in any mode of the bundle."""
+    """Generate an audio file from a text of any length, in any mode of the bundle."""
     _speak(bundle, asked, options)
 
 
 @functools.partial(takes_groups, hidden=_OF_A_VOICE)
 def design(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
-    """Speak in a voice described in words (VoxCPM2); without a description, in the checkpoint's own voice."""
+    """Generate speech in a voice described in words (VoxCPM2), or in the checkpoint's own voice."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked, name) is not None]
     if given:
         raise InputError(
@@ -70,7 +70,7 @@ def design(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOp
 
 @takes_groups
 def clone(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
-    """Speak in the voice of a recording (a prompt to continue, with VoxCPM2 also a reference), or in a saved voice."""
+    """Generate speech in the voice of a recording (a prompt, or with VoxCPM2 a reference), or in a saved voice."""
     if (asked.voice, asked.prompt, asked.reference) == (None, None, None):
         raise InputError(
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
@@ -80,13 +80,12 @@ def clone(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOpt
 
 
 def _speak(bundle: str | None, asked: Asked, options: GenerationOptions) -> None:
-    # Check as much as possible before the bundle is opened, and the rest before its models are loaded.
-    # pathlib raises for a text that is too long to be a file name.
+    # Check as much as possible before opening the bundle, and the rest before loading its models.
+    # Not pathlib, which raises for a text that is too long to be a file name.
     is_folder = bundle is None or is_hub_id(bundle) or os.path.isdir(bundle)  # noqa: PTH112
     if not is_folder and asked.text is None and asked.text_file is None:
         raise InputError(
-            f"{shown(bundle)} was taken as the bundle but is not a folder; to speak it, give it as --text, "
-            "or as --text-file"
+            f"{shown(bundle)}: expected a bundle, but this is not a folder; to speak it, use --text or --text-file"
         )
     target = None
     if asked.output != STANDARD_OUTPUT:
@@ -113,7 +112,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
     token = CancelToken()
     seed = first_seed(arguments.seed) or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
-    # None for a pipe or a device, which has nothing next to it.
+    # Nothing can be saved next to a pipe or a device.
     file = replaced_file(target, overwrite=asked.overwrite)
     saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
     arguments = replace(arguments, seed=saved.seed if saved else seed, saved_segments=saved, cancel=token)
@@ -132,8 +131,8 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
             typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
     if speech.cancelled:
         count = saved.count if saved else 0
-        done = f"; {count} segments are saved: the same command resumes" if count else ""
-        raise Cancelled(f"interrupted: {target} {'holds a part' if writes else 'was not written'}{done}")
+        done = f"; {count} segments are saved: run the same command to resume" if count else ""
+        raise Cancelled(f"interrupted: {target} {'is incomplete' if writes else 'was not written'}{done}")
     if saved:
         saved.discard()
 
@@ -142,7 +141,7 @@ def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
     """Speak to standard output as 16-bit little-endian mono, each chunk as soon as it is spoken."""
     rate, quiet = bundle.architecture.output_sample_rate, asked.quiet
     if sys.stdout is None or sys.stdout.closed:
-        raise InputError("-o -: there is no standard output to write to; name a file")
+        raise InputError("-o -: standard output is closed; name a file")
     if sys.stdout.isatty():
         raise InputError(
             "-o -: standard output is a terminal; pipe it into a player, as in: "
@@ -171,7 +170,7 @@ def _write_to_pipe(content: bytes) -> None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     except OSError as error:
-        # At exit Python flushes standard output, and would report the error again.
+        # Python flushes standard output at exit, and would report the error again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -182,7 +181,7 @@ def _write_to_pipe(content: bytes) -> None:
 
 @contextlib.contextmanager
 def interruptible(token: CancelToken) -> Iterator[None]:
-    """In this context the first Ctrl-C cancels the token, so that finished work is saved; a second one interrupts."""
+    """A context in which the first Ctrl-C cancels the token, so that finished work is saved; the next interrupts."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if token.cancelled:

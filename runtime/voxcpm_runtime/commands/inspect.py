@@ -1,4 +1,4 @@
-"""`inspect`: facts about a bundle, and the tensors of its step models."""
+"""`inspect`: show a bundle's properties and the tensors of its step models."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SYSTEMS = {
 def inspect(
     bundle: BundleArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every file too.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Verify the checksum of every file.")] = False,
 ) -> None:
     """Show a bundle: source, modes, precisions, and inputs, outputs and sizes of its step models."""
     folder = locate_bundle(bundle)
     manifest = Manifest.read(folder)
     files = manifest.files
     if bundle is not None and folder != user_path(bundle):
-        # From the hub, only one precision was downloaded.
+        # Only one precision is downloaded from the hub.
         files = manifest.files_of(choose_precision(folder, manifest, None))
     check_files(folder, files, digests=verify)
     facts = _facts(manifest)

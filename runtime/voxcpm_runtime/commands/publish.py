@@ -1,4 +1,4 @@
-"""`publish`: upload the files of a bundle's manifest, the manifest and the model card to the hub, in one commit."""
+"""`publish`: upload a bundle's listed files, manifest and model card to the hub, in one commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime.bundle.opening import open_bundle
 
 _REFUSALS = {
-    401: "the hub does not know the token; log in with `hf auth login`, or set HF_TOKEN",
+    401: "invalid token; log in with `hf auth login`, or set HF_TOKEN",
     403: "the token has no write access to this organisation or user; use one that has",
     404: "no such repository or branch, or the token cannot see it; check the name and the token",
 }
@@ -25,14 +25,14 @@ _REFUSALS = {
 def publish(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of a bundle.")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Hub id to upload to.")],
-    private: Annotated[bool, typer.Option("--private", help="Create a new repository as private.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     branch: Annotated[str | None, typer.Option(help="Branch, created if missing. Default: main.")] = None,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Verify and list the files without uploading.")
     ] = False,
 ) -> None:
-    """Verify a bundle and upload it to the Hugging Face hub. Afterwards its id works as a bundle."""
+    """Verify a bundle and upload it to the Hugging Face Hub, to be opened by its id."""
     if not is_hub_id(repository):
         raise InputError(f"{repository}: expected a hub id to upload to, organisation/name")
     if not user_path(bundle).is_dir():
@@ -46,7 +46,7 @@ def publish(
         raise BundleError(
             f"{folder / MODEL_CARD_FILE}: links are not published; copy the bundle with `cp -RL` and publish the copy"
         )
-    typer.echo(f"{len(files)} files, {sum(files.values()) / 1e6:.1f} MB, every digest checked", err=True)
+    typer.echo(f"{len(files)} files, {sum(files.values()) / 1e6:.1f} MB, all checksums verified", err=True)
     if dry_run:
         for name, size in files.items():
             typer.echo(f"{size:>13,}  {name}")
@@ -69,25 +69,27 @@ def publish(
 def _uploaded(
     folder: Path, files: Collection[str], repository: str, private: bool, branch: str | None, message: str
 ) -> str:
-    """Upload the files, in place of an earlier bundle's, and return the URL of the commit.
+    """Upload the files, replacing those of an earlier bundle, and return the URL of the commit.
 
-    Files that the hub already has are not sent again, so the same call resumes an interrupted upload. Raises InputError
-    without a token, and for files that the hub did not take; otherwise what the hub's client raises.
+    Files already on the hub are not sent again, so the same call resumes an interrupted upload. Raises InputError
+    without a token and for files that the hub left out, and the errors of the hub's client.
     """
     # Slow to import, and only this command needs it.
     from huggingface_hub import HfApi, constants, get_token
 
     if get_token() is None:
-        raise InputError("publishing needs a token of the hub: log in with `hf auth login`, or set HF_TOKEN")
-    # Upload over Git LFS, even if `hf-xet` is installed: its errors have no HTTP status for `_REFUSALS`.
+        raise InputError(
+            "publishing needs a Hugging Face token: log in with `hf auth login`, or set HF_TOKEN"
+        )
+    # Git LFS, even if `hf-xet` is installed, whose errors have no HTTP status for `_REFUSALS`.
     constants.HF_HUB_DISABLE_XET = True
     api = HfApi()
     # None: public, unless the organisation's own default is private.
     api.create_repo(repository, private=private or None, exist_ok=True)
     if branch is not None:
         api.create_branch(repository, branch=branch, exist_ok=True)
-    # A compiled model of an earlier bundle would be loaded instead of the new package next to it, and the digest of its
-    # manifest would reject the new manifest.
+    # An earlier bundle's compiled model would be loaded instead of the new package, and its manifest digest would
+    # reject the new manifest.
     folders = {PurePosixPath(name).parts[0] for name in files if "/" in name}
     commit = api.upload_folder(
         repo_id=repository,
@@ -97,10 +99,10 @@ def _uploaded(
         commit_message=message,
         revision=branch,
     )
-    # The hub silently leaves out files that a .gitignore in the repository names.
+    # The hub silently leaves out files matched by a .gitignore in the repository.
     if missing := sorted(set(files) - set(api.list_repo_files(repository, revision=branch))):
         raise InputError(
-            f"{repository}: the hub did not take {missing[0]} ({len(missing)} of {len(files)} files are missing); "
+            f"{repository}: the hub left out {missing[0]} ({len(missing)} of {len(files)} files are missing); "
             "remove the repository's .gitignore and run the same command again"
         )
     return str(commit.commit_url)

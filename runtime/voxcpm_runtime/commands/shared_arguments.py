@@ -1,7 +1,7 @@
-"""Arguments and options that commands share, declared once with their default and help, in groups.
+"""Groups of arguments and options that several commands share.
 
-A command takes a group, which is a dataclass, and typer sees its fields. These are annotated with typer's own `Option`,
-or with the runtime's, which Python and JSONL use as well.
+A group is a dataclass whose fields typer sees as options (`takes_groups`). They are annotated with typer's `Option`, or
+with the runtime's own, which Python and JSONL use as well.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ BundleArgument = Annotated[
     str | None,
     typer.Argument(metavar="BUNDLE", help="Folder or hub id (org/name). Default: the built-in voice."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and summary.")]
 _PRECISION = "int8, int4, fp16 or fp32. Default: the first of these that the bundle has."
 PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION)]
 _voice = functools.partial(Option, panel="Voice")
 _engine = functools.partial(typer.Option, rich_help_panel="Bundle and machine")
-_no_effect = functools.partial(typer.Option, hidden=True, help="Accepted without effect.")
+_no_effect = functools.partial(typer.Option, hidden=True, help="Ignored; for compatibility.")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The output file, and options of one command run."""
+    """The output file, and how to write it."""
 
     output: Annotated[
         str,
@@ -74,7 +74,7 @@ class Delivery:
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace even a read-only file.")] = False
     seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: random.")] = None
     keep_partial: Annotated[
-        bool, typer.Option("--keep-partial", help="After Ctrl-C, save what was spoken.")
+        bool, typer.Option("--keep-partial", help="On Ctrl-C, save the speech so far.")
     ] = False
     quiet: Quiet = False
 
@@ -94,7 +94,7 @@ class RecordingArguments:
         "UTF-8 file with the transcript of the prompt, instead of --prompt-text.",
     )] = None
     reference: Annotated[str | None, _voice(
-        "Audio of a voice to speak with. VoxCPM2 only.", flags=("--reference", "--reference-audio", "-ra"),
+        "Audio of the voice to clone. VoxCPM2 only.", flags=("--reference", "--reference-audio", "-ra"),
     )] = None
 
     def transcript(self) -> str | None:
@@ -110,7 +110,7 @@ class RecordingArguments:
 
 @dataclass(frozen=True)
 class VoiceArguments(RecordingArguments):
-    """The voice to speak in; without any of these, the checkpoint's own."""
+    """The voice to speak in; by default the checkpoint's own."""
 
     voice: Annotated[str | None, _voice(
         "Name of a voice (see `voices list`), or path of a voice file.", flags=("--voice", "-v"),
@@ -135,9 +135,7 @@ class Engine:
     """The step models to load and where to run them: keyword arguments of `VoxCPM.from_bundle`."""
 
     precision: Annotated[str | None, _engine(help=_PRECISION)] = None
-    backend: Annotated[
-        str, _engine(help="coreml, coreai, portable, or auto: the best one that is available.")
-    ] = "auto"
+    backend: Annotated[str, _engine(help="coreml, coreai, portable, or auto: the best available.")] = "auto"
     compute_units: Annotated[
         list[str] | None,
         _engine(
@@ -163,7 +161,7 @@ class CheckpointArguments:
     lora_path: Annotated[str | None, _engine(help="LoRA to merge: its folder or weight file.")] = None
     cache_dir: Annotated[str | None, _engine(help="With --hf-model-id: folder for downloads.")] = None
     local_files_only: Annotated[bool, _engine("--local-files-only", help="Do not download.")] = False
-    denoise: Annotated[bool, typer.Option("--denoise", hidden=True, help="Not offered.")] = False
+    denoise: Annotated[bool, typer.Option("--denoise", hidden=True, help="Not supported.")] = False
     no_denoiser: Annotated[bool, _no_effect("--no-denoiser")] = False
     no_optimize: Annotated[bool, _no_effect("--no-optimize")] = False
     zipenhancer_path: Annotated[str | None, _no_effect()] = None
@@ -193,9 +191,9 @@ class CheckpointArguments:
 
 
 def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArguments | None = None) -> Bundle:
-    """The open bundle, without its step models; a checkpoint is converted when it is first used.
+    """The open bundle, without its step models; a checkpoint is converted on first use.
 
-    Raises BundleError, DeviceError, InputError, and what a conversion raises.
+    Raises BundleError, DeviceError, InputError, and the errors of a conversion.
     """
     check_engine(engine.backend, engine.threads, engine.units(), device=engine.device)
     if checkpoint is not None:
@@ -206,7 +204,10 @@ def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArgument
 
 
 def loaded(bundle: Bundle, engine: Engine, note: Notes = lambda _: None) -> VoxCPM:
-    """The bundle with its step models. note: see `on_first_use`. Raises BundleError, DeviceError and InputError."""
+    """The bundle with its step models loaded. note: `from_bundle`'s `on_first_use`.
+
+    Raises BundleError, DeviceError and InputError.
+    """
     return VoxCPM.from_bundle(
         bundle,
         backend=cast("Backend", engine.backend),
@@ -241,9 +242,9 @@ def _utf8_file(path: str) -> str:
 
 
 def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) -> Callable[..., None]:
-    """The command as typer sees it: each parameter that is a dataclass is replaced by its fields.
+    """A decorator that replaces each dataclass parameter of a command by its fields, for typer.
 
-    hidden: fields that help does not list.
+    hidden: fields to leave out of the help.
     """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}

@@ -1,4 +1,4 @@
-"""One line on standard error while a command works, and the line about finished speech."""
+"""The progress line of a command on standard error, and the summary of its speech."""
 
 from __future__ import annotations
 

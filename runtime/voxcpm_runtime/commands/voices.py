@@ -1,4 +1,4 @@
-"""Save voices made from recordings: add, list, show, remove."""
+"""Manage voices made from recordings: add, list, show, remove."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def add(
     name: _Name,
     bundle: BundleArgument = None,
     given: RecordingArguments,
-    trim_silence: Annotated[bool, typer.Option("--trim-silence", help="Cut silence at both ends.")] = False,
+    trim_silence: Annotated[bool, typer.Option("--trim-silence", help="Trim silence at both ends.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing voice.")] = False,
     engine: Engine,
     quiet: Quiet = False,
 ) -> None:
-    """Make a voice from recordings. It works with all bundles that have the same AudioVAE."""
+    """Create a voice from recordings, for all bundles with the same AudioVAE."""
     store = VoiceStore()
     refuse_inputs(store.free_path(name, overwrite=overwrite), given.files())
     if given.prompt is not None and given.transcript() is None:
         raise InputError(
-            "--prompt needs --prompt-text or --prompt-file with the words of the recording; without a transcript, "
-            "give the recording as --reference (VoxCPM2)"
+            "--prompt needs a transcript (--prompt-text or --prompt-file); without one, give the recording as "
+            "--reference (VoxCPM2)"
         )
     recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
     recordings.check_files()
@@ -87,7 +87,7 @@ def show(name: _Name) -> None:
 
 @voices.command("remove")
 def remove(name: _Name) -> None:
-    """Delete a voice, and the files that were cached next to it."""
+    """Delete a voice and the files cached next to it."""
     VoiceStore().remove(name)
 
 

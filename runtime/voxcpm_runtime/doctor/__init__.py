@@ -1,1 +1,1 @@
-"""Trials of a bundle's step models on every compute unit of this machine, each in a child process, and advice."""
+"""The command `doctor`: trials of a bundle's step models on every compute unit of this machine, and advice."""

@@ -34,21 +34,19 @@ UNITS = {
     "coreai": (COREAI,),
     "portable": (PORTABLE,),
 }
-"""Backend -> its units in order, the safest first."""
+"""Backend -> its units, safest first."""
 
 
 def doctor(
     bundle: BundleArgument = None,
     precision: PrecisionOption = None,
-    backend: Annotated[
-        str, typer.Option(help="coreml, coreai, portable, or auto: all that run here.")
-    ] = "auto",
+    backend: Annotated[str, typer.Option(help="coreml, coreai, portable, or auto: all available.")] = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON without names or paths, for an issue.")
+        bool, typer.Option("--json", help="Print JSON without names or paths, to attach to an issue.")
     ] = False,
-    timeout: Annotated[int, typer.Option(help="Seconds per step model and unit.", min=1)] = 120,
+    timeout: Annotated[int, typer.Option(help="Timeout in seconds per step model and unit.", min=1)] = 120,
     minutes: Annotated[
-        float, typer.Option(help="Afterwards call the chosen units for this long (Core ML).", min=0, max=1440)
+        float, typer.Option(help="Then run the chosen units for so many minutes (Core ML).", min=0, max=1440)
     ] = 0.0,
 ) -> None:
     """Check and time every step model on every compute unit, and choose the fastest correct one."""
@@ -61,7 +59,7 @@ def doctor(
         )
     if minutes and not set(units) & COMPUTE_UNITS.keys():
         raise InputError(
-            f"--minutes is for Core ML's compute units, and only {', '.join(units)} is available: leave it out"
+            f"--minutes needs Core ML's compute units, but only {', '.join(units)} is available: leave it out"
         )
     check_files(opened.folder, opened.manifest.vector_files(), digests=True)
     with status_line("starting …", shown=not as_json) as note:
@@ -83,7 +81,7 @@ def doctor(
 
 
 def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
-    """The units to try, and why Core ML's are not among them, if the bundle needs a newer system.
+    """The units to try, and why Core ML's are left out, if the bundle needs a newer system.
 
     Raises InputError for an unusable backend, and BundleError if only Core ML is available and needs a newer system.
     """

@@ -1,4 +1,4 @@
-"""The doctor's report: the machine, what every step model did on every compute unit, the choice, and advice."""
+"""The doctor's report: the machine, the trials, the chosen unit of each step model, and advice."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from voxcpm_runtime.doctor.worker import FLOORS
 
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "coreai-core", "onnxruntime", "onnx", "numpy")
 _FAILED = {
-    "wrong": "gives wrong numbers",
-    "refused": "is refused",
-    "crashed": "ends the process",
-    "hung": "does not answer in time",
+    "wrong": "gives wrong results",
+    "refused": "is rejected",
+    "crashed": "crashes",
+    "hung": "times out",
 }
-"""Outcome -> what the advice says about it."""
+"""Outcome -> its description in the advice."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that the doctor found out about a bundle on this machine."""
+    """The results of all trials of a bundle on this machine."""
 
     bundle: Bundle
     trials: Sequence[Trial]
-    refusal: str = ""  # Why nothing was tried on Core ML: the bundle needs a newer system
+    refusal: str = ""  # Why Core ML was not tried: the bundle needs a newer system
     endurance: Sequence[Endurance] = ()
 
     @property
     def chosen(self) -> dict[str, Trial]:
-        """The fastest correct trial of each step model, without units that failed in a trial of minutes."""
+        """The fastest correct trial of each step model, ignoring units that failed in an endurance trial."""
         lost = {(t.step_model, t.units[t.step_model]) for t in self.endurance if t.outcome != "done"}
         return fastest_correct(t for t in self.trials if (t.step_model, t.unit) not in lost)
 
@@ -65,22 +65,22 @@ class Report:
         for (name, outcome, message), units in failures.items():
             yield f"{name} {_FAILED[outcome]} on {', '.join(units)}{f': {message}' if message else '.'}"
         if any(outcome == "hung" for _, outcome, _ in failures):
-            yield "A step model that did not answer in time may be slow to compile: increase --timeout."
+            yield "A step model that timed out may be slow to compile: increase --timeout."
 
     def _endurance_advice(self, trial: Endurance) -> Iterator[str]:
         minutes = f"{trial.seconds / 60:.1f} minutes"
         if trial.outcome == "done":
             units = ", ".join(f"{name} on {unit}" for name, unit in trial.units.items())
-            yield f"The chosen units lasted {minutes}: {units}."
+            yield f"The chosen units ran for {minutes} without failure: {units}."
             return
         unit = trial.units[trial.step_model]
         yield (
-            f"The chosen units did not last: {trial.step_model} {_FAILED[trial.outcome]} on {unit} after "
+            f"The chosen units failed: {trial.step_model} {_FAILED[trial.outcome]} on {unit} after "
             f"{minutes}: {trial.message}"
         )
         half = self.bundle.precision != "fp32" and not self.bundle.manifest.audio_vae_fp32
         if trial.step_model.startswith("audio_vae") and unit == CPU and half:
-            yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32."
+            yield "An fp32 AudioVAE may run on the CPU: convert again with --audio-vae-fp32."
 
     def _choice_advice(self) -> Iterator[str]:
         manifest = self.bundle.manifest
@@ -151,21 +151,20 @@ def this_machine() -> dict[str, Any]:
     }
 
 
-# An absolute path, one in a home folder, or a file: URL. Only its last part is kept, which names a file of the bundle.
-# Spaces belong to it only if they are escaped.
+# An absolute path, one in a home folder, or a file: URL, up to a space. Only its last part, a file name, is kept.
 _PATH = re.compile(r"(?:file:/*)?(?<![\w.…])~?/(?:[^\s/'\"()<>,;:]+/)+([^\s/'\"()<>,;:]*)")
 
 
 def anonymizer(folder: Path) -> Callable[[str], str]:
-    """A function that replaces paths, and names of users and hosts, in a text by "…".
+    """A function that replaces paths, user names and host names in a text by "…".
 
-    folder: the bundle's, whose path may contain spaces, as may that of the home folder.
+    folder: the bundle's. Its path and that of the home folder may contain spaces.
     """
     node = platform.node()
     words = {str(folder), str(folder.resolve()), os.path.expanduser("~"), node, node.partition(".")[0]}  # noqa: PTH111
     with contextlib.suppress(KeyError, OSError):  # a container's user may have no name
         words.add(getpass.getuser())
-    # The longest first. Names of one or two letters would match everywhere.
+    # Longest first. Names of one or two letters would match everywhere.
     escaped = sorted((re.escape(word) for word in words if len(word) > 2), key=len, reverse=True)
     known = re.compile(rf"(?<!\w)(?:{'|'.join(escaped)})(?!\w)")
     return lambda text: _PATH.sub(r"…/\1", known.sub("…", text))

@@ -1,5 +1,5 @@
-"""Trials of step models in child processes, which may crash, hang or be killed: each step model alone on a compute
-unit, or all in turn for minutes. There, a step model that ends the process gets its next best unit.
+"""Trials of step models in child processes, which may crash or hang: each step model alone on a compute unit, or an
+endurance trial of all in turn, in which a step model that crashes gets its next best unit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
 Ending = Literal["done", "crashed", "hung"]
 Begun = Callable[[str, str], None]  # begun(step model, unit): called when the trial of a step model begins
 
-# Before its first event a child has a minute more, because importing coremltools is slow.
+# A child has one more minute until its first event, because importing coremltools is slow.
 _PROGRAM = """
 import signal, sys
 signal.alarm(60 + int(sys.argv[3]))
@@ -37,7 +37,7 @@ _TAIL_BYTES = 4096
 
 
 class Trial(BaseModel):
-    """What one step model did on one compute unit."""
+    """The result of one step model on one compute unit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,28 +45,28 @@ class Trial(BaseModel):
     unit: str
     outcome: Outcome  # unjudged: it runs, but the bundle has no test vectors
     stage: str = "done"  # Where it ended: "start" (of the child process), "load", "check", "time", or "done"
-    message: str = ""  # Core ML's reason for a refusal; the signal and the last output of a crash
+    message: str = ""  # Core ML's reason for a rejection; the signal and last output of a crash
     load_seconds: float | None = None
     call_seconds: float | None = None  # Median of a call at the shortest length
     agreement: Agreement | None = None
 
 
 class Endurance(BaseModel):
-    """One trial of minutes."""
+    """The result of one endurance trial."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     units: dict[str, str]  # The compute unit of each step model
     outcome: Ending
     seconds: float  # How long it lasted
-    step_model: str = ""  # The step model that ended it
+    step_model: str = ""  # The step model that failed
     message: str = ""
 
 
 def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, begun: Begun) -> list[Trial]:
-    """One trial of each step model on a unit, in order. limit: seconds for each.
+    """One trial of each step model on a unit, in order. limit: timeout in seconds for each.
 
-    After a crash, another child continues with the next step model.
+    After a crash, a new child continues with the next step model.
     """
     found: list[Trial] = []
     while left := names[len(found) :]:
@@ -95,9 +95,9 @@ def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, beg
 
 
 def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
-    """For each step model the fastest correct trial, if there is one.
+    """The fastest correct trial of each step model that has one.
 
-    The portable backend is chosen only for a step model that no unit of Core ML runs correctly.
+    The portable backend is chosen only if no Core ML unit is correct.
     """
     correct = (t for t in found if t.outcome == "correct")
     best_first = sorted(correct, key=lambda t: (t.unit == PORTABLE, t.call_seconds or 0.0))
@@ -107,9 +107,9 @@ def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
 def endurance(
     bundle: Bundle, found: Sequence[Trial], minutes: float, *, limit: float, begun: Begun
 ) -> Iterator[Endurance]:
-    """Trials with the best compute units until one lasts.
+    """Endurance trials with the best compute units, until one succeeds.
 
-    found: the trials of each step model. limit: seconds without an answer.
+    found: the trials of each step model. limit: timeout in seconds between two events.
     """
     lost: set[tuple[str, str]] = set()
     while True:
@@ -141,10 +141,10 @@ def _run_child(
     heard: Callable[[Event], None],
     seconds: float = 0.0,
 ) -> tuple[Ending, str]:
-    """Run step models in a child process, and pass on its events. Returns how it ended, and why.
+    """Run step models in a child process, and pass its events to `heard`. Returns how it ended, and why.
 
-    seconds: 0, or how long an endurance trial lasts. The child is killed when this function ends, as Ctrl-C does not
-    reach it.
+    seconds: duration of an endurance trial, otherwise 0. The child is killed when this function returns or raises, as
+    Ctrl-C does not reach it.
     """
     request = {"bundle": str(bundle.folder), "precision": bundle.precision, "units": dict(units)}
     timing = (str(math.ceil(limit)), str(seconds))

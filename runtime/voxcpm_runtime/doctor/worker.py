@@ -1,8 +1,7 @@
-"""The child process of a trial. It reports each stage as a line of JSON as soon as it is reached, because Core ML may
-end the process at any time.
+"""The child process of a trial. It reports each stage immediately as a line of JSON, because Core ML may crash.
 
-An event has the `step_model`, the `stage` that begins, and the results of the stage before; or an `outcome` and its
-`message`. Stages: load, check (the vectors), time, done; in an endurance trial: running.
+An event has the `step_model`, the `stage` that begins, and the results of the previous stage; or an `outcome` and its
+`message`. Stages: load, check (the vectors), time, done; in an endurance trial: load, running, done.
 """
 
 from __future__ import annotations
@@ -42,21 +41,20 @@ from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 Event = dict[str, Any]
 
 FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.995, "int8": 0.99, "int4": 0.85}
-"""The lowest accepted correlation with the float32 test vectors: at least three times as far from 1 as the worst that
-was measured on the portable backend, also with every result rounded to fp16 (TRIALS.md). The worst is the base LM,
-because its quantiser sometimes rounds to another level, and in int4 because of its weights."""
+"""Minimum correlation with the float32 test vectors: at least three times as far from 1 as the worst measured on the
+portable backend, also with every result rounded to fp16 (TRIALS.md). The base LM is worst, because its quantiser
+sometimes rounds to another level, and in int4 because of its weights."""
 
 _BACKENDS: dict[str, Backend] = {PORTABLE: "portable", COREAI: "coreai"}
 _IMPORTED = {PORTABLE: "voxcpm_runtime.backends.portable", COREAI: "coreai.runtime"}
-"""Slow imports of a unit; the others need coremltools."""
+"""Unit -> its slow import; the others import coremltools."""
 _TIMED_CALLS = 30
 _SECONDS_IN_TURN = 1.0
 
 
 def main() -> None:
-    """Answer the request in the first argument, JSON, through the file descriptor in the second.
-
-    Further arguments: seconds for one step model, and of an endurance trial (0: none).
+    """Run the trials and write their events. Arguments: the request as JSON, a file descriptor to write to, the timeout
+    of one step model in seconds, and the duration of an endurance trial in seconds (0: none).
     """
     request, descriptor, limit, seconds = sys.argv[1:]
     given = json.loads(request)
@@ -64,13 +62,13 @@ def main() -> None:
     with os.fdopen(int(descriptor), "wb", buffering=0) as reports:
         for event in _endurance(bundle, units, float(seconds)) if float(seconds) else _trials(bundle, units):
             reports.write(json.dumps(event).encode() + b"\n")
-            # The system then ends this process, whatever Core ML does: no Python handler would run.
+            # The default action of SIGALRM works even while Core ML holds the GIL; a Python handler would not.
             if event.get("stage") in ("load", "running"):
                 signal.alarm(int(limit))
 
 
 def _trials(bundle: Bundle, units: dict[str, str]) -> Iterator[Event]:
-    # Imported first, so that this time does not count as a step model's loading time.
+    # Imported first, so that it does not count as a step model's loading time.
     importlib.import_module(_IMPORTED.get(next(iter(units.values())), "coremltools"))
     for name, unit in units.items():
         try:
@@ -101,7 +99,7 @@ def _endurance(bundle: Bundle, units: dict[str, str], seconds: float) -> Iterato
     names, sizes = tuple(units), bundle.manifest.sizes
     importlib.import_module("coremltools")
     yield {"step_model": names[0], "stage": "load"}
-    # The models load together, so a refusal ends the whole trial.
+    # The models load together, so one rejection fails the whole trial.
     models = load_step_models(bundle, "coreml", names=names, compute_units=units, first_use=None)
     calls = {}
     for name in names:
@@ -130,8 +128,8 @@ class Agreement(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     streams: dict[str, float]
-    """Outputs, by stream of `voxcpm_constants.vectors`: `chain`, and every length at either end of the cache."""
-    chain: tuple[float, ...]  # Outputs of each call of `chain` in order: the drift
+    """Outputs by stream (`voxcpm_constants.vectors`): `chain`, and every length at either end of the cache."""
+    chain: tuple[float, ...]  # Outputs of each call of `chain` in order, to show drift
     state: float | None  # State after the streams; None for a step model without state
 
     @property
@@ -143,8 +141,8 @@ class Agreement(BaseModel):
 def correlation(values: Array, reference: Array) -> float:
     """1 - |v - r|² / (|v|² + |r|²), which is 2⟨v, r⟩ / (|v|² + |r|²), over all elements in float64.
 
-    Unlike Pearson's correlation it is lower for a wrong scale or offset. 1 for two zeros; 0 for NaN, infinity and
-    different shapes.
+    Unlike Pearson's correlation it drops for a wrong scale or offset. 1 if both are zero; 0 if `values` has NaN or
+    infinities, or another shape.
     """
     v, r = (np.asarray(array, np.float64).ravel() for array in (values, reference))
     if values.shape != reference.shape or not np.isfinite(v).all():
@@ -154,7 +152,7 @@ def correlation(values: Array, reference: Array) -> float:
 
 
 def lowest_correlation(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """The lowest correlation of the expected tensors with those of the same name."""
+    """The lowest correlation among the expected tensors with those found, by name."""
     return min(correlation(found[name], array) for name, array in expected.items())
 
 
@@ -185,7 +183,7 @@ def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors
 def _repeatable_call(
     model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors | None
 ) -> Callable[[], object]:
-    """A call at the shortest length, with the same inputs (without vectors: zeros) and the same state each time."""
+    """A call at the shortest length, with the same inputs (zeros without vectors) and state each time."""
     chain = streams(declared, sizes)[0]
     given: Mapping[str, Array] = (
         {t.name: np.zeros(t.shape_at(0), t.dtype) for t in chain.declared.inputs}

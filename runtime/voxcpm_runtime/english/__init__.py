@@ -1,1 +1,1 @@
-"""The reading of English: numbers, dates, units and symbols in words. `tables.txt` is what it knows, as data."""
+"""English text normalization: numbers, dates, units and symbols in words. `tables.txt` has its data."""

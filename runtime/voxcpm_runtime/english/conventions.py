@@ -1,7 +1,7 @@
-"""Forms of writing that convention reads: seats and roads, verses, races, ISO times, coordinates, algebra.
+"""Notations with a conventional reading: seats and roads, verses, races, ISO times, coordinates, algebra.
 
-They come before the general rules of numbers, and mostly rewrite a form as one which those rules know: 12.30pm as
-12:30pm. `tables.txt` has the patterns that need no more than a template.
+These rules run before those of numbers, and mostly rewrite a notation to one that those handle: 12.30pm to 12:30pm.
+Patterns with a plain replacement are in `tables.txt`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _digits_with_oh(found: re.Match[str]) -> str:
 
 
 def _algebra(found: re.Match[str], *, spelled: bool) -> str:
-    """An expression with operators and variables in words; unchanged if it stutters, as in `a - a`."""
+    """An expression with operators and variables in words; unchanged for a stutter, such as `a - a`."""
     if not (letters := re.findall("[a-z]", found[0])):
         return found[0]
     if len(set(letters)) == 1 and not re.search(r"\d", found[0]):
@@ -66,7 +66,7 @@ def _verse(found: re.Match[str], *, spelled: bool) -> str:
 
 
 def _state(found: re.Match[str], *, spelled: bool) -> str:
-    """A code after a city. OK, IN and other words need a preposition before the city, or a ZIP code."""
+    """A state's code after a city. OK, IN and other words need a preposition before the city, or a ZIP code."""
     code, zip_code = found["code"], found["zip"]
     is_state = code not in _STATES_THAT_ARE_WORDS or zip_code or found["before"]
     digits = f" {', '.join(map(digit_names, zip_code.strip().split('-')))}" if zip_code else ""
@@ -74,9 +74,9 @@ def _state(found: re.Match[str], *, spelled: bool) -> str:
 
 
 def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, ...]:
-    """Rules for what convention reads; voices of words keep names and letters as they are.
+    """Rules for notations with a conventional reading; voices of words keep names and letters as they are.
 
-    numbered: whether the text has digits. Most sentences have none, and are read in half the time without these rules.
+    numbered: whether the text has digits. Most sentences have none, and are read in half the time without those rules.
     """
 
     def said(letters: str) -> str:
@@ -87,7 +87,7 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         return f"{found[1] or said(found[2])} {number} {said(found[4])}"
 
     numbers: dict[str, Replacement] = {
-        # Before their parts are numbers with a hyphen.
+        # ZIP codes and telephone numbers, before their parts are read as hyphenated numbers.
         r"(?<![\w-])(?:\d{5}|\d{3}-\d\d)-\d{4}(?![\w-])": _digits_with_oh,
         r"(?<![\w-])(?:1-\d{3}|8(?:00|88|77|66|55))(?:-\d{3})?-"
         r"(?=(?:(?:[A-Z]{2,10}|\d)-){0,3}[A-Z]{2,10}(?![\w-]))": (
@@ -117,7 +117,7 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
             _algebra, spelled=spelled
         ),
     }
-    # The state comes before its ZIP code is words.
+    # Before the ZIP code becomes words.
     state: dict[str, Replacement] = {
         r"(?P<city>(?P<before>\b(?:and|in|of|from|to|near|at|not|outside|around|for)\s)?\b[A-Z][a-z]{1,20}"
         rf"(?:\s[A-Z][a-z]{{1,20}}){{0,2}},\s)(?P<code>{any_of(_STATES)})(?P<zip>\s\d{{5}}(?:-\d{{4}})?)?"

@@ -1,4 +1,4 @@
-"""Dates, money, measures, telephone numbers, versions, fractions, and at last all other numbers, in words."""
+"""Rules for dates, money, measures, telephone numbers, versions, fractions, and finally all other numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def month_name(month: str) -> str:
 def _date(found: re.Match[str], *, day_first: bool = False) -> str:
     day, month = found["day"], found["month"]
     if month.isdigit():
-        # Americans write the month first; a number above 12 must be the day.
+        # American order, month first, unless that is above 12.
         first, day = (month, day) if int(month) <= len(_MONTHS) else (day, month)
         month = _MONTHS[int(first) - 1]
     day = day.lstrip("0")
@@ -52,7 +52,7 @@ def _date(found: re.Match[str], *, day_first: bool = False) -> str:
 
 
 def _numeric(found: re.Match[str]) -> str:
-    """A date of numbers; unchanged if neither of the first two numbers can be a month."""
+    """A numeric date; unchanged if neither number can be a month."""
     both = int(found["day"]), int(found["month"])
     return _date(found) if 0 < min(both) <= len(_MONTHS) and max(both) <= 31 else found[0]
 
@@ -74,7 +74,7 @@ def _time(found: re.Match[str], *, spelled: bool) -> str:
         words.append(_minutes(minute))
     if half:
         words.append(letter_by_letter(f"{half}m") if spelled else f"{half}m".upper())
-    # The dot of p.m. is the sentence's as well, except before the day or the zone.
+    # The dot of p.m. also ends the sentence, except before a day or a time zone.
     after = re.match(r"\s+([A-Z][a-z]+)|\s*$", found.string[found.end() : found.end() + 40])
     ends = half and found[0].endswith(".") and after is not None and after[1] not in _AFTER_TIMES
     return " ".join(words) + ("." if ends else "")
@@ -91,7 +91,7 @@ def _years(found: re.Match[str]) -> str:
 
 
 def dates(spelled: bool) -> tuple[Substitution, ...]:
-    """Rules for dates, decades and times, before anything else makes words of their numbers."""
+    """Rules for dates, decades and times, before other rules turn their numbers into words."""
     time = partial(_time, spelled=spelled)
     weekday_before = rf",? (?:{_DAY} )?{_MONTH.replace('(?P<month>', '(?:')}"
     return rules(
@@ -109,7 +109,7 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
             rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?": _date,
             rf"\b{_MONTH},? {_YEAR}": lambda found: f"{month_name(found['month'])} {in_pairs(found['year'])}",
             r"(?<!\w)'?(?P<decade>1\d\d0|20\d0|[2-9]0)'?s\b": _decade,
-            # Times: first a range, whose first part may have its half of the day from the second.
+            # Times. Ranges first: in 3-5 pm, pm counts for both.
             r"(?:(?<=\d[ap]m)|(?<=\d [ap]m)|(?<=[ap]\.m\.))\s?[–-]\s?(?=\d)": " to ",
             r"(?<=\d)\s?[–-]\s?(?=[01]?\d(?::[0-5]\d)?\s?[AaPp]\.?[Mm]\b)": " to ",
             r"(?<=\d:[0-5]\d)\s?[–-]\s?(?=\d{1,2}:[0-5]\d)": " to ",
@@ -126,11 +126,11 @@ YEARS = rules(
     {
         rf"{_LONE}(?P<year>1\d{{3}}|20\d\d)\s?[–-]\s?(?P<last>1\d{{3}}|20\d\d|\d\d)(?![\w%]|[.,-]\d)": _years,
         rf"\b({_BEFORE_YEARS}\s){_LONE_YEAR}": lambda found: found[1] + in_pairs(found["year"]),
-        # Before a plural it is a count: 1500 pages.
+        # Before a plural it is a quantity: 1500 pages.
         rf"{_LONE}{_LONE_YEAR}(?!\s(?:people|[a-z]{{4,20}}s)\b)": lambda found: in_pairs(found["year"]),
     }
 )
-"""Numbers that are read as years, after those with units are words."""
+"""Rules for numbers that are read as years, after those with units have become words."""
 
 
 _PREFIXES = {
@@ -147,12 +147,12 @@ _UNITS = {
 }
 """Symbol → singular and plural, as "km" → "kilometer", "kilometers"."""
 _ATTACHED_UNITS = frozenset(["in", "k", "M", "B"])
-"""Symbols that are units only right after a number: in `5 in` there may be a preposition."""
+"""Symbols that are units only directly after a number: `5 in` may have a preposition."""
 _CURRENCIES = table_rows("currencies")
-"""Symbol or code → singular and plural of the currency and, if it has one, of its hundredth."""
+"""Symbol or code → singular and plural of the currency and of its hundredth, if it has one."""
 _SCALES = table_pairs("scales")  # What follows an amount of money
 
-# Lengths are bounded, so that a long line of digits is searched in linear time.
+# Bounded repetitions keep the search linear on long lines of digits.
 _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
 _LEAST = rf"(?P<least>{_NUMBER})\s?[–-]\s?"
 _AMOUNT = rf"(?:{_LEAST})?(?P<number>{_NUMBER})"
@@ -172,7 +172,7 @@ _CALLED_IN_PAIRS = any_of(table_words("numbered in pairs"))
 
 
 def _with_least(found: re.Match[str], said: str) -> str:
-    """A range, if there is a lower end: three to five dollars."""
+    """A range, if the match has a lower end: three to five dollars."""
     return f"{decimal(found['least'])} to {said}" if found["least"] else said
 
 
@@ -200,7 +200,7 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
 
 
 def _is_no_unit(found: re.Match[str]) -> bool:
-    """Whether a letter after a number and a space is a name, as in 3 V necks and Section 5 A."""
+    """Whether a letter after a number and a space is not a unit, as in 3 V necks and Section 5 A."""
     numbered = re.search(r"\b[A-Z][a-z]+\s$", found.string[: found.start()][-20:])
     return bool(numbered) or not re.match(
         r"\s*(?:[^\w\s]|$)|\s(?:and|at|from|in|is|of|on|or|to|was)\b",
@@ -241,7 +241,7 @@ def _groups(found: re.Match[str]) -> str:
 
 
 def _parts(found: re.Match[str]) -> str:
-    """The parts of a version, after the word before it if that is in the pattern."""
+    """The parts of a version or section number, after the word that the pattern includes."""
     before = found.groupdict().get("name") or ""
     return before + " point ".join(cardinal(part) for part in found["number"].split("."))
 
@@ -267,7 +267,7 @@ def _side(number: str) -> str:
 
 
 def _mixed(found: re.Match[str], *, spelled: bool) -> str:
-    """Letters and digits in one word: MP3, H2O, 4K. Words of small letters stay words."""
+    """Letters and digits in one word: MP3, H2O, 4K. Parts of more than three letters are read as words."""
 
     def said(piece: str) -> str:
         if piece.isdigit():
@@ -290,7 +290,7 @@ def _power(found: re.Match[str]) -> str:
 
 
 def quantities(spelled: bool) -> tuple[Substitution, ...]:
-    """Rules for numbers whose neighbours say what they are."""
+    """Rules for numbers with a unit, a currency or another telling neighbour."""
     money = partial(_money, spelled=spelled)
     return rules(
         {
@@ -309,7 +309,7 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
             rf"{_BEFORE}{_SYMBOL}\s?(?:{_LEAST}(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}": money,
             rf"{_BEFORE}(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)": money,
             rf"{_BEFORE}(?<!\w){_CODE_BEFORE}\s?{_AMOUNT}{_SCALE}(?!\w)": money,
-            # Measures. With its dot inside a sentence, in. is no preposition.
+            # Measures. With a dot within a sentence, in. means inches.
             r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])": r"\1 inch",
             r"(?<=\d)\s?in\.(?=\s+[a-z])": "in",
             r"(?<![\w.,])(\d{1,2})(?:'|\s?ft\.?)\s?(\d{1,2})(?:\"|''|\s?in\b\.?)": _height,
@@ -317,7 +317,7 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
                 _measure
             ),
             rf"(?<=[a-z])/({_PER})\b": lambda found: f" per {_named(found[1], one=True)}",
-            # Postal codes of states.
+            # ZIP codes after a state.
             r"(?<=\b[A-Z]{2} )\d{5}\b": lambda found: digit_names(found[0]),
         }
     )
@@ -350,7 +350,7 @@ def numbers(spelled: bool) -> tuple[Substitution, ...]:
             rf"(?<=[A-Z])-(?=[\d{'A-Z' if spelled else ''}])|(?<=\d)-(?=[A-Z])": " ",
             r"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)": mixed,
             rf"(?<![\d.])(?:{_NUMBER})": lambda found: decimal(found[0]),
-            # What is left stands beside letters or in odd forms.
+            # The rest is next to letters or malformed.
             r"\d+": lambda found: f" {digit_names(found[0])} ",
         }
     )

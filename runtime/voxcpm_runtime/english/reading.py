@@ -1,8 +1,8 @@
-"""English prose as it is read aloud, in one of two forms.
+"""Reads English text aloud, in one of two forms.
 
-*Spelled*, for voices whose vocabulary is letters: everything in words, acronyms and initials by the names of letters.
-*Written*, for voices whose vocabulary is words: numbers, units, dates, addresses and symbols in words; letters, names,
-abbreviations and punctuation stay as they are, since these voices can say them.
+*Spelled*, for vocabularies of letters: everything in words, acronyms and initials by the names of letters. *Written*,
+for vocabularies of words: numbers, units, dates, addresses and symbols in words; letters, names, abbreviations and
+punctuation are unchanged, since these voices can say them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLAIN = str.maketrans(
         "⁄": "/", "∕": "/", "™": "", "®": "", "℠": "", "\u00ad": "", "\u200b": "", "\u2060": "", "\ufeff": "",
     }
 )  # fmt: skip
-"""Control characters, and characters that Unicode does not decompose, or not into what is read."""
+"""Control characters, and characters that NFKC does not map to their reading."""
 _ASCII = _PLAIN | str.maketrans(
     {
         "Æ": "AE", "æ": "ae", "Ø": "O", "ø": "o", "Œ": "OE", "œ": "oe", "ß": "ss", "ẞ": "SS", "Ł": "L", "ł": "l",
@@ -43,7 +43,7 @@ _ASCII = _PLAIN | str.maketrans(
         "。": ".", "、": ",", "¿": "", "¡": "", "\u200c": "", "\u200d": "",
     }
 )  # fmt: skip
-"""The same with letters and marks that a vocabulary of English letters lacks."""
+"""`_PLAIN`, with letters and punctuation that a vocabulary of English letters lacks."""
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _FROM_SUPERSCRIPTS = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 _VULGAR = "¼½¾⅐-⅞"
@@ -69,17 +69,17 @@ _BESIDE_NUMBERS = rules(
         r"={2,}": "=",
     }
 )
-"""Symbols that a number or their spaces explain, while numbers are digits still."""
+"""Symbols that depend on numbers or spaces around them, before numbers become words."""
 
 _SYMBOLS = rules(
     {
-        # A Greek letter by itself is a symbol; voices of letters refuse a word of them later.
+        # A single Greek letter is a symbol; vocabularies of letters reject Greek words later.
         rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_])": lambda found: f" {_GREEK[found[0]]} ",
         f"[{''.join(map(re.escape, _SYMBOL_WORDS))}]": lambda found: f" {_SYMBOL_WORDS[found[0]]} ",
         r"[#*_/\\^|<>~]": " ",
     }
 )
-"""Symbols that have a word, and those that are not read."""
+"""Symbols with a name, and those that are not read."""
 
 _MARKS = rules(
     {
@@ -95,7 +95,7 @@ _MARKS = rules(
         r"(?<!\w)-|-(?!\w)": " ",
     }
 )
-"""Quotes, ellipses and dashes, as far as they are ASCII."""
+"""ASCII quotes, ellipses and dashes."""
 
 
 _SPACES = rules(
@@ -107,25 +107,25 @@ _SPACES = rules(
         r",(?=[^\W_])": ", ",
     }
 )
-"""What replaced symbols and emoji leave in a text that keeps its punctuation."""
+"""Tidies the spaces that replaced symbols and emoji leave in a text with punctuation."""
 
 _AMBIGUOUS = table_words("ambiguous acronyms")
 _LETTERED = table_words("before letters")
 _BEFORE_INITIALS = table_words("before initials")
 _SOUNDS = re.compile(r"[hm]+|[bg]r+|s+h+|pf+t*|ps+t+|ts+k+|z+|n?th")
-"""What is written without vowels and is no acronym: mhm, hmmm, shhh."""
+"""Interjections without vowels, which are not acronyms: mhm, hmmm, shhh."""
 _SHOUTED = re.compile(
     r"(?<![\w'])[A-Z]+'(?:T|LL|RE|VE|D|M)(?!\w)|\bI (?:AM|CAN)(?![\w'])"
     r"|\b(?:[Hh]e|[Ss]he|[Ii]t|[Ww]e|[Yy]ou|[Tt]hey|[Ww]ho) CAN(?![\w'])"
     r"|\b[Dd](?:o|id) IT(?=\s*(?:[.,;:!?\"]|$))"
 )
-"""What is a word in capitals by its ending or by the word beside it: CAN'T, she CAN do IT."""
+"""Emphasized words, recognized by their ending or a neighbour: CAN'T, she CAN do IT."""
 _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})('?s|'S)?(?![\w]|'[a-rt-z])")
 _ANY_WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def with_capitals_said(sentence: str) -> str:
-    """The sentence with every word of capitals as it is said: a word in small letters, or the names of its letters."""
+    """The sentence with each word of capitals in lower case, or as the names of its letters."""
     found = _ANY_WORD.findall(sentence)
     capitals = list(filter(str.isupper, found))
     heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
@@ -151,7 +151,7 @@ def _read_capitals(found: re.Match[str], *, heading: bool) -> str:
 
 
 def _initial(found: re.Match[str]) -> str:
-    """A letter with its dot before a name: the letter's name, without the dot, if the dot does not end a sentence."""
+    """An initial's letter name without the dot; unchanged if the dot seems to end a sentence."""
     before = re.search(r"([\w.']+)\W*$", found.string[max(0, found.start() - 40) : found.start()])
     word = before[1] if before else ""
     after_comma = len(word) > 1 and before is not None and before[0].endswith(", ")
@@ -183,12 +183,12 @@ LETTERS_SAID_SINGLY = rules(
 )
 
 
-# A text is read again for each way of cutting it that is tried.
+# Cached, because a text is read again for each way of splitting it.
 @functools.lru_cache(maxsize=256)
 def read_aloud(sentence: str, *, spelled: bool = True) -> str:
-    """A sentence as an English reader says it, spelled or written; see above.
+    """A sentence as it is read aloud in English, spelled or written (see the module).
 
-    Letters of other alphabets stay. Spelled words are in small letters or as they were written, and long dashes stay.
+    Letters of other alphabets and long dashes are unchanged. Spelled words are in lower case or as written.
     """
     text = sentence.translate(_PLAIN) if sentence.isascii() else _plain_characters(sentence, spelled)
     text = substituted(text, _rules(spelled, numbered=re.search(r"\d", text) is not None))
@@ -197,7 +197,7 @@ def read_aloud(sentence: str, *, spelled: bool = True) -> str:
 
 @functools.cache
 def _rules(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, ...]:
-    # What its neighbours explain comes first: 14:30 and $4.20 are words by the time other numbers are read.
+    # Specific rules first: 14:30 and $4.20 become words before other numbers are read.
     return (
         *list_markers(spelled),
         *addresses(spelled),
@@ -215,9 +215,9 @@ def _rules(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, ...]:
 
 
 def _plain_characters(text: str, ascii_only: bool) -> str:
-    """The text with ASCII for compatibility characters, plain quotes, and without emoji and ornaments.
+    """The text in NFKC with plain quotes, without emoji and ornaments; ½ becomes 1/2, and ² becomes ^2.
 
-    ½ becomes 1/2 and a superscript two ^2. Letters of other alphabets and accents stay. ascii_only: no Ø, …, ¿.
+    Letters of other alphabets and accents are kept. ascii_only: also replace Ø, … and ¿.
     """
     table = _ASCII if ascii_only else _PLAIN
     text = re.sub(rf"(?<=\d)\s?(?=[{_VULGAR}])", " ", text)

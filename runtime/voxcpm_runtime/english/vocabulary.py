@@ -1,6 +1,6 @@
-"""The tables of English, and the names of numbers (by the library `num2words`), letters and acronyms.
+"""The tables of English, and the names of numbers (from the library `num2words`), letters and acronyms.
 
-Numbers are strings of ASCII digits, so that leading zeros are not lost.
+Numbers are strings of ASCII digits, to keep leading zeros.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from configparser import ConfigParser
 from pathlib import Path
 
 _TABLES = ConfigParser(delimiters="\t", comment_prefixes=("# ",), allow_no_value=True, interpolation=None)
-_TABLES.optionxform = str  # type: ignore[assignment, method-assign] # Keys keep their capitals
+_TABLES.optionxform = str  # type: ignore[assignment, method-assign] # Case-sensitive keys
 _TABLES.read(Path(__file__).with_name("tables.txt"), encoding="utf-8")
 
 
 def table_words(name: str) -> frozenset[str]:
-    """A table of words with spaces between them."""
+    """A table of words separated by white space."""
     return frozenset(word for line in _TABLES[name] for word in line.split())
 
 
 def table_rows(name: str) -> dict[str, list[str]]:
-    """A table of columns with tabs between them: the first one → the others."""
+    """A table of tab-separated columns: the first one → the others."""
     return {key: columns.split("\t") for key, columns in _TABLES[name].items()}
 
 
 def table_pairs(name: str) -> dict[str, str]:
-    """A table of two columns: what is written → what is said."""
+    """A table of two columns: written → spoken."""
     return dict(_TABLES[name])
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern that matches any of the words, the longest first, in a non-capturing group."""
+    """A non-capturing group that matches any of the words, longest first."""
     return "(?:" + "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word)))) + ")"
 
 
@@ -59,7 +59,7 @@ def _name(number: str, form: str = "cardinal") -> str:
     """The number as American English says it."""
     if len(number) > _MAX_DIGITS:
         return digit_names(number)
-    # Imported here, because most texts have no number to read.
+    # Imported lazily, because most texts have no numbers.
     from num2words import num2words
 
     return str(num2words(int(number), to=form)).replace(" and ", " ").replace(",", "")
@@ -71,7 +71,7 @@ def digit_names(number: str) -> str:
 
 
 def cardinal(number: str) -> str:
-    """The number in words, which may have commas. With a leading zero it is read digit by digit, as agent 007."""
+    """The number in words; it may have commas. With a leading zero it is read digit by digit, as in agent 007."""
     number = number.replace(",", "")
     return digit_names(number) if len(number) > 1 and number[0] == "0" else _name(number)
 
@@ -94,14 +94,14 @@ def in_pairs(number: str) -> str:
 
 
 def plural(words: str) -> str:
-    """The words with the last one in the plural, for decades and letters: "nineteen twenties", "esses"."""
+    """The plural, for decades and letters: "nineteen twenties", "esses"."""
     if re.search("[^aeiou]y$", words):
         return f"{words[:-1]}ies"
     return f"{words}es" if words.endswith(("s", "x", "z", "ch", "sh")) else f"{words}s"
 
 
 def letter_by_letter(letters: str, ending: str = "") -> str:
-    """The names of ASCII letters, with spaces: "eff bee eye". ending: "", "s" for a plural, or "'s"."""
+    """The names of ASCII letters: "eff bee eye". ending: "", "s" for a plural, or "'s"."""
     names = " ".join(_LETTER_NAMES[letter] for letter in letters.lower())
     return plural(names) if ending == "s" else names + ending
 
@@ -116,7 +116,7 @@ def said_acronym(capitals: str, ending: str = "") -> str | None:
 
 
 def is_sayable(word: str) -> bool:
-    """Whether a reader could say the letters as a word: "nasa", and neither "fb" nor "html"."""
+    """Whether the letters are pronounceable as a word: "nasa", but not "fb" or "html"."""
     if len(word) < 3:
         return word.upper() in WORDS_IN_CAPITALS
     return len(word) <= 40 and _SAYABLE.fullmatch(word) is not None

@@ -1,4 +1,4 @@
-"""Abbreviations, Roman numerals, list markers and addresses in words."""
+"""Rules for abbreviations, Roman numerals, list markers and addresses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _ROMAN = {
 
 
 def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
-    """A replacement of Roman numerals: in words, after what stands before them. Other words stay."""
+    """A replacement function for Roman numerals, which keeps the words before them. Other words are unchanged."""
 
     def said(found: re.Match[str]) -> str:
         if (value := _ROMAN.get(found["numeral"].upper())) is None:
@@ -111,7 +111,7 @@ def list_markers(spelled: bool) -> tuple[Substitution, ...]:
 
 _BESIDE_NUMBERS = rules(
     {
-        # The digits of telephone numbers are words by now.
+        # Digits of telephone numbers are already words here.
         rf"(?i)\btel\.:?\s?(?=\+|\d|{_DIGIT_NAMES}\b)": "telephone ",
         r"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d|[IVXLC]{2,8}\b)": _number_sign,
         r"(?<=\w\s)No\s(?=\d)": "number ",
@@ -122,7 +122,7 @@ _BESIDE_NUMBERS = rules(
 )
 _BESIDE_NAMES = rules(
     {
-        # After names St. and Dr. are not titles: I live on Oak Dr. Turn left.
+        # St. and Dr. after a name are not titles: I live on Oak Dr. Turn left.
         rf"(?P<name>\b(?:(?:on|along|down|off)\s|\d\s){_STREET})Dr(?=\.\s+[A-Z])": r"\g<name>drive",
         r"(?<=[a-z]\s)St\.(?!\s?[A-Z])|(?<=\w\s)St\.?(?=,|\s*$)": "street",
         r"(?<=[a-z]\s)Dr\.(?!\s?[A-Z])|(?<=\w\s)Dr\.?(?=,|\s*$)": "drive",
@@ -130,12 +130,12 @@ _BESIDE_NAMES = rules(
         rf"\b({any_of(_TITLES_IN_ONE_CASE)})\.(?=\s?[A-Za-z])": lambda found: _TITLES_IN_ONE_CASE[found[1]],
     }
 )
-# Jan is a name, too.
+# Jan is also a name.
 _MONTHS = rules({rf"\b{_MONTHS_ALONE}\.|\bJan\.(?=\s*[a-z\d,–-])|(?:{_BEFORE_MONTHS})Jan\.": _month_alone})
 
 
 def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
-    """Rules for what is read in one way wherever it stands, and for what the words next to it decide."""
+    """Rules for abbreviations with a fixed reading, and for those whose neighbours decide."""
     phrases = _PHRASES if spelled else _SYMBOL_PHRASES
     return (
         *rules({rf"(?<![\w.&'/]){any_of(phrases)}(?![\w'&/]|\.\w)": _phrase}),
@@ -151,7 +151,7 @@ ROMAN_NUMERALS = rules(
         rf"(?<!\bthe )\b(?P<before>(?P<title>{_MONARCHS})|(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>{_FIRST})": _first,
         r"\b(?P<before>[Pp]ages?)\s(?P<numeral>[ivxlc])\b": _numeral(cardinal),
         r"\b(?P<before>[Pp]ages\s[\w-]{3,20}\s(?:to|and))\s(?P<numeral>[ivxlc]{1,8})\b": _numeral(cardinal),
-        # One letter is a numeral after a capital only: Part I, but the part I like.
+        # A single letter is a numeral only after a capital: Part I, but the part I like.
         rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numeral(cardinal),
         r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _numeral(lambda value: f" {cardinal(value)}, "),
         rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b": _numeral(
@@ -170,14 +170,14 @@ _DOMAINS = any_of(table_words("top-level domains"))
 _WORDY_DOMAINS = any_of(table_words("top-level domains that are words"))
 _TOP_DOMAIN = rf"(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w))"
 _FILES = any_of(table_words("file extensions"))
-# Lengths are bounded, so that a long line without any mark of an address is searched in linear time.
+# Bounded repetitions keep the search linear on long lines without an address.
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,8}}"
 _TAIL = r"(?::\d{1,5})?(?:[/?#][\w./?=&#%~+:@-]{0,500})?"
 
 
 def addresses(spelled: bool) -> tuple[Substitution, ...]:
-    """Rules for addresses, from the surest form to the least sure."""
+    """Rules for addresses, from the most to the least specific form."""
 
     def piece(text: str) -> str:
         if text.isdigit():
@@ -187,7 +187,7 @@ def addresses(spelled: bool) -> tuple[Substitution, ...]:
         return _piece_spelled(text) if spelled else text
 
     def address(found: re.Match[str]) -> str:
-        # A mark at the end is the sentence's, not the address's; a slash there is not said.
+        # Trailing punctuation belongs to the sentence; a trailing slash is not read.
         whole = found["address"].rstrip(".,?:-")
         said = map(piece, re.findall(r"[A-Za-z]+|\d+|[^\W_]|[\W_]", whole.rstrip("/")))
         return f" {' '.join(said)} {found['address'][len(whole) :]}"
@@ -208,7 +208,7 @@ def addresses(spelled: bool) -> tuple[Substitution, ...]:
 def _piece_spelled(piece: str) -> str:
     if said := said_acronym(piece.upper()):
         return said
-    # Up to three letters may be an abbreviation although they have a vowel.
+    # Up to three letters may be an abbreviation, even with a vowel.
     is_word = is_sayable(piece) or (len(piece) > 3 and has_vowel(piece))
     return piece.lower() if is_word else letter_by_letter(piece)
 

@@ -1,1 +1,1 @@
-"""The loop of VoxCPM over step models: sequence, prefill, patches from noise, AudioVAE."""
+"""VoxCPM's inference loop over the step models: sequence, prefill, patches from noise, AudioVAE."""

@@ -16,7 +16,7 @@ def encode_audio(
 ) -> Latents:
     """Latent patches (patches, frames, latent_dim) of audio (samples,) that is a whole number of patches long.
 
-    chunk_patches: numbers of patches that the encoder takes in one call.
+    chunk_patches: numbers of patches that the encoder accepts in one call.
     """
     state = encoder.new_state()
     patches = []
@@ -31,7 +31,7 @@ def encode_audio(
 
 
 def patch_decoder(decoder: StepFunction, context: Iterable[Latents] = ()) -> Callable[[Latents], Audio]:
-    """A function that decodes one patch (frames, latent_dim) after another to audio (samples,).
+    """A function that decodes patches (frames, latent_dim), in order, to audio (samples,).
 
     context: patches to decode first, whose audio is dropped. A call always decodes one patch: longer chunks round
     differently, and streaming must give exactly the samples of offline generation.

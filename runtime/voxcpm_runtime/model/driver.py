@@ -1,4 +1,4 @@
-"""The loop of upstream's `_inference`: prefill both language models, then patch by patch DiT, encoder, LM steps.
+"""The loop of upstream's `_inference`: prefill both language models, then for each patch DiT, encoder, LM steps.
 
 embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT condition ◄── residual LM
                                                          └─► residual input ──────┘
@@ -52,19 +52,19 @@ _STOP = 1
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the language models and the feat encoder compute for a voice, independent of the text that follows."""
+    """What the language models and the feat encoder compute for a voice, independent of the text to speak."""
 
     base_rows: dict[str, Floats]
-    """The base model's keys and values of the voice (1, kv_heads, positions, head_dim), by name of the state tensor."""
+    """The base model's keys and values of the voice (1, kv_heads, positions, head_dim), by state tensor."""
     residual_rows: dict[str, Floats]  # The residual model's keys and values, likewise
     prompt_embeddings: Floats  # Embeddings of the prompt's patches (patches, hidden)
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Both caches after the sequence, and what the first patch needs.
+    """Both KV caches after the sequence, and what the first patch needs.
 
-    Generation writes only at `position` and after it, so it can start again from here any number of times.
+    Generation writes only from `position` on, so it can restart from here any number of times.
     """
 
     base_state: StepState
@@ -74,7 +74,7 @@ class Prefilled:
     residual_hidden: Floats  # Last hidden state of the residual model (hidden,)
     stop_logits: Floats  # Logits of the stop head (2,): continue, stop
     last_patch: Latents
-    """The patch before the first one that is generated (frames, latent_dim); zeros after text."""
+    """The patch before the first generated one (frames, latent_dim); zeros after text."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Patch:
 
 
 class Driver:
-    """A bundle's constants and step models, as functions on arrays. It keeps no state between calls.
+    """The inference loop over a bundle's constants and step models. Stateless between calls.
 
-    next_patch: what stands for the step models from one patch to the next, where a backend has it.
+    next_patch: the step models from one patch to the next as a single call, if the backend supports it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Driver:
         self.check: Callable[[], object] = lambda: None
 
     def checking(self, check: Callable[[], object]) -> Driver:
-        """The same driver, which calls `check` before every step of a generation. It may raise, to end it."""
+        """A copy that calls `check` before every step; it may raise, to cancel."""
         driver = copy.copy(self)
         driver.check = check
         return driver
@@ -117,7 +117,7 @@ class Driver:
     def encode_prompt(self, audio: Audio) -> Latents:
         """Latent patches (patches, frames, latent_dim) of prompt audio (samples,) at `input_sample_rate`.
 
-        It is padded on the left with zeros to whole patches.
+        The audio is zero-padded on the left to whole patches.
         """
         return self._encode(np.pad(audio, (-len(audio) % self.architecture.patch_input_samples, 0)))
 
@@ -126,7 +126,7 @@ class Driver:
         return self._encode(np.pad(audio, (0, -len(audio) % self.architecture.patch_input_samples)))
 
     def prefix(self, lead: Sequence, prompt: Latents) -> Prefix:
-        """What the models compute for a voice. lead: its positions before any text. prompt: its prompt's patches."""
+        """The prefix of a voice. lead: its positions before the text. prompt: its prompt's patches."""
         states = self._new_states()
         if len(lead):
             self._run(lead, self.embed_patches(lead.patches), states, 0)
@@ -136,7 +136,7 @@ class Driver:
     def prefill(self, sequence: Sequence, prefix: Prefix | None = None, shared: int = 0) -> Prefilled:
         """Run a sequence, which must fit the caches, through both language models.
 
-        prefix: the voice's, if it is known. shared: how many first positions of the sequence it covers.
+        prefix: the voice's, if cached. shared: number of leading positions of the sequence that it covers.
         """
         states = self._new_states()
         if prefix is None:
@@ -155,12 +155,12 @@ class Driver:
         self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource, limit: int, *,
         teacher: Items[Latents] | None = None, ahead: bool = False,
     ) -> Generator[Patch, None, None]:  # fmt: skip
-        """Generate at most `limit` patches; the one at which the stop head ends the speech is the last.
+        """Yield at most `limit` patches; the last one is where the stop head ends the speech.
 
-        The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) fed
-        back instead of the predicted ones; then the stop head is ignored, and the length of `teacher` is a limit, too.
-        ahead: where one call makes a patch, begin each before the one before is known; then `rng` may give the noise of
-        one more than are generated.
+        The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) to
+        feed back instead of the predicted ones; then the stop head is ignored, and the length of `teacher` is a limit,
+        too. ahead: with `next_patch`, begin each patch before the previous one is finished, which may draw the noise of
+        one extra patch.
 
         Raises BundleError if a patch has infinities or NaN.
         """
@@ -189,7 +189,7 @@ class Driver:
                 predicted, stop_logits = next(following)
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
-        """A function that decodes generated patches, in order, to audio (samples,), after the end of the prompt."""
+        """A function that decodes generated patches, in order, to audio (samples,); the prompt's end is its context."""
         context = sequence.decoder_context(self.architecture.traits.decoder_context_patches)
         return patch_decoder(self.models[AUDIO_VAE_DECODER], context)
 
@@ -212,7 +212,7 @@ class Driver:
         return rows * np.float32(self.architecture.text_embedding_scale)
 
     def embed_patches(self, patches: Latents) -> Floats:
-        """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be none."""
+        """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be empty."""
         embeddings = np.zeros((len(patches), self.architecture.lm_config.hidden_size), np.float32)
         for start, length, size in plan_chunks(len(patches), self.sizes.encode_patches):
             chunk = _padded(patches[start : start + length], size)
@@ -253,10 +253,10 @@ class Driver:
         self, next_patch: NextPatch, prefilled: Prefilled, first: Latents, options: GenerationOptions,
         rng: NoiseSource, count: int, teacher: Items[Latents] | None, *, ahead: bool,
     ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
-        """The same as `_by_steps`, by one call per patch.
+        """Like `_by_steps`, with one call per patch.
 
-        ahead: begin each before the one before it is computed, so that a GPU computes while Python processes a patch;
-        the last one begun may not be needed.
+        ahead: begin each call before the previous one is finished, so that the GPU is busy while Python processes a
+        patch; the last call may be discarded.
         """
 
         def begin(index: int, last: Latents | None, before: PendingPatch | None) -> PendingPatch:
@@ -281,14 +281,14 @@ class Driver:
         finally:
             if begun is not None:
                 begun.cancel()
-            # An error's traceback has this frame: with a call that holds the error, both would keep the caches.
+            # An error's traceback refers to this frame: a call with the error would form a cycle with the KV caches.
             del pending, begun
 
     def _by_steps(
         self, prefilled: Prefilled, last: Latents, options: GenerationOptions, rng: NoiseSource, count: int,
         teacher: Items[Latents] | None,
     ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
-        """All of `count` patches but the first, `last`, each with the stop logits of the patch before it."""
+        """Yield all of `count` patches except the first, `last`, each with the stop logits of the previous patch."""
         for index in range(count - 1):
             if teacher is not None:
                 last = np.asarray(teacher[index], np.float32)

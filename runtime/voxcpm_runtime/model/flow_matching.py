@@ -1,6 +1,6 @@
 """A patch from noise: Euler steps with classifier-free guidance and CFG-zero* (upstream `locdit/unified_cfm.py`).
 
-All arithmetic is float32, in upstream's order, so that it differs from upstream only by rounding.
+All arithmetic is float32, in upstream's order, so that only rounding differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.step_function import Floats
 
 Estimator = Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
-"""A step model without state: `locdit_step`, for two rows, conditional and unconditional, or `locdit_solve`."""
+"""A step model without state: `locdit_step` (rows: conditional, unconditional) or `locdit_solve`."""
 
 _NORM_FLOOR = np.float32(1e-8)
 _LOWEST_FREQUENCY = 1 / 10000
@@ -27,14 +27,14 @@ _ANGLE_SCALE = np.float32(1000)
 
 
 class NoiseSource(Protocol):
-    """The source of all random numbers; numpy's Generator is one."""
+    """The source of all random numbers, such as numpy's Generator."""
 
     def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]:
         """Numbers from the standard normal distribution, of shape `size`."""
 
 
 def drawn(rng: NoiseSource, shape: tuple[int, ...]) -> Floats:
-    """Noise of this shape. Raises InputError for a source that gives anything except finite numbers of that shape."""
+    """Noise of this shape. Raises InputError if the source returns anything but finite numbers of that shape."""
     given = rng.standard_normal(shape)
     with contextlib.suppress(TypeError, ValueError), np.errstate(over="ignore"):
         noise = np.asarray(given, np.float32)
@@ -49,7 +49,7 @@ def time_span(steps: int, sway_sampling_coef: float = 1.0) -> Floats:
     """
     index = np.arange(steps + 1, dtype=np.float32)
     step = np.float32(1) / np.float32(steps)
-    # Both halves count from their own end, as torch.linspace does.
+    # Computed from both ends, as torch.linspace does.
     linear = np.where(2 * index < steps + 1, 1 - step * index, step * (steps - index)).astype(np.float32)
     sway = np.cos(np.float32(math.pi / 2) * linear) - np.float32(1) + linear
     return (linear + np.float32(sway_sampling_coef) * sway).astype(np.float32)
@@ -99,7 +99,7 @@ def solve(
     """Turn noise (latent_dim, frames) into a patch of the same shape.
 
     mu: LM condition (mu_size,). cond: the previous patch (latent_dim, frames). embedding_size: width of the estimator's
-    time embeddings. mean_mode: tell the estimator the length of each step, otherwise zero. use_cfg_zero_star: zero
+    time embeddings. mean_mode: pass the length of each step to the estimator, otherwise zero. use_cfg_zero_star: zero
     velocity in the first steps, then a projected unconditional velocity.
     """
     conditions = {"mu": np.stack([mu, np.zeros_like(mu)]), "cond": np.stack([cond, cond])}
@@ -118,11 +118,11 @@ def solve(
 def solver_inputs(
     noise: Floats, *, steps: int, cfg_value: float, embedding_size: int, sway_sampling_coef: float = 1.0
 ) -> dict[str, Floats]:
-    """What `locdit_solve` takes for the patch of `solve`, with CFG-zero*, without mu and cond."""
+    """The inputs of `locdit_solve` except mu and cond, for the same patch as `solve` with CFG-zero*."""
     embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)
     return {
         "noise": noise[np.newaxis],
-        # Copies: Core ML's binding must not share what is cached.
+        # Copies, because Core ML's binding must not share the cached arrays.
         "t_embeddings": embeddings.copy(),
         "step_lengths": lengths.copy(),
         "cfg_value": np.array([cfg_value], np.float32),
@@ -131,13 +131,13 @@ def solver_inputs(
 
 @functools.lru_cache(16)
 def _moving_steps(steps: int, sway_sampling_coef: float, embedding_size: int) -> tuple[Floats, Floats]:
-    """Time embeddings and lengths of the steps that move a patch: the same for each of them."""
+    """Time embeddings and lengths of the steps with a non-zero velocity, cached."""
     times, lengths = euler_steps(steps, sway_sampling_coef, skipped=zero_velocity_steps(steps))
     return time_embedding(times, embedding_size), lengths
 
 
 def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **chosen: Any) -> Floats:
-    """The patch of `solve`, with CFG-zero*, by one call of `locdit_solve`, which must be made for so many steps.
+    """The patch of `solve` with CFG-zero*, in one call of `locdit_solve`, which must have been converted for `steps`.
 
     chosen: keywords of `solver_inputs`.
     """

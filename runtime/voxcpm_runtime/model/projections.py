@@ -1,9 +1,9 @@
-"""The DiT's condition and the residual LM's input: arithmetic between the step models that differs by generation.
+"""The DiT's condition and the residual LM's input, which are computed between the step models.
 
 | | DiT condition | residual LM input |
 |---|---|---|
 | voxcpm | lm_to_dit(hidden) + res_to_dit(residual) | hidden + embedding |
-| voxcpm2 | both side by side | fusion(hidden, embedding) |
+| voxcpm2 | both concatenated | fusion(hidden, embedding) |
 
 Source: upstream `model/voxcpm.py` and `model/voxcpm2.py`, `_inference`. `voxcpm_constants.generations` says which
 generation does what.
@@ -21,15 +21,15 @@ from voxcpm_constants.generations import Traits
 from voxcpm_runtime.backends.step_function import Floats
 
 FEW_ROWS = 4
-"""Up to so many rows are multiplied by numpy itself, on the calling thread.
+"""Up to this many rows, numpy multiplies without BLAS, on the calling thread.
 
-Its BLAS has threads that wait for the next product by spinning, for 0.1 s, on cores that the step models need: a patch
-took a fifth longer (TRIALS.md). For more rows, as in a prefill, BLAS is several times faster.
+BLAS threads spin for 0.1 s after each product, on cores that the step models need: a patch took a fifth longer
+(TRIALS.md). For more rows, as in a prefill, BLAS is several times faster.
 """
 
 
 class Projections:
-    """The two functions of a generation, over a bundle's constants (`voxcpm_constants.arrays`)."""
+    """A generation's two projections, with a bundle's constants (`voxcpm_constants.arrays`)."""
 
     def __init__(self, traits: Traits, constants: Mapping[str, npt.NDArray[np.floating]]) -> None:
         self._lm, self._residual = _linear(constants, LM_TO_DIT), _linear(constants, RESIDUAL_TO_DIT)

@@ -1,4 +1,4 @@
-"""The positions before generation: text tokens, and audio patches of a reference voice or a prompt.
+"""The sequence to prefill: text tokens, and audio patches of a reference or a prompt.
 
 zero-shot       text 101
 continuation    text 101 prompt                  (text: the prompt's transcript and the target, tokenised as one)
@@ -6,7 +6,7 @@ reference       103 reference 104 text 101       (VoxCPM2)
 both            103 reference 104 text 101 prompt
 
 A voice's own positions, its *lead*, come first: the reference and its markers, then the prompt's transcript. Step
-models take only a few lengths, so a sequence is run in chunks.
+models accept only a few lengths, so a sequence is run in chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from voxcpm_constants.tokenizer_file import AUDIO_START, REFERENCE_END, REFERENCE_START
 
-# A call reads all weights once, which costs about as much time as the arithmetic of this many items.
+# A call reads all weights, which takes about as long as the arithmetic for this many items.
 _CALL_COST = 8
 
 Latents = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ class Sequence:
 
     @property
     def continues_audio(self) -> bool:
-        """Whether the last position is audio, so that the speech continues a prompt."""
+        """Whether the last position is audio, of a prompt to continue."""
         return bool(self.is_audio[-1])
 
     @property
@@ -54,7 +54,7 @@ class Sequence:
         return Sequence(self.tokens[position:], self.is_audio[position:], self.patches[heard:])
 
     def decoder_context(self, count: int) -> Latents:
-        """Up to `count` last patches of the prompt, decoded before the generated ones; none after text."""
+        """The last `count` patches of the prompt, to decode before the generated ones; empty after text."""
         return self.patches[-count:] if self.continues_audio and count else self.patches[:0]
 
 
@@ -65,7 +65,7 @@ def build_sequence(
     """The sequence of one generation.
 
     patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim). starts_audio:
-    False for the positions of a voice itself, before any text to speak; there may be none.
+    False for the lead of a voice, which may be empty.
     """
     text = [*text_tokens, AUDIO_START] if starts_audio else text_tokens
     parts: list[list[int] | Latents] = [text]
@@ -89,7 +89,7 @@ def build_sequence(
 
 
 class Chunk(NamedTuple):
-    """Items start to start + length - 1, run as `size` items, of which the last size - length are padding."""
+    """`length` items from index `start` on, padded to `size`."""
 
     start: int
     length: int
@@ -102,7 +102,7 @@ def plan_chunks(
     """The cheapest way to run `count` items in chunks of `sizes`; only the last chunk may be padded.
 
     position: of the first item in the KV cache. capacity: positions in the cache. Padding is written there, too, so it
-    must fit; it is overwritten before anything attends to it. Raises ValueError if `count` items do not fit.
+    must fit; it is overwritten before anything attends to it. Raises ValueError if the items do not fit.
     """
     end = position + count
     best: list[tuple[int, int]] = [(0, 0)]  # (cost, size of the first chunk) for the last `index` items

@@ -1,1 +1,1 @@
-"""Speech while its text is still being written."""
+"""Sessions, which speak text while it is being written."""

@@ -1,4 +1,4 @@
-"""Speech while its text is being written: text comes in fragments, audio goes out in chunks."""
+"""`Session`: text is pushed in fragments, and audio is read in chunks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 BUFFER_SECONDS = 10.0
 LINGER_SECONDS = 0.5
-"""How long the thread waits for room in a full buffer before it ends; a reader that plays takes a chunk sooner."""
+"""Timeout of the thread for room in a full buffer; a player reads a chunk sooner."""
 ENDING_SECONDS = 10.0
-"""How long an exiting program waits for session threads. A step takes less; a turn may never come."""
+"""Timeout for joining session threads at exit. A step takes less, but a thread may be waiting for its turn."""
 _STATE_DIGITS = 16
 
 # Sessions that had a thread; they are joined at exit.
@@ -39,10 +39,10 @@ _STARTED: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Narrate(Protocol):
-    """A function that speaks segments in one voice. It takes each when all pieces of the one before are out."""
+    """A function that speaks segments in one voice, each consumed after all pieces of the previous one."""
 
     def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
-        """The pieces of the segments' speech, in order; for None (no text yet), one piece without samples."""
+        """Yield the pieces of the speech in order; for None (no text yet), one piece without samples."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class AudioChunk:
     """A chunk of speech: a part of one sentence, or the pause before it."""
 
     pcm: Pcm = field(repr=False)  # 16-bit samples (samples,)
-    offset: int  # Index of the chunk's first sample, counted from the session's beginning
+    offset: int  # Index of the first sample, from the beginning of the session
     sentence: int  # Index of the sentence, from 0; sentences with nothing to say are not counted
     state_id: str
-    """16 hexadecimal digits, equal only if everything that determines the sound is equal: the session's seed, the text
-    before, the sentence, and the position in it."""
+    """16 hexadecimal digits, equal only if everything that determines the sound is: the session's seed, the earlier
+    text, the sentence, and the position in it."""
     text: str
-    """The sentence as it was pushed, with the white space around it, and anything before it with nothing to say."""
+    """The sentence as pushed, with surrounding white space and preceding text that has nothing to say."""
 
 
 class Session:
-    """Speaks text while it is written: each sentence as soon as it is complete.
+    """Speaks text while it is being written, each sentence as soon as it is complete.
 
         with tts.session() as session:
             session.push_text("Hello. How")
@@ -69,16 +69,15 @@ class Session:
             for chunk in session:
                 play(chunk.pcm)
 
-    The session speaks on its own thread. That starts when a sentence is complete, and ends when all complete sentences
-    are spoken or when nobody reads the full buffer; the next one continues where it was. At most `buffer_seconds` of
-    audio (or one chunk) and MAX_CHARACTERS of text wait. Any thread may call any method. Leaving the `with` block
-    closes the session and drops unread audio.
+    The session speaks on a thread, which starts when a sentence is complete, and ends when all complete sentences are
+    spoken or the buffer stays full; a new thread resumes. At most `buffer_seconds` of audio (or one chunk) and
+    MAX_CHARACTERS of text are queued. Thread-safe. Leaving the `with` block closes the session and drops unread audio.
 
-    narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
-    identifies everything that the sound depends on except for the text, for `state_id`. turn: makes a context manager,
-    entered (it may block) when a sentence is complete and left when all complete sentences are spoken, so that
-    sessions can share step models. It may be left on another thread than it was entered on. Raises InputError for a
-    buffer of less than one sample or more than an hour.
+    narrate: the function that speaks. split: splits a sentence into segments, none if there is nothing to say. seed:
+    identifies everything that the sound depends on except for the text, for `state_id`. turn: returns a context
+    manager, entered (it may block) when a sentence is complete and exited when all complete sentences are spoken, so
+    that sessions can share step models. It may be exited on another thread. Raises InputError for a buffer of less than
+    one sample or more than an hour.
     """
 
     def __init__(
@@ -97,34 +96,34 @@ class Session:
         self._capacity = int(buffer_seconds * sample_rate)
         self._cancel = CancelToken()
 
-        # Used by one speaking thread at a time.
+        # Used by the speaking thread.
         self._pieces: Iterator[Piece] | None = None
         self._held = ExitStack()  # The turn
         self._speaking = False  # Whether it has its turn
-        self._is_idle = False  # Whether there is nothing more to say for now
+        self._is_idle = False  # Whether there is nothing to say yet
         self._sentence, self._text, self._offset = -1, "", 0
-        self._chain = hashlib.sha256(seed).digest()  # Of everything that the sound depends on
+        self._chain = hashlib.sha256(seed).digest()  # Hash of everything that the sound depends on
 
-        # Used by all threads under this lock, which signals every change.
+        # Shared by all threads under this condition, which is notified of every change.
         self._changed = threading.Condition()
         self._cutter = SentenceCutter()
-        self._high = ""  # The high surrogate of a pair that was cut between two fragments
+        self._high = ""  # The high surrogate of a pair that is split between two fragments
         self._sentences: deque[str] = deque()
-        self._characters = 0  # Pushed and not spoken, those of an unfinished sentence included
+        self._characters = 0  # Pushed but not spoken, including an unfinished sentence
         self._flushed = False
         self._working = False
         self._ended = False
         self._error: Exception | None = None
-        self._chunks: deque[AudioChunk] = deque()  # Chunks that wait to be read
-        self._filled = 0  # Samples that wait to be read
-        self._unwritten: AudioChunk | None = None  # A chunk that does not fit the buffer yet
+        self._chunks: deque[AudioChunk] = deque()  # Unread chunks
+        self._filled = 0  # Unread samples
+        self._unwritten: AudioChunk | None = None  # A chunk for which the buffer has no room yet
         self._thread: threading.Thread | None = None
 
     def push_text(self, text: str) -> None:
         """Append a fragment of text, which may end anywhere, even within a surrogate pair.
 
-        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is not a str or
-        not valid Unicode, if more than MAX_CHARACTERS would wait, and after `cancel` or `close`.
+        A no-op after an error, which `next_audio_chunk` raises. Raises InputError if `text` is not a str or not valid
+        Unicode, if more than MAX_CHARACTERS would be queued, and after `cancel` or `close`.
         """
         text_argument(text, "text")
         with self._changed:
@@ -145,7 +144,7 @@ class Session:
     def flush(self) -> None:
         """Speak all text pushed so far, including an unfinished last sentence. More may be pushed afterwards.
 
-        Raises InputError after `cancel` or `close`, and, without speaking, if the text ends within a surrogate pair.
+        Raises InputError after `cancel` or `close`, and if the text ends within a surrogate pair.
         """
         with self._changed:
             self._require_open()
@@ -157,8 +156,8 @@ class Session:
     def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
         """The next chunk; None after `timeout` seconds without one, or when the session is `finished`.
 
-        An error of the session's thread is raised after the chunks before it, and by every later call: InputError for
-        a sentence that cannot be spoken.
+        An error of the session's thread, such as InputError for a sentence that cannot be spoken, is raised after the
+        chunks before it, and by every later call.
         """
         if timeout is not None and not 0 <= real_number(timeout) <= threading.TIMEOUT_MAX:
             raise wrong_type(timeout, "timeout", "a number of seconds from 0, or None for no limit")
@@ -174,24 +173,24 @@ class Session:
             return None
 
     def __iter__(self) -> Iterator[AudioChunk]:
-        """All chunks until the session is `finished`, which takes a `flush`, `cancel` or `close`."""
+        """Yield chunks until the session is `finished`, which requires `flush`, `cancel` or `close`."""
         while (chunk := self.next_audio_chunk()) is not None:
             yield chunk
 
     @property
     def finished(self) -> bool:
-        """Whether all text was flushed, spoken and read, or the session was cancelled; False before the first flush."""
+        """Whether all text was flushed, spoken and read, or the session was cancelled."""
         with self._changed:
             return self._is_finished()
 
     @property
     def buffered_seconds(self) -> float:
-        """Seconds of audio that wait to be read."""
+        """Seconds of unread audio."""
         with self._changed:
             return self._filled / self.sample_rate
 
     def cancel(self) -> None:
-        """End the speech at its next step, and drop unread audio. Returns immediately."""
+        """Cancel the speech before its next step, and drop unread audio. Returns immediately."""
         pieces = None
         with self._changed:
             self._cancel.cancel()
@@ -200,16 +199,16 @@ class Session:
             self._unwritten, self._filled = None, 0
             idle = not self._working
             if idle:
-                # Breaks a reference cycle that holds the KV caches.
+                # Break a reference cycle that keeps the KV caches alive.
                 pieces, self._pieces = self._pieces, None
             self._changed.notify_all()
         if idle:
-            # Outside the lock: closing the speech may block.
+            # Not under the lock: closing the speech may block.
             del pieces
             self._leave_turn()
 
     def close(self) -> None:
-        """Cancel, and join the thread. Closing again is a no-op."""
+        """Cancel, and join the thread. A second call is a no-op."""
         self.cancel()
         self._join(None)
 
@@ -234,20 +233,20 @@ class Session:
         self._wake()
 
     def _wake(self) -> None:
-        """Start a thread if there is work and none does it, and signal the change."""
+        """Start a thread if there is work and none is running, and notify waiters."""
         work = self._sentences if self._unwritten is None else self._has_room()
         if work and not self._working and not self._ended and not self._cancel.cancelled:
-            # A daemon: an unclosed session must not keep the program running.
+            # A daemon, so that an unclosed session does not keep the program running.
             thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
             thread.start()
-            # Only after the start, which the system may refuse.
+            # After the start, which may fail.
             self._thread = thread
             _STARTED.add(self)
             self._working = True
         self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Whether the next chunk fits the buffer, alone at least, or the speech is cancelled."""
+        """Whether the buffer has room for the next chunk: always if it is empty, and after cancellation."""
         chunk = self._unwritten
         return chunk is None or not self._filled or self._filled + len(chunk.pcm) <= self._capacity
 
@@ -257,10 +256,10 @@ class Session:
         return self._cancel.cancelled or (spoken and not self._chunks and self._error is None)
 
     def _work(self) -> None:
-        """Speak until there is nothing more to say for now, or ever."""
+        """Run the thread: speak until there is nothing to say, or the buffer stays full."""
         error = None
         try:
-            # When `_write` or `_stops_idle` say that this thread ends, the next one may already be running.
+            # If `_write` or `_stops_idle` end this thread, the next one may already be running.
             if not self._write():
                 return
             if self._pieces is None:
@@ -284,7 +283,7 @@ class Session:
             self._changed.notify_all()
 
     def _stops_idle(self) -> bool:
-        """Leave the turn; True if the thread ends, as no sentence has arrived since."""
+        """Leave the turn. Returns True to end the thread, unless a sentence has arrived meanwhile."""
         self._leave_turn()
         with self._changed:
             if self._sentences or self._cancel.cancelled:
@@ -294,7 +293,7 @@ class Session:
             return True
 
     def _segments(self) -> Iterator[Segment | None]:
-        """The segments of the sentences, as they arrive; None while no sentence is complete."""
+        """Yield the segments of the sentences as they arrive; None while no sentence is complete."""
         skipped = ""
         while not self._cancel.cancelled:
             with self._changed:
@@ -329,7 +328,7 @@ class Session:
         return chunk
 
     def _write(self) -> bool:
-        """Move a chunk to the buffer when there is room; False if the thread ends, as nobody reads the full buffer."""
+        """Move a chunk to the buffer when it has room. Returns False to end the thread, if the buffer stays full."""
         with self._changed:
             room = self._changed.wait_for(self._has_room, LINGER_SECONDS)
             self._cancel.check()
@@ -344,9 +343,9 @@ class Session:
 
 
 def _joined_surrogates(text: str) -> tuple[str, str]:
-    """A fragment with its surrogate pairs joined, and the high surrogate at its end, whose pair is still to come.
+    """A fragment with its surrogate pairs joined, and the high surrogate at its end, if any.
 
-    Raises InputError for any other half of a pair.
+    Raises InputError for any other lone surrogate.
     """
     high = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
     try:
@@ -357,7 +356,7 @@ def _joined_surrogates(text: str) -> tuple[str, str]:
 
 @atexit.register
 def _join_all() -> None:
-    """End the threads of unclosed sessions: ONNX Runtime aborts a process that exits while it computes."""
+    """Join the threads of unclosed sessions: ONNX Runtime aborts a process that exits while it computes."""
     started = list(_STARTED)
     for session in started:
         session.cancel()
@@ -366,5 +365,5 @@ def _join_all() -> None:
         session._join(max(0.0, until - time.monotonic()))  # noqa: SLF001
 
 
-# A forked process has none of the threads; locks that one of them held would never be released there.
+# A forked process has no such threads, and their locks would never be released there.
 os.register_at_fork(after_in_child=_STARTED.clear)

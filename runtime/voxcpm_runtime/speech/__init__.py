@@ -1,1 +1,1 @@
-"""From the arguments of a call to its speech: plan, attempts, segments in one voice, results."""
+"""From the arguments of a call to its speech: plan, segments, attempts, results."""

@@ -1,4 +1,4 @@
-"""The arguments of a call of `VoxCPM.speak`, and the token that cancels it."""
+"""The arguments of `VoxCPM.speak`, and the token that cancels it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Cancelled(VoxCPMError):
 
 
 class CancelToken:
-    """Cancels a generation from any thread: it ends before its next call of a step model.
+    """Cancels a generation from any thread, before its next call of a step model.
 
-    One token may be given to several calls. parents: tokens whose cancellation also cancels this one.
+    Several calls may share a token. parents: tokens whose cancellation also cancels this one.
     """
 
     def __init__(self, *parents: CancelToken) -> None:
@@ -46,7 +46,7 @@ class CancelToken:
         self._parents = parents
 
     def cancel(self) -> None:
-        """End the generation at its next step. This cannot be undone; calling it again is a no-op."""
+        """Cancel the generation before its next step. This cannot be undone; a second call is a no-op."""
         self._event.set()
 
     @property
@@ -67,7 +67,7 @@ class CancelToken:
 class Arguments:
     """The arguments of one call. The options are checked; `plan` reads and checks the rest."""
 
-    text: str | None = None  # The text to speak; None in a session, whose text comes later
+    text: str | None = None  # The text to speak; None in a session, whose text arrives later
     recordings: Recordings = field(default_factory=Recordings)  # The voice to speak in
     control: str | None = None  # Voice or style in words, such as "warm, slow" (VoxCPM2)
     options: GenerationOptions = field(default_factory=GenerationOptions)
@@ -105,7 +105,7 @@ class Arguments:
     def digest(self, bundle: str) -> str:
         """SHA-256 over everything that determines the speech, including audio files and the bundle's digest.
 
-        Options at their defaults are left out, so that the digest stays the same in a release with more options.
+        Options at their defaults are left out, so that new options do not change the digest.
         Raises InputError for an audio file that cannot be read.
         """
         parts = {
@@ -120,13 +120,13 @@ class Arguments:
 
 _OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
 AnyArguments = str | Mapping[str, Any] | Arguments
-"""One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
+"""One of several utterances: its text, the arguments of `speak` by name, or `Arguments`."""
 
 
 def first_seed(seed: object, rng: NoiseSource | None = None) -> int | None:
-    """The seed of a call: a random one by default, so that every speech can be reproduced; None with an rng.
+    """The seed of a call, by default a random one, so that all speech can be reproduced; None with an rng.
 
-    Raises InputError for a seed that is not a whole number of at least 0, an rng that is not a source of noise, and
+    Raises InputError for a seed that is not a whole number of at least 0, for an rng without `standard_normal`, and
     for both together.
     """
     if rng is None:
@@ -139,9 +139,9 @@ def first_seed(seed: object, rng: NoiseSource | None = None) -> int | None:
 
 
 class Keywords(TypedDict, total=False):
-    """Names and types of a call's keywords, for type checkers, which cannot read the tables.
+    """Names and types of a call's keywords, for type checkers.
 
-    A test compares them with `Arguments` and `GenerationOptions`, which declare everything else.
+    A test compares them with `Arguments` and `GenerationOptions`, which define them.
     """
 
     voice: VoiceSource | None

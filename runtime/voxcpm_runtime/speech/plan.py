@@ -1,9 +1,9 @@
-"""The plan of one call: everything is read, checked, tokenised and cut into segments here, without a step model.
+"""The plan of one call: arguments checked, text split into segments and tokenised, without a step model.
 
 arguments ─► options, seed, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
 
-A long text is read while it is spoken: the plan reads only its beginning, so that the first audio of a book does not
-wait for its last page. Errors in a text of ordinary length are found before anything is spoken.
+A long text is read lazily: the plan reads only its beginning, so that the first audio of a book does not wait for its
+last page. A shorter text is checked completely before anything is spoken.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
 MIN_SEGMENT_TOKENS = 8
-"""Text tokens that a segment may always have, even if the KV cache seems too short for their speech."""
+"""Text tokens that a segment may always have, even if their speech may not fit in the KV cache."""
 _CHARACTERS_PER_TOKEN = 16
-"""A text with more characters per token of the longest segment is long; its tokens need not be counted."""
-# Upper estimates of the time that a token takes to say, slow speech included: a text token, and a single letter.
+"""A text with more characters per token of the longest segment is too long for one, without counting its tokens."""
+# Upper estimates of the duration of a token, for slow speech: a text token, and a single letter.
 SECONDS_PER_TOKEN, SECONDS_PER_LETTER = 0.5, 0.12
 _ANCHOR_SECONDS = 5.0
-"""Speech, by the estimates above, that is enough to be continued as the voice of a text; a heading alone is not."""
-_SPARE_PATCHES = 10  # Patches of silence that speech may have in addition to its text
+"""Estimated seconds of speech that later segments need as their voice; a heading alone is too short."""
+_SPARE_PATCHES = 10  # Patches of silence to allow for in addition to the text
 
 AnyVoice = Voice | UnencodedVoice
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be spoken, and how; make one with `VoxCPM.plan`."""
+    """What to speak, and how; create one with `VoxCPM.plan`."""
 
     bundle: Bundle
-    arguments: Arguments  # What was asked for; the text is None if it comes later, as in a session
+    arguments: Arguments  # The arguments of the call; the text is None if it arrives later, as in a session
     options: GenerationOptions  # Those of the arguments
-    voice: AnyVoice | None  # The voice that was given; None if that of the first segments is continued
-    description: str  # The control, without its parentheses; empty for none
+    voice: AnyVoice | None  # The caller's voice; None to continue the voice of the first segments
+    description: str  # The control, without its parentheses; empty if there is none
     seed: int | None
-    """The seed of the first attempt at the first segment; None if the caller gives a source of noise."""
+    """The seed of the first attempt at the first segment; None if the caller passed an rng."""
     cancel: CancelToken
     opening: tuple[PlannedSegment, ...] = ()
-    """All segments of a text of ordinary length, the very first of a longer one."""
+    """All segments, or only the first one of a long text."""
 
     @property
     def segments(self) -> tuple[PlannedSegment, ...]:
-        """The segments of the whole text; a long one is read to its end, once. Errors: see `read`; and Cancelled."""
+        """The segments of the whole text, which is read to its end. Errors: see `read`; and Cancelled."""
         return self.opening if self.is_read else self._all_segments
 
     @cached_property
@@ -76,29 +76,29 @@ class Plan:
         return tuple(self.read_text())
 
     def each_segment(self) -> Iterable[PlannedSegment]:
-        """The segments of the whole text; a long one is read while they are taken. Errors: see `segments`."""
+        """The segments of the whole text; a long one is read lazily. Errors: see `segments`."""
         return self.opening if self.is_read else self.read_text()
 
     @property
     def is_read(self) -> bool:
-        """Whether `opening` is all segments."""
+        """Whether `opening` has all segments."""
         return self.arguments.text is None or (bool(self.opening) and self.opening[-1].followed is False)
 
     @property
     def max_patches(self) -> int | None:
-        """Maximum number of patches of the whole speech; None for any, as in a session, whose text has no end."""
+        """Maximum number of patches in total; None for no limit, as in a session."""
         return None if self.arguments.text is None else self.options.max_len
 
     @property
     def pause(self) -> Audio:
-        """The silence between two paragraphs, (samples,)."""
+        """The silence between paragraphs (samples,)."""
         rate = self.bundle.architecture.output_sample_rate
         return np.zeros(round(self.options.paragraph_pause * rate), np.float32)
 
     def seed_of(self, segment: int, attempt: int) -> int | None:
-        """The seed of an attempt at a segment, both counted from 0; None if the caller gives a source of noise.
+        """The seed of an attempt at a segment, both counted from 0; None if the caller passed an rng.
 
-        A retry adds 1; the seed of a later segment is computed from the first.
+        A retry adds 1; seeds of later segments are derived from the first.
         """
         if self.seed is None:
             return None
@@ -114,7 +114,7 @@ class Plan:
     def limit(self, segment: PlannedSegment, voice: AnyVoice | None, continued: int = 0) -> int:
         """Maximum number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits.
 
-        continued: patches of a voice that is still to be spoken.
+        continued: patches to reserve for a voice that is not spoken yet.
         """
         taken = positions(len(segment.tokens), voice) + continued
         shortest, capacity = self.options.min_patches, self.bundle.manifest.sizes.kv_length
@@ -128,16 +128,16 @@ class Plan:
 
     @system_errors_as(InputError)
     def encoded_voice(self, driver: Driver) -> Voice | None:
-        """The voice that was given; `driver` encodes recordings. None if none was given.
+        """The caller's voice, with recordings encoded by `driver`; None without one.
 
-        Raises InputError if the system refuses something, such as memory.
+        Raises InputError for a system error, such as too little memory.
         """
         return self.voice.encoded(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
     def longest_segment(self, *, anchored: bool) -> int:
-        """Maximum number of text tokens in a segment, by `segment_tokens` and by the speech that fits the KV cache.
+        """Maximum number of text tokens in a segment, by `segment_tokens` and by the speech that fits in the KV cache.
 
-        anchored: leave room for a voice of the same length, spoken before, which this segment continues.
+        anchored: leave room for an equally long segment that this one continues.
         """
         options, voice, manifest = self.options, self.voice, self.bundle.manifest
         by_pace = _seconds_per_token(self.bundle) / self.bundle.architecture.patch_seconds
@@ -159,10 +159,10 @@ class Plan:
         return self._count(text, longest) <= longest
 
     def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
-        """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
+        """Yield the text as one segment if it is short, otherwise in segments whose speech fits in the KV cache.
 
-        Without a voice, room is left for the first segment, which the others continue. more: whether there are other
-        segments in any case. Raises Cancelled.
+        Without a voice, room is left for the first segment, which the others continue. more: whether the speech has
+        other segments in any case. Raises Cancelled.
         """
         anchored = self.voice is None
         whole = Segment(text, ends_paragraph=False)
@@ -171,34 +171,34 @@ class Plan:
             return
         target = max(self.longest_segment(anchored=anchored), MIN_SEGMENT_TOKENS)
         parts = each_segment(text, partial(self._count, target=target), target, self.cancel.check)
-        # If nothing can be said, the error about the whole text is the better one.
+        # If there is nothing to say, the error about the whole text is clearer.
         yield next(parts, whole)
         yield from parts
 
     def split_sentence(self, sentence: str) -> list[Segment]:
-        """A sentence, with the white space after it, as segments; empty if there is nothing to say."""
+        """The segments of a sentence with trailing white space; empty if there is nothing to say."""
         whole = one_segment(sentence)
         parts = [part for segment in whole for part in self.split(segment.text, more=True)]
         return [*parts[:-1], *(part._replace(ends_paragraph=whole[0].ends_paragraph) for part in parts[-1:])]
 
     def read(self, segments: Iterable[Segment | None]) -> Iterator[PlannedSegment | None]:
-        """The segments in order, tokenised and checked. None stays None.
+        """Yield the segments in order, tokenised and checked; None is passed through.
 
-        Without a voice, the first segment is the voice of the others. If it is short, such as a heading, the next ones
-        are added to the voice until there is enough of it.
+        Without a voice, the first segment becomes the voice of the others. If it is short, such as a heading, the next
+        ones are added until the voice is long enough.
 
-        Raises InputError for a segment that cannot be said or does not fit into the KV cache, and MissingExtraError if
+        Raises InputError for a segment that cannot be spoken or does not fit in the KV cache, and MissingExtraError if
         the extra `normalize` is missing for a Chinese text.
         """
         transcript, taken, continued = "", 0, 0
         shortest, growing = self.options.min_patches, self.voice is None
-        # `split` has left room for a voice that is as long as the longest segment.
+        # `split` left room for a voice as long as the longest segment.
         longest = max(self.longest_segment(anchored=True), MIN_SEGMENT_TOKENS)
         for segment in segments:
             if segment is None:
                 yield None
                 continue
-            # The speech before this segment and its own have at most `max_len` patches in all.
+            # Earlier speech and this segment have at most `max_len` patches together.
             if self.max_patches is not None:
                 continued = min(continued, self.max_patches - shortest)
             planned = self.read_segment(segment, transcript, continued)
@@ -212,13 +212,13 @@ class Plan:
             yield planned
 
     def read_text(self) -> Iterator[PlannedSegment]:
-        """All segments of the text in order. Errors: see `read`; and Cancelled."""
+        """Yield all segments of the text in order. Errors: see `read`; and Cancelled."""
         for planned in self.read(self._parts()):
             if planned is not None:
                 yield planned
 
     def _parts(self) -> Iterator[Segment]:
-        """The text cut into segments, each of which says whether another one follows: its last samples depend on it."""
+        """Yield the text in segments, each with `followed` set, on which its last samples depend."""
         self.cancel.check()
         parts = self.split(self.arguments.text or "")
         segment = next(parts)
@@ -231,11 +231,11 @@ class Plan:
     def read_segment(self, segment: Segment, anchored: str, continued: int) -> PlannedSegment:
         """Tokenise and check a segment.
 
-        anchored: transcript of the segments that it continues without a voice. continued: their minimum of patches.
+        anchored: transcript of the segments that it continues if there is no voice. continued: their minimum patches.
         """
         tokenizer = self.bundle.tokenizer
         say = partial(said_text, normalize=self.options.normalize, letters_only=tokenizer.has_letters_only)
-        # A segment that continues the first one continues its style, too.
+        # A segment that continues the first one also continues its style.
         has_control = bool(self.description) and (self.voice is not None or not anchored)
         said = say(controlled(segment.text, self.description) if has_control else segment.text)
         target = spelled(said, tokenizer)
@@ -243,9 +243,9 @@ class Plan:
         transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
         if unknown := tokenizer.unknown_characters(transcript + target):
             warnings.warn(f"this voice has no token for {listed(unknown)}: skipped", stacklevel=2)
-        # The prompt's transcript is used as given, with or without a trailing space.
+        # The prompt's transcript is used unchanged, with or without a trailing space.
         tokens = tokenizer(transcript + target)
-        # The control is read, too, but not spoken.
+        # The control is tokenised but not spoken.
         spoken = spelled(say(segment.text), tokenizer) if has_control else target
         planned = PlannedSegment(
             text=segment.text,
@@ -261,7 +261,7 @@ class Plan:
         return planned
 
     def _count(self, text: str, target: int) -> int:
-        """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
+        """Number of tokens of a text; more than `target` also if it is expected to exceed `longest_seconds`."""
         tokenizer, profile = self.bundle.tokenizer, self.bundle.manifest.speech
         try:
             said = spelled(text, tokenizer)
@@ -275,7 +275,7 @@ class Plan:
 
 
 def positions(text_tokens: int, voice: AnyVoice | None) -> int:
-    """Positions before the first generated patch: text tokens, audio start, and the voice's audio with its markers."""
+    """Positions before the first generated patch: text tokens, audio start, and the voice's audio with markers."""
     before = text_tokens + 1
     return before if voice is None else before + voice.prompt_patches + reference_positions(voice)
 
@@ -286,7 +286,7 @@ def reference_positions(voice: AnyVoice) -> int:
 
 
 def min_anchor(bundle: Bundle) -> float:
-    """Number of text tokens whose speech is enough to be continued as the voice of a text."""
+    """Number of text tokens whose speech is long enough to serve as the voice of later segments."""
     return _ANCHOR_SECONDS / _seconds_per_token(bundle)
 
 
@@ -295,22 +295,22 @@ def _seconds_per_token(bundle: Bundle) -> float:
 
 
 def letters_in(text: str) -> int:
-    """Number of letters and digits of a text, which its expected duration follows from."""
+    """Number of letters and digits of a text, from which its expected duration is computed."""
     return sum(map(str.isalnum, text))
 
 
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
-    """The plan of a call. It reads recordings, but runs no step model.
+    """The plan of a call. Decodes recordings, but runs no step model.
 
-    A text of up to MAX_READ_AT_ONCE characters is read and checked as a whole. Of a longer one only the first segment
-    is, and that the voice can say all of its letters; the rest is read when it is spoken.
+    A text of up to MAX_READ_AT_ONCE characters is read and checked completely. Of a longer one only the first segment
+    and the alphabet are checked; the rest is read while it is spoken.
 
-    Raises InputError, one line, for anything that cannot be spoken, MissingExtraError as `Plan.read` does, and
+    Raises a one-line InputError for anything that cannot be spoken, MissingExtraError as `Plan.read` does, and
     Cancelled if the call was cancelled before it began.
     """
     a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
     cancel, text = arguments.cancel or CancelToken(), arguments.text
-    # If many utterances share a token, those that have not begun do not begin.
+    # Utterances that share a cancelled token do not start.
     cancel.check()
     description = ""
     if arguments.control:

@@ -1,4 +1,4 @@
-"""What a plan, its stream and its speech consist of: segments, pieces, progress, the whole speech, and warnings."""
+"""The data of plans, streams and speech: segments, pieces, progress, the whole speech, and warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.sequence import Latents
 
 Reason = Literal["", "long", "short", "cut"]
-"""Why speech is suspicious: too long or too short for its text, or cut off by the KV cache; empty if it is not."""
+"""Why speech is suspicious: too long or too short for its text, or cut off by the KV cache; otherwise empty."""
 
 
 @dataclass(frozen=True)
@@ -19,49 +19,49 @@ class PlannedSegment:
 
     text: str  # The segment as the caller wrote it
     transcript: str
-    """The prompt's transcript for a segment that continues this one: as this one is said, before it is spelled."""
+    """The prompt's transcript for a segment that continues this one: normalized, but not spelled."""
     tokens: list[int]  # Tokens of the prompt's transcript and of the text, tokenised together
     transcript_tokens: list[int]
-    """Tokens of the prompt's transcript alone; the last one may differ from `tokens`, where the text follows."""
+    """Tokens of the prompt's transcript alone; the last one may differ in `tokens`, where the text follows."""
     target_tokens: int  # Number of tokens of the text alone
-    letters: int  # Letters and digits of the text alone, which its expected time follows from
+    letters: int  # Letters and digits of the text alone, for its expected duration
     ends_paragraph: bool  # Whether a blank line follows
-    anchors: bool = False  # Whether its speech becomes a part of the voice that later segments continue
-    followed: bool | None = None  # Whether another segment follows; None if not known, as in a session
+    anchors: bool = False  # Whether its speech becomes part of the voice of later segments
+    followed: bool | None = None  # Whether another segment follows; None if unknown, as in a session
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of speech: one patch, a pause between paragraphs, or notice that a segment starts over."""
+    """A piece of speech: one patch, a pause between paragraphs, or a signal that a segment starts over."""
 
     audio: Audio  # (samples,) in [-1, 1]
-    segment: int  # Index of the segment that it belongs to, from 0; a pause belongs to the segment after it
-    patches: int = 0  # Patches of this segment so far; 0 if it is no patch
-    latents: Latents | None = None  # The patch (frames, latent_dim); None if it is no patch
-    attempt: int = 1  # Number of the attempt at the segment, from 1; another attempt begins the segment again
-    attempts: int = 1  # Number of attempts so far; more than `attempt` if an earlier one was the best
+    segment: int  # Index of its segment, from 0; a pause belongs to the next segment
+    patches: int = 0  # Patches of this segment so far; 0 for other pieces
+    latents: Latents | None = None  # The patch (frames, latent_dim); None for other pieces
+    attempt: int = 1  # Number of the attempt at the segment, from 1; each starts the segment over
+    attempts: int = 1  # Number of attempts so far; more than `attempt` if an earlier one was best
     stops: bool = False  # Whether the stop head ended the segment with this patch
-    reason: Reason = ""  # What is suspicious about the segment by now: "long", "short", "cut", or nothing
+    reason: Reason = ""  # What is suspicious about the segment so far
     expected_seconds: float | None = None  # Expected seconds of the segment; None without a `speech.json`
-    planned: PlannedSegment | None = None  # The segment; None if it is no patch
+    planned: PlannedSegment | None = None  # The segment; None for other pieces
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a speech. A short text is one segment."""
+    """The progress of a call. A short text is one segment."""
 
     patches: int  # Patches so far in this attempt at this segment
     audio_seconds: float  # Seconds of speech so far, all segments together
     elapsed_seconds: float  # Seconds of work, all attempts included
-    attempt: int  # Number of this attempt, from 1; earlier ones were bad
-    segment: int = 0  # Index of the segment that is being spoken, from 0
-    segments: int | None = 1  # Number of segments; None for a long text, which is read while it is spoken
+    attempt: int  # Number of this attempt, from 1
+    segment: int = 0  # Index of the current segment, from 0
+    segments: int | None = 1  # Number of segments; None for a long text, which is read lazily
     remaining_seconds: float | None = None  # Estimated seconds of work left; None during the first segment
-    segment_tokens: int = 0  # Number of tokens of the text of the segment that is being spoken
+    segment_tokens: int = 0  # Number of text tokens of the current segment
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of speech; below 1 is faster than real time."""
+        """Seconds of work per second of speech; below 1 is faster than real time."""
         return self.elapsed_seconds / self.audio_seconds
 
 
@@ -75,16 +75,13 @@ class SpokenSegment:
     text: str
     audio: Audio = field(repr=False)  # (samples,) in [-1, 1]
     latents: Latents = field(repr=False)  # Generated patches (patches, frames, latent_dim)
-    seed: int | None  # The seed of the attempt that made this audio; None if the caller gave an `rng`
-    attempts: int  # Number of attempts that were made
+    seed: int | None  # The seed that generated this audio; None if the caller passed an `rng`
+    attempts: int  # Number of attempts
     stopped: bool
-    """Whether the stop head ended the segment; otherwise it reached a limit of length, or was cancelled."""
+    """Whether the stop head ended the segment; otherwise it reached a length limit or was cancelled."""
     reason: Reason = ""
-    """What is suspicious even about the best attempt: "long", "short", "cut" (by the KV cache), or nothing.
-
-    Without `retry_badcase` lengths are not judged.
-    """
-    expected_seconds: float | None = None  # Seconds that were expected; None without a `speech.json`
+    """What is suspicious even about the best attempt. Without `retry_badcase` lengths are not checked."""
+    expected_seconds: float | None = None  # Expected seconds; None without a `speech.json`
     ends_paragraph: bool = False  # Whether a blank line follows in the text
 
 
@@ -94,7 +91,7 @@ class SuspiciousSegment(NamedTuple):
     number: int  # Number of the segment in the speech, from 1
     reason: Reason  # "long", "short", or "cut" by the KV cache
     seconds: float  # Seconds of speech
-    expected_seconds: float | None  # Seconds that were expected; None without a `speech.json`
+    expected_seconds: float | None  # Expected seconds; None without a `speech.json`
 
 
 @dataclass(frozen=True)
@@ -104,13 +101,13 @@ class Speech:
     audio: Audio  # (samples,) in [-1, 1]
     sample_rate: int  # Hz
     latents: Latents  # Generated patches of all segments (patches, frames, latent_dim)
-    seed: int | None  # The seed that reproduces this audio; None if the caller gave an `rng`
-    attempts: int  # Largest number of attempts at a segment
+    seed: int | None  # The seed that reproduces this audio; None if the caller passed an `rng`
+    attempts: int  # Maximum number of attempts at a segment
     stopped: bool
-    """Whether the stop head ended every segment; otherwise a limit of length ended the speech or one, or `cancel`."""
+    """Whether the stop head ended every segment; otherwise a length limit or `cancel` did."""
     elapsed_seconds: float  # Seconds of work, all attempts included
     segments: tuple[SpokenSegment, ...] = ()  # The spoken segments, in order
-    cancelled: bool = False  # Whether it was cancelled; then it is what had been spoken until then
+    cancelled: bool = False  # Whether it was cancelled; then this is the speech up to that point
 
     def __repr__(self) -> str:
         return (
@@ -121,7 +118,7 @@ class Speech:
 
     @property
     def suspicious(self) -> tuple[SuspiciousSegment, ...]:
-        """The segments that are suspicious in every attempt; empty for a good speech."""
+        """The segments that are suspicious in every attempt."""
         return tuple(
             SuspiciousSegment(
                 number, segment.reason, len(segment.audio) / self.sample_rate, segment.expected_seconds
@@ -142,7 +139,7 @@ class Speech:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of speech."""
+        """Seconds of work per second of speech; infinite without speech."""
         return self.elapsed_seconds / self.audio_seconds if len(self.audio) else float("inf")
 
 
@@ -151,12 +148,12 @@ class SuspiciousWarning(UserWarning):
 
 
 class TooLongWarning(SuspiciousWarning):
-    """Speech that is suspiciously long for its text: repetition, or endless noise."""
+    """Speech that is suspiciously long for its text, such as repetition or endless noise."""
 
 
 class TooShortWarning(SuspiciousWarning):
-    """Speech that is suspiciously short for its text: words are missing."""
+    """Speech that is suspiciously short for its text, so that words may be missing."""
 
 
 class UnspokenWarning(UserWarning):
-    """A speech that `max_len` has ended before all segments of its text were spoken."""
+    """Speech that `max_len` ended before all segments of its text were spoken."""

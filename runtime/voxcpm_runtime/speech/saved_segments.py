@@ -1,4 +1,4 @@
-"""The finished segments of a long speech, saved next to its output file so that a later run can resume."""
+"""Finished segments of a long text, saved next to the output file so that a later run can resume."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SavedSegments:
     """Segments of one speech, saved in a folder next to its output file.
 
     output: the audio file to write. digest: SHA-256 over everything that determines the speech, except for a random
-    seed. drawn: whether `seed` is random; then an earlier run's seed replaces it. Segments of another digest or seed
-    are deleted when the first segment of this run is saved.
+    seed. drawn: whether `seed` is random; then the seed of an earlier run replaces it. Segments with another digest or
+    seed are deleted when the first segment of this run is saved.
 
     Raises InputError, as `put` does, while another run saves segments of the same output.
     """
@@ -42,7 +42,7 @@ class SavedSegments:
         self._digest = digest
         self._lock: Lock | None = None
         self._one_thread = threading.Lock()
-        # Fails now if another run has the lock, before any work. It is held once the first segment is saved.
+        # Fail before any work if another run has the lock. It is acquired when the first segment is saved.
         if (lock := self._locked()) is not None:
             lock.release()
         recorded = _plan_in(self.folder)
@@ -56,7 +56,7 @@ class SavedSegments:
         return len(list(self.folder.glob("*.segment"))) if self._is_same else 0
 
     def get(self, index: int) -> SpokenSegment | None:
-        """The saved segment of that index; None if it is missing, damaged, or the file of another segment."""
+        """The saved segment of that index; None if it is missing, damaged, or from another speech or index."""
         if not self._is_same:
             return None
         try:
@@ -73,7 +73,7 @@ class SavedSegments:
         fields: dict[str, Any] = asdict(segment)
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:
-            # Segments of a batch end in different threads.
+            # Several threads may save segments.
             with self._one_thread:
                 if self._lock is None:
                     self._hold()
@@ -82,7 +82,7 @@ class SavedSegments:
                     sealed(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
                 )
         except OSError as error:
-            # Removed if it was created, but stayed empty.
+            # Remove the folder if it is empty.
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
             raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
@@ -91,10 +91,10 @@ class SavedSegments:
         """Delete all saved segments, unless another run is saving its own."""
         with contextlib.suppress(InputError):
             self._lock = self._lock or self._locked()
-        # Left by a killed run.
+        # May be left from a killed run.
         shutil.rmtree(self._discarded, ignore_errors=True)
         if self._lock is not None:
-            # Atomically: no run may find some segments of a finished speech, and speak the others again.
+            # Atomic, so that no run finds a part of the segments and speaks the others again.
             with contextlib.suppress(OSError):
                 self.folder.rename(self._discarded)
             for folder in (self._discarded, self.folder):
@@ -102,13 +102,13 @@ class SavedSegments:
             self.release()
 
     def release(self) -> None:
-        """Release the lock on the segments until this run saves the next one."""
+        """Release the lock until this run saves the next segment."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _hold(self) -> None:
-        """Create and lock the folder, and empty it of another speech's segments."""
+        """Create and lock the folder, and delete the segments of another speech."""
         while self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._locked()
@@ -120,13 +120,13 @@ class SavedSegments:
                 with whole_file(self.folder / _PLAN) as file:
                     file.write(json.dumps(plan).encode())
         except BaseException:
-            # The next segment must not be saved without the plan.
+            # Segments must not be saved without the plan.
             self.release()
             raise
         self._is_same = True
 
     def _locked(self) -> Lock | None:
-        """A lock on the folder; None if the folder is gone. Raises InputError while another run has it."""
+        """A lock on the folder; None if the folder does not exist. Raises InputError while another run has it."""
         try:
             return lock_folder(self.folder)
         except BlockingIOError:
@@ -137,7 +137,7 @@ class SavedSegments:
             return None
 
     def _place(self, index: int) -> str:
-        """What a file of this index must state, so that exchanged files are noticed."""
+        """Metadata of the segment with this index, so that misplaced files are detected."""
         return json.dumps({"digest": self._digest, "seed": self.seed, "index": index})
 
     def _path(self, index: int) -> Path:
@@ -145,7 +145,7 @@ class SavedSegments:
 
 
 def _plan_in(folder: Path) -> dict[str, Any]:
-    """The plan of a folder's segments; empty if there is none. Raises OSError if it cannot be read: it may be ours."""
+    """The plan of a folder's segments; empty if missing or damaged. Raises OSError if it cannot be read."""
     try:
         plan = read_json(folder / _PLAN)
     except (FileNotFoundError, ValueError):

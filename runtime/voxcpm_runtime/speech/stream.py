@@ -1,8 +1,8 @@
-"""Speech while it is being made, segment after segment. A whole speech is its stream, gathered.
+"""Streaming speech, segment by segment. Whole speech is the stream, gathered.
 
 plan ─► segments ─► attempts at each ─► pieces ─► chunks of audio, or a `Speech`
 
-The only place of limits, pauses, progress, warnings and cancellation: sessions, batches, jobs and the server use it.
+Limits, pauses, progress, warnings and cancellation are handled here alone, for sessions, batches, jobs and the server.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def stream(
     plan: Plan, segments: Iterable[PlannedSegment | None], driver: Driver, voice: Voice | None,
     prefix: Callable[[Voice], Prefix], whole: Gathered | None = None,
 ) -> Iterator[Piece]:  # fmt: skip
-    """The pieces of the segments while they are spoken, with pauses between paragraphs.
+    """Yield the pieces of the segments as they are spoken, with pauses between paragraphs.
 
-    voice: the plan's, encoded; without one, the first segments are the voice of the others. prefix: computes the
-    language models' states of a voice. whole: gathers the speech; then a bad segment is tried again. Segments are
-    taken one by one, when all pieces of the one before are spoken. None, where there is no segment yet, gives a piece
-    without samples. When cancelled, it raises Cancelled, or with `keep_partial` ends.
+    voice: the plan's, encoded; without one, the first segments become the voice of the others. prefix: computes the
+    language models' states of a voice. whole: gathers the speech; then bad segments are retried. Segments are consumed
+    one by one, each after all pieces of the previous one. None, if there is no segment yet, yields a piece without
+    samples. If cancelled, raises Cancelled, or returns with `keep_partial`.
     """
     heard = whole or Gathered(plan, whole=False)
-    # Letters that are spoken in the voice's prompt; None once a suspicious segment is part of it.
+    # Letters spoken in the voice's prompt; None once it includes a suspicious segment.
     letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
     left, index, paused = plan.max_patches, 0, False
     try:
@@ -60,8 +60,8 @@ def stream(
                 continue
             if left == 0:
                 warnings.warn(
-                    f"max_len ({plan.options.max_len} patches) is reached before segment {index + 1}: the text from "
-                    "there on is not spoken",
+                    f"max_len ({plan.options.max_len} patches) is reached before segment {index + 1}: the rest of the "
+                    "text is not spoken",
                     UnspokenWarning,
                     stacklevel=2,
                 )
@@ -86,19 +86,19 @@ def stream(
     except Cancelled:
         heard.cancelled = True
     if heard.cancelled and not plan.arguments.keep_partial:
-        # Raised anew: the traceback of the first error has frames that hold the caches.
+        # A new exception: the traceback of the first one keeps the KV caches alive.
         plan.cancel.check()
 
 
 def _spoken_letters(voice: Voice, bundle: Bundle) -> int:
-    """Number of letters that are spoken in a voice's prompt, without the controls that its turns may begin with."""
+    """Number of letters spoken in a voice's prompt, without the controls that its turns may begin with."""
     spoken = without_control if bundle.architecture.traits.takes_reference else str
     transcript = "".join(spoken(turn.text) for turn in voice.header.turns)
     return letters_in(spelled_transcript(transcript, bundle.tokenizer))
 
 
 class Gathered:
-    """What has been spoken of a plan: the whole speech, or only as much as a stream needs that is played."""
+    """Collects the speech of a plan: everything for a `Speech`, or without audio if it is only streamed."""
 
     def __init__(self, plan: Plan, *, whole: bool = True) -> None:
         self._plan = plan
@@ -106,7 +106,7 @@ class Gathered:
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
         self._store = None if self._is_one_segment or not whole else plan.arguments.saved_segments
         self._segments: list[SpokenSegment] = []
-        # The patches of the current attempt at the segment that is being spoken.
+        # The patches of the current attempt at the current segment.
         self._pieces: list[Piece] = []
         self._complete = False  # Whether the last segment is spoken
         self.cancelled = False  # Whether the stream was cancelled
@@ -116,20 +116,20 @@ class Gathered:
         self._finished_characters, self._finished_at = 0, 0.0
 
     def saved(self, index: int, planned: PlannedSegment) -> SpokenSegment | None:
-        """The segment as an earlier run saved it, if there is one."""
+        """The segment as saved by an earlier run; None without one."""
         spoken = None if self._store is None else self._store.get(index)
-        # Another release may cut the same text elsewhere.
+        # Another release may split the text differently.
         if spoken is None or spoken.text != planned.text:
             return None
         self._keep(planned, spoken)
         return spoken
 
     def add(self, piece: Piece) -> None:
-        """Add a patch, or drop the attempt so far if the segment begins again."""
+        """Add a patch, or drop the current attempt if the segment starts over."""
         if piece.latents is None:
             self._pieces.clear()
             return
-        # Audio that is played is not kept.
+        # Streamed audio is not kept.
         self._pieces.append(piece if self._whole else replace(piece, audio=np.zeros(0, np.float32)))
         progress, text = self._plan.arguments.progress, self._plan.arguments.text
         if progress is None or text is None:  # A session has no end, so there is no progress to report.
@@ -151,7 +151,7 @@ class Gathered:
         )
 
     def finish(self, index: int, planned: PlannedSegment) -> SpokenSegment:
-        """The complete segment: joined, and saved."""
+        """Join, save and return the complete segment."""
         spoken = self._joined(index, planned)
         if self._store is not None:
             self._store.put(index, spoken)
@@ -160,7 +160,7 @@ class Gathered:
 
     @system_errors_as(InputError)
     def speech(self) -> Speech:
-        """The speech; if it was cancelled, the complete segments and what there is of the next."""
+        """The speech; if it was cancelled, the complete segments and the beginning of the next."""
         plan, spoken = self._plan, list(self._segments)
         if self._pieces and self._pieces[0].planned is not None:
             spoken.append(self._joined(len(spoken), self._pieces[0].planned))
@@ -210,14 +210,14 @@ class Gathered:
 
 
 def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tuple[int, int]:
-    """Patches of the first chunk, by default as many as in the others, and of the others; raises InputError."""
+    """Patches of the first chunk (by default as in the others) and of the others. Raises InputError."""
     others = whole_number(chunk_patches, "chunk_patches", 1, "patches")
     first = others if first_chunk_patches is None else first_chunk_patches
     return whole_number(first, "first_chunk_patches", 1, "patches"), others
 
 
 def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:
-    """The pieces' audio in chunks (samples,) of `first` and then `others` patches; a pause joins the patch after it."""
+    """Yield the audio in chunks (samples,) of `first` and then `others` patches; a pause joins the next patch."""
     wanted = first
     gathered: list[Audio] = []
     patches = 0

@@ -1,7 +1,7 @@
-"""One segment in one voice: what the language models are prefilled with, its expected length, and the attempts at it.
+"""One segment in one voice: its prefill, its expected length, and the attempts at it.
 
 With a `speech.json` (`SpeechProfile`) the expected duration follows from the number of letters and the pace of the
-voice. Without one upstream's rule applies: speech is too long from a number of patches per text token.
+voice. Without one upstream's rule applies, a maximum number of patches per text token.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from voxcpm_runtime.voices.voice import Voice
 Item = TypeVar("Item")
 
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold
-# Shares of the expected duration at which speech is suspicious, and at which an attempt is hopeless and ended. Good
-# speech of the built-in voice takes 0.8 to 1.3 times the duration expected at its pace (TRIALS.md, speech-json).
+# Multiples of the expected duration where speech is suspicious, and where an attempt is aborted. Good speech of the
+# built-in voice takes 0.8 to 1.3 times the duration expected at its pace (TRIALS.md, speech-json).
 _LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
-# Seconds that any text may take beyond the expected duration: a word or two may be said slowly.
+# Seconds that any text may exceed the expected duration, because single words may be said slowly.
 _MORE = 0.8
 _MORE_THAN_MIN_LEN = 3
-"""Speech counts as too long from min_len + 3 patches at the earliest: the shortest speech has min_len + 2."""
-# Minimum and maximum of a prompt's pace; long silence or a wrong transcript would give another.
+"""Speech of fewer than min_len + 3 patches is never too long: the shortest speech has min_len + 2."""
+# Minimum and maximum pace of a prompt; long silence or a wrong transcript would exceed them.
 _PACES = (0.8, 1.5)
 _CATEGORIES: dict[Reason, type[UserWarning]] = {"long": TooLongWarning, "short": TooShortWarning}
 
 
 @dataclass(frozen=True)
 class ExpectedLength:
-    """The length that an utterance should have."""
+    """The expected length of an utterance."""
 
     seconds: float | None  # Expected seconds of speech; None without a `speech.json`
     patch_seconds: float  # Seconds of a patch
-    long_from: float  # Patches from which the speech is suspiciously long
-    short_below: float = 0.0  # Patches below which speech that has ended is suspiciously short
-    maximum: float = math.inf  # Patches at which an attempt is ended, as it is hopeless
+    long_from: float  # Patches from which speech is suspiciously long
+    short_below: float = 0.0  # Patches below which finished speech is suspiciously short
+    maximum: float = math.inf  # Patches at which an attempt is aborted
 
     def reason(self, patches: int, *, stopped: bool) -> Reason:
-        """What is suspicious about speech of so many patches. stopped: whether the stop head has ended it."""
+        """What is suspicious about speech of so many patches. stopped: whether the stop head ended it."""
         if patches >= self.long_from:
             return "long"
         return "short" if stopped and patches < self.short_below else ""
 
     def badness(self, patches: int, *, stopped: bool) -> tuple[bool, float]:
-        """A sort key for bad attempts; equal for all if no length is expected.
+        """A sort key for bad attempts; equal for all without an expected length.
 
-        Speech that the stop head has not ended is worse than any other, as its real length is unknown. Otherwise the
-        distance from the expected length counts, as the logarithm of their ratio.
+        Speech not ended by the stop head is worst, as its real length is unknown. Otherwise the key is the absolute
+        logarithm of the ratio to the expected length.
         """
         if self.seconds is None:
             return False, 0.0
@@ -72,7 +72,7 @@ class ExpectedLength:
 def expected_length(
     profile: SpeechProfile, letters: int, patch_seconds: float, *, pace: float = 1.0, min_len: int = 0
 ) -> ExpectedLength:
-    """The length of a text of so many letters. pace: of the voice, 1 for the profile's. min_len: the option."""
+    """The expected length of a text. pace: of the voice, relative to the profile's. min_len: the option."""
     seconds = profile.expected_seconds(max(letters, 1)) * pace
     longest = max(max(_LONG * seconds, seconds + _MORE) / patch_seconds, min_len + _MORE_THAN_MIN_LEN)
     return ExpectedLength(
@@ -86,17 +86,16 @@ def expected_length(
 
 @dataclass(frozen=True)
 class Utterance:
-    """What to prefill, and how many patches may follow; make one with `utterance`."""
+    """What to prefill, and how many patches may follow; create one with `utterance`."""
 
     index: int  # Index of the segment in the speech, from 0
     segment: PlannedSegment
     sequence: Sequence
-    shared: int  # Number of positions at the start that are the voice's own
+    shared: int  # Number of leading positions that the voice's prefix covers
     limit: int
-    """Maximum number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
-    `max_len` leaves less."""
-    limited_by_cache: bool  # Whether the KV cache makes `limit` smaller
-    length: ExpectedLength  # The length that it should have
+    """Maximum number of patches: upstream's, or less by the KV cache, `ExpectedLength.maximum` or `max_len`."""
+    limited_by_cache: bool  # Whether the KV cache determines `limit`
+    length: ExpectedLength
 
 
 def utterance(
@@ -105,8 +104,8 @@ def utterance(
 ) -> Utterance:  # fmt: skip
     """The segment of that index in a voice. Raises InputError if the voice leaves too little room for it.
 
-    prompt_letters: letters that are spoken in the voice's prompt; 0 if its pace is unknown. left: patches that the
-    speech may still have; None for any number.
+    prompt_letters: letters spoken in the voice's prompt; 0 if its pace is unknown. left: patches left of `max_len`;
+    None for no limit.
     """
     a = plan.bundle.architecture
     sequence = build_sequence(
@@ -115,7 +114,7 @@ def utterance(
     )  # fmt: skip
     fitting = plan.limit(segment, voice)
     length = _length(plan, segment, voice, sequence, prompt_letters)
-    # A maximum that the caller gives for a single segment is intended, and without judging, nothing is hopeless.
+    # The caller's `max_len` for a single segment is intended. Without `retry_badcase` lengths are not checked.
     is_multi_segment = index > 0 or segment.followed is True
     guessed = plan.options.max_len is None or is_multi_segment
     maximum = length.maximum if plan.options.retry_badcase and guessed else math.inf
@@ -123,7 +122,7 @@ def utterance(
     bound = min(plan.options.patch_bound(segment.target_tokens), maximum)
     shared = 0
     if voice is not None:
-        # The tokens that are equal for the transcript alone and for transcript and text together.
+        # The common prefix of the tokens of the transcript, alone and with the text.
         pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
         shorter = min(len(segment.tokens), len(segment.transcript_tokens))
         shared = reference_positions(voice) + next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
@@ -147,10 +146,10 @@ def _length(
         context = len(sequence.decoder_context(a.traits.decoder_context_patches))
         heard = context if a.traits.context_counts_as_speech else 0
         longest = segment.target_tokens * options.retry_badcase_ratio_threshold - heard
-        # Unlike upstream's, the length of `min_len` is not too long.
+        # Unlike upstream, the minimum length is never too long.
         return ExpectedLength(None, a.patch_seconds, max(longest, options.min_len + _MORE_THAN_MIN_LEN))
     pace = 1.0
-    # A word or two may be said at any pace, whatever follows.
+    # One or two words do not tell the pace.
     if voice is not None and prompt_letters and len(segment.transcript_tokens) >= min_anchor(plan.bundle):
         seconds = voice.prompt_patches * a.patch_seconds
         pace = min(max(seconds / profile.expected_seconds(prompt_letters), _PACES[0]), _PACES[1])
@@ -160,16 +159,16 @@ def _length(
 def attempts(
     plan: Plan, driver: Driver, utterance: Utterance, prefix: Prefix | None, *, retries: bool
 ) -> Generator[Piece, None, None]:
-    """The patches of one attempt after another, until one is good or all attempts are used.
+    """Yield the patches of one attempt after another, until one is good or all attempts are used.
 
-    A piece without latents says that another attempt begins. Of several bad attempts the one is kept that ended by
-    itself and whose length is nearest to the expected one: if it was not the last, it follows once more. prefix: what
-    the language models computed for the utterance's voice. retries: False makes one attempt only, for audio that is
-    heard immediately; then a warning comes as soon as the speech is suspicious.
+    A piece without latents starts a new attempt. Of several bad attempts the best is kept (`ExpectedLength.badness`);
+    if it was not the last one, its pieces are repeated. prefix: what the language models computed for the utterance's
+    voice. retries: False for a single attempt, for audio that is played immediately; then the warning is issued as soon
+    as the speech is suspicious.
 
-    Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled, and
-    InputError if the system refuses something, such as memory. Warns of speech that is suspicious in the attempt that
-    is kept: TooLongWarning, TooShortWarning, or UserWarning if the KV cache cut it off.
+    Closing the iterator cancels before the next step, as the plan's `cancel` does. Raises Cancelled, and InputError for
+    a system error, such as too little memory. Warns if the attempt that is kept is suspicious: TooLongWarning,
+    TooShortWarning, or UserWarning if the KV cache cut it off.
     """
     with system_errors_as(InputError):
         ending = CancelToken(plan.cancel)
@@ -188,11 +187,11 @@ def attempts(
             reason: Reason = ""
             decode = driver.patch_decoder(utterance.sequence)
             noise = plan.noise(utterance.index, attempt - 1)
-            # A caller's own source of noise is not drawn from for a patch that may not be needed.
+            # Do not draw from the caller's rng for a patch that may not be needed.
             ahead = plan.arguments.rng is None
             patches = driver.generate_patches(prefilled, options, noise, utterance.limit, ahead=ahead)
             if parallel:
-                # A patch is decoded while the next one is predicted.
+                # Decode a patch while the next one is predicted.
                 patches = one_ahead(patches)
             try:
                 for patch in patches:
@@ -212,31 +211,31 @@ def attempts(
                     if retries:
                         spoken.append(piece)
                     elif reason and not before:
-                        _warn(utterance, piece, "a stream is not retried")
+                        _warn(utterance, piece, "streams are not retried")
                     yield piece
             except BaseException:
                 ending.cancel()
                 raise
             finally:
-                # Waits for the patch that is being predicted.
+                # Wait for the patch that is being predicted.
                 patches.close()
             if not reason or not retries:
                 return
             rejected.append(spoken)
-        # Of equally bad attempts the last, which upstream keeps.
+        # Of equally bad attempts the last, as upstream.
         best = min(reversed(rejected), key=lambda a: utterance.length.badness(len(a), stopped=a[-1].stops))
         if best is not rejected[-1]:
             yield Piece(restart, utterance.index, attempt=best[0].attempt, attempts=maximum)
             for piece in best:
                 yield replace(piece, attempts=maximum)
-        kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not retried"
+        kept = f"the best of {maximum} attempts is kept" if maximum > 1 else "it was not retried"
         _warn(utterance, best[-1], kept)
 
 
 def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """The items, each made on another thread while the caller works on the one before.
+    """Yield the items, each computed on another thread while the caller processes the previous one.
 
-    An error is raised when its item is asked for. Closing waits for the item that is being made.
+    An error is raised in place of its item. Closing waits for the item that is being computed.
     """
     end: Any = object()
     with ThreadPoolExecutor(1, "one_ahead") as pool:
@@ -246,26 +245,26 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
                 pending = pool.submit(next, items, end)
                 yield item
         finally:
-            # An error's traceback has this frame: with the error in it, both would keep the KV caches.
+            # An error's traceback refers to this frame: a reference to the error would form a cycle with the KV caches.
             del pending
 
 
 def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio) -> Audio:
-    """A patch's audio (samples,), faded where its segment is joined to another one.
+    """A patch's audio (samples,), faded where its segment joins another one.
 
-    A patch is known to be the last one when it is made, so streamed and whole speech have the same samples.
+    The last patch is known when it is generated, so streamed and whole speech have the same samples.
     """
     rate = plan.bundle.architecture.output_sample_rate
     if utterance.index > 0 and patch.index == 0:
         audio = faded_in(audio, rate)
-    # Whether another sentence follows in a session is not known; there, speech that a limit ended is faded.
+    # In a session it is unknown whether another sentence follows; there, only speech cut off by a limit is faded.
     joins = not patch.stops if utterance.segment.followed is None else utterance.segment.followed
     last = patch.stops or patch.index + 1 == utterance.limit
     return faded_out(audio, rate) if last and joins else audio
 
 
 def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
-    """What is suspicious about an attempt up to this patch."""
+    """What is suspicious about an attempt up to this patch. judged: whether to check its length."""
     patches = patch.index + 1
     if judged and (reason := utterance.length.reason(patches, stopped=patch.stops)):
         return reason
@@ -274,7 +273,7 @@ def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
 
 
 def _warn(utterance: Utterance, last: Piece, then: str) -> None:
-    """Warn of a suspicious segment. then: what became of it."""
+    """Warn of a suspicious segment. then: what was done about it."""
     patches, seconds = last.patches, utterance.length.seconds
     if last.reason == "cut":
         what = f"was cut off after {patches} patches: the KV cache is full"

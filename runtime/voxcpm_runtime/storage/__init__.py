@@ -1,1 +1,1 @@
-"""Files that appear only when they are complete, and freed memory returned to the operating system."""
+"""Atomic writes, checksummed tensors, and memory returned to the operating system."""

@@ -1,4 +1,4 @@
-"""Memory that is returned to the operating system when it is freed."""
+"""Returning freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import mmap
 import numpy as np
 from numpy.typing import DTypeLike
 
-# Of an array with its own mapping; smaller ones would waste much of their last page.
+# Minimum size of an array with its own mapping; smaller ones would waste much of their last page.
 _MIN_MAPPED_BYTES = 1 << 16
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the operating system; a no-op with other allocators than glibc's.
+    """Return freed memory to the operating system; a no-op unless the allocator is glibc's.
 
-    glibc would keep it for later: 0.4 GB after loading VoxCPM 1.5 in int8, 1.4 GB after closing it.
+    glibc would keep it: 0.4 GB after loading VoxCPM 1.5 in int8, 1.4 GB after closing it.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An array of zeros whose memory is returned as soon as nothing refers to it.
+    """An array of zeros with its own memory mapping, unmapped as soon as it is unreferenced.
 
-    KV caches live as long as a call. On glibc's heap they fragment the memory, so that a server keeps growing.
+    KV caches live as long as a call. On glibc's heap they cause fragmentation, and a server's memory keeps growing.
     """
     count = math.prod(shape)
     size = count * np.dtype(dtype).itemsize
     if size < _MIN_MAPPED_BYTES:
         return np.zeros(shape, dtype)
-    # Not shared with forked processes.
+    # Copy-on-write in forked processes.
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(mapped, dtype, count).reshape(shape)

@@ -1,4 +1,4 @@
-"""Tensors in the safetensors format with a digest of the whole content, so that damage is detected."""
+"""safetensors files with a checksum of tensors and metadata."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 def sealed(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file of the tensors and metadata, with the digest of both."""
+    """A safetensors file of the tensors and metadata, with a digest of both."""
     own = dict(metadata or {})
     return tensor_file(tensors, {**own, _DIGEST_KEY: _digest(tensors, own)})
 
 
 def unsealed(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str], bool]:
-    """The tensors and metadata of a file, and whether it has a digest, which earlier releases did not write.
+    """The tensors and metadata of a safetensors file, and whether it has a digest (earlier releases wrote none).
 
-    Raises ValueError for any other file, and if the digest differs.
+    Raises ValueError if it cannot be parsed or its digest differs.
     """
     try:
         tensors = load(content)
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(first_line(error)) from None
-    # The header is valid, as safetensors has parsed it; but `load` does not return the metadata.
+    # `load` has validated the header, but does not return the metadata.
     metadata = dict(header_of(content)[0].get("__metadata__") or {})
     digest = metadata.pop(_DIGEST_KEY, None)
     if digest not in (None, _digest(tensors, metadata)):

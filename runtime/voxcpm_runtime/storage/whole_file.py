@@ -1,10 +1,10 @@
 """Atomic writes: a file appears when it is complete, or not at all. Links are followed.
 
-the path is                             what happens
-nothing, or a dangling link             the file, or the link's target, appears when it is complete
-a file, or a link to one                replaced when the new one is complete, which keeps mode and owner;
-                                        a read-only file is refused, unless `overwrite`
-a named pipe, a character device        the complete content is written into it
+path                                    effect
+missing, or a dangling link             the file, or the link's target, is created by an atomic rename
+a file, or a link to one                replaced by an atomic rename, with its mode and owner;
+                                        OSError for a read-only file, unless `overwrite`
+a named pipe, a character device        the complete content is written to it
 a folder, a socket, a block device      OSError
 """
 
@@ -39,27 +39,27 @@ def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryI
     if target is None:
         content = io.BytesIO()
         yield content
-        # Waits until a named pipe has a reader.
+        # Blocks until a named pipe has a reader.
         path.write_bytes(content.getbuffer())
         return
     part, file, lock = _opened(target)
     kept = False
     try:
         with file:
-            file.truncate()  # what a killed process wrote
+            file.truncate()  # left by a killed process
             _take_mode_and_owner(file.fileno(), target)
             yield file
         part.replace(target)
         kept = True
     finally:
-        # After the rename, a file of this name belongs to another process.
+        # After the rename, a file of this name would be another process's.
         if not kept:
             part.unlink(missing_ok=True)
         lock.release()
 
 
 def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
-    """The file that is created or replaced when `path` is written, with all links followed; None for a stream.
+    """The file that writing to `path` creates or replaces, with all links resolved; None for a pipe or a device.
 
     overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError.
     """
@@ -76,7 +76,7 @@ def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
 
 
 def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Raises InputError if an output is also an input, under any name or link; a pipe or device may be both."""
+    """Raises InputError if an output is also an input, by any name or link; a pipe or device may be both."""
     for given in inputs:
         with contextlib.suppress(OSError):
             same = given is not None and user_path(given).samefile(output)
@@ -110,7 +110,7 @@ def make_folder(path: Path) -> None:
 
 
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
-    """A new temp file, open and locked. It replaces that of a killed process; if one is in use, it has another name."""
+    """A temp file, open and locked. It reuses that of a killed process; if that one is in use, it gets another name."""
     part = hidden_beside(path, "0.part")
     file: BinaryIO | None = None
     try:
@@ -118,7 +118,7 @@ def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
     except OSError:
         if not os.path.lexists(part):
             raise
-    # It may have been renamed between these calls, and then it is a finished file.
+    # Between these calls another process may have finished and renamed it.
     if file is None or not (try_lock(file.fileno()) and is_at(file.fileno(), part)):
         if file is not None:
             file.close()
@@ -130,7 +130,7 @@ def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
 
 
 def _take_mode_and_owner(descriptor: int, target: Path) -> None:
-    """Give a new file the mode of the file that it replaces, and its owner and group if the system allows it."""
+    """Copy the mode of the file to be replaced, and its owner and group if permitted."""
     try:
         earlier = target.stat()
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Text: checks, normalisation, segments and tokens."""
+"""Text processing: normalization, sentences, segments and tokens."""

@@ -9,9 +9,9 @@ _OPENING, _CLOSING = "(（", ")）"
 
 
 def described(control: str | None) -> str:
-    """The description in a control, such as "warm, slow", without parentheses around it; empty for none.
+    """The description in a control, such as "warm, slow", without enclosing parentheses; empty for None.
 
-    Raises InputError for an unbalanced parenthesis, which would end the description early.
+    Raises InputError for an unmatched parenthesis, which would end the description early.
     """
     description = (control or "").strip()
     depth = 0
@@ -32,7 +32,7 @@ def described(control: str | None) -> str:
 def checked_control(control: str | None, a: Architecture, *, continues: bool) -> str:
     """The description in a call's control. continues: whether the call has a prompt to continue.
 
-    Raises InputError on a generation before VoxCPM2, together with a prompt, and for an unbalanced parenthesis.
+    Raises InputError before VoxCPM2, together with a prompt, and for an unmatched parenthesis.
     """
     description = described(control)
     if description:
@@ -48,12 +48,12 @@ def checked_control(control: str | None, a: Architecture, *, continues: bool) ->
 
 
 def controlled(text: str, description: str) -> str:
-    """The text with the description, if there is one, in parentheses before it."""
+    """The text, prefixed with the description in parentheses if there is one."""
     return f"({description}){text}" if description else text
 
 
 def without_control(text: str) -> str:
-    """The text without the description in parentheses, ASCII or full-width, that it begins with."""
+    """The text without a leading description in parentheses, ASCII or full-width."""
     depth = 0
     for index, char in enumerate(text):
         depth += (char in _OPENING) - (char in _CLOSING)
@@ -65,4 +65,4 @@ def without_control(text: str) -> str:
 def require_references(a: Architecture, what: str, instead: str) -> None:
     """Raises InputError before VoxCPM2. what: the feature that needs it. instead: what to do."""
     if not a.traits.takes_reference:
-        raise InputError(f"{what} needs VoxCPM2, and this bundle is of an earlier VoxCPM; {instead}")
+        raise InputError(f"{what} needs VoxCPM2, but this bundle is an earlier VoxCPM; {instead}")

@@ -1,13 +1,13 @@
-"""Text normalization: the written text as it is said.
+"""Text normalization: from written text to spoken words.
 
 With `normalize`, numbers, dates, money and symbols become words, and markup and emoji are removed. As in upstream
 (`utils/text_normalize.py`), a text with a Chinese character is Chinese, and any other is English. English is read by
 `voxcpm_runtime.english`, Chinese by wetext. In Chinese the result equals upstream's, except where upstream fails or
-adds words: every quotation mark becomes " or ', wetext's backslashes are removed, full-width letters and numbers with a
-sign inside become ASCII, a composed emoji is removed completely, and `1 < 2 and 3 > 2` is not mistaken for a tag.
+adds words: every quotation mark becomes " or ', wetext's backslashes are removed, full-width letters and numbers with
+punctuation inside become ASCII, a composed emoji is removed completely, and `1 < 2 and 3 > 2` is not parsed as a tag.
 
-A vocabulary of letters, as the built-in voice has, needs everything in words: `spelled`. Published vocabularies have
-every character, and their texts stay as they are.
+A vocabulary of letters, such as the built-in voice's, needs everything in words: `spelled`. Published vocabularies have
+every character, and their texts are not changed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Replacement = str | Callable[[re.Match[str]], str]
 Substitution = tuple[re.Pattern[str], Replacement]
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
-_PAUSES = ";:()[]{}–—"  # Marks that are read as a comma if the vocabulary lacks them
+_PAUSES = ";:()[]{}–—"  # Become a comma if the vocabulary lacks them
 _STOPS = ".!?"
-_MAX_SHOWN = 60  # Characters of a text in an error
+_MAX_SHOWN = 60  # Characters of the text in an error message
 _MAX_LISTED = 10
 
 
 def rules(table: Mapping[str, Replacement]) -> tuple[Substitution, ...]:
-    """The rules of a table, in order: what each pattern is replaced with."""
+    """The compiled rules of a table, pattern -> replacement, in order."""
     return tuple((re.compile(pattern), replacement) for pattern, replacement in table.items())
 
 
 def substituted(text: str, substitutions: Iterable[Substitution]) -> str:
-    """The text after all substitutions in order; each works on the result of those before it."""
+    """The text after all substitutions, applied in order."""
     for pattern, replacement in substitutions:
         text = pattern.sub(replacement, text)
     return text
@@ -50,7 +50,7 @@ def _compatible(found: re.Match[str]) -> str:
     return "：".join(unicodedata.normalize("NFKC", part) for part in found[0].split("："))
 
 
-# Markdown and HTML, in this order: code is removed first, whatever is in it.
+# Markdown and HTML. Code goes first, so that its content is not parsed.
 _MARKUP = rules(
     {
         r"(?s)```.*?```": "",
@@ -63,7 +63,7 @@ _MARKUP = rules(
         r"\\(?![\w\s])": "",  # escapes a mark
     }
 )
-# Emoji with their skin tones, joiners, keycaps and the tags of flags.
+# Emoji with skin tones, joiners, keycaps and flag tags.
 _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F)"
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
@@ -95,7 +95,7 @@ _AFTER_CHINESE = rules(
         "[（）【】]|——": " ",
     }
 )
-# What was replaced leaves spaces before marks, and commas next to other marks.
+# Replacements leave spaces before punctuation, and commas next to other marks.
 _TIDYING = rules(
     {
         r"\s+": " ",
@@ -110,7 +110,7 @@ _TIDYING = rules(
 
 
 def said_text(text: str, *, normalize: bool = False, letters_only: bool = False) -> str:
-    """The text on one line (upstream `core.py`), and with `normalize` as `normalized` rewrites it.
+    """The text on one line (upstream `core.py`), normalized if `normalize`.
 
     Raises InputError if nothing is left to say, and the errors of `normalized`.
     """
@@ -124,11 +124,10 @@ def said_text(text: str, *, normalize: bool = False, letters_only: bool = False)
 
 
 def normalized(text: str, *, letters_only: bool = False) -> str:
-    """The text as it is read aloud: in Chinese if it has a Chinese character, otherwise in English.
+    """The text as it is read aloud, as Chinese if it has a Chinese character, otherwise as English; it may be empty.
 
-    letters_only: for a vocabulary of letters; then `spelled` reads English, and only markup is removed here. Empty if
-    nothing is left, such as for a text of emoji. Raises MissingExtraError if the text is Chinese and the extra
-    `normalize` is missing.
+    letters_only: for a vocabulary of letters; then `spelled` reads English, and only markup is removed here. Raises
+    MissingExtraError if the text is Chinese and the extra `normalize` is missing.
     """
     plain = substituted(text, _MARKUP).strip()
     if _CHINESE.search(text):
@@ -146,18 +145,18 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
 def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     """The text as it is read aloud, for a vocabulary of letters; unchanged if the vocabulary has digits.
 
-    The result has small letters and the vocabulary's marks. Never spell it again: without its capitals, the name Max
-    is an abbreviation. Raises InputError for letters of other alphabets, and if nothing is left to say.
+    The result has lowercase letters and the vocabulary's punctuation. Not idempotent: in lower case, the name Max is an
+    abbreviation. Raises InputError for letters of other alphabets, and if nothing is left to say.
     """
     if not tokenizer.has_letters_only:
         return text
     read_aloud = _english_reader() or str
-    # By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
+    # Sentence by sentence, to keep the stop of an abbreviation that ends one.
     said: list[str] = []
     for sentence in each_sentence(text):
         read = read_aloud(sentence.text)
         said.append(read.lower())
-    # Each character once: whether a vocabulary has it does not depend on its neighbours.
+    # Each character once: whether it has a token does not depend on its neighbours.
     if unknown := tokenizer.unknown_characters("".join(dict.fromkeys("".join(said)))):
         replacements = {ord(char): _replacement(char) for char in unknown}
         if left := tokenizer.unknown_characters("".join(replacements.values())):
@@ -170,14 +169,14 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     whole = " ".join(filter(None, map(_tidy, said)))
     if not whole:
         raise InputError(
-            f"nothing is left to say of {text[:_MAX_SHOWN]!r}: this voice knows letters only",
+            f"nothing to say in {text[:_MAX_SHOWN]!r}: this voice knows letters only",
             argument=argument,
         )
     return whole
 
 
 def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
-    """Raises InputError, as `spelled` does, for a text with letters of other alphabets, without reading it aloud."""
+    """Raises the InputError of `spelled` for letters of other alphabets, without reading the whole text aloud."""
     if tokenizer.has_letters_only:
         for char in dict.fromkeys(text):
             if char.isalpha() and not char.isascii():
@@ -185,23 +184,23 @@ def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
 
 
 def listed(characters: str) -> str:
-    """Characters for a message, one by one: the first few, and how many more there are."""
+    """The first few characters for a message, and the number of the others."""
     more = f" and {len(characters) - _MAX_LISTED} more" if len(characters) > _MAX_LISTED else ""
     return ", ".join(map(repr, characters[:_MAX_LISTED])) + more
 
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
-    """The transcript as `spelled` rewrites it, with a space after it; empty if it was empty."""
+    """The transcript, for a vocabulary of letters as `spelled` rewrites it with a trailing space."""
     if not transcript or not tokenizer.has_letters_only:
         return transcript
     return f"{spelled(transcript, tokenizer, 'prompt_text')} "
 
 
 def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
-    """The transcript of a text that other segments continue, before it is spelled; transcripts are concatenated.
+    """The transcript of a segment, ready to be concatenated with the following ones, before it is spelled.
 
-    For a voice of letters a blank line ends the sentence, so that each text is spelled as it was alone, even if it
-    ended in the middle of a sentence. Otherwise a space follows, if the script uses spaces.
+    For a vocabulary of letters a blank line separates them, so that each is spelled as it was alone, even if it ends
+    within a sentence. Otherwise a space does, if the script uses spaces.
     """
     if tokenizer.has_letters_only:
         return f"{said}\n\n"
@@ -210,7 +209,7 @@ def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
 
 
 def _english_reader() -> Callable[..., str] | None:
-    """The function that reads English; None if that optional package was deleted."""
+    """`english.reading.read_aloud`; None if that optional package was deleted."""
     try:
         from voxcpm_runtime.english.reading import read_aloud
     except ImportError:
@@ -219,7 +218,7 @@ def _english_reader() -> Callable[..., str] | None:
 
 
 def _replacement(char: str) -> str:
-    """What an unknown character is read as: a comma for a long dash, e for é."""
+    """The replacement of an unknown character: a comma for a long dash, e for é."""
     if char in _PAUSES:
         return ","
     if not char.isalpha():
@@ -228,7 +227,7 @@ def _replacement(char: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """The sentence with one space between words and one mark between clauses; empty if it has no word."""
+    """The sentence with single spaces and punctuation marks, and a final stop; empty if it has no letters."""
     tidy = substituted(text, _TIDYING).strip(" ,")
     if not any(map(str.isalpha, tidy)):
         return ""
@@ -243,7 +242,7 @@ def _read_chinese(text: str) -> str:
 
 
 def _read_by_wetext(text: str, normalizer: Any) -> str:
-    """The text as wetext reads it. A text that its grammar rejects is halved until the rejected word is alone."""
+    """The text as wetext reads it. A text that its grammar rejects is bisected to leave the rejected word unchanged."""
     if not text:
         return ""
     with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # all mean: rejected
@@ -259,7 +258,7 @@ def _read_by_wetext(text: str, normalizer: Any) -> str:
 
 @functools.cache
 def _chinese_tools() -> tuple[Any, Any]:
-    """The pattern of an emoji, and wetext's reader of Chinese."""
+    """The emoji pattern, and wetext's normalizer of Chinese."""
     try:
         import regex  # `re` has no Unicode properties
         from wetext import Normalizer

@@ -1,4 +1,4 @@
-"""Cutting a long text into segments, each of which is spoken as one utterance."""
+"""Splitting a long text into segments, each spoken as one utterance."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from voxcpm_runtime.text.sentences import each_sentence
 
 _CLOSERS = "[\"'”’»」』》〉)\\]}）】〕］]*"
 _WIDE = "぀-ヿ㐀-䶿一-鿿\uf900-\ufaff"
-# Where a sentence that is too long is cut, best first: after a stop in a quotation, after a clause, between words.
+# Where to split a sentence that is too long, best first: after a stop in a quotation, after a clause, between words.
 _CUTS = (
     re.compile(rf"[。！？｡।॥؟۔]+{_CLOSERS}|(?<![.!?…])[.!?…]+{_CLOSERS}(?=\s|[{_WIDE}])"),
     re.compile(rf"[，、；：—]+{_CLOSERS}|[,;:–-]{_CLOSERS}(?=\s)"),
     re.compile(rf"\s+|(?<=[{_WIDE}])(?=\w)|(?<=\w)(?=[{_WIDE}])"),
 )
-# A cut within this share of the text from either end is worse than a lower-ranked cut in the middle.
+# A split within this fraction of the text from either end is worse than a lower-ranked one in the middle.
 _EDGE = 0.2
-# The same for an end of a sentence, which is worse than a clause in the middle: a word or two alone are spoken badly.
+# The same for the end of a sentence: a segment of one or two words sounds bad.
 _SENTENCE_EDGE = 0.1
-# Characters of a paragraph that are cut into segments of about equal length: at least, and for each token of a segment.
+# A longer paragraph is split in blocks of so many characters: the minimum, and per token of a segment.
 _MIN_BLOCK = 4000
 _BLOCK_CHARACTERS = 20
 _ZERO_WIDTH_JOINER = "\u200d"
@@ -33,23 +33,23 @@ class Segment(NamedTuple):
     """A part of a text that is spoken as one utterance."""
 
     text: str
-    """What to say. From `each_segment` it has no white space at its ends, and at least one letter or digit."""
+    """What to say. From `each_segment` it is stripped and has at least one letter or digit."""
     ends_paragraph: bool  # Whether a blank line follows
     followed: bool | None = None
-    """Whether another segment follows; None if that is not known, as in a session."""
+    """Whether another segment follows; None if unknown, as in a session."""
 
 
 def each_segment(
     text: str, count_tokens: Callable[[str], int], target: int, check: Callable[[], object] = lambda: None
 ) -> Iterator[Segment]:
-    """The text in segments of at most `target` tokens: whole sentences of one paragraph, of about equal length.
+    """Yield the text in segments of at most `target` tokens: whole sentences of one paragraph, of about equal length.
 
-    Only a sentence of more than `target` tokens is cut, or one next to which very little would be left: after a stop
-    within it or a clause, else between words, at last between two characters. Marks without a letter or digit join
-    their neighbours if there is room, and a paragraph of such marks is left out.
+    A sentence is split only if it has more than `target` tokens or would leave a very short segment: after a stop
+    within it or a clause, else between words, at last between two characters. Text without letters or digits joins its
+    neighbours if there is room; a paragraph of it is left out.
 
-    The text is read paragraph by paragraph, as the segments are taken; a paragraph of very many sentences in parts.
-    `check` is called after each and may raise: there may be millions of characters before the first segment.
+    The text is read lazily, by paragraphs, and very long paragraphs in blocks. `check` is called after each and may
+    raise: there may be millions of characters before the first segment.
     """
     for paragraph, ends, closed in _paragraphs(text, max(_MIN_BLOCK, _BLOCK_CHARACTERS * target)):
         check()
@@ -61,7 +61,7 @@ def each_segment(
 
 
 def one_segment(sentence: str) -> list[Segment]:
-    """A list of the sentence as one segment; empty if there is nothing to say."""
+    """The sentence as a single segment; empty if there is nothing to say."""
     ends_paragraph = sentence[len(sentence.rstrip()) :].count("\n") > 1
     return [Segment(sentence.strip(), ends_paragraph)] if has_words(sentence) else []
 
@@ -74,7 +74,7 @@ def has_words(text: str) -> bool:
 def _paragraphs(text: str, max_characters: int) -> Iterator[tuple[str, list[int], bool]]:
     """Each paragraph, the indices where its sentences end, and whether a blank line follows.
 
-    One that is longer than `max_characters` comes in several parts.
+    A paragraph longer than `max_characters` is split into several.
     """
     said: list[str] = []
     ends: list[int] = []
@@ -89,7 +89,7 @@ def _paragraphs(text: str, max_characters: int) -> Iterator[tuple[str, list[int]
 
 
 def _fitted(text: str, ends: Sequence[int], count: Callable[[str], int], target: int) -> Iterator[str]:
-    """The text in parts of at most `target` tokens, repeatedly cut in two. ends: indices where sentences end."""
+    """The text in parts of at most `target` tokens, by bisection. ends: indices where sentences end."""
     said = text.strip()
     tokens = count(said) if said else 0
     parts = math.ceil(tokens / target)
@@ -103,15 +103,15 @@ def _fitted(text: str, ends: Sequence[int], count: Callable[[str], int], target:
 
 
 def _cut(text: str, ends: Sequence[int], wanted: float) -> int | None:
-    """Index of the best cut near `wanted`; None if the text cannot be cut in two."""
+    """Index of the best split near `wanted`; None if the text cannot be split."""
     letters = [at for at, char in enumerate(text) if char.isalnum()] or [0]
 
     def within(places: Iterable[int]) -> list[int]:
-        """The places with something to say on both sides."""
+        """The places with letters or digits on both sides."""
         return [at for at in places if letters[0] < at <= letters[-1]]
 
     def nearest_inner(places: Iterable[int], share: float) -> int | None:
-        """The place nearest to `wanted` that leaves this share of the text on both sides."""
+        """The place nearest to `wanted` that leaves this fraction of the text on both sides."""
         edge = len(text) * share
         return _nearest([at for at in places if edge <= at <= len(text) - edge], wanted)
 
@@ -134,5 +134,5 @@ def _nearest(places: Iterable[int], wanted: float) -> int | None:
 
 
 def _is_joined(before: str, char: str) -> bool:
-    """Whether the two are one character to a reader: accents, joined emoji."""
+    """Whether both belong to one grapheme, such as an accented letter or a joined emoji."""
     return _ZERO_WIDTH_JOINER in (before, char) or unicodedata.category(char).startswith("M")

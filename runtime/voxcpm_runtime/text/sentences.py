@@ -1,8 +1,8 @@
-"""Cutting text into sentences while it arrives.
+"""Streaming sentence segmentation.
 
-The rules are our own: no library that was tried knows Chinese and English, leaves quotations whole and decides from
-nearby text only, so that a sentence can be spoken while the next one is being written. In doubt there is no cut: a
-pause inside a sentence is worse than two sentences in one.
+The rules are our own: no library that we tried supports Chinese and English, keeps quotations whole and decides from
+nearby text only, so that a sentence can be spoken while the next one is being written. In doubt it does not split: a
+pause within a sentence is worse than two sentences in one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from voxcpm_constants.bounds import MAX_SENTENCE_CHARACTERS
 
 _DOTS = ".．"
 _ELLIPSIS = "…"
-# These end a sentence before white space, or before a Chinese or Japanese character.
+# End a sentence before white space, or before a Chinese or Japanese character.
 _SOFT_STOPS = _DOTS + _ELLIPSIS + "!?‼⁇⁈⁉"
-# These end a sentence wherever they stand: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Khmer, Burmese.
+# End a sentence anywhere: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Khmer, Burmese.
 _HARD_STOPS = "。！？｡।॥؟۔።។။"
 _STOPS = _SOFT_STOPS + _HARD_STOPS
 _PAIRS = {
@@ -38,14 +38,14 @@ _PAIR = re.compile(
     """,
     re.VERBOSE,
 )
-# There is no cut inside quotations and brackets of up to this many characters. The limit is for text that arrives
-# slowly: it must not wait for a closing mark that was forgotten, or for the end of a long quotation.
+# Quotations and brackets of up to this many characters are not split. The limit keeps streamed text from waiting for a
+# missing closing mark, or for the end of a long quotation.
 _LONGEST_WHOLE = 200
-# Marks that belong to the stop before them, as emoji do: ends of quotations and brackets, and Markdown's emphasis.
+# Belong to the preceding stop, as emoji do: closing quotes and brackets, and Markdown's emphasis.
 _CLOSERS = "\"'*_~" + "".join(_PAIRS.values())
-# What may stand before the first letter of a sentence.
+# May precede the first letter of a sentence.
 _OPENERS = "\"'*_~¿¡" + "".join(_PAIRS)
-# Right after a quotation these continue the sentence around it.
+# Right after a quotation, these continue the sentence around it.
 _GOING_ON = "，、；：,;:—–-と"
 
 _CHINESE = re.compile(f"[{_CHINESE_LETTERS}]")
@@ -55,7 +55,7 @@ _FRAGMENT = 256
 _MAX_WITHOUT_SPACE = 2 * MAX_SENTENCE_CHARACTERS
 _MAX_STOPS = 8
 _ONE_SENTENCE = re.compile(rf"[^\n{_STOPS}]*[{_STOPS}]*[^\S\n]*")
-"""A line without a stop, except at its end: most short texts, for which no cutter is needed."""
+"""A line without a stop, except at its end: a fast path for most short texts."""
 _LETTERS = re.compile(r"[A-Za-zÀ-ɏΑ-ωА-я]|(?:[A-Za-zÀ-ɏΑ-ωА-я]{1,2}\.)+[A-Za-zÀ-ɏΑ-ωА-я]{1,2}")
 """Initials and letters with dots: J, U.S, p.m, Ph.D."""
 _ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
@@ -66,7 +66,7 @@ def _words(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Abbreviations before a dot, and words after it. Those in lower case also match with a capital.
+# Abbreviations before a dot, and words after it. Those in lower case also match capitalized.
 _NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
 _NOT_BEFORE_NUMBERS = _words(
     "apt art cor deut ed eph ex exod ezek gal heb isa jer jn lev lk mal matt max min n° no nos nr par pet prov ps "
@@ -80,7 +80,7 @@ al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel tr
 Calif Conn Fla Ill Mass Mich Minn Okla Tenn Tex Wash Wis
 Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
 """)
-"""These end a sentence only before one of `_FIRST_WORDS`, as do initials and other letters with dots."""
+"""End a sentence only before one of `_FIRST_WORDS`, as do initials and other letters with dots."""
 _FIRST_WORDS = _words("""
 a an the this that these those my your his her its our their some any no every each all both many most such
 i he she we they you it there here what which who whom whose when where why how
@@ -90,25 +90,25 @@ between through about against among and but or nor so yet because although thoug
 again now later today yesterday tomorrow perhaps maybe please let not only just once
 i'm i've i'd i'll he's she's it's we're they're you're that's there's let's what's who's don't didn't
 """)
-"""Function words. None of them is a name, so a capital means that a sentence begins."""
+"""Function words. None is a name, so a capital means the beginning of a sentence."""
 _NOT_FIRST_IN_LOWER_CASE = _words("""
 and or nor of in on at by for from with to into over under between through about against among as than
 is are was were be do does did has have had can could should would must also
 """)
-"""Where sentences begin in lower case, these more often continue a sentence than begin one."""
+"""In texts whose sentences begin in lower case, these more often continue a sentence than begin one."""
 
 
 class Sentence(NamedTuple):
     """One sentence of a text."""
 
     text: str
-    """The sentence as it was pushed, with the white space after it; the first one also with the white space before."""
+    """The sentence with the white space after it; the first one also with the white space before."""
     ends_paragraph: bool
-    """Whether a blank line follows. The end of the pushed text is not one: the paragraph may continue after a flush."""
+    """Whether a blank line follows; False at the end of the text, as the paragraph may continue after a flush."""
 
 
 def each_sentence(text: str) -> Iterator[Sentence]:
-    """The sentences of a complete text, which together are the text. It is read as the sentences are taken."""
+    """Yield the sentences of a complete text, which concatenate to the text. It is read lazily."""
     if text and len(text) <= _FRAGMENT and _ONE_SENTENCE.fullmatch(text):
         yield Sentence(text, ends_paragraph=False)
         return
@@ -119,25 +119,25 @@ def each_sentence(text: str) -> Iterator[Sentence]:
 
 
 class SentenceCutter:
-    """Cuts text that arrives in fragments into sentences, character by character, in linear time and bounded memory.
+    """Splits text that arrives in fragments into sentences, in linear time and bounded memory.
 
-    A sentence ends at a stop, at a blank line, and before a line that is an item of a list. One of more than
-    MAX_SENTENCE_CHARACTERS ends before the next word, and after twice as many within a word. It is returned with the
-    first character of the next sentence; in doubt, such as after "U.S.", when that sentence's first word is complete.
+    A sentence ends at a stop, at a blank line, and before a list item. After MAX_SENTENCE_CHARACTERS it ends before the
+    next word, and after twice as many within a word. It is returned at the first character of the next sentence, or if
+    that is ambiguous, as after "U.S.", at the end of that sentence's first word.
     """
 
     def __init__(self) -> None:
         self._begin()
 
     def push(self, fragment: str) -> list[Sentence]:
-        """Add text; returns the sentences that are now known to be complete."""
+        """Add text, and return the sentences that are now complete."""
         done: list[Sentence] = []
         for char in fragment:
             self._take(char, done)
         return done
 
     def flush(self) -> list[Sentence]:
-        """The remaining sentences, as if the text ended here; text that is pushed later begins a new sentence."""
+        """Return the remaining sentences, as if the text ended here; text pushed later begins a new sentence."""
         done: list[Sentence] = []
         while self._ahead:
             self._decide(done, whole=True)
@@ -147,18 +147,18 @@ class SentenceCutter:
 
     def _begin(self) -> None:
         self._text: list[str] = []
-        self._spoken = False  # Whether the sentence has more than white space
+        self._spoken = False  # Whether the sentence has anything but white space
         self._capital: bool | None = None
-        """Whether the sentence's first letter is a capital; None before the first letter."""
+        """Whether the sentence's first letter is a capital; None before it."""
         self._word_at = 0  # Index in `_text` where the last word begins
-        self._ahead = ""  # Text after a stop that was read to decide whether the sentence ends there
+        self._ahead = ""  # Lookahead after a stop, to decide whether the sentence ends there
         self._go_on()
 
     def _go_on(self) -> None:
         self._stop = ""  # The stops after the last word
         self._stop_at = 0
-        self._closed = False  # Whether a quotation or bracket was closed after the stops, or an emoji came
-        self._gap = False  # Whether white space came after that; `_lines` counts the line ends in it
+        self._closed = False  # Whether the stops were followed by a closing quote or bracket, or an emoji
+        self._gap = False  # Whether white space followed; `_lines` counts its line breaks
         self._lines = 0
 
     def _take(self, char: str, done: list[Sentence]) -> None:
@@ -228,7 +228,7 @@ class SentenceCutter:
         self._begin()
 
     def _decide(self, done: list[Sentence], *, whole: bool = False) -> None:
-        """Cut before `_ahead`, continue the sentence with it, or wait for more. whole: its first word is complete."""
+        """End the sentence before `_ahead`, continue with it, or wait for more. whole: its first word is complete."""
         ends = self._ends(whole or len(self._ahead) >= _LONGEST_WORD)
         if ends is None:
             return
@@ -240,7 +240,7 @@ class SentenceCutter:
             self._take(char, done)
 
     def _is_open(self) -> bool:
-        """Whether a quotation or bracket is open, as far as the last `_LONGEST_WHOLE` characters show."""
+        """Whether a quotation or bracket is open within the last `_LONGEST_WHOLE` characters."""
         awaited: list[str] = []
         for mark in _PAIR.finditer("".join(self._text[-_LONGEST_WHOLE:])):
             if mark[0] in awaited:
@@ -250,7 +250,7 @@ class SentenceCutter:
         return bool(awaited)
 
     def _ends(self, whole: bool) -> bool | None:
-        """Whether the sentence ends before `_ahead`; None if more text is needed to decide."""
+        """Whether the sentence ends before `_ahead`; None to wait for more text."""
         if self._lines and _LIST_MARKER.fullmatch(self._ahead):
             if not whole:
                 return None
@@ -263,7 +263,7 @@ class SentenceCutter:
         first = self._ahead.lstrip(_OPENERS) or (self._ahead if whole else "")
         if not first or (first[0].islower() and len(first) == 1 and not whole):
             return None
-        # A text without capitals begins sentences in lower case; a small letter before a capital is as in iPhone.
+        # A text without capitals begins sentences in lower case. iPhone begins with a small letter, but is a name.
         small = first[0].islower() and not first[1:2].isupper()
         goes_on = small and (self._closed or self._capital is not False)
         if goes_on or first[0] in _STOPS:  # as in . . .

@@ -15,7 +15,7 @@ _CHINESE = re.compile("[\u4e00-\u9fff]+")
 
 
 class TextTokenizer:
-    """A function from a text to its token ids; open one with `from_folder`."""
+    """A callable from text to token ids; open one with `from_folder`."""
 
     def __init__(self, tokenizer: Tokenizer, unknown: str) -> None:
         self._tokenizer = tokenizer
@@ -24,14 +24,14 @@ class TextTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextTokenizer:
-        """Read `tokenizer.json` and `tokenizer_config.json`. Raises BundleError when one is absent or not BPE."""
+        """Read `tokenizer.json` and `tokenizer_config.json`. Raises BundleError if one is missing or not BPE."""
         try:
             return cls(*open_tokenizer(folder))
         except ValueError as error:
             raise BundleError(str(error)) from None
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of a text. A token of several Chinese characters becomes these (upstream's `model/utils.py`).
+        """Token ids of a text. Tokens of several Chinese characters are split (upstream's `model/utils.py`).
 
         Raises BundleError if a regular expression of the tokenizer fails on the text.
         """
@@ -51,11 +51,11 @@ class TextTokenizer:
 
     @functools.cached_property
     def has_letters_only(self) -> bool:
-        """Whether the vocabulary is letters and a few marks, without digits."""
+        """Whether the vocabulary lacks digits, as one of letters and a few punctuation marks does."""
         return bool(self.unknown_characters("0123456789"))
 
     def unknown_characters(self, text: str) -> str:
-        """Characters of a text, each once, that no token represents, so that they would not be spoken."""
+        """The characters of a text, each once, that have no token, so that they would not be spoken."""
         encoding = self._encoding(text)
         known: set[int] = set()
         for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):

@@ -1,4 +1,4 @@
-"""A cache of prefixes, the language models' states of a voice: in memory, and next to the voice's file."""
+"""A cache of prefixes, the language models' states after a voice: in memory, and next to the voice's file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
 
 _KEPT_IN_MEMORY = 4
-"""Number of voices; ten seconds of prompt with its transcript take about 2 MB for VoxCPM 1.5."""
+"""Number of voices; ten seconds of prompt with transcript take about 2 MB for VoxCPM 1.5."""
 _SUFFIX = ".prefix"
 _BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
 
 
 def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> functools._lru_cache_wrapper[Prefix]:
-    """A function from a voice to its prefix that computes each prefix once.
+    """A cached function from a voice to its prefix.
 
-    make: computes a prefix. key: identifies the step models and the backend. A damaged file is replaced; if that fails,
-    as in a read-only folder, the prefix is kept in memory only.
+    make: computes a prefix. key: identifies the step models and the backend. A damaged file is replaced; if it cannot
+    be written, as in a read-only folder, the prefix is cached in memory only.
     """
 
     @functools.lru_cache(maxsize=_KEPT_IN_MEMORY)
@@ -49,7 +49,7 @@ def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> functools._lru
 
 
 def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
-    """The prefix of a voice: its own positions, before any text to speak, run through the language models."""
+    """The prefix of a voice: the positions before the text to speak, run through the language models."""
     a = bundle.architecture
     shape = (a.patch_size, a.feat_dim)
     transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
@@ -59,7 +59,7 @@ def computed_prefix(bundle: Bundle, driver: Driver, voice: Voice) -> Prefix:
 
 
 def prefix_files(voice_path: Path) -> list[Path]:
-    """The prefix files next to a voice's file, without others of similar names."""
+    """The prefix files next to a voice's file."""
     return list(voice_path.parent.glob(f"{glob.escape(voice_path.name)}.{'[0-9a-f]' * 16}{_SUFFIX}"))
 
 

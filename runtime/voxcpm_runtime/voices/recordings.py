@@ -1,4 +1,4 @@
-"""The voice of a call: recordings, which are decoded and then encoded, or a voice that was made before."""
+"""The voice of a call: recordings to decode and encode, or an existing voice."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 
-_MIN_PEAK = 0.001  # The minimum peak of a recording, linear: 33 steps of 16 bits. Anything below is silence.
+_MIN_PEAK = 0.001  # Linear, 33 steps of 16 bits; a recording with a lower peak is silent
 
 VoiceSource = Voice | str | Path  # A voice, the name of a stored or built-in one, or the path of a voice file
 
 
 @dataclass(frozen=True)
 class Recordings:
-    """The voice of a call as the caller gave it; with all fields None, the checkpoint's own voice.
+    """The voice arguments of a call; all None for the checkpoint's own voice.
 
     Raises InputError for prompt audio without a transcript or the reverse, and for a voice together with recordings.
     """
 
     prompt: AudioSource | None = None  # Audio to continue
     prompt_text: str | None = None  # What is said in the prompt, word for word
-    reference: AudioSource | None = None  # Audio of a voice to speak with (VoxCPM2)
+    reference: AudioSource | None = None  # Audio of the voice to clone (VoxCPM2)
     voice: Voice | None = None  # A voice instead of recordings
 
     def __post_init__(self) -> None:
         if (self.prompt is None) != (self.prompt_text is None):
             given, lacking = ("audio", "transcript") if self.prompt_text is None else ("transcript", "audio")
             raise InputError(
-                f"a prompt is audio and its transcript together: got the {given} without the {lacking}"
+                f"a prompt needs both audio and transcript: got the {given} without the {lacking}"
             )
         if self.prompt_text is not None:
             checked_text(self.prompt_text, "prompt's transcript", "prompt_text")
@@ -60,7 +60,7 @@ class Recordings:
         """
         if transcript is None and audio is not None:
             if reference is not None:
-                raise InputError("audio without a transcript is a reference: got two of them")
+                raise InputError("got two references: audio without a transcript is one, too")
             audio, reference = None, audio
         recordings = cls(audio, transcript, reference)
         if audio is None and reference is None:
@@ -68,7 +68,7 @@ class Recordings:
         return recordings
 
     def in_voice(self, source: VoiceSource | None) -> Recordings:
-        """The same with a voice: a Voice, a name for `VoiceStore.load`, or a path; `default` and None change nothing.
+        """A copy with a voice: a Voice, a name for `VoiceStore.load`, or a path. None and "default" are no-ops.
 
         Raises InputError for a voice together with recordings, an unknown name, and a file that is not a voice.
         """
@@ -101,9 +101,8 @@ class Recordings:
     def read(self, a: Architecture, *, trimmed: bool) -> Voice | UnencodedVoice | None:
         """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
 
-        trimmed: cut silence from both ends of the recordings. Raises InputError for a recording that is not audio, is
-        silent, too short or too long, for a reference before VoxCPM2, and for a voice that was made for another
-        AudioVAE.
+        trimmed: trim silence at both ends of the recordings. Raises InputError for a recording that is not audio, is
+        silent, too short or too long, for a reference before VoxCPM2, and for a voice of another AudioVAE.
         """
         if self.voice is not None:
             self.voice.check(a)
@@ -122,7 +121,7 @@ class Recordings:
         )
 
     def self_contained(self) -> Recordings:
-        """The same recordings with the content of each file instead of its path, for another machine.
+        """A copy with the content of each file instead of its path, for another machine.
 
         Raises InputError for a file that cannot be read.
         """
@@ -144,14 +143,14 @@ class Recordings:
             if isinstance(recording, str | Path):
                 path = user_path(recording)
                 said[what] = path.name
-                # A pipe was read before; a second read would wait forever.
+                # A pipe was read before; a second read would block forever.
                 content = path.read_bytes() if path.is_file() else None
             if isinstance(content, bytes):
                 said[f"{what}_sha256"] = hashlib.sha256(content).hexdigest()
         return said
 
     def digests(self) -> dict[str, str | None]:
-        """What identifies these recordings: SHA-256 of each file and of the voice, and the transcript.
+        """The parts of a cache key: SHA-256 of each file and of the voice, and the transcript.
 
         Raises InputError for an audio file that cannot be read.
         """
@@ -169,7 +168,7 @@ class Recordings:
 
 @dataclass(frozen=True)
 class UnencodedVoice:
-    """Decoded recordings of a voice, whose length in patches is known before they are encoded."""
+    """Decoded recordings of a voice, which already give its length in patches."""
 
     architecture: Architecture
     transcript: str  # What is said in the prompt; empty without a prompt
@@ -208,11 +207,11 @@ def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str)
     peak = float(np.abs(audio - audio.mean()).max())
     if peak < _MIN_PEAK:
         raise InputError(
-            f"{what}: silence throughout: its peak is {peak:.2g} of 1, the minimum {_MIN_PEAK:g}; expected speech"
+            f"{what}: expected speech, but it is silent (peak {peak:.2g}, minimum {_MIN_PEAK:g})"
         )
     if trimmed and len(audio := trim_silence(audio, rate)) < minimum:
         raise InputError(
-            f"{what}: {len(audio) / rate:.3f} s are left without its silence, but the minimum is one patch, "
+            f"{what}: {len(audio) / rate:.3f} s long after trimming silence, but the minimum is one patch, "
             f"{minimum / rate:.3f} s"
         )
     return audio

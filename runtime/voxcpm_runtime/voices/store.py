@@ -1,4 +1,4 @@
-"""The user's voices by name, a file each in one folder; and the built-in voices under names that the user lacks."""
+"""The user's voices by name, one file each in a folder, with the built-in voices as a fallback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def built_in_voices() -> dict[str, Voice]:
 class VoiceStore:
     """The voices in a folder, by name.
 
-    folder: by default the user's own (`voxcpm_constants.user_folders`). Raises InputError if that is a file.
+    folder: by default the user's (`voxcpm_constants.user_folders`). Raises InputError if that is a file.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -37,9 +37,9 @@ class VoiceStore:
 
     @system_errors_as(InputError)
     def names(self) -> list[str]:
-        """The names of the user's voices, sorted; none without a folder. Raises InputError if it cannot be read."""
+        """The names of the user's voices, sorted; empty without a folder. Raises InputError if it cannot be read."""
         try:
-            # Not glob, which takes a folder that cannot be read as empty.
+            # Not glob, which treats an unreadable folder as empty.
             return sorted(path.stem for path in self.folder.iterdir() if path.suffix == SUFFIX)
         except FileNotFoundError:
             return []
@@ -48,7 +48,7 @@ class VoiceStore:
     def add(self, voice: Voice, *, overwrite: bool = False) -> Voice:
         """Save a voice under its name; returns it with its path.
 
-        Raises InputError for a name that is taken, unless `overwrite`, and for a name that cannot be a file name.
+        Raises InputError for an existing name, unless `overwrite`, and for a name that cannot be a file name.
         """
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
@@ -61,18 +61,18 @@ class VoiceStore:
         if name == DEFAULT_VOICE:
             raise InputError(f"voice name: {name} is the checkpoint's own voice; choose another name")
         if not overwrite and path.exists():
-            raise InputError(f"a voice {name} already exists; choose another name, or give --overwrite")
+            raise InputError(f"a voice {name} already exists; choose another name, or use --overwrite")
         return path
 
     def located(self, name: str) -> Path:
-        """The path of a voice's file, given its name or that path itself. Errors: `path`."""
+        """The path of a voice's file, from its name or that path. Errors: `path`."""
         return path_argument(name, "name") if _is_path(name) else self.path(name)
 
     @system_errors_as(InputError)
     def load(self, name: str) -> Voice:
-        """The voice of that name, or from the file of that path. A user's voice hides a built-in one of its name.
+        """The voice of that name or path. A user's voice shadows a built-in one of the same name.
 
-        Raises InputError, listing the voices that exist.
+        Raises InputError for an unknown name, listing the voices that exist, and for a damaged file.
         """
         path = self.located(name)
         if name == DEFAULT_VOICE:
@@ -82,7 +82,9 @@ class VoiceStore:
         if name in built_in_voices():
             return built_in_voices()[name]
         present = ", ".join(dict.fromkeys([*self.names(), *built_in_voices()]))
-        raise InputError(f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`")
+        raise InputError(
+            f"no voice {name} (available: {present}); create one with `voxcpm-coreml voices add`"
+        )
 
     @system_errors_as(InputError)
     def remove(self, name: str) -> None:

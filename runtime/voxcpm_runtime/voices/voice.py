@@ -1,8 +1,8 @@
-"""A voice that can be saved: the latents of its recordings and their transcript, in one portable file.
+"""A saved voice: the latents of its recordings and their transcript, in one portable file.
 
 The file is in the safetensors format: tensors `prompt` and `reference` (patches, frames, latent_dim), float32, and in
-its metadata a JSON document under `voice` and the digest of everything under `sha256`. It depends on the AudioVAE only,
-so it works with every bundle of a generation, in any precision and on any backend.
+the metadata a JSON document under `voice` and a digest of everything under `sha256`. It depends only on the AudioVAE,
+so it works with every bundle that has the same one, in any precision and on any backend.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"
 FORMAT = 2
-"""The format of new files, which has a digest. Files of format 1 have none and are read without that check."""
+"""The format of new files, which have a digest. Files of format 1 have none, and are not checked."""
 _METADATA_KEY = "voice"
 _PROMPT, _REFERENCE = "prompt", "reference"
 
@@ -126,9 +126,9 @@ class Voice:
     def extended(self, text: str, latents: Latents, *, window_patches: int | None = None) -> Voice:
         """The voice with one more turn in its prompt: `text` and its patches (patches, frames, latent_dim).
 
-        As in upstream's `merge_prompt_cache`, texts are concatenated, so each must end with the space before the next
-        one. window_patches: maximum length of the prompt; the oldest turns are dropped first, but never the recording.
-        If the new turn does not fit even then, the voice is returned unchanged.
+        As in upstream's `merge_prompt_cache`, texts are concatenated, so each must end with a space if the next one
+        needs it. window_patches: maximum length of the prompt; the oldest turns are dropped first, but never the
+        recording. If the new turn still does not fit, the voice is returned unchanged.
         """
         valid_unicode(text_argument(text, "text"), "text")
         given = np.asarray(latents)
@@ -169,7 +169,7 @@ class Voice:
 
     @system_errors_as(InputError)
     def save(self, path: str | Path, *, overwrite: bool = False) -> Voice:
-        """Write the voice to a file atomically; returns it with its path. overwrite: also replace a read-only file."""
+        """Write the voice atomically, and return it with its path. overwrite: also replace a read-only file."""
         path = file_argument(path, "path")
         header = self.header.model_copy(update={"format": FORMAT})
         metadata = {_METADATA_KEY: header.model_dump_json()}
@@ -205,7 +205,7 @@ class Voice:
 
 
 def checked_provenance(given: object) -> dict[str, str]:
-    """The origin of a voice from a caller; empty for None. Raises InputError unless it maps names to texts."""
+    """The caller's provenance of a voice; empty for None. Raises InputError unless it maps str to str."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for part in (*given, *given.values())):

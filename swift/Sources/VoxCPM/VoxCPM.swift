@@ -86,7 +86,7 @@ public actor VoxCPM {
         trimsSilence: Bool = false, provenance: [String: String] = [:]
     ) async throws -> Voice {
         guard (prompt == nil) == (transcript == nil) else {
-            throw VoxCPMError.voice("a prompt is a recording and its transcript together: give both")
+            throw VoxCPMError.voice("a prompt needs both a recording and its transcript")
         }
         guard prompt != nil || reference != nil else {
             throw VoxCPMError.voice("a voice needs a recording: a prompt with its transcript, or a reference")
@@ -95,7 +95,7 @@ public actor VoxCPM {
         let loaded = try await loader.bundle(), a = loaded.bundle.manifest.architecture
         guard reference == nil || a.generation.takesReference else {
             throw VoxCPMError.unsupported(
-                "a reference voice needs VoxCPM2, and this bundle is of an earlier VoxCPM; give a prompt")
+                "a reference voice needs VoxCPM2, but this bundle is an earlier VoxCPM; give a prompt")
         }
         let (rate, minimum) = (a.inputSampleRate, a.patchInputSamples)
         let samples = try prompt?.resampled(to: rate, minimum: minimum, trimmed: trimsSilence)

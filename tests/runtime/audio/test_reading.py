@@ -94,7 +94,9 @@ def test_as_many_samples_as_the_bound_are_taken_and_one_more_is_not(monkeypatch,
     with pytest.raises(InputError, match=r"prompt audio: longer than 19\.9 s, the maximum"):
         decode_audio(content, "prompt audio", max_seconds=19.9)
     monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE - 1)
-    with pytest.raises(InputError, match=r"prompt audio: longer than 19\.9999 s, the maximum of a recording"):
+    with pytest.raises(
+        InputError, match=r"prompt audio: longer than 19\.9999 s, the maximum for a recording"
+    ):
         decode_audio(content, "prompt audio")
 
 
@@ -117,9 +119,9 @@ def test_a_header_that_asks_for_a_place_before_the_file_prints_no_traceback(capf
     [
         (
             np.zeros(2000, np.float32),
-            "silence throughout: its peak is 0 of 1, the minimum 0.001; expected speech",
+            r"expected speech, but it is silent \(peak 0, minimum 0.001\)",
         ),
-        (np.full(2000, 0.5, np.float32), "silence throughout"),
+        (np.full(2000, 0.5, np.float32), "expected speech, but it is silent"),
     ],
 )
 def test_a_silent_prompt_is_refused_with_what_was_measured(tts, samples, message):

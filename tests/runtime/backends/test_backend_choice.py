@@ -138,14 +138,14 @@ def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
     yield (
         "macOS27",
         ["generate", "BUNDLE", *speak, "--backend", "portable"],
-        "portable does not run bundles for macos27",
+        "portable cannot run bundles for macos27",
     )
     yield (
         "macOS27",
         ["generate", "BUNDLE", *speak, "--compute-units", "cpu"],
         "compute units are for Core ML only",
     )
-    yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "coreai does not run bundles for macos14"
+    yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "coreai cannot run bundles for macos14"
 
 
 @pytest.mark.usefixtures("with_core_ai")

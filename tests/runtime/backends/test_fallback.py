@@ -53,7 +53,7 @@ def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_b
     assert USUAL[LOCDIT_STEP] == "cpu_and_ne"
 
     with pytest.warns(
-        UserWarning, match=r"locdit_step runs on cpu and not on cpu_and_ne \(.*ANECCompile.* doctor"
+        UserWarning, match=r"locdit_step falls back from cpu_and_ne to cpu \(.*ANECCompile.* doctor"
     ):
         model = loaded(tiny_bundle)
 
@@ -64,7 +64,7 @@ def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_b
 def test_the_portable_backend_takes_the_place_of_core_ml(core_ml: StandIn, tiny_bundle: Path) -> None:
     core_ml.fault(package=LOCDIT_STEP)
 
-    with pytest.warns(UserWarning, match="locdit_step runs on portable and not on cpu_and_ne or cpu "):
+    with pytest.warns(UserWarning, match="locdit_step falls back from cpu_and_ne and cpu to portable "):
         model = loaded(tiny_bundle)
 
     assert isinstance(model, PortableStepModel)
@@ -75,12 +75,12 @@ def test_who_asks_for_core_ml_or_a_unit_gets_its_error(
 ) -> None:
     """Without the portable backend everybody does, with what to install."""
     core_ml.fault(package=LOCDIT_STEP)
-    with pytest.raises(BundleError, match=r"Core ML refuses it on cpu_and_ne .*; try --backend portable"):
+    with pytest.raises(BundleError, match=r"Core ML rejects it on cpu_and_ne .*; try --backend portable"):
         loaded(tiny_bundle, backend="coreml")
-    with pytest.raises(BundleError, match=r"Core ML refuses it on cpu_and_ne .*; try --compute-units"):
+    with pytest.raises(BundleError, match=r"Core ML rejects it on cpu_and_ne .*; try --compute-units"):
         loaded(tiny_bundle, compute_units="cpu_and_ne")
     monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
-    with pytest.raises(BundleError, match=r'refuses it on cpu_and_ne .*pip install "onnx'):
+    with pytest.raises(BundleError, match=r'rejects it on cpu_and_ne .*pip install "onnx'):
         loaded(tiny_bundle)
 
 
@@ -102,7 +102,7 @@ def test_a_bundle_for_a_newer_system_runs_on_the_portable_backend_with_one_warni
     core_ml.system("14.6.1", "23G93")
     bundle = open_bundle(tiny_bundle_15, "fp16")
 
-    with pytest.warns(UserWarning, match="needs macOS 15 or newer.* runs on the portable backend") as warned:
+    with pytest.warns(UserWarning, match="needs macOS 15 or newer.* using the portable backend") as warned:
         models = load_step_models(bundle, names=[FEAT_ENCODER, LOCDIT_STEP])
 
     assert len(warned) == 1

@@ -60,5 +60,5 @@ def test_another_precision_of_the_built_in_voice_is_one_line_that_says_what_to_c
 
     said = capsys.readouterr().err
     assert re.fullmatch(
-        r"error: the built-in voice comes in int8 only; for fp16, convert its checkpoint .*\n", said
+        r"error: the built-in voice is available in int8 only; for fp16, convert its checkpoint .*\n", said
     )

@@ -72,7 +72,7 @@ def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
 def test_a_bundle_is_opened_as_it_is(converted, speaking):
     assert VoxCPM.from_pretrained(speaking).bundle.folder == Path(speaking)
     assert not converted
-    with pytest.raises(InputError, match="this is a bundle already"):
+    with pytest.raises(InputError, match="this is a bundle"):
         VoxCPM.from_pretrained(speaking, lora_weights_path="lora")
 
 

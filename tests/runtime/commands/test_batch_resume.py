@@ -84,7 +84,7 @@ def test_ctrl_c_keeps_what_is_finished(batch, folder, models):
     models["locdit_step"].function = velocity
 
     assert (code, err) == (130, "error: interrupted\n")
-    resumes = "2 left: the same command resumes"
+    resumes = "2 left: run the same command to resume"
     assert out.splitlines()[-1] == f"2 spoken, 0 skipped (already there), 0 failed, {resumes}"
     assert len(list((folder / "out").iterdir())) == 3
     assert batch(None, name="lines.txt")[1].splitlines()[-1].startswith("2 spoken, 2 skipped")

@@ -62,7 +62,7 @@ def test_bad_input_is_one_line_exit_code_two_and_nothing_written(speaking, folde
 @pytest.mark.parametrize(
     ("text", "end"),
     [
-        ("It's me.", "to speak it, give it as --text, or as --text-file"),
+        ("It's me.", "to speak it, use --text or --text-file"),
         ("someone/voice", "expected one of --text and --text-file"),
     ],
 )

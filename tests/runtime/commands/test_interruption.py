@@ -56,7 +56,7 @@ def test_an_interrupted_book_leaves_no_half_file_and_goes_on(speaking_bundle, wh
     code, _, err = interrupted(speak, tmp_path, ".book.wav.segments/00001.segment")
     assert code == 130
     assert "error: interrupted: book.wav was not written; " in err
-    assert "segments are saved: the same command resumes" in err
+    assert "segments are saved: run the same command to resume" in err
     assert not (tmp_path / "book.wav").exists()
 
     done = subprocess.run(speak, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
@@ -76,7 +76,7 @@ def test_what_was_spoken_before_an_interruption_can_be_saved(speaking_bundle, wh
     code, out, err = interrupted(speak, tmp_path, ".a.wav.segments/00001.segment")
 
     assert code == 130
-    assert "interrupted: a.wav holds a part" in err
+    assert "interrupted: a.wav is incomplete" in err
     samples, _ = soundfile.read(tmp_path / "a.wav", dtype="int16")
     assert 0 < len(samples) < len(whole.audio)
     np.testing.assert_array_equal(samples, np.round(np.clip(whole.audio[: len(samples)], -1, 1) * 32767))
@@ -159,7 +159,7 @@ def test_a_terminal_and_a_closed_standard_output_are_refused(speaking, monkeypat
     assert "a terminal; pipe it into a player, as in: … | aplay" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(given) == 2
-    assert "no standard output" in capsys.readouterr().err
+    assert "standard output is closed" in capsys.readouterr().err
 
 
 LEFT_OPEN = """

@@ -77,7 +77,7 @@ def test_a_repository_without_a_manifest_is_named_by_its_id(hub, command):
 
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]  # the hub's client writes its own before
-    assert line.startswith("error: someone/checkpoint: this repository of the hub is not a bundle")
+    assert line.startswith("error: someone/checkpoint: this hub repository is not a bundle")
 
 
 def test_only_files_of_the_manifest_are_uploaded(carded, hub, command):
@@ -119,13 +119,13 @@ def test_a_file_that_the_hub_leaves_out_is_an_error(carded, hub, command):
     refused = command("publish", carded, "someone/voice")
 
     assert refused.returncode == 2
-    assert "the hub did not take constants/embed_tokens.npy" in refused.stderr
+    assert "the hub left out constants/embed_tokens.npy" in refused.stderr
     assert ".gitignore" in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("token", "message"),
-    [("hf_unknown", "401: the hub does not know the token"), (READER, "403: the token has no")],
+    [("hf_unknown", "401: invalid token"), (READER, "403: the token has no")],
 )
 def test_a_token_that_may_not_write_is_one_line(carded, hub, command, monkeypatch, token, message):
     monkeypatch.setenv("HF_TOKEN", token)

@@ -102,7 +102,7 @@ def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, run):
 
     assert code == 1
     assert "line 5: a voice replaces prompt and reference" in err
-    assert "line 6: no voice eve (there are: ada, bob, alloy" in err
+    assert "line 6: no voice eve (available: ada, bob, alloy" in err
     tts = VoxCPM.from_bundle(speaking)
     recordings = {"all": tuple(prompt.values()), "own": ("voice.wav", "so "), "none": ()}
     for name, recording in {**recordings, "audio": recordings["all"]}.items():
@@ -127,8 +127,8 @@ def test_silence_at_both_ends_can_be_cut(speaking, run):
     [
         (("voices", "add", "ada", "BUNDLE", *ADD), "a voice ada already exists"),
         (("voices", "add", "a/b", "BUNDLE", *ADD), "voice name: expected"),
-        (("voices", "add", "eve", "BUNDLE", "--prompt", "prompt.wav"), "--prompt needs --prompt-text or"),
-        (("voices", "remove", "eve"), "no voice eve (there are: ada, alloy"),
+        (("voices", "add", "eve", "BUNDLE", "--prompt", "prompt.wav"), "--prompt needs a transcript"),
+        (("voices", "remove", "eve"), "no voice eve (available: ada, alloy"),
         (("generate", "BUNDLE", "-t", "a", "-v", "eve.voice"), "voice eve.voice: no such file"),
         (("generate", "BUNDLE", "-t", "a", "-v", "ada", *ADD), "a voice replaces prompt and reference"),
         (("design", "BUNDLE", "-t", "a", "-v", "ada"), "not from a recording, got --voice"),

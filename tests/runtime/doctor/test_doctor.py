@@ -94,7 +94,7 @@ def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monk
     assert measured_units(open_bundle(tiny_bundle, "int8").digest) == {}
     wrong = [t for t in found["trials"] if t["outcome"] == "wrong"]
     assert [(t["step_model"], t["unit"]) for t in wrong] == [(AUDIO_VAE_DECODER, "cpu_and_ne")]
-    assert any("audio_vae_decoder gives wrong numbers on cpu_and_ne" in line for line in found["advice"])
+    assert any("audio_vae_decoder gives wrong results on cpu_and_ne" in line for line in found["advice"])
 
 
 def test_a_bundle_for_a_newer_system_is_refused_once(core_ml, tiny_bundle_15, doctored):
@@ -128,7 +128,7 @@ def test_a_refused_step_model_runs_on_the_portable_backend_or_has_no_unit(
     assert code == 1
     shown = " ".join(out.split())
     assert "No unit is correct for locdit_step." in shown
-    assert "locdit_step is refused on cpu_and_ne" in shown
+    assert "locdit_step is rejected on cpu_and_ne" in shown
     assert "ANECCompile() FAILED" in shown
     # The other step models are in the table with the star of the choice.
     assert "feat_encoder cpu_and_ne" in shown

@@ -76,7 +76,7 @@ def test_advice_on_what_failed(monkeypatch):
     assert lost.startswith("No unit is correct for a. ")
     assert "--json" in lost
     assert "pip install" in install
-    assert hung == "a does not answer in time on cpu, all."
+    assert hung == "a times out on cpu, all."
     assert "--timeout" in slow
 
 
@@ -90,9 +90,9 @@ def test_advice_on_what_lasted():
 
     assert (found.chosen["audio_vae_decoder"].unit, after.chosen["audio_vae_decoder"].unit) == ("cpu", "all")
     assert list(after.advice())[:3] == [
-        "The chosen units did not last: audio_vae_decoder ends the process on cpu after 1.5 minutes: SIGSEGV",
-        "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32.",
-        "The chosen units lasted 10.0 minutes: audio_vae_decoder on all.",
+        "The chosen units failed: audio_vae_decoder crashes on cpu after 1.5 minutes: SIGSEGV",
+        "An fp32 AudioVAE may run on the CPU: convert again with --audio-vae-fp32.",
+        "The chosen units ran for 10.0 minutes without failure: audio_vae_decoder on all.",
     ]
 
 

@@ -113,7 +113,7 @@ def test_a_stream_warns_as_soon_as_it_is_known_and_ends(tts, lengths) -> None:
         assert told.index(1) + 1 == told_at
         assert len(told) == min(wanted, 20)
         assert [warning.category for warning in caught] == [category]
-        assert "a stream is not retried" in str(caught[0].message)
+        assert "streams are not retried" in str(caught[0].message)
 
 
 def test_what_the_caller_asks_for_wins(tts, lengths) -> None:

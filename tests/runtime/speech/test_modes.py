@@ -134,7 +134,7 @@ ANY = [
     ("generate", ["--text", "a", *PROMPT[:2], "--prompt-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
     ("design", ["--text", "a", "-pa", "prompt.wav", "-pt", "x"], "got --prompt, --prompt-text; use clone"),
     ("clone", ["--text", "a"], "clone needs a recording: --reference, or --prompt"),
-    ("clone", [*REFERENCE], "to speak it, give it as --text"),
+    ("clone", [*REFERENCE], "to speak it, use --text"),
 ]  # fmt: skip
 OF_A_GENERATION = {
     "voxcpm2": [

@@ -180,5 +180,5 @@ def test_a_closed_voice_says_so(tts):
     with tts as same:
         assert same is tts
 
-    with pytest.raises(InputError, match="this voice was closed"):
+    with pytest.raises(InputError, match="this VoxCPM is closed"):
         tts.generate(TEXT)

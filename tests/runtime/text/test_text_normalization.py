@@ -76,7 +76,7 @@ def letters() -> TextTokenizer:
     [
         ("你好 there", "cannot say '你', '好'; "),
         ("the λόγος", "cannot say 'λ', 'ο', 'γ', 'ς'; "),
-        ("...", "nothing is left to say"),
+        ("...", "nothing to say in"),
     ],
 )
 def test_what_cannot_be_said_is_refused(letters: TextTokenizer, text: str, reason: str) -> None:

@@ -220,5 +220,5 @@ def test_a_store_keeps_voices_by_name(tts, audio, store):
 
     assert [path.name for path in store.folder.iterdir()] == ["Bob b..voice"]
     for call in (store.load, store.remove):
-        with pytest.raises(InputError, match=r"no voice ada \(there are: Bob b\., alloy, "):
+        with pytest.raises(InputError, match=r"no voice ada \(available: Bob b\., alloy, "):
             call("ada")

@@ -100,9 +100,7 @@ def test_ctrl_c_keeps_what_is_finished(bundle: Path, cluster: Any, started: Star
     assert code == 130, errors
     assert errors.count("\n") == 1
     count = len(spoken(out))
-    left = (
-        f"{count} spoken, 0 skipped (already there), 0 failed, {200 - count} left: the same command resumes"
-    )
+    left = f"{count} spoken, 0 skipped (already there), 0 failed, {200 - count} left: run the same command to resume"
     assert printed.splitlines()[-1] == left
     assert sorted(recorded(out)) == sorted(spoken(out))
 

@@ -1,1 +1,1 @@
-"""Apple's Core AI, for bundles of the target macos27: an optional room."""
+"""The backend on Apple's Core AI, for macos27 bundles; an optional room."""

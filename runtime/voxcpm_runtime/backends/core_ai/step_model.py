@@ -1,8 +1,8 @@
-"""Step models on Apple's Core AI runtime: the system's from macOS 27 on, that of the package `coreai-core` on Linux.
+"""Step models on Apple's Core AI runtime: the system's from macOS 27 on, `coreai-core`'s on Linux.
 
 Only the worker process (`worker`) loads them: Core AI's threads can abort an orderly exit of Python, and the runtime
-writes a line to standard error for each function. Apple's compiler ends its process at an unknown version or a full
-disk, so it has a child process, which runs this module.
+writes a line to standard error per function. Apple's compiler aborts on an unknown version or a full disk, so it runs
+in a child process, which runs this module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MISSING = (
 
 
 def check_installed() -> None:
-    """Raises InputError, with what to install, where Core AI's runtime is missing."""
+    """Raises InputError, with what to install, if Core AI's runtime is missing."""
     if importlib.util.find_spec("coreai") is None:
         raise InputError(_MISSING)
 
@@ -68,8 +68,8 @@ def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
 class CoreAIState:
     """State tensors of one stream.
 
-    arrays: Core AI's, which it writes in place; with caches that are inputs, numpy's. caches: names of the keys and the
-    values of each layer in turn, whose arrays are stacked; none for the AudioVAE.
+    arrays: Core AI's, which it writes in place, or numpy's if the caches are inputs. caches: names of the keys and
+    values of each layer, which are stacked in two arrays; empty for the AudioVAE.
     """
 
     def __init__(self, arrays: dict[str, Any], caches: Sequence[str]) -> None:
@@ -88,7 +88,7 @@ class CoreAIState:
         return {n: np.array(a if isinstance(a, np.ndarray) else a.numpy()) for n, a in arrays}
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """See `StepState`. Contexts of the AudioVAE (1, channels, samples) have samples in place of positions."""
+        """See `StepState`. Contexts of the AudioVAE (1, channels, samples) have samples instead of positions."""
         return {name: array[:, :, start:stop] for name, array in self._layers(self._copies()).items()}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
@@ -105,7 +105,7 @@ class CoreAIState:
 class CoreAIStepModel:
     """A step model, or one function of it, on Core AI. Not thread-safe.
 
-    model: Core AI's, whose functions return garbage when it is gone (john-rocky/coreai-model-zoo, conversion-guide).
+    model: Core AI's, kept alive for its functions (john-rocky/coreai-model-zoo, conversion-guide).
     caches: see `CoreAIState`.
     """
 
@@ -126,12 +126,12 @@ class CoreAIStepModel:
         return CoreAIState({n: native(z) if self._native else z for n, z in zeros.items()}, self._caches)
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
-        """Run one step. Raises what `StepFunction` does, and BundleError where Core AI fails."""
+        """See `StepFunction`. Raises BundleError if Core AI fails."""
         array, name = _runtime().NDArray, self._declared.name
         features = {t.name: array(self._checked(t, inputs)) for t in self._declared.inputs}
         arrays = state.arrays if isinstance(state, CoreAIState) else {}
         if arrays.keys() != {t.name for t in self._declared.state}:
-            raise ValueError(f"{name}: pass a state that this step model made")
+            raise ValueError(f"{name}: pass a state of this step model")
         if not self._native:
             features |= {n: array(cache) for n, cache in arrays.items()}
         try:
@@ -146,7 +146,7 @@ class CoreAIStepModel:
         return {t.name: np.array(results[t.name].numpy(), np.float32) for t in self._declared.outputs}
 
     def _checked(self, tensor: TensorSpec, inputs: Mapping[str, Array]) -> Array:
-        """An input as the function takes it: Core AI may end the process at another shape."""
+        """An input in the function's dtype. Core AI may abort the process on a wrong shape."""
         given, dtype = np.asarray(inputs.get(tensor.name)), self._dtype(tensor)
         if given.shape != tensor.shape_at(0) or not np.can_cast(given.dtype, dtype, "same_kind"):
             raise ValueError(
@@ -162,7 +162,7 @@ class CoreAIStepModel:
 def load_core_ai_step_model(
     folder: Path, manifest: Manifest, precision: Precision, name: str
 ) -> StepFunction:
-    """One step model on Core AI's runtime. Raises BundleError for a program that it cannot load."""
+    """One step model on Core AI. Raises BundleError for a program that cannot be loaded."""
 
     def open_package(
         package: StepModel, functions: Sequence[PackageFunction], key: str
@@ -177,8 +177,9 @@ def load_core_ai_step_model(
 def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
     """Core AI's model of a program. digest: of the program's content.
 
-    The system's runtime compiles by itself, and gets the GPU: without options it splits a program over its units, and
-    has aborted or computed wrongly (apple/coreai-torch 115 and 116, RahulRachuri/pocket-tts-swift NOTES 20).
+    The system's runtime compiles the program itself. It is restricted to the GPU: by default it splits a program over
+    all units, and has crashed or given wrong results (apple/coreai-torch 115 and 116, RahulRachuri/pocket-tts-swift
+    NOTES 20).
     """
     program, runtime = functions[0].package, _runtime()
     if _is_the_systems():
@@ -194,15 +195,15 @@ def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
         raise BundleError(
             f"{program}: Core AI cannot load it ({first_line(error)}); convert again, or update coreai-core"
         ) from None
-    # A compiled form for this process alone, which may be removed now that it is mapped.
+    # A temp folder may be removed now that its files are mapped.
     del compiled
     return model
 
 
 def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]:
-    """The compiled form of a program for this machine, and what keeps it there. digest: of the program's content.
+    """The compiled form of a program for this machine, and its owner, to be kept alive until it is loaded.
 
-    One that is not whole is made again. Raises BundleError.
+    digest: of the program's content. A damaged form is recompiled. Raises BundleError.
     """
     kind = f"{CORE_AI_PACKAGE}-{version(CORE_AI_PACKAGE)}.aimodelx"
     compiled = CompiledPackage(program, digest, compile_program, kind)
@@ -210,7 +211,7 @@ def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]
         path, new = compiled.path()
         if not new:
             try:
-                # Core AI computes with altered code, or ends the process at it.
+                # Core AI runs altered code, or crashes on it.
                 check_recorded(path)
             except BundleError:
                 path, _ = compiled.path(damaged=mark(path))
@@ -224,12 +225,12 @@ def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]
 def compile_program(program: Path, compiled: Path) -> None:
     """Compile a program into a new folder.
 
-    Raises BundleError for a program that the compiler refuses, OSError for a full disk.
+    Raises BundleError if the compiler rejects the program, OSError for a full disk.
     """
     compiled.mkdir()
     code, words = run_child(__name__, str(program.absolute()), str(compiled.absolute()))
     if code == -signal.SIGBUS:
-        # The compiler writes by way of a mapped file.
+        # The compiler writes to a memory-mapped file.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if code != 0:
         raise BundleError(
@@ -239,10 +240,10 @@ def compile_program(program: Path, compiled: Path) -> None:
 
 
 def _compile_here(program: str, compiled: str) -> None:
-    from coreai.authoring import AIModelAsset  # half a second, and only here
+    from coreai.authoring import AIModelAsset  # takes half a second
 
-    # Not public, but coreai-core is pinned. The public `executable` compiles at every start, into a temporary folder
-    # that stays if this process is killed.
+    # Private, but coreai-core is pinned. The public `executable` compiles at every start, into a temp folder that is
+    # left behind if this process is killed.
     AIModelAsset.load(Path(program))._write_odix(Path(compiled))  # noqa: SLF001
 
 

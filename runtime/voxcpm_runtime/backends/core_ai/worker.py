@@ -1,8 +1,8 @@
-"""Core AI step models in a child process, which is replaced before Apple's runtime ends it.
+"""Core AI step models in a child process, which is replaced before Apple's runtime kills it.
 
-On macOS 27 a Python process ends with SIGTRAP after 16,384 output arrays of Core AI, even if models are loaded again
-(apple/coreai-torch 75). So the step models of a bundle run in a child process. Once it has returned `PREPARED_AT`
-arrays, the next one loads them; at `MAX_OUTPUTS` it gets the states of all streams, and takes over between two calls.
+On macOS 27 a Python process dies with SIGTRAP after 16,384 output arrays of Core AI, even if models are reloaded
+(apple/coreai-torch 75). So the step models of a bundle run in a child process. After `PREPARED_AT` arrays the next one
+loads them; after `MAX_OUTPUTS` it receives the states of all streams and takes over between two calls.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class WorkerStepModel:
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises what the step model raises, and BundleError if the child process ends."""
         if state is not None and not (isinstance(state, WorkerState) and state.worker is self._worker):
-            raise ValueError(f"{self._name}: pass a state that this step model made")
+            raise ValueError(f"{self._name}: pass a state of this step model")
         number = None if state is None else state.number
         outputs: dict[str, Array] = self._worker.ask("call", self._name, dict(inputs), number)
         return outputs
 
 
 class CoreAIWorker:
-    """The child process of a bundle, and those that replace it. Threads may ask, one at a time.
+    """The child process of a bundle, and its successors. Thread-safe; requests are serialized.
 
-    Raises BundleError, when it is made, for a program that Core AI cannot load.
+    Raises BundleError for a program that Core AI cannot load.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class CoreAIWorker:
         self._numbers = count()
         self._states: dict[int, str] = {}
         self._closed: list[int] = []
-        # Threads of their own: Ctrl-C must not arrive between a question and its answer, which the next question would
-        # take for its own.
+        # Dedicated threads: Ctrl-C must not arrive between a request and its response, which the next request would
+        # receive instead.
         self._asking = ThreadPoolExecutor(1, "core-ai-worker")
         self._starting = ThreadPoolExecutor(1, "core-ai-next-worker")
         self._child, self._returned = _Child(*self._loaded), 0
@@ -103,18 +103,18 @@ class CoreAIWorker:
         self.step_models: dict[str, StepFunction] = {name: WorkerStepModel(self, name) for name in names}
 
     def new_state(self, name: str) -> WorkerState:
-        """A state of the step model in the child process, which lives as long as the object that is returned."""
+        """A state of the step model in the child process, freed with the returned object."""
         number = next(self._numbers)
         self.ask("new_state", name, number)
         state = WorkerState(self, number)
-        # It may run in any thread and at any time, so it only appends.
+        # Finalizers run on any thread at any time, so this one only appends.
         weakref.finalize(state, self._closed.append, number)
         return state
 
     def ask(self, what: str, *given: Any) -> Any:
-        """The answer of the child process. Raises what the child raised, and BundleError if it ended.
+        """The response of the child process. Raises the child's exception, and BundleError if it died.
 
-        Ctrl-C is raised when the answer has come.
+        KeyboardInterrupt is raised after the response has arrived.
         """
         future = self._asking.submit(self._ask, what, *given)
         try:
@@ -138,7 +138,7 @@ class CoreAIWorker:
 
     def _count(self, outputs: int) -> None:
         if self._returned + outputs > self._max_outputs:
-            # One that could not be started is not asked for again.
+            # If it fails to start, the next call tries again.
             prepared, self._next = self._next, None
             following = (prepared or self._starting.submit(_Child, *self._loaded)).result()
             for number, name in self._states.items():
@@ -152,7 +152,7 @@ class CoreAIWorker:
 
 
 class _Child:
-    """A child process with the step models loaded. Raises BundleError for what it cannot load."""
+    """A child process with the step models loaded. Raises BundleError for a program that cannot be loaded."""
 
     def __init__(self, folder: Path, precision: Precision, names: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
@@ -161,12 +161,12 @@ class _Child:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [sys.executable, "-m", __name__, *given],
                 stdin=subprocess.DEVNULL,
-                # Core AI writes a line for each function.
+                # Core AI writes a line per function.
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # Ctrl-C reaches every process of the terminal; the parent decides what ends.
+                # Ctrl-C would reach every process of the terminal; the parent handles it.
                 start_new_session=True,
-                # Python 3.11: a file of the user's working directory must not be taken for a module.
+                # Do not import files from the working directory (Python 3.11).
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
         self._connection = Connection(ours.detach())
@@ -190,7 +190,7 @@ class _Child:
             code = self._process.wait()
             ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise BundleError(
-                f"Core AI ended its process ({ended}); open the bundle again, or use one for macos14"
+                f"the Core AI process died ({ended}); open the bundle again, or use one for macos14"
             ) from None
         if isinstance(answer, Exception):
             raise answer
@@ -205,7 +205,7 @@ def _ended(connection: Connection, process: subprocess.Popen[bytes]) -> None:
 
 
 def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> None:
-    """Serve until the connection is closed."""
+    """Serve requests until the connection is closed."""
     connection = Connection(int(descriptor))
     states: dict[int, Any] = {}
     models: dict[str, Any] = {}
@@ -245,5 +245,5 @@ def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> No
 
 if __name__ == "__main__":
     _main(*sys.argv[1:])  # type: ignore[arg-type]
-    # At an orderly exit Core AI's threads may end the process with a signal.
+    # Core AI's threads may crash an orderly exit.
     os._exit(0)

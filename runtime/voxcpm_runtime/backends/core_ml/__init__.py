@@ -1,1 +1,1 @@
-"""Core ML."""
+"""The backend on Apple's Core ML, through coremltools."""

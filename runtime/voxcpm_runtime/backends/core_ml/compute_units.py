@@ -26,36 +26,36 @@ from voxcpm_runtime.storage.whole_file import whole_file
 COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
 """The names used here -> names in `coremltools.ComputeUnit`."""
 AUTO = "auto"
-"""For each step model the unit that `doctor` measured on this machine, else the usual one."""
+"""For each step model the unit that `doctor` measured on this machine, or the default one."""
 OTHERS = "*"
-"""In a mapping: all step models without a key of their own."""
+"""In a mapping: all other step models."""
 CPU = "cpu"
 """Runs every package."""
 PORTABLE, COREAI = "portable", "coreai"
-"""Not compute units of Core ML: they stand for these backends where a unit is named."""
+"""Not compute units of Core ML, but names of these backends in their place."""
 
 ComputeUnits = str | Mapping[str, str]
 """A compute unit or "auto" for all step models, or for some of them by name."""
 
 USUAL = {
-    # A streaming decoder in the Neural Engine's fp16 beeps (mobius 16); VoxCPM's and PocketTTS's run on the CPU.
+    # In the Neural Engine's fp16 a streaming decoder beeps (mobius 16); VoxCPM's and PocketTTS's there use the CPU.
     AUDIO_VAE_ENCODER: CPU,
     AUDIO_VAE_DECODER: CPU,
-    # Many small calls without state: what the Neural Engine is for.
+    # Many small calls without state suit the Neural Engine.
     FEAT_ENCODER: "cpu_and_ne",
     LOCDIT_STEP: "cpu_and_ne",
     LOCDIT_SOLVE: "cpu_and_ne",
-    # The Neural Engine's compiler refuses writes into a KV cache more often than not.
+    # The Neural Engine's compiler usually rejects writes into a KV cache.
     BASE_LM_STEP: "cpu_and_gpu",
     RESIDUAL_LM_STEP: "cpu_and_gpu",
 }
-"""The usual unit of each step model."""
+"""The default unit of each step model."""
 
 
 def chosen_units(
     asked: ComputeUnits, names: Collection[str], measured: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The compute unit of each step model in `names`. measured: what "auto" prefers to the usual units.
+    """The compute unit of each step model in `names`. measured: overrides the defaults for "auto".
 
     Raises InputError for an unknown step model or unit.
     """
@@ -77,9 +77,9 @@ def is_auto(asked: ComputeUnits, name: str) -> bool:
 
 
 def read_compute_units(given: Iterable[str]) -> ComputeUnits:
-    """The compute units of a command line: UNIT for all step models, NAME=UNIT for one of them.
+    """Parse the compute units of a command line: UNIT for all step models, NAME=UNIT for one.
 
-    Raises InputError for one that is given twice.
+    Raises InputError for duplicates.
     """
     asked: dict[str, str] = {}
     for word in given:
@@ -93,7 +93,7 @@ def read_compute_units(given: Iterable[str]) -> ComputeUnits:
 
 
 def measured_units(bundle_digest: str) -> dict[str, str]:
-    """The fastest correct unit, or PORTABLE, by step model, as `doctor` saved it; empty if nothing can be read."""
+    """The fastest correct unit, or PORTABLE, by step model, as saved by `doctor`; empty if missing or damaged."""
     try:
         document = read_json(_measured_file(bundle_digest))
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def measured_units(bundle_digest: str) -> dict[str, str]:
 
 
 def save_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:
-    """Save compute units by step model in place of earlier ones. Raises OSError if that is impossible."""
+    """Save compute units by step model, replacing earlier ones, and return the file. Raises OSError."""
     path = _measured_file(bundle_digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"chip": chip(), "build": build(), "bundle": bundle_digest, "units": dict(units)}
@@ -114,6 +114,6 @@ def save_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:
 
 
 def _measured_file(bundle_digest: str) -> Path:
-    # An update of the system or another bundle has another key: what was measured before says nothing about it.
+    # Measurements are valid only for this system build and bundle.
     key = hashlib.sha256(f"{chip()}\n{build()}\n{bundle_digest}".encode()).hexdigest()
     return cache_folder("measured") / f"{key}.json"

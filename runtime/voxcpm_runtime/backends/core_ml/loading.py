@@ -1,7 +1,7 @@
-"""Step models on Core ML: packages compiled, and loaded on their compute units or a fallback.
+"""Compiles packages for Core ML, and loads them on their compute units or a fallback.
 
-Compiling takes minutes, and so does the first load on a compute unit, whose result the system keeps. Either may crash,
-and coremltools never releases the GIL: a child process, which runs this module, does both first.
+Compiling takes minutes, and so does the first load on a compute unit, which the system caches. Either may crash, and
+coremltools never releases the GIL: a child process, which runs this module, does both first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Note = Callable[[str], object]
 LoadPortable = Callable[[str], StepFunction]
 
 _COMPILED = ".mlmodelc"
-# Core ML says this of a package of several functions that it refuses for another reason (VoxCPMANE 14 and 15).
+# Core ML's message for a package of several functions that it rejects for another reason (VoxCPMANE 14 and 15).
 _MISLEADING = ".functionName"
 
 
@@ -65,7 +65,7 @@ def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
     oldest = OLDEST_MACOS[target]
     if system is not None and system.version[0] < oldest:
         raise BundleError(
-            f"{folder}: this bundle needs macOS {oldest} or newer, and this is {system}; "
+            f"{folder}: this bundle needs macOS {oldest} or newer, but this is {system}; "
             "convert it with --target macos14, or update macOS"
         )
 
@@ -80,11 +80,11 @@ def place_on_core_ml(
 ) -> dict[str, Placed]:
     """Step models on their compute units. Raises BundleError.
 
-    portable: loads what no unit takes, if the user left the choice to "auto"; None to fail. advice: ends that error.
+    portable: loads what all units reject, for units left to "auto"; None to fail. advice: appended to that error.
     """
     measured = measured_units(bundle.digest)
     if portable is None:
-        # The portable backend may have been here when it was measured.
+        # The portable backend may have been uninstalled since.
         measured = {name: unit for name, unit in measured.items() if unit != PORTABLE}
     units = chosen_units(asked, bundle.manifest.step_models, measured)
     fallbacks = (CPU,) if portable is None else (CPU, PORTABLE)
@@ -107,8 +107,8 @@ def place_on_core_ml(
                 continue
             if refusals:
                 warnings.warn(
-                    f"{name} runs on {unit} and not on {' or '.join(candidates[: len(refusals)])} ({refusals[0]}); "
-                    "voxcpm-coreml doctor finds what is best on this machine",
+                    f"{name} falls back from {' and '.join(candidates[: len(refusals)])} to {unit} ({refusals[0]}); "
+                    "voxcpm-coreml doctor finds the best unit on this machine",
                     stacklevel=2,
                 )
             return Placed(model, unit)
@@ -126,17 +126,17 @@ def place_on_core_ml(
 def _open_package(
     unit: str, first_use: Note | None, _: StepModel, functions: Sequence[PackageFunction], digest: str
 ) -> Callable[[int], StepFunction]:
-    """Load all functions now, so that a rejection is an error now and not in the middle of speech."""
+    """Load all functions eagerly, so that a rejection is not an error in the middle of speech."""
     package = functions[0].package
     form = CompiledPackage(package, digest, partial(_compile, functions, first_use), f"{build()}{_COMPILED}")
 
     def predictors(compiled: Path, unit: str) -> list[Any]:
-        # The only function of a package is loaded without its name: systems before macOS 15 know no names.
+        # A single function is loaded without its name, which is not supported before macOS 15.
         names = [function.name if len(functions) > 1 else "" for function in functions]
         return [_load(form, compiled, f, unit, n, first_use) for f, n in zip(functions, names, strict=True)]
 
     def is_whole(compiled: Path) -> bool:
-        """Whether the CPU loads the compiled form: then it is the compute unit that refuses it."""
+        """Whether the CPU loads the compiled form, so that it is the compute unit that rejects it."""
         try:
             return unit != CPU and bool(predictors(compiled, CPU))
         except Exception:  # noqa: BLE001 - coremltools raises any class
@@ -156,7 +156,7 @@ def _open_package(
 
 
 def _forms(package: Path, form: CompiledPackage) -> Iterator[tuple[Path, bool]]:
-    """Compiled forms, and whether each is known to be whole: a damaged one is made again once."""
+    """Yield compiled forms, and whether each was just compiled; a damaged one is recompiled once."""
     if (shipped := package.with_suffix(_COMPILED)).is_dir():
         yield shipped, False
     try:
@@ -178,8 +178,8 @@ def _load(
     name: str,
     first_use: Note | None,
 ) -> Any:
-    """coremltools' model of a function; a child process loads it first, which takes minutes once."""
-    # Speech keeps to the shortest length after the prefill. coremltools refuses the hint before macOS 15.
+    """coremltools' model of a function; on first use a child process loads it before, for minutes."""
+    # Speech uses only the shortest length after the prefill. coremltools rejects the hint before macOS 15.
     system = macos()
     enumerated = function.declared.chunk_count > 1 and system is not None and system.version >= (15,)
     reshapes = "Infrequent" if enumerated else ""
@@ -197,17 +197,17 @@ def _refused(package: Path, unit: str, error: Exception) -> RefusedError:
     words = core_ml_reason(error)
     if _MISLEADING in words:
         words = (
-            "the package is too large for it, or the system refuses one of the functions, though Core ML speaks of "
+            "the package is too large, or the system rejects one of its functions, although Core ML reports "
             f"{_MISLEADING}"
         )
-    return RefusedError(f"{package}: Core ML refuses it on {unit} ({words})")
+    return RefusedError(f"{package}: Core ML rejects it on {unit} ({words})")
 
 
 def _compile(
     functions: Sequence[PackageFunction], first_use: Note | None, package: Path, compiled: Path
 ) -> None:
-    """Compile a package of these functions. Raises BundleError if its tensors are not the declared ones."""
-    import coremltools as ct  # seconds, and on a Mac only
+    """Compile a package of these functions. Raises BundleError unless its tensors have the declared names."""
+    import coremltools as ct  # takes seconds, and only exists on a Mac
 
     description = ct.utils.load_spec(str(package)).description
     for function in functions:
@@ -228,7 +228,7 @@ def _compile_here(package: Path, compiled: Path) -> None:
 
 
 def _load_here(compiled: Path, unit: str, function: str, reshapes: str) -> Any:
-    """coremltools' model of a function, "" for the only one. reshapes: its hint for enumerated lengths, "" for none."""
+    """coremltools' model of a function ("": the only one). reshapes: its hint for enumerated lengths ("": none)."""
     import coremltools as ct
 
     options: dict[str, Any] = {"function_name": function} if function else {}
@@ -244,7 +244,7 @@ def _in_child(task: str, *arguments: str) -> None:
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"no answer within {LOCK_SECONDS} s") from None
     if code != 0:
-        raise RuntimeError(words if code == 1 else f"it crashed the process that tried it: {words}")
+        raise RuntimeError(words if code == 1 else f"it crashed the child process: {words}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Step models on Core ML itself, through coremltools. On a Mac only."""
+"""Step models on Core ML, through coremltools. macOS only."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.step_function import Array, StepState
 
 LINGER_SECONDS = 10.0
-"""How long input arrays outlive their step model: ten times as long as Core ML was seen to use them."""
-# Core ML counts down without a lock, so that one of two updates at the same time may be lost.
+"""Seconds that input arrays outlive their step model: ten times as long as Core ML was seen to use them."""
+# Core ML decrements without the GIL, so that one of two concurrent decrements may be lost.
 _SPARE_REFERENCES = 16
 _DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}
-"""The dtype of a declaration -> that of the array which Core ML is given."""
+"""Declared dtype -> dtype of the array passed to Core ML."""
 
 
 class InputBuffers:
-    """The arrays from which Core ML reads the inputs and the states of a step model, `owner`, and which outlive it.
+    """The arrays from which Core ML reads the inputs and states of a step model, `owner`, and which outlive it.
 
-    Core ML releases the inputs of a prediction about a second later, on a thread of its own, where coremltools 9.0 does
-    not take the GIL: the process would crash if that was the last reference (pull requests 2827 and 2829). coremltools
-    replaces float16 inputs by arrays of its own, so all are C-contiguous float32 or int32.
+    Core ML releases the inputs of a prediction about a second later, on its own thread, where coremltools 9.0 does not
+    hold the GIL: the process would crash if that was the last reference (pull requests 2827 and 2829). coremltools
+    copies float16 inputs to its own arrays, so all are C-contiguous float32 or int32.
     """
 
     def __init__(self, owner: object) -> None:
         self._inputs: dict[tuple[str, tuple[int, ...]], Array] = {}
         self._unused_states: list[dict[str, Array]] = []
         self._all: list[Array] = []
-        # The exit of Python would free them, while Core ML still has them.
+        # Otherwise Python would free them at exit, while Core ML may still use them.
         _count_reference("Py_IncRef", self._all)
         weakref.finalize(owner, _free_later, self._all).atexit = False
 
     def filled(self, name: str, values: npt.ArrayLike, dtype: Any = np.float32) -> Array:
-        """The array for an input of that name and shape, with these values. The next call for them overwrites it."""
+        """The array for an input of that name and shape, filled with values; the next such call overwrites it."""
         key = name, np.shape(values)
         if key not in self._inputs:
             self._inputs[key] = self._new(key[1], dtype)
@@ -50,7 +50,7 @@ class InputBuffers:
         return self._inputs[key]
 
     def zero_state(self, owner: object, declared: StepModel) -> dict[str, Array]:
-        """Zeros for the state tensors, by name. When `owner` is freed, another state gets the same arrays."""
+        """Zeros for the state tensors, by name. The arrays are reused when `owner` is freed."""
         try:
             arrays = self._unused_states.pop()
         except IndexError:
@@ -69,7 +69,7 @@ class InputBuffers:
 def _free_later(arrays: list[Array]) -> None:
     timer = threading.Timer(LINGER_SECONDS, _count_reference, ("Py_DecRef", arrays))
     timer.daemon = True
-    # At exit no thread can be started: then nothing frees them.
+    # No thread can be started at exit; then they are never freed.
     with suppress(RuntimeError):
         timer.start()
 
@@ -79,7 +79,7 @@ def _count_reference(function: str, item: object) -> None:
 
 
 class PassedState:
-    """State tensors in numpy: inputs of a prediction, updated from its outputs (whole, or only the new rows)."""
+    """State tensors in numpy: inputs of a prediction, updated from its outputs (completely, or only new rows)."""
 
     def __init__(self, declared: StepModel, buffers: InputBuffers, form: StateForm) -> None:
         self._outputs = {t.name: updated_name(t, form) for t in declared.state}
@@ -129,16 +129,16 @@ class NativeState:
         """See `StepState`."""
         for name, array in rows.items():
             with self._predicting:
-                # All caches of one shape are written from one buffer, one after another.
+                # All caches of one shape share a buffer.
                 whole = self._buffers.filled("", self._native.read_state(name))
                 whole[:, :, start : start + array.shape[2]] = array
                 self._native.write_state(name, whole)
 
 
 class CoreMLStepModel:
-    """A step model, or one function of it, on Core ML. Threads may call it, each with its own state, one at a time.
+    """A step model, or one function of it, on Core ML. Thread-safe, with one state per thread.
 
-    predictor: coremltools' CompiledMLModel. package: what it was loaded from, which lives as long as this does.
+    predictor: coremltools' CompiledMLModel. package: kept alive, as it may own the compiled files.
     """
 
     releases_gil = False
@@ -161,7 +161,7 @@ class CoreMLStepModel:
         """See `StepFunction`. Raises BundleError if Core ML fails."""
         declared = self._declared
         if (declared.state and state is None) or not isinstance(state, PassedState | NativeState | None):
-            raise ValueError(f"{declared.name}: pass a state that this step model made")
+            raise ValueError(f"{declared.name}: pass a state of this step model")
         try:
             with self._predicting:
                 features = {
@@ -174,5 +174,5 @@ class CoreMLStepModel:
                     results = state.predict(self._predictor, features)
         except RuntimeError as error:
             raise BundleError(f"Core ML failed in {declared.name} ({core_ml_reason(error)})") from None
-        # Results may be read-only views with gaps between their rows.
+        # Results may be read-only, strided views.
         return {t.name: np.array(results[t.name], np.float32, order="C") for t in declared.outputs}

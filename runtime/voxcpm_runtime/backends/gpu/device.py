@@ -1,4 +1,4 @@
-"""A GPU through ONNX Runtime's CUDA provider, and the threads that call it: the door of this room."""
+"""A GPU through ONNX Runtime's CUDA provider, and the threads that call it; this room's entry point."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 _PROVIDER = "CUDAExecutionProvider"
 _OPTIONS = {
-    # The default tries every algorithm of every convolution, for seconds, to find the same ones.
+    # The default benchmarks every algorithm of every convolution, for seconds, to find the same ones.
     "cudnn_conv_algo_search": "HEURISTIC",
     "arena_extend_strategy": "kSameAsRequested",
-    # An fp32 bundle is one in fp32: TF32 has fp16's ten bits.
+    # An fp32 bundle computes in fp32: TF32 has only ten bits, like fp16.
     "use_tf32": "0",
-    # Squares of fp16 numbers are added up in float32, in the node of a sum and its RMSNorm, too.
+    # The fused node of a sum and its RMSNorm accumulates squares of fp16 numbers in float32.
     "enable_skip_layer_norm_strict_mode": "1",
 }
 
@@ -56,7 +56,7 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU. kind: "cuda", as ONNX Runtime calls its memory, too; "cpu" is for tests of what GPUs run."""
+    """A GPU. kind: "cuda", also ONNX Runtime's name for its memory; "cpu" to test GPU graphs."""
 
     kind: str
     index: int = 0
@@ -70,7 +70,7 @@ class Device:
         return self.kind == "cuda"
 
     def providers(self, *, captured: bool = False) -> list[tuple[str, dict[str, str]]]:
-        """ONNX Runtime's providers with their options. captured: for sessions whose calls are captured."""
+        """ONNX Runtime's providers with their options. captured: whether to capture calls as CUDA graphs."""
         processor: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
         if self.kind == "cpu":
             return [processor]
@@ -103,21 +103,21 @@ class Device:
         traits: Traits,
         constants: Mapping[str, Array],
     ) -> NextPatch | None:
-        """All step models of a patch in one call, if the bundle allows it: see `joined_patch`."""
+        """All step models of a patch in one call, if possible: see `joined_patch.joined_patch`."""
         from voxcpm_runtime.backends.gpu.joined_patch import joined_patch
 
         return joined_patch(models, self, sizes, traits, constants)
 
     def check(self) -> None:
-        """Raises DeviceError, one line, if this machine or its ONNX Runtime lacks the device."""
-        # A Mac may have no ONNX Runtime.
+        """Raises DeviceError if this machine or its ONNX Runtime lacks the device."""
+        # ONNX Runtime is optional on a Mac.
         from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
         if sys.version_info < (3, 11) or sys.platform == "darwin":
-            raise DeviceError(f"--device {self.kind} needs Python 3.11 or newer, and Linux; use --device cpu")
+            raise DeviceError(f"--device {self.kind} needs Linux and Python 3.11 or newer; use --device cpu")
         if _PROVIDER not in ort.get_available_providers():
             raise DeviceError(
-                f"--device {self.kind} needs ONNX Runtime with {_PROVIDER}, and this one has none: {INSTALL_CUDA}"
+                f"--device {self.kind} needs ONNX Runtime with {_PROVIDER}, which is missing: {INSTALL_CUDA}"
             )
         count = gpu_count()
         if self.index >= count:
@@ -137,7 +137,7 @@ class Device:
 
 
 def read_device(name: str) -> Device:
-    """The GPU that a name means. Raises InputError for an unknown name."""
+    """Parse the name of a GPU. Raises InputError for an unknown name."""
     match = re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name if isinstance(name, str) else "")
     if match is None:
         raise wrong_type(name, "device", "auto, cpu, cuda or cuda:N, N a GPU's number from 0")
@@ -145,7 +145,7 @@ def read_device(name: str) -> Device:
 
 
 def usable_gpu() -> Device | None:
-    """The first GPU, if ONNX Runtime has all that it needs for it; otherwise None."""
+    """The first GPU, if ONNX Runtime can use it; otherwise None."""
     gpu = Device("cuda")
     try:
         gpu.check()
@@ -155,7 +155,7 @@ def usable_gpu() -> Device | None:
 
 
 def gpu_count() -> int:
-    """The number of NVIDIA GPUs. Raises DeviceError if there is no driver, or it does not answer."""
+    """The number of NVIDIA GPUs. Raises DeviceError if there is no driver, or it does not respond."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
@@ -176,7 +176,7 @@ def gpu_count() -> int:
 
 @functools.cache
 def _load_libraries() -> None:
-    """Load CUDA's and cuDNN's libraries from Python packages, if they are there; the system's are found anyway."""
+    """Load CUDA's and cuDNN's libraries from Python packages, if installed; the system's are found anyway."""
     from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
     # `check_provider` reports what is missing, in one line.
@@ -186,7 +186,7 @@ def _load_libraries() -> None:
 
 
 def _missing_library() -> str:
-    """Why the provider cannot be loaded, in the words of the system's loader; empty if it can."""
+    """The system loader's error for the provider; empty if it can be loaded."""
     from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
     folder = Path(ort.__file__).parent / "capi"
@@ -201,7 +201,7 @@ def _missing_library() -> str:
 class DeviceGate:
     """A readers-writer lock that prefers writers.
 
-    CUDA allows no allocation by any thread while one captures, so calls that may allocate or capture run alone.
+    CUDA forbids allocations by any thread during a capture, so calls that may allocate or capture run exclusively.
     """
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class DeviceGate:
 
 
 class DeviceWorker:
-    """A thread for the calls of one session: ONNX Runtime keeps captured calls for the thread that captured them."""
+    """A thread for the calls of one session: ONNX Runtime stores captured calls per thread."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -247,11 +247,11 @@ class DeviceWorker:
         self._thread = ThreadPoolExecutor(1, str(device))
 
     def begin(self, call: Callable[[], T]) -> Future[T]:
-        """Queue a call on the thread. It must not wait for another one."""
+        """Queue a call on the thread. It must not wait for a later one."""
         return self._thread.submit(call)
 
     def run_alone(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """The result of a call on the thread, with exclusive access."""
+        """Run a call on the thread, with exclusive access, and return its result."""
 
         def called() -> T:
             with self.gate.alone():

@@ -1,7 +1,7 @@
-"""Rewrites of the half-mode graph for a GPU, where a node costs the launch of a kernel, whatever it computes.
+"""Graph rewrites of half mode for a GPU, where every node costs a kernel launch.
 
-Nodes that nothing reads any more stay in the list; they are dropped later. The formulas of attention and rotary
-embeddings are those that the conversion writes; the tests compare every bundle's step models with float32.
+Unused nodes stay in the list, and are dropped later. The formulas of attention and rotary embeddings match those of the
+conversion; the tests compare every bundle's step models with float32.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from voxcpm_runtime.backends.portable.lowering import Shapes
 from voxcpm_runtime.backends.portable.package import Program
 from voxcpm_runtime.backends.portable.rewrites import Formula
 
-# One part of a product of the embeddings: queries, keys or values (B, heads, S, width).
+# One part of the QKV projection: queries, keys or values (B, heads, S, width).
 _PART: Formula = {
     "part": ("Transpose", "split"),
     "split": ("Reshape", "product", "shape"),
     "product": ("FusedMatMul", "x", "weight"),
 }
-# The rows of the last product (B, S, heads · width) of attention among the positions of a patch.
+# Attention within a patch, up to the input (B, S, heads · width) of the output projection.
 _WITHIN: Formula = {
     "rows": ("Reshape", "turned", "rows_shape"),
     "turned": ("Transpose", "heads"),
@@ -35,12 +35,12 @@ _WITHIN: Formula = {
     "queries": ("Reshape", "scaled", "queries_shape"),
     "scaled": ("Mul", "turned_queries", "factor"),
 }
-# Widths of a head that the kernel takes are multiples of this.
+# The kernel requires head widths that are multiples of this.
 _WIDTHS = 8
 
 
 class Rotary(NamedTuple):
-    """x · cos + (−second half of x, first half of x) · sin, x (B, heads, S, D); names of values."""
+    """ONNX names of x · cos + (−second half of x, first half of x) · sin, x (B, heads, S, D)."""
 
     x: str
     cos: str
@@ -48,7 +48,7 @@ class Rotary(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Queries, keys or values, before the product of the embeddings is split into heads."""
+    """Queries, keys or values, before the projection is split into heads."""
 
     x: str
     weight: str
@@ -62,11 +62,11 @@ class Part(NamedTuple):
 def fuse_for_gpu(
     nodes: Sequence[NodeProto], graph: Graph, program: Program, shapes: Shapes
 ) -> list[NodeProto]:
-    """The nodes, with fewer of them for the same results.
+    """Equivalent, fused nodes.
 
-    Attention within a patch becomes one node, with one product for queries, keys and values. In other attention
-    products are joined, a rotary embedding and a scaled product become one node each, and scatters share indices. A sum
-    and its RMSNorm become one node.
+    Attention within a patch becomes one node, with one product for queries, keys and values. In other attention,
+    projections are merged, rotary embeddings and scaled products become one node each, and scatters share indices. A
+    sum and its RMSNorm become one node.
     """
     view = View(nodes, graph, shapes, program.weights)
     for rewrite in (_attention, _merged, _replaced, _sum_and_norm):
@@ -76,11 +76,11 @@ def fuse_for_gpu(
 
 
 def _attention(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """The replacement of a product of attention's result with a weight, and of all that led to it; otherwise None.
+    """The fusion of attention that ends with the output projection `node`; None for another node.
 
-    `MultiHeadAttention` takes queries, keys and values as three parts of a rotated product: the heads that share a key
-    head become rows of a sequence, for which weights are put into another order when the graph is loaded. It adds up in
-    float32 on CUDA.
+    `MultiHeadAttention` takes queries, keys and values as three parts of a rotated product. Query heads that share a
+    key head become rows of a sequence, for which weights are reordered when the graph is loaded. On CUDA it accumulates
+    in float32.
     """
     if not is_product(node) or not view.is_fixed(node.input[1]):
         return None
@@ -124,7 +124,7 @@ def _part(view: View, value: str) -> Part | None:
 
 
 def _fits(view: View, q: Part, k: Part, v: Part) -> bool:
-    """Whether these are parts of attention that the kernel takes: a fixed number of positions, rotated by constants."""
+    """Whether the kernel supports this attention: a fixed number of positions, rotated by constants."""
     rotations = (part.rotary for part in (q, k, v) if part.rotary is not None)
     return (
         q.width == k.width == v.width
@@ -138,31 +138,31 @@ def _fits(view: View, q: Part, k: Part, v: Part) -> bool:
 
 
 def _products(view: View, parts: Sequence[Part]) -> list[str]:
-    """Parts of one value, each (B, S, heads · width) and rotated where they are."""
+    """Parts of one value as one product, each (B, S, heads · width), with their rotary embeddings."""
     graph, integers = view.graph, view.graph.integers
     weights = tuple(part.weight for part in parts)
     weight = weights[0]
     if len(parts) > 1:
-        # One for all Euler steps.
+        # Shared by all Euler steps.
         weight = view.shared(("weights", *weights), lambda: graph.emit("Concat", *weights, axis=0))
     product = graph.emit("FusedMatMul", parts[0].x, weight, domain=CONTRIB, transB=1)
     widths = [part.heads * part.width for part in parts]
     if any(part.rotary for part in parts):
         positions, heads = parts[0].positions, sum(part.heads for part in parts)
-        # Every head of every position is a row with a place in the tables, so that one node rotates all parts.
+        # Every head of every position is a row with its own entry in the tables, so that one node rotates all parts.
         rows = graph.emit("Reshape", product, integers([-1, positions * heads, parts[0].width]))
         tables = _tables(view, parts)
         rows = graph.emit("RotaryEmbedding", rows, integers([0]), *tables, domain=CONTRIB)
         product = graph.emit("Reshape", rows, integers([-1, positions, sum(widths)]))
     if len(parts) == 1:
         return [product]
-    # CUDA's Split copies pointers from the host for unequal parts, which a captured call must not. It does so neither
-    # for three parts of the last axis (its kernel Split3Inner takes their sizes by value) nor for two equal ones.
+    # CUDA's Split copies pointers from the host for unequal parts, which is forbidden in a captured call, but not for
+    # three parts of the last axis (kernel Split3Inner) or two equal ones.
     return graph.emit_many("Split", product, integers(widths), outputs=len(parts), axis=-1)
 
 
 def _tables(view: View, parts: Sequence[Part]) -> list[str]:
-    """Cosines and sines (positions · heads, width / 2); 1 and 0 for heads that are not rotated."""
+    """Cosines and sines (positions · heads, width / 2); 1 and 0 for heads without rotary embedding."""
     half = parts[0].width // 2
     found = [_fixed_tables(view, part.rotary) if part.rotary else None for part in parts]
     dtype = next(tables[0].dtype for tables in found if tables is not None)
@@ -191,7 +191,7 @@ def _reordered(
 
 
 def _rotary(view: View, value: str) -> Rotary | None:
-    """The rotary embedding that a value is; None for another value."""
+    """The rotary embedding that computes a value; None if none does."""
     node = view.producer(value, "Add")
     if node is None:
         return None
@@ -205,7 +205,7 @@ def _rotary(view: View, value: str) -> Rotary | None:
 
 
 def _turned(view: View, value: str) -> str | None:
-    """x, if the value is (−second half of x, first half of x)."""
+    """x, if the value is (−second half of x, first half of x), otherwise None."""
     concat = view.producer(value, "Concat")
     if concat is None or len(concat.input) != 2 or attribute(concat, "axis") not in (-1, 3):
         return None
@@ -217,7 +217,7 @@ def _turned(view: View, value: str) -> str | None:
 
 
 def _fixed_tables(view: View, found: Rotary) -> list[np.ndarray] | None:
-    """Cosines and sines (positions, D / 2), if they are constants. Both halves of a table are equal."""
+    """Cosines and sines (positions, D / 2) if they are constants, otherwise None. Both halves of a table are equal."""
     tables = [view.constant(name) for name in (found.cos, found.sin)]
     halves = [
         np.ascontiguousarray(table.reshape(table.shape[-2:])[:, : table.shape[-1] // 2])
@@ -228,7 +228,7 @@ def _fixed_tables(view: View, found: Rotary) -> list[np.ndarray] | None:
 
 
 def _rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """One node for the rotary embedding that a sum ends; None for another sum."""
+    """One node for the rotary embedding that ends with a sum; None for another sum."""
     found = _rotary(view, node.output[0])
     if found is None:
         return None
@@ -245,7 +245,7 @@ def _rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
 
 
 def _gathered(view: View, found: Rotary) -> list[str]:
-    """Positions (1, S), cosines and sines for tables that are looked up; empty for another form."""
+    """Positions (1, S), cosines and sines of gathered tables; empty for another form."""
     cos, sin = (view.producer(name, "Gather") for name in (found.cos, found.sin))
     table = None if cos is None else view.constant(cos.input[0])
     if cos is None or sin is None or table is None:
@@ -257,14 +257,14 @@ def _gathered(view: View, found: Rotary) -> list[str]:
     def positions() -> str:
         return graph.emit("Unsqueeze", graph.emit("Cast", root, to=TensorProto.INT64), integers([0]))
 
-    def half(name: str) -> str:  # cut when the graph is loaded: tables may be large
+    def half(name: str) -> str:  # sliced when the graph is loaded, as tables may be large
         return view.shared(("half", name), lambda: graph.emit("Slice", name, *bounds))
 
     return [view.shared(("positions", root), positions), half(cos.input[0]), half(sin.input[0])]
 
 
 def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """Products of one value, each with a constant and each split into heads, as one product where the last was."""
+    """Products of one value with constants, each split into heads, merged into one at the last of them."""
     group = _group(view, node)
     if len(group) < 2 or group[-1] is not node:
         return None
@@ -278,12 +278,12 @@ def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
     product = graph.emit("FusedMatMul", node.input[0], weights, domain=CONTRIB, transB=1)
     shape = [*sizes[0][:2], sum(size[2] for size in sizes), *sizes[0][3:]]
     heads = graph.emit("Transpose", graph.emit("Reshape", product, integers(shape)), perm=HEADS_FIRST)
-    # Not Split: CUDA's copies pointers from the host for unequal parts, which a captured call must not.
+    # Not Split: CUDA's copies pointers from the host for unequal parts, which is forbidden in a captured call.
     ends = np.cumsum([size[2] for size in sizes]).tolist()
     for begin, end in zip([0, *ends], ends, strict=False):
         graph.emit("Slice", heads, integers([begin]), integers([end]), integers([1]))
     new = view.taken(start)
-    # The products that led to these stay unread.
+    # The original products become unused.
     for part, transpose in zip(new[-len(group) :], transposes, strict=True):
         part.output[:] = [transpose.output[0]]
         transpose.output[:] = [graph.name("unread")]
@@ -291,7 +291,7 @@ def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
 
 
 def _group(view: View, node: NodeProto) -> list[NodeProto]:
-    """The products of a node's first input that can become one, in order; empty if the node is none of them."""
+    """The products of a node's first input that can be merged, in order; empty if the node is none of them."""
     own = _heads_of(view, node)
     if not own:
         return []
@@ -304,7 +304,7 @@ def _group(view: View, node: NodeProto) -> list[NodeProto]:
 
 
 def _heads_of(view: View, node: NodeProto) -> list[int]:
-    """(batch, positions, heads, width) of a product with a constant that is only split into heads; else empty."""
+    """(batch, positions, heads, width) of a product with a constant that is only split into heads; or empty."""
     if not is_product(node) or not view.is_fixed(node.input[1]):
         return []
     reshape = view.only_reader(node, "Reshape")
@@ -315,7 +315,7 @@ def _heads_of(view: View, node: NodeProto) -> list[int]:
 
 
 def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """The replacement of a node, and of what led to it, by one node; otherwise None."""
+    """The fusion of a node with its producers; None if there is none."""
     if node.op_type == "Add":
         return _rotated(view, node)
     if node.op_type in ("MatMul", "FusedMatMul"):
@@ -326,7 +326,7 @@ def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
 
 
 def _share_indices(view: View, node: NodeProto) -> None:
-    """Have scatters of the same positions into caches of one shape read the indices that the first one made."""
+    """Share the indices among scatters of the same positions into caches of one shape."""
     expanded = view.producer(node.input[1], "Expand")
     column = view.producer(expanded.input[0], "Reshape") if expanded is not None else None
     shape = view.shapes.get(node.input[0])
@@ -336,7 +336,7 @@ def _share_indices(view: View, node: NodeProto) -> None:
 
 
 def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """(x · constant), reshaped, times y: the constant becomes the product's own factor."""
+    """(x · constant), reshaped, times y, with the constant as the product's `alpha`."""
     reshape = view.producer(node.input[0], "Reshape")
     if reshape is None:
         return None
@@ -352,9 +352,9 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
 
 
 def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """A sum on the residual path with the RMSNorm that reads it.
+    """A sum on the residual path, fused with the RMSNorm that reads it.
 
-    ONNX Runtime 1.31 adds up squares in float32, as `device._OPTIONS` asks it to.
+    ONNX Runtime 1.31 accumulates squares in float32 (see `device._OPTIONS`).
     """
     if node.op_type != "Add":
         return None
@@ -363,7 +363,7 @@ def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
         return None
     readers = view.readers.get(node.output[0], [])
     norms = [reader for reader in readers if reader.op_type == "SimplifiedLayerNormalization"]
-    # The weight of a norm that stands here must be there already.
+    # The norm moves to this place, so its weight must not be computed later.
     if len(norms) != 1 or norms[0].input[1] in view.producers:
         return None
     epsilon = next(a.f for a in norms[0].attribute if a.name == "epsilon")

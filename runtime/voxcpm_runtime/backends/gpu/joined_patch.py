@@ -1,9 +1,9 @@
-"""All step models of a patch as one call on a GPU, so that nothing goes through the host between them.
+"""All step models of a patch as one call on a GPU, without transfers to the host between them.
 
     previous patch ─► feat encoder ─► base LM ─► residual LM ─► DiT condition ─► all Euler steps ─► patch
 
-The step models stay as they are: their graphs are put into one, which reads and writes their caches in place. The
-projections between them, numpy's elsewhere, are nodes in float32.
+The graphs of the step models are merged into one, which updates their caches in place. The projections between them,
+computed by numpy elsewhere, are nodes in float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RETURNED = {"patch": LOCDIT_SOLVE, "stop_logits": BASE_LM_STEP}
 
 
 class JoinedPatch:
-    """A `NextPatch`: feat encoder, language models and DiT in one captured call. Several threads may call it."""
+    """A `NextPatch`: feat encoder, language models and DiT in one captured call. Thread-safe."""
 
     def __init__(
         self, models: Mapping[str, GPUStepModel], device: Device, traits: Traits, constants: Mapping[str, Array]
@@ -81,7 +81,7 @@ class JoinedPatch:
         begun = [before]
 
         def continued() -> dict[str, Array]:
-            # Popped: an error's traceback has this frame, which would keep the caches with a call that holds the error.
+            # Popped, as an error's traceback refers to this frame, and would form a cycle with the KV caches.
             patches = begun.pop().result()["patch"].transpose(0, 2, 1)[np.newaxis]
             last = {PATCHES: self._inputs[PATCHES]}
             return checked_inputs("a patch", last, {PATCHES: patches}, "half") | others
@@ -89,12 +89,14 @@ class JoinedPatch:
         return self._calls.begin(continued, both)
 
     def _both(self, base: StepState, residual: StepState) -> DeviceState:
-        """The state that both are parts of: a call is captured for its buffers alone."""
+        """The state that both are parts of; calls are captured with its buffers."""
         if isinstance(base, DeviceState) and isinstance(residual, DeviceState) and base.whole is not None:
             made = [base.whole.buffers.part(_own(part, "")) for part in LANGUAGE_MODELS]
             if base.whole.worker is self._worker and made == [base.buffers, residual.buffers]:
                 return base.whole
-        raise ValueError("the states must be the two that one call of `new_states` made, the base LM's first")
+        raise ValueError(
+            "expected the two states that one call of `new_states` returned, the base LM's first"
+        )
 
 
 def joined_patch(
@@ -104,9 +106,9 @@ def joined_patch(
     traits: Traits,
     constants: Mapping[str, Array],
 ) -> JoinedPatch | None:
-    """The joined call of a bundle's step models on a GPU; None for a form of them that is called one by one.
+    """The joined call of a bundle's step models on a GPU; None if they must be called one by one.
 
-    These are a base LM of several packages, a DiT of one step, functions by length and returned rows.
+    That is the case for a base LM of several packages, a DiT of one step, functions by length and returned rows.
     """
     found = {name: model for name, model in models.items() if isinstance(model, GPUStepModel)}
     one_each = 1 in sizes.encode_patches and 1 in sizes.prefill_chunks
@@ -116,7 +118,7 @@ def joined_patch(
 
 
 def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapping[str, Array]) -> bytes:
-    """One ONNX model of the lowered step models, whose values are named STEP_MODEL/NAME; inputs: see `_GIVEN`."""
+    """The lowered step models merged into one ONNX model, with values named STEP_MODEL/NAME."""
     import onnx  # slow, and only needed here
     from onnx import ValueInfoProto, compose, helper
 
@@ -190,5 +192,5 @@ def _own(part: str, name: str) -> str:
 
 
 def _smallest(interface: Interface) -> Interface:
-    """The input with the smallest of its shapes alone: one patch."""
+    """The input restricted to its smallest shape: one patch."""
     return replace(interface, shapes=(min(interface.shapes),))

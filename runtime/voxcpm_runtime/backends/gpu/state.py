@@ -1,4 +1,4 @@
-"""The state of one stream on a GPU: buffers that never move, so that captured calls find them again."""
+"""The state of one stream on a GPU: buffers at fixed addresses, as captured calls require."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _ELEMENTS: dict[str, type[np.floating]] = {"tensor(float16)": np.float16, "tenso
 
 @dataclass(eq=False)
 class Buffers:
-    """The tensors of one stream. Those that no scatter writes in place have two, which take turns."""
+    """The tensors of one stream. Those that are not updated in place are double-buffered."""
 
     pairs: dict[str, tuple[ort.OrtValue, ...]]
     """One buffer, or two, by name of the state tensor."""
     turn: int = 0
     number: int = 1
-    """Which of its pool's buffers these are, from 1."""
+    """Serial number in the pool, from 1."""
     parts: dict[str, Buffers] = field(default_factory=dict)
-    """What `part` has returned, by prefix."""
+    """Cached results of `part`, by prefix."""
 
     def part(self, prefix: str) -> Buffers:
-        """The tensors with that prefix, without it: each time the same object, as calls are captured by it."""
+        """The tensors with that prefix, without it; always the same object, as calls are captured by it."""
         if prefix not in self.parts:
             pairs = {n.removeprefix(prefix): pair for n, pair in self.pairs.items() if n.startswith(prefix)}
             self.parts[prefix] = Buffers(pairs)
@@ -45,7 +45,7 @@ class Buffers:
         return self.pairs[name][(self.turn + 1) % len(self.pairs[name])]
 
     def advance(self) -> None:
-        """Make what the last call wrote what the next one reads."""
+        """Swap the double buffers after a call."""
         if any(len(pair) > 1 for pair in self.pairs.values()):
             self.turn = 1 - self.turn
 
@@ -62,12 +62,12 @@ class BufferPool:
             for name, i in interfaces.items()
         }
         self._blank: dict[tuple[object, ...], ort.OrtValue] = {}
-        """Zeros on the device, shared by tensors of one form."""
+        """Zeros on the device, by dtype and shape."""
         self._free: list[Buffers] = []
         self._made = 0
 
     def new_state(self) -> DeviceState:
-        """The state at the start of a stream: zeros. When it is freed, its buffers serve another one."""
+        """The state at the start of a stream: zeros. Its buffers are reused when it is freed."""
         with self._worker.device.memory_checked("hold another stream"):
             buffers = self._worker.run_alone(self._take)
         state = DeviceState(buffers, self._in_place, self._worker)
@@ -76,7 +76,7 @@ class BufferPool:
 
     def _take(self) -> Buffers:
         """Buffers of zeros. Runs on the worker's thread."""
-        # The oldest: their calls are captured, those of the latest perhaps no more (`step_model.MAX_GRAPHS`).
+        # The oldest, as only the first `step_model.MAX_GRAPHS` calls are captured.
         buffers = min(self._free, key=lambda free: free.number, default=None)
         if buffers is None:
             self._made += 1
@@ -96,24 +96,21 @@ class BufferPool:
         return buffers
 
     def _on_device(self, array: np.ndarray) -> ort.OrtValue:
-        # On the CPU an OrtValue of an array is that array itself.
+        # A copy, because on the CPU the OrtValue shares the array's memory.
         device = self._worker.device
         return ort.OrtValue.ortvalue_from_numpy(array.copy(), device.kind, device.index)
 
 
 @dataclass(eq=False)
 class DeviceState:
-    """The state of one stream on a GPU.
-
-    One state belongs to one stream: two threads must not run with the same state at the same time.
-    """
+    """The state of one stream on a GPU. Not thread-safe."""
 
     buffers: Buffers
     in_place: frozenset[str]
-    """Names of the tensors that a call writes in place."""
+    """Names of the tensors that a call updates in place."""
     worker: DeviceWorker
     whole: DeviceState | None = None
-    """The state that this one is a part of, which lives as long as its parts."""
+    """The state that this one is a part of, kept alive by its parts."""
 
     def part(self, prefix: str) -> DeviceState:
         """The state of one step model in a call of several: see `Buffers.part`."""
@@ -133,7 +130,7 @@ class DeviceState:
         return {name: now(name).numpy()[:, :, start:stop].astype(np.float32) for name in self.buffers.pairs}
 
     def append(self, rows: Mapping[str, np.ndarray], start: int) -> None:
-        """Write rows into the caches from a position on. Runs on the worker's thread."""
+        """Write rows into the caches from position `start` on. Runs on the worker's thread."""
         memory, index = self.worker.device.kind, self.worker.device.index
         targets: dict[tuple[int, ...], ort.OrtValue] = {}
         for name, array in rows.items():

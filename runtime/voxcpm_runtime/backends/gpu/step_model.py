@@ -1,4 +1,4 @@
-"""Running an .mlpackage on a GPU: tensors stay in place, and calls of one shape are captured as CUDA graphs."""
+"""Runs an .mlpackage on a GPU, with fixed buffers and calls of one shape captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 MAX_GRAPHS = 64
-"""Maximum captured calls per session, some megabytes each; others are launched node by node."""
+"""Maximum number of captured calls per session, some megabytes each; others are launched node by node."""
 GRAPH_ID = "gpu_graph_id"
 NOT_CAPTURED = "-1"
 
@@ -32,7 +32,7 @@ Signature = tuple[tuple[int, ...], ...]
 
 @dataclass
 class _Tensors:
-    """The buffers of inputs and outputs in one set of shapes, shared by all streams: calls come one after another."""
+    """The input and output buffers for one set of shapes, shared by all streams, as calls are serialized."""
 
     inputs: dict[str, ort.OrtValue]
     outputs: dict[str, ort.OrtValue]
@@ -40,7 +40,7 @@ class _Tensors:
     """Current contents of the inputs."""
 
     def fill(self, feeds: Feeds) -> None:
-        """Copy changed inputs to the device: most inputs of an Euler step equal those of the step before."""
+        """Copy changed inputs to the device: most inputs of an Euler step equal those of the previous one."""
         for name, array in feeds.items():
             if name not in self.last or not np.array_equal(self.last[name], array):
                 self.inputs[name].update_inplace(array)
@@ -49,7 +49,7 @@ class _Tensors:
 
 @dataclass
 class _Bound:
-    """A session's inputs and outputs bound to buffers, and whether the call is captured."""
+    """A session's binding to buffers, and whether the call is captured."""
 
     binding: ort.IOBinding
     options: ort.RunOptions
@@ -59,8 +59,8 @@ class _Bound:
 class DeviceCalls:
     """Runs a session on a device. The outputs of a call are arrays; its state stays on the device.
 
-    outputs: visible ones. state: state input -> the output that holds its next value. With `returns_rows` these outputs
-    hold the new rows of caches, which are inputs only.
+    outputs: names of visible ones. state: state input -> the output with its next value. With `returns_rows` these
+    outputs hold the new rows of caches, which are inputs only.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DeviceCalls:
         self._bound: dict[tuple[Signature, Buffers | None, int], _Bound] = {}
 
     def begin(self, feeds: Callable[[], Feeds], state: DeviceState | None) -> Future[dict[str, np.ndarray]]:
-        """Queue a step, which updates the state. feeds: called when its turn has come."""
+        """Queue a step, which updates the state. feeds: called just before the step."""
 
         def called() -> dict[str, np.ndarray]:
             with self._worker.device.memory_checked("run a step model"):
@@ -89,7 +89,7 @@ class DeviceCalls:
         buffers = None if state is None else state.buffers
         key = (signature, buffers, 0 if buffers is None else buffers.turn)
         gate = self._worker.gate
-        # What was captured allocates nothing; writing rows that a call returned does.
+        # A captured call does not allocate, but writing returned rows does.
         captured = key in self._bound and self._bound[key].captured and not self._returns_rows
         with gate.shared() if captured else gate.alone():
             if signature not in self._tensors:
@@ -100,7 +100,7 @@ class DeviceCalls:
                 if key not in self._bound:
                     self._bound[key] = self._bind(tensors, buffers)
                 self._session.run_with_iobinding(self._bound[key].binding, self._bound[key].options)
-                # On the CPU the array of an OrtValue is its memory.
+                # A copy, because on the CPU the array shares the OrtValue's memory.
                 results = {name: value.numpy().copy() for name, value in tensors.outputs.items()}
             if state is not None and self._returns_rows:
                 rows = {i: results.pop(o) for i, o in self._state.items()}
@@ -110,7 +110,7 @@ class DeviceCalls:
         return results
 
     def _first(self, feeds: Feeds, buffers: Buffers | None, signature: Signature) -> dict[str, np.ndarray]:
-        """The first call with these shapes shows the shapes of the outputs."""
+        """The first call with these input shapes, which determines the output shapes."""
         memory, index = self._worker.device.kind, self._worker.device.index
 
         def on_device(arrays: Feeds) -> dict[str, ort.OrtValue]:
@@ -122,7 +122,7 @@ class DeviceCalls:
         for name in self._visible:
             binding.bind_output(name, memory, index)
         self._session.run_with_iobinding(binding, _options(NOT_CAPTURED))
-        # The state bound its outputs first, then came these in order.
+        # The outputs of the state were bound first, these after them in order.
         values = binding.get_outputs()[-len(self._visible) :]
         results = {name: value.numpy() for name, value in zip(self._visible, values, strict=True)}
         self._tensors[signature] = _Tensors(inputs, on_device(results))
@@ -190,12 +190,12 @@ class GPUStepModel(PortableStepModel):
 
     def _computed(self, feeds: Mapping[str, np.ndarray], state: StepState | None) -> dict[str, np.ndarray]:
         if state is not None and (not isinstance(state, DeviceState) or state.in_place != self._in_place):
-            raise ValueError(f"{self._name}: the state is not of this step model")
+            raise ValueError(f"{self._name}: pass a state of this step model")
         return self._calls.begin(lambda: feeds, state).result()
 
 
 def _fused(nodes: list[NodeProto], *graph: Any) -> list[NodeProto]:
-    from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu  # imports onnx: only if there is work
+    from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu  # imports onnx; only on a cache miss
 
     return fuse_for_gpu(nodes, *graph)
 
@@ -210,18 +210,18 @@ def open_on_device(
     """A session on the device, and whether its calls can be captured. names: of the weights in the graph."""
 
     def session(*, captured: bool) -> ort.InferenceSession:
-        # What comes after the extended level is for processors.
+        # Higher levels are for processors.
         options = session_options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED, threads)
-        # CUDA's provider times its kernels for few rows against cuBLAS's, once for each shape in a process.
+        # CUDA's provider benchmarks its kernels for few rows against cuBLAS, once per shape and process.
         options.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")
         if weights:
             options.add_external_initializers(list(names), list(weights))
         return ort.InferenceSession(
             model, options, device.providers(captured=captured),
-            # The fallback would go on without the GPU, in silence.
+            # Do not silently fall back to the CPU.
             enable_fallback=0,
-            # Slices would become splits into unequal parts, for which CUDA copies pointers from the host, in captured
-            # calls too.
+            # Slices would become splits into unequal parts, for which CUDA copies pointers from the host, even in
+            # captured calls.
             disabled_optimizers=["GatherSliceToSplitFusion"],
         )  # fmt: skip
 
@@ -230,7 +230,7 @@ def open_on_device(
     except Exception as error:
         if "graph capture" not in str(error):
             raise
-        # A node that only the processor has: the graph is launched node by node.
+        # A node runs on the processor, so the graph cannot be captured.
         opened, captured = session(captured=False), False
     device.check_provider(opened)
     return opened, captured

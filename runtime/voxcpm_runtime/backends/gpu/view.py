@@ -1,4 +1,4 @@
-"""A view of a graph under construction for the GPU rewrites: producers, readers and constants of values."""
+"""Producers, readers and constants of an ONNX graph under construction, for the GPU rewrites."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PLAIN_PRODUCT = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "tra
 
 
 class View:
-    """The nodes of a graph, by what they make and read.
+    """The nodes of a graph by their inputs and outputs.
 
-    shapes: of the graph's inputs and of values; None is an axis of several lengths. weights: the mapped weight file.
+    shapes: of inputs and values; None is a dynamic axis. weights: the memory-mapped weight file.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class View:
     ) -> None:
         self.graph, self.shapes, self._weights = graph, shapes, weights
         self.made: dict[tuple[str, ...], str] = {}
-        """Values that several replacements share, by what they are made of."""
+        """Values shared by several replacements, by key."""
         self.read(nodes)
 
     def read(self, nodes: Sequence[NodeProto]) -> None:
-        """Have the next pass read these nodes."""
-        # Inputs and outputs that are left out have an empty name.
+        """Index these nodes, for the next pass."""
+        # Omitted inputs and outputs have an empty name.
         self.producers = {output: node for node in nodes for output in node.output if output}
         self.readers: dict[str, list[NodeProto]] = {}
         for node in nodes:
@@ -41,12 +41,12 @@ class View:
         self.order = {id(node): index for index, node in enumerate(nodes)}
 
     def producer(self, value: str, kind: str) -> NodeProto | None:
-        """The node that makes a value, if it is of that kind."""
+        """The node that computes a value, if it is of that kind, otherwise None."""
         node = self.producers.get(value)
         return node if node is not None and node.op_type == kind else None
 
     def only_reader(self, node: NodeProto, kind: str) -> NodeProto | None:
-        """The node that alone reads another's first output, if it is of that kind."""
+        """The only reader of a node's first output, if it is of that kind, otherwise None."""
         readers = self.readers.get(node.output[0], [])
         return readers[0] if len(readers) == 1 and readers[0].op_type == kind else None
 
@@ -59,12 +59,12 @@ class View:
         return None
 
     def number(self, name: str) -> float | None:
-        """The element of a constant of one element; None for any other value."""
+        """The value of a constant with one element; None for any other value."""
         constant = self.constant(name)
         return None if constant is None or constant.size != 1 else float(constant.item())
 
     def heads(self, reshape: NodeProto) -> list[int]:
-        """(batch, positions, heads, width) of a reshape with a constant shape; empty for another."""
+        """(batch, positions, heads, width) of a reshape into heads with a constant shape; empty for another."""
         shape = self.constant(reshape.input[1])
         fits = shape is not None and shape.size == len(HEADS_FIRST) and min(shape[2:]) >= 1
         return shape.tolist() if shape is not None and fits else []
@@ -77,7 +77,7 @@ class View:
         return node is not None and all(self.is_fixed(name) for name in node.input if name)
 
     def factors(self, value: str) -> list[tuple[str, str]]:
-        """Both orders of a product's factors; none for another value."""
+        """Both orders of a product's factors; empty for another value."""
         product = self.producer(value, "Mul")
         return [] if product is None else [tuple(product.input), tuple(product.input[::-1])]
 
@@ -88,17 +88,17 @@ class View:
         return value
 
     def match(self, formula: Formula, key: str, value: str) -> Names | None:
-        """The ONNX names of a formula's values, if the graph computes `key` with it as that value."""
+        """The ONNX names of a formula's values, if the graph computes `value` as its `key`, otherwise None."""
         return next(matches(formula, key, value, {}, self.producers), None)
 
     def shared(self, key: tuple[str, ...], emit: Callable[[], str]) -> str:
-        """A value that several replacements read, emitted for the first of them. key: what it is made of."""
+        """A value shared by several replacements, emitted once. key: identifies its computation."""
         if key not in self.made:
             self.made[key] = emit()
         return self.made[key]
 
     def taken(self, start: int, result: str = "", output: str = "") -> list[NodeProto]:
-        """The nodes emitted since `start`, taken out of the graph; the last one's `result` gets the name `output`."""
+        """Remove and return the nodes emitted since `start`; the last one's `result` is renamed to `output`."""
         new = self.graph.nodes[start:]
         del self.graph.nodes[start:]
         new[-1].output[:] = [output if name == result else name for name in new[-1].output]
@@ -106,7 +106,7 @@ class View:
 
 
 def attribute(node: NodeProto, name: str) -> int | None:
-    """A whole-number attribute of a node; None if it has none of that name."""
+    """An integer attribute of a node; None if it is missing."""
     return next((int(a.i) for a in node.attribute if a.name == name), None)
 
 
@@ -116,6 +116,6 @@ def permutation(transpose: NodeProto) -> list[int]:
 
 
 def is_product(node: NodeProto) -> bool:
-    """Whether a node multiplies its first input by the transpose of its second, and does no more."""
+    """Whether a node just multiplies its first input by the transpose of its second."""
     given = {a.name: a.f if a.name == "alpha" else a.i for a in node.attribute}
     return node.op_type == "FusedMatMul" and {**_PLAIN_PRODUCT, **given} == {**_PLAIN_PRODUCT, "transB": 1}

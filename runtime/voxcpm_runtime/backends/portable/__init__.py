@@ -1,7 +1,7 @@
-"""The portable executor: a Core ML .mlpackage run on ONNX Runtime, off the Mac.
+"""The portable backend: runs a Core ML .mlpackage on ONNX Runtime.
 
 The package's ML program is lowered to an ONNX graph once (lowering.py, operators/) and cached (cache.py); the weights
-stay in the package, memory-mapped. A cached start imports neither coremltools nor onnx.
+stay in the package, memory-mapped. A start with a cache hit imports neither coremltools nor onnx.
 """
 
 from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT

@@ -1,10 +1,10 @@
-"""Lowered graphs saved per user, so that a second start needs neither onnx nor the lowering.
+"""A cache of lowered graphs, so that later starts need neither onnx nor the lowering.
 
-An entry holds the graph without its large weights: a few hundred kilobytes, in one file
+An entry is a file of a few hundred kilobytes, without the large weights
 
     sha256 of the rest (32 bytes) │ header (one line of JSON) │ ONNX graph
 
-A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`).
+in the user's cache folder (`voxcpm_constants.user_folders`). A damaged entry is rebuilt.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from voxcpm_runtime.storage.whole_file import whole_file
 if TYPE_CHECKING:
     from voxcpm_runtime.backends.portable.lowering import Rewrite
 
-# Part of every key: raise it when the same package would lower to another graph.
+# Part of every key: increment when the same package lowers to another graph.
 LOWERING_VERSION = 13
 
 _DIGEST_BYTES = 32
-# Step models are opened on several threads. Lowering is Python's work, so two at a time would only take more memory.
+# Step models are loaded on several threads. Lowering holds the GIL, so two at a time would only take more memory.
 _LOWERING = threading.Lock()
 
 
@@ -49,10 +49,10 @@ def load_lowered(
     probe: bool = False,
     rewrite: Rewrite | None = None,
 ) -> Lowered:
-    """The lowered function of a package, from the cache, or lowered now and cached.
+    """The lowered function of a package, cached.
 
-    cache_key: identifies the package's content (such as a digest from a manifest); by default the content is hashed. A
-    cache that cannot be written is no error. Raises what `lowering.lower` raises.
+    cache_key: identifies the package's content, such as a digest from a manifest; by default the content is hashed. A
+    cache that cannot be written is ignored. Errors: see `lowering.lower`.
     """
     content = cache_key or record_folder(package)
     signed = mode == "plain" and has_exact_signed_products()
@@ -62,7 +62,7 @@ def load_lowered(
     if lowered is not None and lowered.weight_file_size == (0 if weights is None else weights.size):
         return lowered
     with _LOWERING:
-        from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx: only if there is work
+        from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx; only on a cache miss
 
         lowered = lower(package, function, mode, probe, signed, rewrite)
     with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def load_lowered(
 
 
 def read_entry(path: Path) -> Lowered | None:
-    """The entry in a file; None when the file is missing, damaged or of another form."""
+    """The entry in a file; None if it is missing, damaged or of another format."""
     try:
         content = path.read_bytes()
         digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
@@ -89,7 +89,7 @@ def _form() -> TypeAdapter[Lowered]:
 
 
 def write_entry(path: Path, lowered: Lowered) -> None:
-    """Write an entry completely or not at all. Raises OSError if the folder cannot be written."""
+    """Write an entry atomically. Raises OSError."""
     fields = {name: value for name, value in vars(lowered).items() if name != "model"}
     rest = json.dumps(fields, default=asdict).encode() + b"\n" + lowered.model
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Apple's Core ML messages that a package is read with, from a copy of their descriptors.
+"""Apple's protobuf messages for reading a Core ML package, from a copy of their descriptors.
 
-`core_ml_format.binpb` is a FileDescriptorSet of coremltools 9.0's `Model.proto` and all that it imports (BSD-3-Clause,
-Copyright Apple Inc., `core_ml_format.LICENSE.txt`), which a test compares with the installed coremltools. The messages
-have a pool of their own: protobuf refuses a second definition of a name, and coremltools may be in the same process.
+`core_ml_format.binpb` is a FileDescriptorSet of coremltools 9.0's `Model.proto` and its imports (BSD-3-Clause,
+Copyright Apple Inc., `core_ml_format.LICENSE.txt`); a test compares it with the installed coremltools. The messages
+have their own pool: protobuf rejects duplicate names, and coremltools may be in the same process.
 """
 
 from pathlib import Path
@@ -20,4 +20,4 @@ DATA_TYPES = {
     value.number: value.name
     for value in _pool.FindEnumTypeByName("CoreML.Specification.MILSpec.DataType").values
 }
-"""MIL's element types by their numbers."""
+"""Number -> name of MIL's element types."""

@@ -1,4 +1,4 @@
-"""An ONNX graph under construction, and the view of one MIL operation that the operator functions get."""
+"""An ONNX graph under construction, and the MIL operation that an operator function lowers (`Call`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from voxcpm_runtime.backends.portable.package import (
 
 CONTRIB = "com.microsoft"
 
-# Blobs up to this size are copied into the graph: biases, norm weights and Snake's alphas, never matrices.
+# Blobs up to this size are copied into the graph: biases, norm weights and Snake's alphas, but no matrices.
 _INLINE_BYTES = 4096
 
 
 class UnsupportedOperationError(PackageError):
-    """A MIL operation, or a use of one, that has no ONNX form here."""
+    """A MIL operation, or a use of one, that is not supported."""
 
 
 class Graph:
@@ -47,7 +47,7 @@ class Graph:
         return f"{stem}/{self._count}"
 
     def emit(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node and return the name of its only output. An empty input name is ONNX's omitted input."""
+        """Append a node and return the name of its only output. An empty input name means an omitted input."""
         return self.emit_many(kind, *inputs, outputs=1, domain=domain, **attributes)[0]
 
     def emit_many(
@@ -72,14 +72,14 @@ class Graph:
         return self.constant(values, np.int64)
 
     def weight(self, blob: Blob, dtype: np.dtype) -> str:
-        """Name of a weight in weight.bin, read as `dtype`; elements smaller than a byte are read as (bytes,)."""
+        """Name of a weight in weight.bin, read as `dtype`; elements smaller than a byte as a vector of bytes."""
         name = f"weight@{blob.offset}:{dtype.name}"
         shape = blob.shape if blob.dtype in STORED_DTYPES else (blob.size,)
         self.weights[name] = WeightRef(name, dtype.name, shape, blob.offset)
         return name
 
     def external(self, ref: WeightRef) -> TensorProto:
-        """The placeholder that ONNX Runtime replaces with the memory given at session creation."""
+        """The placeholder that ONNX Runtime replaces with the memory passed at session creation."""
         dtype = np.dtype(ref.dtype)
         tensor = TensorProto(name=ref.name, data_type=helper.np_dtype_to_tensor_dtype(dtype), dims=ref.shape)
         tensor.data_location = TensorProto.EXTERNAL
@@ -90,7 +90,7 @@ class Graph:
 
 
 class Call:
-    """One MIL operation as its operator function sees it: ONNX names for tensors, Python values for constants."""
+    """One MIL operation, with ONNX names for tensors and Python values for constants."""
 
     def __init__(
         self, operation: Operation, program: Program, graph: Graph, mode: Mode, values: dict[str, str],
@@ -102,7 +102,7 @@ class Call:
         self.emit = graph.emit
 
     def refuse(self, reason: str) -> UnsupportedOperationError:
-        """The error, for the caller to raise, that this operation has no ONNX form."""
+        """The error, for the caller to raise, that this operation is not supported."""
         return UnsupportedOperationError(
             f"MIL operation {self.operation.kind} ({self.operation.name}): {reason}"
         )
@@ -112,7 +112,7 @@ class Call:
         return name in self.operation.inputs
 
     def reference(self, name: str) -> str | None:
-        """The MIL name bound to an input; None for an inline constant."""
+        """The MIL name of an input; None for an inline constant."""
         argument = self._argument(name)
         return argument if isinstance(argument, str) else None
 
@@ -121,7 +121,7 @@ class Call:
         return self._type(self._argument(name)).shape
 
     def dtype(self, name: str) -> np.dtype:
-        """dtype of an input in the graph."""
+        """dtype of an input in the ONNX graph."""
         return graph_dtype(self._type(self._argument(name)).dtype, self.mode)
 
     def rank(self, name: str) -> int:
@@ -133,7 +133,7 @@ class Call:
         return self._tensor(self._argument(name))
 
     def tensors(self, name: str) -> tuple[list[str], list[int]]:
-        """ONNX names and ranks of the values of an input that takes several."""
+        """ONNX names and ranks of the values of a variadic input."""
         arguments = self.operation.inputs[name]
         return [*map(self._tensor, arguments)], [len(self._type(argument).shape) for argument in arguments]
 
@@ -142,7 +142,7 @@ class Call:
         return self._constant(self._argument(name)) is not None
 
     def static(self, name: str, default: Any = None) -> Any:
-        """A constant input as int, float, bool, str or nested list; the default when the input is absent."""
+        """A constant input as int, float, bool, str or nested list; the default if it is absent."""
         if not self.has(name):
             return default
         constant = self.given(self._argument(name), name)
@@ -159,7 +159,7 @@ class Call:
         return self.graph.constant(value, dtype)
 
     def given(self, argument: Argument, name: str = "") -> Constant:
-        """The constant behind an argument of this operation or an earlier one. name: what an error calls it."""
+        """The constant of an argument of this operation or an earlier one. name: for the error message."""
         constant = self._constant(argument)
         if constant is None:
             raise self.refuse(f"{name or argument} must be a constant")
@@ -171,7 +171,7 @@ class Call:
         return self.program.read(data) if isinstance(data, Blob) else np.asarray(data)
 
     def materialised(self, constant: Constant) -> str:
-        """Name of a constant in the graph's dtype for it: in the graph if small, otherwise in weight.bin."""
+        """ONNX name of a constant in the graph's dtype: in the graph if small, otherwise in weight.bin."""
         dtype = graph_dtype(constant.type.dtype, self.mode)
         stored = self.array(constant)
         if not isinstance(constant.data, Blob) or constant.data.size <= _INLINE_BYTES:
@@ -196,7 +196,7 @@ class Call:
             return self._values[argument]
         constant = self._constant(argument)
         if constant is None:
-            raise self.refuse(f"its input {argument} is not defined before it")
+            raise self.refuse(f"input {argument} is used before it is defined")
         name = self.materialised(constant)
         if isinstance(argument, str):
             self._values[argument] = name
@@ -207,5 +207,5 @@ Operator = Callable[[Call], str | Sequence[str]]
 
 
 def value_info(name: str, dtype: np.dtype, shape: Sequence[int | None] | None) -> ValueInfoProto:
-    """ONNX declaration of a graph input or output; None dimensions are left open."""
+    """ONNX declaration of a graph input or output; None is a dynamic dimension."""
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)

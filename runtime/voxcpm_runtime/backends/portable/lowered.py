@@ -1,4 +1,4 @@
-"""A lowered step model: serialised ONNX graph, interface and weight references, and nothing that needs onnx to read."""
+"""A lowered step model: serialised ONNX graph, interface and weight references. Does not import onnx."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GRAPH_DTYPES = {
 
 
 def graph_dtype(element_type: str, mode: Mode) -> np.dtype:
-    """The dtype in the ONNX graph of tensors with that MIL element type."""
+    """The dtype in the ONNX graph of a MIL element type."""
     if mode == "half" and element_type == "FLOAT16":
         return np.dtype(np.float16)
     return _GRAPH_DTYPES[element_type]
@@ -30,7 +30,7 @@ def graph_dtype(element_type: str, mode: Mode) -> np.dtype:
 
 @dataclass(frozen=True)
 class Interface:
-    """One input or output: name, MIL element type, and allowed shapes; None is an axis of any length."""
+    """One input or output: name, MIL element type, and allowed shapes; None is a dynamic axis."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class Interface:
 
     @functools.cached_property
     def fixed_shape(self) -> tuple[int, ...] | None:
-        """The one shape it takes; None when there are several."""
+        """The only allowed shape; None if there are several."""
         return None if len(self.shapes) > 1 or None in self.shapes[0] else self.shapes[0]  # type: ignore[return-value]
 
     def allows(self, shape: tuple[int, ...]) -> bool:
@@ -56,22 +56,22 @@ class Interface:
 
 
 _ACCEPTED_DTYPES = {"FLOAT16": ("float16", "float32"), "FLOAT32": ("float16", "float32"), "INT32": ("int32",)}
-"""What a caller may pass for each MIL element type."""
+"""MIL element type -> dtypes that a caller may pass."""
 
 
 def checked_inputs(
     called: str, interfaces: Mapping[str, Interface], inputs: Mapping[str, np.ndarray], mode: Mode
 ) -> dict[str, np.ndarray]:
-    """The inputs in the order of the interfaces and in the graph's dtypes. called: what the errors name.
+    """The inputs in the order of the interfaces, in the graph's dtypes. called: the callee's name, for errors.
 
-    Raises ValueError for a missing or unknown input, another dtype, or a shape that the graph does not take.
+    Raises ValueError for a missing or unknown input, a wrong dtype or a wrong shape.
     """
     feeds: dict[str, np.ndarray] = {}
     for name, interface in interfaces.items():
         if name not in inputs:
             raise ValueError(f"{called} needs an input {name}")
         array, dtype = inputs[name], graph_dtype(interface.dtype, mode)
-        # The usual dtype and shape are compared first: names of dtypes and lists of shapes take longer.
+        # Fast path for the usual dtype and shape: names of dtypes and lists of shapes take longer.
         if array.dtype != dtype and array.dtype.name not in (accepted := _ACCEPTED_DTYPES[interface.dtype]):
             raise ValueError(f"{name} must be {' or '.join(accepted)}, not {array.dtype.name}")
         if array.shape != interface.fixed_shape and not interface.allows(array.shape):
@@ -105,10 +105,10 @@ class WeightRef:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered function, with all that a session needs.
+    """A lowered function, with everything that a session needs.
 
     `scattered` maps an input to the output that is the same tensor after one scatter. Nothing else reads the input,
-    so both may share one buffer. `probed` names the entries of the probe output.
+    so both may share a buffer. `probed` names the entries of the probe output.
     """
 
     model: bytes

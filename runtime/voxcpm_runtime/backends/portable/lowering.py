@@ -33,13 +33,13 @@ from voxcpm_runtime.backends.portable.rewrites import cut_behind_positions, fuse
 OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9
 
-# Nodes that write into a copy of their first input, and may write into that input itself.
+# Nodes that update a copy of their first input, and may update it in place.
 _SCATTERS = {"ScatterElements", "ScatterND"}
 
 Shapes = Mapping[str, tuple[int | None, ...] | None]
-"""Shapes of values by ONNX name; None is an axis, or a tensor, of several lengths."""
+"""Shapes of values by ONNX name; None is a dynamic axis or an unknown shape."""
 Rewrite = Callable[[list[NodeProto], Graph, Program, Shapes], list[NodeProto]]
-"""rewrite(nodes, graph, program, shapes) -> the nodes, with fewer of them for the same results."""
+"""rewrite(nodes, graph, program, shapes) -> equivalent nodes."""
 
 
 def lower(
@@ -50,10 +50,10 @@ def lower(
     signed_products: bool = False,
     rewrite: Rewrite | None = None,
 ) -> Lowered:
-    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`. rewrite: of a graph in half mode.
+    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`. rewrite: applied to the graph.
 
-    probe: one more output, PROBE_OUTPUT (operations,): max |value| of every fp16 operation's result before rounding.
-    Raises PackageError for a damaged package and UnsupportedOperationError for an operation without an ONNX form.
+    probe: add the output PROBE_OUTPUT (operations,): max |value| of every fp16 operation's result before rounding.
+    Raises PackageError for a damaged package and UnsupportedOperationError for an unsupported operation.
     """
     read = read_package(package, function)
     with damage_named(package):
@@ -76,7 +76,7 @@ def lower(
 def without_states(program: Program) -> Program:
     """The program with each Core ML state as an input `name` and an output `name_out`.
 
-    A read becomes the value written last: a KV cache has one scatter from input to output, which then runs in place.
+    A read becomes the value last written: a KV cache has one scatter from input to output, which then runs in place.
     """
     now = {state.name: state.name for state in program.states}
     read: dict[str, str] = {}
@@ -117,7 +117,7 @@ def translate(
 ) -> tuple[Graph, dict[str, str], list[str]]:
     """The graph of a program without states, the ONNX name of every MIL value, and the names of the probed operations.
 
-    Raises UnsupportedOperationError for an operation without an ONNX form.
+    Raises UnsupportedOperationError.
     """
     unknown = {op.kind: op.name for op in program.operations if op.kind not in ("const", *OPERATORS)}
     if unknown:
@@ -135,7 +135,7 @@ def translate(
             constants[operation.name] = operation.attributes["val"]
             continue
         if operation.kind in DEQUANTIZERS:
-            # Lowered where it is used: a linear layer keeps weights of 8 or 4 bits, a convolution does not.
+            # Also lowered at its use: a linear layer keeps weights of 8 or 4 bits, a convolution does not.
             dequantized[operation.name] = operation
         results = OPERATORS[operation.kind](
             Call(operation, program, graph, mode, values, constants, types, dequantized)
@@ -156,13 +156,13 @@ def translate(
 
 
 def _open_shape(interface: Interface) -> tuple[int | None, ...]:
-    """One shape for all those allowed: None where they differ."""
+    """The allowed shapes as one, with None where they differ."""
     columns = (set(column) for column in zip(*interface.shapes, strict=True))
     return tuple(column.pop() if len(column) == 1 else None for column in columns)
 
 
 def _with_named_outputs(graph: Graph, outputs: Mapping[str, str]) -> list[NodeProto]:
-    """The nodes, with each graph output under its own name; an input, a constant or another output is copied."""
+    """The nodes, with graph outputs renamed; an input, a constant or an earlier output gets an Identity node."""
     produced = {name for node in graph.nodes for name in node.output}
     renamed: dict[str, str] = {}
     copies = []
@@ -178,7 +178,7 @@ def _with_named_outputs(graph: Graph, outputs: Mapping[str, str]) -> list[NodePr
 
 
 def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
-    """The nodes that some output depends on, in order."""
+    """The nodes that the outputs depend on, in order."""
     needed = set(outputs)
     kept = []
     for node in reversed(nodes):

@@ -1,10 +1,10 @@
-"""ONNX Runtime without telemetry and with one arena; every other module imports it from here, as a test checks.
+"""ONNX Runtime without telemetry and with a shared arena; every other module imports it from here.
 
 From 1.31 on, importing it queues the processor, the program's path and a device id for a Microsoft host, so
-`disable_telemetry_events()` would be too late. A value that the user has set stays.
+`disable_telemetry_events()` would be too late. A value set by the user takes precedence.
 
-Sessions on the processor share one arena for their intermediate tensors. With one each, a server's memory grows for
-hours: each arena ends up with what its peak number of threads needed (TRIALS.md).
+Sessions on the processor share one arena for their intermediate tensors. Separate arenas make a server's memory grow
+for hours, each to the need of its peak number of threads (TRIALS.md).
 """
 
 import os
@@ -27,7 +27,7 @@ except ImportError as error:
         "onnxruntime, or onnxruntime-gpu in its place"
     ) from None
 
-# They have no base class but Exception.
+# These have no common base class except Exception.
 ERRORS: tuple[type[Exception], ...] = (
     errors.EPFail,
     errors.Fail,
@@ -40,7 +40,7 @@ ERRORS: tuple[type[Exception], ...] = (
     errors.RuntimeException,
 )
 
-# No bound, and ONNX Runtime's defaults for the rest.
+# Unbounded, with ONNX Runtime's defaults for the rest.
 _DEFAULTS = (
     "arena_extend_strategy initial_chunk_size_bytes max_dead_bytes_per_chunk initial_growth_chunk_size_bytes"
 )

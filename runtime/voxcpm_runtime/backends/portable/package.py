@@ -1,4 +1,4 @@
-"""Reading an .mlpackage: the MIL program as plain Python objects, with every large weight left on disk (`Blob`)."""
+"""Reads the MIL program of an .mlpackage into Python objects, with large weights left on disk (`Blob`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from voxcpm_runtime.backends.portable.lowered import Interface
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 BLOB_FILE_NAME = "@model_path/weights/weight.bin"
 
-# MIL element type → how its elements lie in memory.
+# MIL element type → dtype of stored elements.
 STORED_DTYPES: dict[str, np.dtype[Any]] = {
     "FLOAT16": np.dtype(np.float16),
     "FLOAT32": np.dtype(np.float32),
@@ -41,26 +41,26 @@ FEATURE_DTYPES = {65552: "FLOAT16", 65568: "FLOAT32", 131104: "INT32"}
 
 
 class PackageError(BundleError):
-    """An .mlpackage that cannot be read or run here: incomplete, damaged, or with an unknown operation."""
+    """An .mlpackage that cannot be read or run: incomplete, damaged, or with an unsupported operation."""
 
 
 @contextmanager
 def damage_named(package: Path) -> Iterator[None]:
-    """A context in which an unexpected program's errors become a PackageError; those of the system propagate."""
+    """A context in which errors of a malformed program become a PackageError; system errors propagate."""
     try:
         yield
     except (BundleError, ImportError, OSError, RecursionError, MemoryError):
         raise
     except Exception as error:
         raise PackageError(
-            f"{package} is damaged, or is not of a form that this release runs "
+            f"{package} is damaged or not supported by this release "
             f"({type(error).__name__}: {first_line(error)}); convert again"
         ) from error
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Element type (MIL name, such as FLOAT16) and shape; None is a dimension known only at run time."""
+    """Element type (MIL name, such as FLOAT16) and shape; None is a dynamic dimension."""
 
     dtype: str
     shape: tuple[int | None, ...]
@@ -83,7 +83,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant MIL value: an array or a string given in the program, or a blob of weight.bin."""
+    """A constant MIL value: an array or a string in the program, or a blob in weight.bin."""
 
     type: TensorType
     data: np.ndarray | str | Blob
@@ -103,13 +103,13 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """The name of its first output: the name Core ML tools show for the operation."""
+        """The name of its first output, which Core ML's tools show for the operation."""
         return self.outputs[0][0]
 
 
 @dataclass(frozen=True)
 class Program:
-    """One function of an ML program, its interface, and its memory-mapped weight file (uint8, or None)."""
+    """One function of an ML program, its interface, and the memory-mapped weight file (uint8, or None)."""
 
     inputs: tuple[Interface, ...]
     outputs: tuple[Interface, ...]
@@ -119,14 +119,14 @@ class Program:
 
     @functools.cached_property
     def readers(self) -> Counter[str]:
-        """How many operations read each value, by its name."""
+        """Number of operations that read each value, by name."""
         inputs = (operation.inputs.values() for operation in self.operations)
         return Counter(
             a for given in inputs for a in {a for a in chain.from_iterable(given) if isinstance(a, str)}
         )
 
     def read(self, blob: Blob) -> np.ndarray:
-        """The blob's elements: a view, or half bytes copied to int8."""
+        """The blob's elements: a view, or an int8 copy of half bytes."""
         flat = np.frombuffer(
             self.weights if self.weights is not None else b"", np.uint8, blob.size, blob.offset
         )
@@ -143,7 +143,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
     spec = read_specification(package)
     weights = map_weights(package)
     with damage_named(package):
-        # Protobuf would add a function that is looked up and missing.
+        # Protobuf's map would insert a missing key on lookup.
         main = dict(spec.mlProgram.functions)[function]
         (block,) = main.block_specializations.values()
         # A package with one function describes it as the model itself.
@@ -162,7 +162,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
 
 def read_specification(package: Path) -> Any:
     """The package's `Model` message (Apple's protobuf). Raises PackageError if it is missing or damaged."""
-    # Imported when a program is read, as usually none is.
+    # Imported lazily, as it is not needed on a cache hit.
     from google.protobuf.message import DecodeError
 
     from voxcpm_runtime.backends.portable.core_ml_format import Model
@@ -179,7 +179,7 @@ def read_specification(package: Path) -> Any:
 
 
 def map_weights(package: Path) -> np.ndarray | None:
-    """The package's weight.bin as a read-only memory map of bytes; None when it has no such file."""
+    """The package's weight.bin as a read-only memory map of bytes; None if it is missing or empty."""
     path = package / WEIGHT_FILE
     return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
 
@@ -188,12 +188,12 @@ def _input(feature: Any) -> Interface:
     is_state = feature.type.WhichOneof("Type") == "stateType"
     array = feature.type.stateType.arrayType if is_state else feature.type.multiArrayType
     if array.dataType not in FEATURE_DTYPES:
-        raise PackageError(f"input {feature.name} has an element type the portable executor does not take")
+        raise PackageError(f"input {feature.name} has an element type that is not supported")
     shapes: tuple[tuple[int | None, ...], ...]
     match array.WhichOneof("ShapeFlexibility"):
         case "enumeratedShapes":
             shapes = tuple(tuple(map(int, option.shape)) for option in array.enumeratedShapes.shapes)
-        case "shapeRange":  # none of our packages, which the lint says
+        case "shapeRange":  # not in our packages: the lint checks
             shapes = ((None,) * len(array.shapeRange.sizeRanges),)
         case _:
             shapes = (tuple(map(int, array.shape)),)
@@ -213,7 +213,7 @@ def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
 
 
 def tensor_type(proto: Any) -> TensorType:
-    """The type of a MIL value (a `ValueType` message); that of a state is the type of the tensor that it wraps."""
+    """The type of a MIL value (a `ValueType` message); for a state, that of the wrapped tensor."""
     from voxcpm_runtime.backends.portable.core_ml_format import DATA_TYPES
 
     is_state = proto.WhichOneof("type") == "stateType"

@@ -1,7 +1,7 @@
-"""Rewrites of the plain-mode graph that make it faster and keep its results.
+"""Graph rewrites for speed, with the same results.
 
-A formula is a table: the name of each intermediate value → its operation and operands. Names without an entry are the
-formula's inputs. The nodes of a replaced formula stay in the list; those that nothing reads are dropped later.
+A formula is a pattern to match: name of an intermediate value → its operation and operands. Names without an entry are
+the formula's inputs. The nodes of a replaced formula stay in the list; unused ones are dropped later.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from voxcpm_runtime.backends.portable.graph import Graph
 Formula = Mapping[str, tuple[str, ...]]
 Names = dict[str, str]
 
-# RMSNorm as written for fp16: x is divided by its largest magnitude before it is squared. In float32 that gives the
-# same result and takes 5 to 10 times as long.
+# RMSNorm as converted for fp16: x is divided by its largest magnitude before it is squared. In float32 that is
+# unnecessary, and 5 to 10 times slower.
 _RMS_NORM: Formula = {
     "normalized": ("Mul", "unscaled", "weight"),
     "unscaled": ("Mul", "y", "inverse_rms"),
@@ -35,10 +35,10 @@ _RMS_NORM: Formula = {
     "largest": ("ReduceMax", "magnitude", "axes"),
     "magnitude": ("Abs", "x"),
 }
-# The largest epsilon of rsqrt for which the formula holds in float32: mean(y²) is at least 1/size.
+# The largest epsilon of rsqrt that is negligible in float32: mean(y²) is at least 1/size.
 _NEGLIGIBLE = 1e-9
 
-# softmax(queries · keysᵀ + mask) · values, and a mask that counts positions from 0 on.
+# softmax(queries · keysᵀ + mask) · values, with a mask of positions from 0 on.
 _ATTENTION: Formula = {
     "result": ("MatMul", "weights", "values"),
     "weights": ("Softmax", "masked"),
@@ -48,9 +48,9 @@ _ATTENTION: Formula = {
     "future": ("Cast", "later"),
     "later": ("Greater", "counted", "positions"),
 }
-# A score that is this much lower than another is zero after the softmax.
+# A score this much lower than another is zero after the softmax.
 _PENALTY = -1e4
-# Caches are cut at a multiple of this, so that few different shapes occur.
+# Caches are sliced at a multiple of this, to limit the number of shapes.
 _CUT = 64
 
 _COMMUTATIVE = frozenset({"Add", "Max", "Mul"})
@@ -59,7 +59,7 @@ _COMMUTATIVE = frozenset({"Add", "Max", "Mul"})
 def matches(
     formula: Formula, key: str, value: str, names: Names, producers: Mapping[str, NodeProto]
 ) -> Iterator[Names]:
-    """Every assignment of ONNX values to the formula's names that makes `key` the given value and extends `names`."""
+    """Yield all assignments of ONNX values to the formula's names that extend `names` and assign `value` to `key`."""
     if key in names:
         if names[key] == value:
             yield names
@@ -81,7 +81,7 @@ def matches(
 
 
 def fused_rms_norms(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
-    """The nodes, with the last node of each RMSNorm replaced by one that computes all of it."""
+    """The nodes, with the last node of each RMSNorm replaced by a fused one."""
     producers = {output: node for node in nodes for output in node.output}
     return [_rms_norm(node, producers, graph) or node for node in nodes]
 
@@ -104,7 +104,7 @@ def _rms_norm(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph)
 
 
 def cut_behind_positions(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
-    """The nodes, with attention reading the KV cache only up to the next multiple of 64 behind its last position.
+    """The nodes, with attention reading the KV cache only up to the next multiple of 64 after its last position.
 
     The mask hides all later positions. Packages read the whole cache, as shapes are fixed on Apple's hardware.
     """
@@ -136,7 +136,7 @@ def cut_behind_positions(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeP
 def _cuts(
     nodes: Sequence[NodeProto], producers: Mapping[str, NodeProto], graph: Graph
 ) -> dict[str, tuple[str, int, str]]:
-    """Result of a node -> which of its inputs to cut, along which axis, and the positions behind which."""
+    """Result of a node -> its input to slice, the axis, and the positions that must remain."""
     cuts = {}
     for node in nodes:
         if node.op_type != _ATTENTION["result"][0]:

@@ -1,8 +1,8 @@
 """ONNX Runtime sessions of lowered graphs on the CPU, with memory-mapped weights.
 
-Opening a large integer model folds its constants and packs its weights for the processor's kernels: seconds, and memory
-that no other process shares. So ONNX Runtime saves the *prepared* model once, for this machine, in the user's cache
-next to Core ML's compiled packages, and the next start maps that file.
+Opening a large integer model folds its constants and packs its weights for the processor's kernels, which takes seconds
+and unshared memory. So ONNX Runtime saves the *prepared* model once per machine, in the user's cache next to Core ML's
+compiled packages, and later starts memory-map it.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _PROVIDERS = ["CPUExecutionProvider"]
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
 
-# Earlier versions do not know `spin_duration_us`, and would spin until the next call.
+# Earlier versions lack `spin_duration_us`, and would spin until the next call.
 _BOUNDED_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
 _SPIN_MICROSECONDS = "50"
 
 _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
 _NO_THREAD = "pthread_create failed"
-"""ONNX Runtime's messages for refused system resources."""
+"""ONNX Runtime's messages for lack of system resources."""
 
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
-# From this many bytes of integer weights on, opening takes seconds, and as float32 they would take far more memory.
+# Minimum bytes of integer weights: below, opening is fast enough.
 _MIN_PREPARED_BYTES = 32 << 20
 _DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
 _NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAGED)
-# What one takes on disk, as a multiple of the weights: folded and packed, and some room.
+# Free disk space needed, as a multiple of the weights, for folded and packed ones and some margin.
 _DISK_FACTOR = 4
-# Preparing takes several times the weights' memory, so one at a time does.
+# Preparing takes several times the weights' memory, so one at a time.
 _PREPARING = threading.Lock()
 _SAVING = {
     "session.optimized_model_external_initializers_file_name": WEIGHTS,
@@ -62,21 +62,21 @@ _SAVING = {
 
 @contextlib.contextmanager
 def refusal_named(package: Path) -> Iterator[None]:
-    """A context in which an error of ONNX Runtime becomes a PackageError, or MemoryError or OSError as in Python."""
+    """A context in which errors of ONNX Runtime become PackageError, MemoryError or OSError."""
     try:
         yield
-    # A thread that cannot be started is none of ERRORS, nor is what fails in a call with bound inputs.
+    # Neither the failure to start a thread nor errors with bound inputs are in ERRORS.
     except Exception as error:
         if any(sign in str(error) for sign in _NO_MEMORY):
             raise MemoryError from error
         if _NO_THREAD in str(error):
             raise OSError(errno.EAGAIN, "the system cannot start more threads") from error
-        # Subclasses are Python's own (RecursionError) and mean something else.
+        # Not its subclasses, which are Python's own (RecursionError).
         if not isinstance(error, ERRORS) and type(error) is not RuntimeError:
             raise
         raise PackageError(
-            f"{package} is damaged, or its entry in the cache: ONNX Runtime refuses it ({first_line(error)}); convert "
-            "again, or clear the cache"
+            f"{package} or its cache entry is damaged: ONNX Runtime rejects it ({first_line(error)}); convert again, "
+            "or clear the cache"
         ) from error
 
 
@@ -95,7 +95,7 @@ def open_on_processor(
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
     """A session on the processor, and the weights that must stay alive as long as the session.
 
-    prepared_key: the function's identity, under which a large integer model is prepared; None to prepare nothing.
+    prepared_key: cache key of a large integer model's prepared form; None not to prepare it.
     """
     integers = _weight_bytes(lowered, "iu")
     if prepared_key is not None and mode == "plain" and integers >= _MIN_PREPARED_BYTES:
@@ -117,7 +117,7 @@ def _open_lowered(
 def _open_prepared(
     package: Path, key: str, lowered: Lowered, threads: int | None
 ) -> ort.InferenceSession | None:
-    """A session of the prepared model, which is made now if there is none; None, with a warning, if that fails."""
+    """A session of the prepared model, which is saved first if missing; None, with a warning, if that fails."""
 
     def prepare(_: Path, entry: Path) -> None:
         if shutil.disk_usage(entry.parent).free < _DISK_FACTOR * _weight_bytes(lowered):
@@ -138,7 +138,7 @@ def _open_prepared(
     graph = hashlib.sha256(lowered.model).hexdigest()
     made_by = f"{graph}|{ort.__version__}|{platform.machine()}|{chip()}|{cpu_features()}"
     digest, maker = (hashlib.sha256(text.encode()).hexdigest() for text in (key, made_by))
-    # A form by another ONNX Runtime, of the same function, is removed.
+    # This removes the form of the same function by another ONNX Runtime.
     form = CompiledPackage(package, digest, prepare, f"{maker[:16]}.ort")
     try:
         entry, _ = form.cached()
@@ -149,8 +149,8 @@ def _open_prepared(
     except _NOT_SAVED as error:
         reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
         warnings.warn(
-            f"{cache_folder('compiled')}: a step model's prepared form cannot be saved there ({reason}), so that every "
-            f"start takes longer and more memory; free space, or set {CACHE_VARIABLE} to another folder",
+            f"{cache_folder('compiled')}: a prepared step model cannot be saved ({reason}), so every start takes "
+            f"longer and more memory; free space, or set {CACHE_VARIABLE} to another folder",
             stacklevel=2,
         )
         return None
@@ -162,26 +162,25 @@ def _weight_bytes(lowered: Lowered, kinds: str = "iuf") -> int:
 
 
 def _processor_options(mode: Mode, threads: int | None) -> ort.SessionOptions:
-    # Faithful mode folds constants, so that fp16 weights are unpacked once; it merges nothing across a rounding.
+    # In faithful mode, fold constants, so that fp16 weights are unpacked once, but fuse nothing across a rounding.
     levels = ort.GraphOptimizationLevel
     options = session_options(
         levels.ORT_ENABLE_BASIC if mode == "faithful" else levels.ORT_ENABLE_ALL, threads
     )
     options.add_session_config_entry("session.use_env_allocators", "1")  # the arena of onnx_runtime.py
-    # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening
-    # a language model took. Without a plan the allocator reuses freed memory; peak and speed are the same.
+    # Memory planning is quadratic in the size of the graph, and took most of the time to open a language model. Without
+    # it the allocator reuses freed memory; peak and speed are the same.
     options.enable_mem_reuse = False
     return options
 
 
 def session_options(level: ort.GraphOptimizationLevel, threads: int | None) -> ort.SessionOptions:
-    """ONNX Runtime's options. threads: of one operation; None for this process's share of the machine."""
+    """ONNX Runtime's options. threads: per operation; None for this process's share of the machine."""
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.graph_optimization_level = level
-    # Several step models run, each with threads of its own. Idle threads that spin for long take the cores from the
-    # model at work, and from other programs: up to tenfold time on a busy machine. Spinning from one operation to the
-    # next saves a sixth (TRIALS.md).
+    # Each step model has its own threads. Idle threads that spin for long take cores from the running model and from
+    # other programs: up to ten times slower on a busy machine. Spinning between operations saves a sixth (TRIALS.md).
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(_BOUNDED_SPINNING)))
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
     if (threads := threads or fair_threads()) is not None:
@@ -190,8 +189,8 @@ def session_options(level: ort.GraphOptimizationLevel, threads: int | None) -> o
 
 
 _ROWS, _INNER, _UNSIGNED, _SIGNED = 4, 64, 255, 127
-# "rows" (_ROWS, _INNER) uint8 times a weight (_INNER, 16) of int8 _SIGNED, by MatMulIntegerToFloat. It is a literal
-# because a usual start does not import onnx.
+# An ONNX model: "rows" (_ROWS, _INNER) uint8 times a weight (_INNER, 16) of int8 _SIGNED, by MatMulIntegerToFloat. A
+# literal, because onnx is usually not imported.
 _PRODUCT = base64.b64decode(
     "CAk65AEKNgoFc2hhcGUSB3dlaWdodHMiD0NvbnN0YW50T2ZTaGFwZSoTCgV2YWx1ZSoHCAEQA0oBf6ABBApHCgRyb3dzCgd3ZWlnaHRzCgNvbmUK"
     "A29uZRIHcHJvZHVjdCIUTWF0TXVsSW50ZWdlclRvRmxvYXQ6DWNvbS5taWNyb3NvZnQSACodCAIQB0IFc2hhcGVKEEAAAAAAAAAAEAAAAAAAAAAq"

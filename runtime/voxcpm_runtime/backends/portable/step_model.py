@@ -1,4 +1,4 @@
-"""Running an .mlpackage on ONNX Runtime, and the state of one stream, whose buffers ONNX Runtime writes to directly."""
+"""Runs an .mlpackage on ONNX Runtime, which writes directly to the buffers of a stream's state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from voxcpm_runtime.storage.process_memory import mapped_zeros
 
 
 class FairSemaphore:
-    """A semaphore that threads acquire in order of arrival; `threading.Semaphore` lets the last holder overtake."""
+    """A FIFO semaphore; with `threading.Semaphore` the last holder may overtake waiting threads."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -61,22 +61,21 @@ class FairSemaphore:
                 self._free += 1
 
 
-# Calls that compute on the processor at the same time, of all step models: each has tensors of its own, so memory would
-# grow with the number of threads that speak. One more than cores: a core would wait while a place changes hands.
+# Limits concurrent calls of all step models on the processor, since each allocates its own tensors. One more than the
+# cores keeps them all busy while a waiting thread wakes up.
 COMPUTING = FairSemaphore(cores() + 1)
 
 
 class PortableStepModel:
-    """A step model, or one function of it: `(inputs, state) -> outputs`, the state changed in place.
+    """A step model, or one function of it: `(inputs, state) -> outputs`, with the state updated in place.
 
-    state: the output that holds each state input's next value; callers see neither. A Core ML state `name` is an input
-    `name` and an output `name_out` here. With `returns_rows` these outputs hold only the new rows of KV caches, which
-    are written at the input "position". Functions of one package may share a state. mode: "plain" (float32), "faithful"
-    (every fp16 result rounded to fp16) or "half" (fp16, for a GPU). With `probe`, the output "probe.max_abs" has the
-    largest |value| of every fp16 operation. threads: of one operation. Threads may call one model, each with its own
-    state.
+    state: state input -> the output with its next value; both are hidden from callers. A Core ML state `name` is an
+    input `name` and an output `name_out` here. With `returns_rows` these outputs hold only the new rows of KV caches,
+    which are written at the input "position". Functions of one package may share a state. mode: "plain" (float32),
+    "faithful" (every fp16 result rounded to fp16) or "half" (fp16, for a GPU). With `probe`, the output "probe.max_abs"
+    has the largest |value| of every fp16 operation. threads: per operation. Thread-safe, with one state per thread.
 
-    Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks.
+    Raises PackageError for a package that cannot be run, ValueError for a missing `state` tensor.
     """
 
     def __init__(
@@ -128,16 +127,18 @@ class PortableStepModel:
             with COMPUTING, refusal_named(self._package):
                 return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         if not isinstance(state, State) or state.in_place != self._in_place:
-            raise ValueError(f"{self._name}: the state is not of this step model")
+            raise ValueError(f"{self._name}: pass a state of this step model")
         with COMPUTING, refusal_named(self._package):
             binding = state.binding(self._session)
             for name, array in feeds.items():
                 binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
             names = [*(self.state.values() if self._returns_rows else ()), *self._visible]
             for name in names:
-                binding.bind_output(name)  # anew each time: a bound output would keep the first call's shape
+                binding.bind_output(
+                    name
+                )  # again for each call: a bound output would keep the first call's shape
             self._session.run_with_iobinding(binding)
-            # The state bound its outputs first, then came these in order.
+            # The outputs of the state were bound first, these after them in order.
             values = binding.get_outputs()[-len(names) :]
             results = {name: value.numpy() for name, value in zip(names, values, strict=True)}
             if self._returns_rows:
@@ -149,7 +150,7 @@ class PortableStepModel:
     def __call__(
         self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
     ) -> dict[str, np.ndarray]:
-        """See `StepFunction`. Raises ValueError also for another dtype or a shape that the model does not take."""
+        """See `StepFunction`. Raises ValueError also for a wrong dtype or shape."""
         feeds = checked_inputs(self._name, self.inputs, inputs, self._mode)
         if (state is None) != (not self.state):
             raise ValueError(f"{self._name} {'has a state: pass one' if self.state else 'has no state'}")
@@ -157,10 +158,10 @@ class PortableStepModel:
 
 
 class State:
-    """The state of one stream on the processor: zeros at its start. Threads must not share it.
+    """The state of one stream on the processor, initially zeros. Not thread-safe.
 
-    A tensor written by one scatter has one buffer, read and written in place. Any other has two, which take turns.
-    Caches whose new rows are returned are only read by the model, and `outputs` is empty.
+    A tensor written by one scatter has a single buffer, updated in place. Any other is double-buffered. If the model
+    returns new rows, it only reads the caches, and `outputs` is empty.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class State:
         self._bindings: dict[ort.InferenceSession, ort.IOBinding] = {}
 
     def binding(self, session: ort.InferenceSession) -> ort.IOBinding:
-        """The session's inputs and outputs, bound to the state's buffers."""
+        """The session's binding to the state's buffers."""
         if session not in self._bindings:
             self._bindings[session] = session.io_binding()
             for name in self._now:
@@ -199,7 +200,7 @@ class State:
             self._now[name][:, :, start : start + array.shape[2]] = array
 
     def advance(self) -> None:
-        """Make what the last run wrote the state that the next run reads."""
+        """Swap the double buffers after a run."""
         for name, written in self._next.items():
             self._next[name], self._now[name] = self._now[name], written
             for binding in self._bindings.values():

@@ -257,7 +257,7 @@ private func checkedControl(
     let description = try Control.described(control)
     guard description.isEmpty || generation.takesReference else {
         throw VoxCPMError.unsupported(
-            "control (voice design, style control) needs VoxCPM2, and this bundle is of an earlier VoxCPM; leave it out, "
+            "control (voice design, style control) needs VoxCPM2, but this bundle is an earlier VoxCPM; leave it out, "
                 + "or give a prompt to continue")
     }
     guard description.isEmpty || !continues else {

@@ -39,7 +39,7 @@ extension TextTokenizer {
         }
         let whole = said.map(Self.tidy).filter { !$0.isEmpty }.joined(separator: " ")
         guard !whole.isEmpty else {
-            throw VoxCPMError.text("nothing is left to say of \(text.prefix(60).debugDescription): this voice knows letters only")
+            throw VoxCPMError.text("nothing to say in \(text.prefix(60).debugDescription): this voice knows letters only")
         }
         return whole
     }

@@ -86,7 +86,7 @@ public struct Recording: Sendable, Equatable {
         // Ignore DC offset.
         let mean = Float(result.reduce(0.0) { $0 + Double($1) } / Double(result.count))
         guard result.contains(where: { abs($0 - mean) >= Self.minPeak }) else {
-            throw VoxCPMError.voice("the recording is silent throughout; expected speech")
+            throw VoxCPMError.voice("expected speech, but the recording is silent")
         }
         return result
     }

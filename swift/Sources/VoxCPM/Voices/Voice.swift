@@ -92,7 +92,7 @@ public struct Voice: Sendable, Equatable {
         }
         guard reference.count == 0 || a.generation.takesReference else {
             throw VoxCPMError.unsupported(
-                "a reference voice needs VoxCPM2, and this bundle is of an earlier VoxCPM; use a voice with a prompt")
+                "a reference voice needs VoxCPM2, but this bundle is an earlier VoxCPM; use a voice with a prompt")
         }
     }
 }

@@ -136,7 +136,7 @@ def test_wrong_inputs_and_states_are_errors(bundle: Bundle) -> None:
     base, given = models[BASE_LM_STEP], inputs_of(bundle.manifest.step_models[BASE_LM_STEP].at(0))
     state, embeddings = base.new_state(), given["embeddings"]
     for wrong in (None, load_step_models(bundle, "coreai", names=[BASE_LM_STEP])[BASE_LM_STEP].new_state()):
-        with pytest.raises(ValueError, match="base_lm_step: pass a state that this step model made"):
+        with pytest.raises(ValueError, match="base_lm_step: pass a state of this step model"):
             base(given, wrong)
     for name, array in (("embeddings", embeddings[..., 1:]), ("position", np.array([0.5]))):
         with pytest.raises(ValueError, match=rf"expected {name} as \w+ \(1.*, got float"):

@@ -67,7 +67,7 @@ def test_what_the_process_says_against_a_call_is_said_here_and_its_end_is_one_li
     with pytest.raises(ValueError, match="expected latents"):
         worker.step_models[AUDIO_VAE_DECODER]({}, None)
     worker._child._process.kill()
-    with pytest.raises(BundleError, match=r"Core AI ended its process \(SIGKILL\); open the bundle again"):
+    with pytest.raises(BundleError, match=r"the Core AI process died \(SIGKILL\); open the bundle again"):
         worker.step_models[AUDIO_VAE_DECODER].new_state()
 
 

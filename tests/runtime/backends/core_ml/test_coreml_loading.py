@@ -96,7 +96,7 @@ def test_a_package_that_a_unit_refuses_is_not_compiled_again(load: Load, core_ml
 
     with pytest.raises(
         BundleError,
-        match=r"locdit_step.mlpackage: Core ML refuses it on cpu_and_ne \(ANECCompile\(\) FAILED\); "
+        match=r"locdit_step.mlpackage: Core ML rejects it on cpu_and_ne \(ANECCompile\(\) FAILED\); "
         "try --compute-units locdit_step=cpu or --backend portable",
     ):
         load(compute_units="cpu_and_ne")
@@ -157,9 +157,9 @@ def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
     load: Load, core_ml: StandIn, tiny_bundle: Path
 ) -> None:
     core_ml.fault(at="first load", unit="CPU_AND_NE", does="abort")
-    line = r"Core ML refuses it on cpu_and_ne \(it crashed the process that tried it: SIGABRT"
+    line = r"Core ML rejects it on cpu_and_ne \(it crashed the child process: SIGABRT"
 
-    with pytest.warns(UserWarning, match=f"locdit_step runs on cpu and not on cpu_and_ne .*{line}"):
+    with pytest.warns(UserWarning, match=f"locdit_step falls back from cpu_and_ne to cpu .*{line}"):
         load_step_models(open_bundle(tiny_bundle, "fp16"), names=[LOCDIT_STEP])
     with pytest.raises(BundleError, match=line):
         load(compute_units="cpu_and_ne")
@@ -210,9 +210,7 @@ def test_every_function_is_loaded_when_the_bundle_is_opened(
     core_ml.fault(
         package=BASE_LM_STEP, function="prefill_16", message=".functionName property must be nil unless …"
     )
-    with pytest.raises(
-        BundleError, match="the package is too large for it, or the system refuses one of the"
-    ):
+    with pytest.raises(BundleError, match="the package is too large, or the system rejects one of its"):
         load(BASE_LM_STEP, tiny_bundle_15)
 
 
@@ -243,7 +241,7 @@ def test_without_a_cache_step_models_are_compiled_for_this_process(
     cache.write_text("a file where the folder would be")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    with pytest.warns(UserWarning, match="compiled step models cannot be saved there") as warned:
+    with pytest.warns(UserWarning, match="compiled step models cannot be saved") as warned:
         model = load()
 
     assert len(warned) == 1
@@ -265,7 +263,7 @@ def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
     models = {**bundle.manifest.step_models, FEAT_ENCODER: renamed}
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"step_models": models}))
 
-    with pytest.raises(BundleError, match=r"outputs are not those of feat_encoder .embeddings is unknown."):
+    with pytest.raises(BundleError, match=r"outputs do not match feat_encoder .embeddings is unknown."):
         load_step_models(bundle, "coreml", names=[FEAT_ENCODER])
 
     assert not core_ml.events("compile")

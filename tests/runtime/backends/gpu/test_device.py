@@ -76,7 +76,7 @@ def test_where_the_extra_brings_nothing_it_is_not_offered(
         "sys",
         SimpleNamespace(version_info=version, platform=platform),
     )
-    with pytest.raises(DeviceError, match=r"needs Python 3\.11 or newer, and Linux;"):
+    with pytest.raises(DeviceError, match=r"needs Linux and Python 3\.11 or newer;"):
         check_engine("portable", None, "auto", device="cuda")
 
 
@@ -156,7 +156,7 @@ def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_another_backend_refuses_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("voxcpm_runtime.backends.loading.choose_backend", lambda *_: "coreml")
-    with pytest.raises(InputError, match=r"device cuda is the portable backend's, and this is coreml"):
+    with pytest.raises(InputError, match=r"device cuda needs the portable backend, but this is coreml"):
         check_engine("coreml", None, "auto", device="cuda")
 
 

@@ -245,7 +245,7 @@ def test_states_that_were_not_made_together_are_refused(bundle: Bundle) -> None:
     own = [loaded[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)]
     processors = [m.new_state() for m in models(bundle, device=None).values() if m.state][:2]
     for wrong in ((second, residual), (residual, base), states_of(other), own, processors, (base, own[1])):
-        with pytest.raises(ValueError, match="the two that one call of `new_states` made"):
+        with pytest.raises(ValueError, match="the two states that one call of `new_states` returned"):
             call.begin(inputs, *wrong)
 
 

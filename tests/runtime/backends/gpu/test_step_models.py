@@ -184,7 +184,7 @@ def test_wrong_states_are_refused(base_lm: tuple[Bundle, Any]) -> None:
     inputs = random_inputs(bundle, BASE_LM_STEP, np.random.default_rng(0))
     with pytest.raises(ValueError, match="has a state: pass one"):
         model(inputs)
-    with pytest.raises(ValueError, match="the state is not of this step model"):
+    with pytest.raises(ValueError, match="pass a state of this step model"):
         model(inputs, load(bundle, BASE_LM_STEP).new_state())
 
 

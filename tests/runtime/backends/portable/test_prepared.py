@@ -100,6 +100,6 @@ def test_without_room_it_runs_unsaved(
     plain = result(package, key=None)
     full = shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(sessions.shutil, "disk_usage", lambda _: full)
-    with pytest.warns(UserWarning, match="prepared form cannot be saved"):
+    with pytest.warns(UserWarning, match="prepared step model cannot be saved"):
         np.testing.assert_array_equal(result(package), plain)
     assert not list((private_cache / "compiled").glob("*.ort*[!k]"))

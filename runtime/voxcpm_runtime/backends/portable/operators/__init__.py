@@ -1,4 +1,4 @@
-"""MIL operation type → the function that emits its ONNX nodes. CONTRIBUTING.md says how to add one."""
+"""MIL operation type → the function that emits its ONNX nodes. CONTRIBUTING.md explains how to add one."""
 
 from voxcpm_runtime.backends.portable.graph import Operator
 from voxcpm_runtime.backends.portable.operators import arithmetic, layout, products, weights

@@ -1,4 +1,4 @@
-"""Arithmetic on each element alone, with broadcasting, and along axes."""
+"""Elementwise operations, reductions, and other arithmetic along an axis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BINARY = {
 }
 _REDUCTIONS = {"reduce_max": "ReduceMax", "reduce_mean": "ReduceMean", "reduce_sum": "ReduceSum"}
 
-# Casts' names of element types → MIL's. coremltools narrows integers to fewer bits; all are int32 in the graph.
+# Target of a cast → MIL element type. coremltools may narrow integers, which are all int32 in the graph.
 _CAST_TARGETS = {"fp16": "FLOAT16", "fp32": "FLOAT32", "bool": "BOOL"}
 
 

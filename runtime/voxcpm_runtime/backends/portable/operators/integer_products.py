@@ -1,4 +1,4 @@
-"""Plain-mode products with weights that stay at 8 or 4 bits."""
+"""Plain-mode matrix products with 8- and 4-bit weights."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from voxcpm_runtime.backends.portable.graph import CONTRIB, Call
 from voxcpm_runtime.backends.portable.operators.weights import Compressed, compressed
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob
 
-# MatMulNBits quantises activations in blocks of the same length: small blocks keep an outlier from coarsening its
-# neighbours, large ones are a little faster (TRIALS.md). The first that divides the row length is taken.
+# MatMulNBits quantises activations in blocks of the same length: in small blocks an outlier affects fewer neighbours,
+# large ones are slightly faster (TRIALS.md). The first one that divides the row length is used.
 _BLOCK_SIZES = (32, 16)
 # The block lengths that MatMulNBits supports.
 _KNOWN_BLOCK_SIZES = (16, 32, 64, 128, 256)
-# MatMulNBits computes with int8 activations at this level; at lower ones it unpacks to float32 and is far slower.
+# At this level MatMulNBits computes with int8 activations; at lower ones it unpacks to float32, which is far slower.
 _INT8_ACCURACY_LEVEL = 4
 # From this many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
 _WHOLE_ROWS = 4
 
 # Avoids a division by zero for a row of zeros.
 _SMALLEST_PEAK = 1e-30
-# Steps from zero to a row's peak, equally many on each side of the zero point.
+# Quantisation steps from zero to a row's peak, symmetric around the zero point.
 _PEAK_STEPS = 0x7F
 _ZERO_POINT = 0x80
-# Steps of the second plane in one step of the first: what rounding leaves is at most half a step.
+# Steps of the second plane per step of the first, whose rounding error is at most half a step.
 _FINE_STEPS = 2 * _PEAK_STEPS
 # Flips the top bits of one or two numbers in a byte: two's complement becomes unsigned around 128, or 8.
 _TOP_BIT, _TOP_BITS = 0x80, 0x88
@@ -42,7 +42,7 @@ class _Channelwise(NamedTuple):
     rows: int
 
     def stored(self, call: Call, *, transposed: bool, signed: bool = False) -> str:
-        """The weight in the layout asked for, as uint8 with zero point 128, or as int8 if `signed`."""
+        """The weight, transposed or not, as uint8 with zero point 128, or as int8 if `signed`."""
         value = call.graph.weight(self.blob, np.dtype(np.int8 if signed else np.uint8))
         if len(self.blob.shape) > 2:
             value = call.emit("Reshape", value, call.graph.integers([self.rows, len(self.scales)]))
@@ -51,19 +51,19 @@ class _Channelwise(NamedTuple):
 
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
-    """X · W with W at its 8 or 4 bits; None for another form. weight: W's input, (out, in) if `transposed`."""
+    """X · W with 8- or 4-bit W; None if W is in another form. weight: W's input, (out, in) if `transposed`."""
     held = _held(call, weight)
     if held is None or len(held.shape) != 2:
         return None
     channelwise = _channelwise(call, held, channel_axis=0 if transposed else 1)
     if channelwise is None:
         return _packed_product(call, held) if transposed else None
-    # An axis of open length counts as one row.
+    # A dynamic axis counts as one row.
     x, many = call.tensor("x"), math.prod(size or 1 for size in call.shape("x")[:-1]) >= _WHOLE_ROWS
     if not call.graph.signed_products:
         return _whole_row_product(call, x, channelwise) if many else _channelwise_product(call, channelwise)
-    # Rows of a gated MLP have outliers: its last product narrows, and nothing else reads its rows. Keys and values
-    # narrow, too, but their rows are normalised, and read for the queries as well.
+    # The input of a gated MLP's last product has outliers. That product narrows, and nothing else reads its input. Keys
+    # and values narrow, too, but their input is normalised, and also read for the queries.
     narrows = len(channelwise.scales) < channelwise.rows
     outliers = narrows and call.program.readers[call.reference("x") or ""] == 1
     if many and not outliers:
@@ -72,14 +72,14 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
 
 
 def quantized_taps(call: Call, weight: str, x: str) -> str | None:
-    """What each frame of x (1, frames, in) adds: (1, frames, out · taps), for int8 W (in, out, taps), or None."""
+    """Contributions (1, frames, out · taps) of each frame of x (1, frames, in), for int8 W (in, out, taps), or None."""
     held = _held(call, weight)
     channelwise = None if held is None else _channelwise(call, held, channel_axis=1)
     return None if channelwise is None else _whole_row_product(call, x, channelwise)
 
 
 def _held(call: Call, weight: str) -> Compressed | None:
-    """The compressed weight behind an input; None if it has none, or not in plain mode."""
+    """The compressed weight of an input; None without one, or in another mode than plain."""
     operation = call.dequantized.get(call.reference(weight) or "")
     return None if operation is None or call.mode != "plain" else compressed(call, operation)
 
@@ -98,7 +98,7 @@ def _channelwise(call: Call, held: Compressed, channel_axis: int) -> _Channelwis
 
 
 def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
-    """One MatMulNBits: best for one row, as in a decode step, where reading the weight takes most of the time."""
+    """One MatMulNBits: best for a single row, as in a decode step, where reading the weight dominates."""
     block = _dividing_block(weight.rows)
     if block is None:
         return None
@@ -113,7 +113,7 @@ def _packed_product(call: Call, weight: Compressed) -> str | None:
     block = _dividing_block(rows) if groups == 1 else rows // groups
     if weight.data.type.dtype != HALF_BYTES or weight.scales[0] != columns or block not in _KNOWN_BLOCK_SIZES:
         return None
-    # Offsets are one a block, whole bytes for each row.
+    # One offset per block, in whole bytes per row.
     if weight.offset is not None and (groups != rows // block or groups % 2):
         return None
     given = [constant.data for constant in (weight.data, weight.offset) if constant is not None]
@@ -153,8 +153,8 @@ def _block_product(
 def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     """Rows scaled to a peak of 1, one integer product, rows scaled back.
 
-    The product has one scale for all rows; since their peaks are equal, each row has in effect its own. The scale is
-    fixed, not computed from the values (DynamicQuantizeMatMul), so that no row depends on another.
+    The product has one scale for all rows; since their peaks are equal, each row effectively has its own. The scale is
+    fixed, unlike DynamicQuantizeMatMul's, so that no row depends on another.
     """
     peak, step = _peak(call, x), 1 / _PEAK_STEPS
     rows = call.emit("QuantizeLinear", call.emit("Div", x, peak), *_grid(call, step))
@@ -162,10 +162,10 @@ def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
 
 
 def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool) -> str:
-    """Rows as two planes of bytes in one integer product, the second what the first rounds off: rows keep 15 bits.
+    """Rows as two planes of bytes in one integer product; the second holds the first one's rounding errors: 15 bits.
 
-    With few rows, reading the weight takes the time, so the second plane costs nothing. From _WHOLE_ROWS rows on it
-    does, and there is none unless `always` (TRIALS.md).
+    With few rows, reading the weight dominates, so the second plane costs nothing. From _WHOLE_ROWS rows on it does,
+    and is left out unless `always` (TRIALS.md).
     """
     integers = call.graph.integers
     # (…, rows, planes, in), and units (…, rows, 1, planes)
@@ -178,7 +178,7 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     if None in call.shape("x")[:-1] and not always:
         rows = call.emit("ReduceProd", call.emit("Shape", x, end=-2), keepdims=1)
         second = call.emit("Cast", call.emit("Less", rows, integers([_WHOLE_ROWS])), to=TensorProto.INT64)
-        # Cut first, so that nothing is computed for a plane that is left out.
+        # Sliced first, so that nothing is computed for a plane that is left out.
         parts = [call.emit("Slice", part, integers([0]), second, integers([-2])) for part in parts]
         fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
     rest = call.emit("Sub", parts[0], call.emit("DequantizeLinear", parts[1], *_grid(call, 1.0)))
@@ -195,14 +195,14 @@ def _peak(call: Call, x: str) -> str:
 
 
 def _grid(call: Call, step: float) -> tuple[str, str]:
-    """Step and zero point of values quantised to uint8."""
+    """Scale and zero point of uint8 quantisation."""
     return call.scalar(step), call.scalar(_ZERO_POINT, np.uint8)
 
 
 def _byte_product(call: Call, rows: str, step: float, weight: _Channelwise) -> str:
-    """Rows of bytes with this step, times the weight: one integer product.
+    """The integer product of the weight and rows of bytes with this step.
 
-    Weights are signed where that is exact, as it is faster, and else unsigned, with the same bits.
+    Weights are signed if that is exact, as it is faster, otherwise unsigned, with the same results.
     """
     signed = call.graph.signed_products
     kind, center = (np.int8, 0) if signed else (np.uint8, _ZERO_POINT)

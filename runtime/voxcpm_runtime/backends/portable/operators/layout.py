@@ -1,4 +1,4 @@
-"""Operations that only move values: rearranging, joining, slicing, and reading and writing at positions."""
+"""Operations that only move values: reshaping, joining, slicing, gathering and scattering."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 
-# ONNX clamps bounds to the tensor: this means the end of an axis, whatever its size.
+# The end of an axis of any size: ONNX clamps bounds to the tensor.
 END = np.iinfo(np.int64).max
 
 
 def _concat(call: Call) -> str:
-    """Tensors joined along an axis; scalars, which have none, make a vector."""
+    """Tensors concatenated along an axis, or scalars stacked to a vector."""
     if call.static("interleave", False):
         raise call.refuse("interleave")
     names, ranks = call.tensors("values")
@@ -40,7 +40,7 @@ def _transpose(call: Call) -> str:
 
 
 def _slice_by_index(call: Call) -> str:
-    """A slice, whole on masked axes; a squeezed axis takes the element at `begin`."""
+    """A slice, unbounded on masked axes; a squeezed axis is indexed by `begin`."""
     rank, integers = call.rank("x"), call.graph.integers
     if set(call.static("stride", [1])) != {1}:
         raise call.refuse("strides")
@@ -48,7 +48,7 @@ def _slice_by_index(call: Call) -> str:
     begins, ends = call.static("begin"), call.static("end")
     for axis, (from_start, to_end, squeezed) in enumerate(zip(*flags, strict=True)):
         if squeezed:
-            ends[axis] = begins[axis] + 1 or END  # after element −1 comes the end, not element 0
+            ends[axis] = begins[axis] + 1 or END  # the element −1 ends at END, not at 0
         else:
             begins[axis] = 0 if from_start else begins[axis]
             ends[axis] = END if to_end else ends[axis]
@@ -58,7 +58,7 @@ def _slice_by_index(call: Call) -> str:
 
 
 def _slice_by_size(call: Call) -> str:
-    """`size` elements of each axis from `begin` on; a size of -1 means all that follow."""
+    """`size` elements of each axis from `begin` on; -1 means all remaining ones."""
     begins, sizes = call.static("begin"), call.static("size")
     ends = [END if size == -1 else begin + size for begin, size in zip(begins, sizes, strict=True)]
     integers = call.graph.integers
@@ -83,7 +83,7 @@ def _scatter(call: Call) -> str:
 
 
 def _slice_update(call: Call) -> str:
-    """A slice of `x` along one axis, which `update` fills, is replaced from the index `begin` on."""
+    """`update` replaces a slice of `x` along one axis, from the index `begin` on."""
     rank = call.rank("x")
     masks = [call.static(name, [False] * rank) for name in ("begin_mask", "end_mask")]
     axes = [axis for axis in range(rank) if not (masks[0][axis] and masks[1][axis])]
@@ -104,7 +104,7 @@ def _slice_update(call: Call) -> str:
 def _written(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
     data, updates = call.tensor(into), call.tensor(rows)
     outer = tuple(size for size in call.shape(into)[:axis] if size is not None)
-    # ScatterElements takes an index for each element, and several times as long for 64 rows (TRIALS.md). On a GPU it
+    # ScatterElements needs an index per element, and takes several times as long for 64 rows (TRIALS.md). On a GPU it
     # is as fast, and scatters of one shape share their indices.
     if call.mode == "plain" and len(outer) == axis:
         return call.emit("ScatterND", data, _tuples(call, outer, indices), updates)
@@ -119,7 +119,7 @@ def _written(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
 
 
 def _tuples(call: Call, outer: tuple[int, ...], indices: str) -> str:
-    """(outer..., indices, axes): for each place in the outer axes and each index, where it is."""
+    """ScatterND's indices (outer..., indices, axes): the coordinates of each index at each place of the outer axes."""
     integers = call.graph.integers
     axes = len(outer)
     column = call.emit("Reshape", indices, integers([*[1] * axes, -1, 1]))

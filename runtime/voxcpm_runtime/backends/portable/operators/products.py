@@ -1,4 +1,4 @@
-"""Matrix products and convolutions. In plain mode weights of 8 or 4 bits may stay as they are."""
+"""Matrix products and convolutions. In plain mode 8- and 4-bit weights may stay compressed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from voxcpm_runtime.backends.portable.graph import CONTRIB, Call, Operator
 from voxcpm_runtime.backends.portable.operators.integer_products import quantized_matmul, quantized_taps
 from voxcpm_runtime.backends.portable.operators.layout import END
 
-# Weights from this size on do not stay in a core's cache; reading them takes most of a transposed convolution's time.
+# Larger weights do not fit in a core's cache; reading them dominates a transposed convolution.
 _LARGE_WEIGHT = 1 << 20
 
 
@@ -19,9 +19,9 @@ def _linear(call: Call) -> str:
     """X · weightᵀ + bias, weight (out_features, in_features)."""
     product = quantized_matmul(call, "weight", transposed=True)
     if product is None:
-        # The contrib form multiplies by the transpose as it is stored: no transposed copy at load on a processor.
+        # The contrib operator multiplies by the stored transpose, without a transposed copy at load on a processor.
         product = call.emit("FusedMatMul", call.tensor("x"), call.tensor("weight"), domain=CONTRIB, transB=1)
-    # coremltools gives a product without bias one of zeros.
+    # coremltools adds a zero bias to products without one.
     if not call.has("bias") or (call.is_constant("bias") and not np.any(call.static("bias"))):
         return product
     return call.emit("Add", product, call.tensor("bias"))
@@ -54,7 +54,7 @@ def _operands(call: Call) -> list[str]:
 
 
 def _geometry(call: Call) -> dict[str, Any]:
-    """ONNX attributes. MIL lists pads as (before, after) per axis, ONNX all the befores and then all the afters."""
+    """ONNX attributes. MIL lists pads as (before, after) per axis, ONNX all before and then all after."""
     spatial = call.rank("weight") - 2
     pad_type = call.static("pad_type", "valid")
     if pad_type not in {"valid", "custom"}:
@@ -69,7 +69,7 @@ def _geometry(call: Call) -> dict[str, Any]:
 
 
 def _output_padding(call: Call, geometry: dict[str, Any]) -> list[int]:
-    """Elements that the output shape has at the end beyond (D − 1)·stride + (kernel − 1)·dilation + 1 − pads."""
+    """Trailing elements of the output shape beyond (D − 1)·stride + (kernel − 1)·dilation + 1 − pads."""
     wanted = call.static("output_shape")[2:]
     sizes, kernel = call.shape("x")[2:], call.shape("weight")[2:]
     extra = []
@@ -83,7 +83,7 @@ def _output_padding(call: Call, geometry: dict[str, Any]) -> list[int]:
 
 
 def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
-    """A transposed convolution with kernel 2·stride, padding stride and int8 weights: one product, halves added.
+    """A transposed convolution with kernel 2·stride, padding stride and int8 weights, as a product and an overlap-add.
 
     None for any other, and for small weights, for which moving the halves costs more than it saves.
     """
@@ -98,11 +98,11 @@ def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
     if taps is None:
         return None
     integers = call.graph.integers
-    # (1, frames, out · 2 · stride) -> (2, out, frames, stride), the two halves of what each frame adds
+    # (1, frames, out · 2 · stride) -> (2, out, frames, stride): the two halves of each frame's contribution
     halves = call.emit("Reshape", taps, integers([-1, outputs, 2, stride]))
     halves = call.emit("Transpose", halves, perm=[2, 1, 0, 3])
     halves = call.emit("Reshape", halves, integers([2, outputs, -1]))
-    # What a frame adds at once, without that of the first frame; what it adds one frame later, without the last one's.
+    # The first halves without the first frame's; the second halves, one frame later, without the last frame's.
     now = call.emit("Slice", halves, integers([0, stride]), integers([1, END]), integers([0, 2]))
     later = call.emit("Slice", halves, integers([1, 0]), integers([2, -stride]), integers([0, 2]))
     added = call.emit("Add", now, later)

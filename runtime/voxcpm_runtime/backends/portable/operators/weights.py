@@ -1,7 +1,7 @@
-"""Compressed weights: integers of 8 or 4 bits, with a scale and perhaps an offset for each channel or block.
+"""Compressed weights: 8- or 4-bit integers, with a scale and optionally an offset per channel or block.
 
-All the arithmetic here has constant inputs, so ONNX Runtime does it once, when it loads the graph, straight from
-the memory-mapped file.
+All arithmetic here has constant inputs, so ONNX Runtime folds it when it loads the graph, directly from the
+memory-mapped file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DEQUANTIZERS = frozenset({_AFFINE, "constexpr_blockwise_shift_scale"})
 
 
 class Compressed(NamedTuple):
-    """W = (data − offset) · scale, W of `shape`; offset is None if it is zero everywhere.
+    """W = (data − offset) · scale, of `shape`; offset is None if it is zero everywhere.
 
-    scale and offset have the rank of data; of m `scales` along an axis of n elements, each is for n / m neighbours.
+    scale and offset have the rank of data; along an axis of n elements with m `scales`, each is for a block of n / m.
     """
 
     data: Constant
@@ -35,7 +35,7 @@ class Compressed(NamedTuple):
 
 
 def compressed(call: Call, operation: Operation) -> Compressed:
-    """The weight that a dequantising operation makes. `call` may be a later operation that uses the weight."""
+    """The weight of a dequantising operation. `call` may be a later operation that uses it."""
     offset: Constant | None
     if operation.kind == _AFFINE:
         # iOS 16: scale and zero_point are scalars, or vectors along one axis.
@@ -65,7 +65,7 @@ def _dequantize(call: Call) -> str:
     for constant in (weight.data, weight.offset):
         if constant is not None and constant.type.dtype not in ("INT8", HALF_BYTES):
             raise call.refuse(f"a weight of type {constant.type.dtype}")
-    # An axis in blocks becomes two: which block, and where in it.
+    # A blockwise axis becomes two: (block, element).
     axes = list(zip(weight.shape, weight.scales, strict=True))
     cut = [(count, size // count) if 1 < count < size else (size,) for size, count in axes]
     spread = [(count, 1) if 1 < count < size else (count,) for size, count in axes]
@@ -79,7 +79,7 @@ def _dequantize(call: Call) -> str:
 
     value, scale = _floats(call, weight.data), call.materialised(weight.scale)
     if half:
-        # ONNX Runtime multiplies fp16 numbers on a GPU only; this is computed on the CPU, when it loads the graph.
+        # Folded on the CPU when the graph is loaded, where ONNX Runtime cannot multiply fp16.
         scale = call.emit("Cast", scale, to=TensorProto.FLOAT)
     value, scale = reshaped(value, cut), reshaped(scale, spread)
     if weight.offset is not None:
@@ -113,7 +113,7 @@ def _unpacked(call: Call, blob: Blob) -> str:
     if count % 2:
         value = call.emit("Slice", value, integers([0]), integers([count]))
     value = call.emit("Reshape", value, integers(blob.shape))
-    # Two's complement with its top bit flipped is the same number plus eight.
+    # Two's complement with the top bit flipped is the number plus eight.
     value = call.emit("Cast", call.emit("BitwiseXor", value, eight), to=TensorProto.FLOAT)
     return call.emit("Sub", value, call.scalar(8))
 
