@@ -106,6 +106,9 @@ class GenerationOptions:
     paragraph_pause: Annotated[float, Option(
         "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds",
     )] = 0.6
+    speed: Annotated[float, Option(
+        "How many times faster it is played, at the same pitch; pauses between paragraphs, too.", (0.25, 4.0),
+    )] = 1.0
     normalize: Annotated[bool, Option(
         "Spell out numbers, dates and symbols; Chinese needs the extra normalize.",
         flags=("--normalize",),

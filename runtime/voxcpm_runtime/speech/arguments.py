@@ -164,6 +164,7 @@ class Keywords(TypedDict, total=False):
     retry_badcase_ratio_threshold: float
     segment_tokens: int | None
     paragraph_pause: float
+    speed: float
     normalize: bool
     trim_silence_vad: bool
     denoise: bool

@@ -93,7 +93,7 @@ class Plan:
     def pause(self) -> Audio:
         """The silence between paragraphs (samples,)."""
         rate = self.bundle.architecture.output_sample_rate
-        return np.zeros(round(self.options.paragraph_pause * rate), np.float32)
+        return np.zeros(round(self.options.paragraph_pause / self.options.speed * rate), np.float32)
 
     def seed_of(self, segment: int, attempt: int) -> int | None:
         """The seed of an attempt at a segment, both counted from 0; None if the caller passed an rng.
@@ -256,6 +256,7 @@ class Plan:
             letters=letters_in(spoken),
             ends_paragraph=segment.ends_paragraph,
             followed=segment.followed,
+            speed=self.options.speed,
         )
         self.limit(planned, self.voice, continued)
         return planned

@@ -26,6 +26,7 @@ class PlannedSegment:
     target_tokens: int  # Number of tokens of the text alone
     letters: int  # Letters and digits of the text alone, for its expected duration
     ends_paragraph: bool  # Whether a blank line follows
+    speed: float = 1.0  # How many times faster it is played
     anchors: bool = False  # Whether its speech becomes part of the voice of later segments
     followed: bool | None = None  # Whether another segment follows; None if unknown, as in a session
 
@@ -42,7 +43,7 @@ class Piece:
     attempts: int = 1  # Number of attempts so far; more than `attempt` if an earlier one was best
     stops: bool = False  # Whether the stop head ended the segment with this patch
     reason: Reason = ""  # What is suspicious about the segment so far
-    expected_seconds: float | None = None  # Expected seconds of the segment; None without a `speech.json`
+    expected_seconds: float | None = None  # Expected seconds as played; None without a `speech.json`
     planned: PlannedSegment | None = None  # The segment; None for other pieces
 
 
@@ -51,7 +52,7 @@ class Progress:
     """The progress of a call. A short text is one segment."""
 
     patches: int  # Patches so far in this attempt at this segment
-    audio_seconds: float  # Seconds of speech so far, all segments together
+    audio_seconds: float  # Seconds of speech so far, all segments together, without their `speed`
     elapsed_seconds: float  # Seconds of work, all attempts included
     attempt: int  # Number of this attempt, from 1
     segment: int = 0  # Index of the current segment, from 0

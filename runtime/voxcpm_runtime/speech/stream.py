@@ -224,7 +224,8 @@ def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]
     for piece in pieces:
         gathered.append(piece.audio)
         patches += piece.latents is not None
-        if patches == wanted:
+        # At another speed the first patch may give no samples yet.
+        if patches >= wanted and any(map(len, gathered)):
             yield np.concatenate(gathered)
             gathered, patches, wanted = [], 0, others
     if gathered:

@@ -19,6 +19,7 @@ from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
+from voxcpm_runtime.audio.stretching import Stretching
 from voxcpm_runtime.model.driver import Driver, Patch, Prefix
 from voxcpm_runtime.model.sequence import Sequence, build_sequence
 from voxcpm_runtime.options import GenerationOptions
@@ -180,12 +181,14 @@ def attempts(
         maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and retries else 1
         rejected: list[list[Piece]] = []
         restart = np.zeros(0, np.float32)
+        seconds, speed = utterance.length.seconds, utterance.segment.speed
         for attempt in range(1, maximum + 1):
             if attempt > 1:
                 yield Piece(restart, utterance.index, attempt=attempt, attempts=attempt)
             spoken: list[Piece] = []
             reason: Reason = ""
             decode = driver.patch_decoder(utterance.sequence)
+            stretch = Stretching(speed, plan.bundle.architecture.output_sample_rate)
             noise = plan.noise(utterance.index, attempt - 1)
             # Do not draw from the caller's rng for a patch that may not be needed.
             ahead = plan.arguments.rng is None
@@ -197,7 +200,7 @@ def attempts(
                 for patch in patches:
                     before, reason = reason, _reason(utterance, patch, judged=options.retry_badcase)
                     piece = Piece(
-                        audio=_joining(plan, utterance, patch, decode(patch.latents)),
+                        audio=_joining(plan, utterance, patch, decode(patch.latents), stretch),
                         segment=utterance.index,
                         patches=patch.index + 1,
                         latents=patch.latents,
@@ -205,7 +208,7 @@ def attempts(
                         attempts=attempt,
                         stops=patch.stops,
                         reason=reason,
-                        expected_seconds=utterance.length.seconds,
+                        expected_seconds=None if seconds is None else seconds / speed,
                         planned=utterance.segment,
                     )
                     if retries:
@@ -249,8 +252,8 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             del pending
 
 
-def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio) -> Audio:
-    """A patch's audio (samples,), faded where its segment joins another one.
+def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio, stretch: Stretching) -> Audio:
+    """A patch's audio (samples,) at the segment's speed, faded where its segment joins another one.
 
     The last patch is known when it is generated, so streamed and whole speech have the same samples.
     """
@@ -260,6 +263,7 @@ def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio) -> Au
     # In a session it is unknown whether another sentence follows; there, only speech cut off by a limit is faded.
     joins = not patch.stops if utterance.segment.followed is None else utterance.segment.followed
     last = patch.stops or patch.index + 1 == utterance.limit
+    audio = stretch(audio, last=last)
     return faded_out(audio, rate) if last and joins else audio
 
 

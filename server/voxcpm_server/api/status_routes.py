@@ -16,7 +16,6 @@ from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
-from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 probes = APIRouter(tags=["probes"])
@@ -87,9 +86,9 @@ def about_router(service: Service) -> APIRouter:
     }  # fmt: skip
     # An option's default and bounds are in the runtime's table.
     declared = get_type_hints(GenerationOptions, include_extras=True)
-    options = {"speed": (1, MIN_SPEED, MAX_SPEED)} | {
+    options = {
         name: (getattr(GenerationOptions, name), *get_args(declared[name])[1].bounds)
-        for name in ("cfg_value", "inference_timesteps")
+        for name in ("speed", "cfg_value", "inference_timesteps")
     }
     router = APIRouter(tags=["lists"])
 

@@ -184,7 +184,8 @@ class _Contexts(JsonSocket):
             raise _wrong("voice_settings.speed", f"expected {MIN_SPEED} to {MAX_SPEED:g}")
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            return self._given, Encoder(self._codec, served.tts.sample_rate, self._rate, float(speed))
+            given = {**self._given, "speed": float(speed)}
+            return given, Encoder(self._codec, served.tts.sample_rate, self._rate)
 
         stream = await self.begun(self._model, wanted)
         context = self._contexts[name] = _Context(name, stream, Alignment(restarts=self._times_restart))

@@ -1,4 +1,4 @@
-"""Streaming encoders of the protocol's formats: time stretching and resampling, then a codec.
+"""Streaming encoders of the protocol's formats: resampling, then a codec.
 
 They use FFmpeg's libraries (PyAV), whose filters give the same samples however a stream is cut.
 """
@@ -25,8 +25,6 @@ _UNKNOWN = 0xFFFF_FFFF
 _HEADER_BYTES = 36
 # FFmpeg's 16-bit samples have 32768 steps to 1, the command line's 32767.
 _PEAK_OF_INTEGERS = np.float32(32767 / 32768)
-# `atempo` takes 0.5 to 100, so slower speech passes through two filters.
-_MIN_TEMPO = 0.5
 
 
 class Format(NamedTuple):
@@ -59,21 +57,19 @@ FORMATS = {
 class Encoder:
     """Encodes one speech in pieces: `header`, then `encode` for each piece, then `finish`.
 
-    name: of `FORMATS`. voice_rate: Hz of the speech. wanted: requested Hz, or None. speed: how many times faster it is
-    played, at the same pitch. Raises ApiError (400) for a rate that is out of bounds, or not one of the format's.
+    name: of `FORMATS`. voice_rate: Hz of the speech. wanted: requested Hz, or None. Raises ApiError (400) for a rate
+    that is out of bounds, or not one of the format's.
     """
 
-    def __init__(self, name: str, voice_rate: int, wanted: int | None = None, speed: float = 1.0) -> None:
+    def __init__(self, name: str, voice_rate: int, wanted: int | None = None) -> None:
         self.format = FORMATS[name]
         self._name = name
         self.sample_rate = rate = _output_rate(name, voice_rate, wanted)  # output rate in Hz
         self.samples = 0
-        self.speed = speed
         self._codec = _Codec(self.format, rate) if self.format.codec else None
         sample_format = self._codec.sample_format if self._codec else "flt"
         self._peak = _PEAK_OF_INTEGERS if sample_format == "s16" else np.float32(1)
-        self._stretch = _Filters(voice_rate, _tempos(speed), "flt", voice_rate)
-        self._convert = _Filters(voice_rate, [], sample_format, rate)
+        self._convert = _Filters(voice_rate, sample_format, rate)
         # Plain samples at the voice's rate are the same as the command line writes.
         self._is_plain = self._codec is None and voice_rate == rate
 
@@ -94,16 +90,6 @@ class Encoder:
 
     def encode(self, audio: Audio) -> bytes:
         """The bytes of a piece (samples,); may be empty, as codecs collect samples first."""
-        pieces = [audio] if self.speed == 1 else map(_samples, self._stretch.passed(audio))
-        return b"".join(map(self._encoded, pieces))
-
-    def finish(self) -> bytes:
-        """The remaining bytes."""
-        last = b"".join(map(self._encoded, map(_samples, self._stretch.passed(None))))
-        last += b"".join(map(self._coded, self._convert.passed(None)))
-        return last if self._codec is None else last + self._codec.finish()
-
-    def _encoded(self, audio: Audio) -> bytes:
         if self._is_plain:
             self.samples += len(audio)
             return pcm16(audio).astype("<i2").tobytes()
@@ -111,16 +97,16 @@ class Encoder:
             audio = np.clip(audio, -1.0, 1.0) * self._peak
         return b"".join(map(self._coded, self._convert.passed(audio)))
 
+    def finish(self) -> bytes:
+        """The remaining bytes."""
+        last = b"".join(map(self._coded, self._convert.passed(None)))
+        return last if self._codec is None else last + self._codec.finish()
+
     def _coded(self, frame: Any) -> bytes:
         self.samples += frame.samples
         if self._codec is not None:
             return self._codec.coded(frame)
-        return pcm16(_samples(frame)).astype("<i2").tobytes()
-
-
-def _samples(frame: Any) -> Audio:
-    samples: Audio = frame.to_ndarray().ravel()
-    return samples
+        return pcm16(frame.to_ndarray().ravel()).astype("<i2").tobytes()
 
 
 class _Codec:
@@ -155,12 +141,9 @@ class _Codec:
 
 
 class _Filters:
-    """FFmpeg's filters from float samples of one rate to samples of a format and rate, in frames.
+    """FFmpeg's filters from float samples of one rate to samples of a format and rate, in frames."""
 
-    tempos: `atempo` filters: overlap-add of similar waveforms.
-    """
-
-    def __init__(self, rate: int, tempos: list[float], sample_format: str, output_rate: int) -> None:
+    def __init__(self, rate: int, sample_format: str, output_rate: int) -> None:
         self._rate = rate
         self._pushed = 0
         # Kept: it owns the filters.
@@ -173,10 +156,8 @@ class _Filters:
         }
         self._source: Any = graph.add_abuffer(**source)
         converted = f"sample_fmts={sample_format}:channel_layouts=mono:sample_rates={output_rate}"
-        filters: list[tuple[str, str | None]] = [("atempo", f"{tempo:.6f}") for tempo in tempos]
-        filters += [("aformat", converted), ("abuffersink", None)]
         last = self._source
-        for name, arguments in filters:
+        for name, arguments in (("aformat", converted), ("abuffersink", None)):
             added: Any = graph.add(name, arguments)
             last.link_to(added)
             last = added
@@ -195,14 +176,6 @@ class _Filters:
         with contextlib.suppress(av.error.BlockingIOError, av.error.EOFError):
             while self._pushed:
                 yield self._sink.pull()
-
-
-def _tempos(speed: float) -> list[float]:
-    slow = []
-    while speed < _MIN_TEMPO:
-        slow.append(_MIN_TEMPO)
-        speed /= _MIN_TEMPO
-    return [*slow, speed]
 
 
 def _output_rate(name: str, voice_rate: int, wanted: int | None) -> int:

@@ -130,7 +130,7 @@ class SpeechRequest(BaseModel):
 
     def encoder(self, tts: VoxCPM) -> Encoder:
         """The encoder of its speech. Raises ApiError (400) for a rate that the format does not have."""
-        return Encoder(self.response_format, tts.sample_rate, self.sample_rate, self.speed)
+        return Encoder(self.response_format, tts.sample_rate, self.sample_rate)
 
     def arguments(
         self, settings: Settings, served: Served, max_characters: int, voice: Voice | None
@@ -140,7 +140,7 @@ class SpeechRequest(BaseModel):
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
         given: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
-        for name in ("cfg_value", "inference_timesteps"):
+        for name in ("speed", "cfg_value", "inference_timesteps"):
             if (value := getattr(self, name)) is not None:
                 given[name] = value
         for field, content in self.recordings():

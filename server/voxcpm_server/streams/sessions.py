@@ -164,5 +164,4 @@ class SessionStream(Stream[Spoken | CaughtUp]):
 
     def _spoken(self, chunk: AudioChunk, rate: int) -> Spoken:
         audio = chunk.pcm.astype(np.float32) / _FULL_SCALE
-        seconds = len(audio) / rate / self.encoder.speed
-        return Spoken(self.encoder.encode(audio), chunk.sentence, chunk.text, seconds)
+        return Spoken(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate)

@@ -113,3 +113,31 @@ def test_what_max_len_ends_is_not_cut_by_the_cache(tts):
     for most in range(10, 30):
         speech = tts.speak(TEXT, max_len=most, seed=3, retry_badcase=False, min_len=0)
         assert [segment.reason for segment in speech.segments] == [""] * len(speech.segments)
+
+
+def test_speed_divides_all_durations_and_changes_nothing_else(tts):
+    whole = tts.speak(TEXT, **GIVEN)
+    fast = tts.speak(TEXT, speed=1.6, **GIVEN)
+
+    np.testing.assert_array_equal(fast.latents, whole.latents)
+    for one, other in zip(fast.segments, whole.segments, strict=True):
+        assert (one.attempts, one.reason) == (other.attempts, other.reason)
+        assert len(one.audio) == round(len(other.audio) / 1.6)
+    # With the pause between the paragraphs.
+    assert fast.audio_seconds == pytest.approx(whole.audio_seconds / 1.6, abs=0.005)
+
+
+def test_a_stream_has_the_samples_of_the_whole_speech_at_any_speed(tts):
+    given = GIVEN | {"retry_badcase": False}
+    for speed in (0.3, 1.6, 4.0):
+        whole = tts.generate(TEXT, speed=speed, **given)
+        chunks = list(tts.generate_streaming(TEXT, speed=speed, chunk_patches=1, **given))
+        assert all(map(len, chunks))
+        np.testing.assert_array_equal(np.concatenate(chunks), whole)
+        with tts.session(**given, speed=speed) as session:
+            session.push_text(TEXT)
+            session.flush()
+            spoken = list(session)
+        assert [chunk.offset for chunk in spoken] == [
+            0, *np.cumsum([len(chunk.pcm) for chunk in spoken])[:-1]
+        ]  # fmt: skip
