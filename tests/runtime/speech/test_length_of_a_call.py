@@ -95,7 +95,7 @@ def test_text_that_is_not_spoken_is_said(tts):
     for call in (lambda: tts.generate(TEXT, max_len=8, **GIVEN),
                  lambda: list(tts.generate_streaming(TEXT, max_len=8, **GIVEN))):  # fmt: skip
         with pytest.warns(
-            UnspokenWarning, match=r"^max_len \(8 patches\) is reached before segment \d: the text"
+            UnspokenWarning, match=r"^max_len \(8 patches\) is reached before segment \d: the rest"
         ):
             call()
 
