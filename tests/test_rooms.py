@@ -66,6 +66,7 @@ SERVERS_TESTS = ("server/api", "server/streams", "server/speech")
 """These switch jobs off, so they need that room."""
 
 
+@pytest.mark.long
 def test_the_core_is_whole_without_any_of_them(tmp_path: Path) -> None:
     tree = tree_without(ROOMS, tmp_path / "tree")
     check(tree, FEW_TESTS)

@@ -42,6 +42,7 @@ class _InterruptedError(KeyboardInterrupt):
     pass
 
 
+@pytest.mark.robustness
 def test_an_interrupted_conversion_leaves_no_bundle_and_resumes_with_what_is_lacking_or_damaged(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

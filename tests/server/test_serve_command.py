@@ -67,6 +67,7 @@ def test_wrong_options_are_one_line(
     assert words in refusal(capsys, *arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", _EXTRAS["serve"])
 def test_without_one_of_its_packages_it_names_the_extra(module: str) -> None:
     # There is no such bundle either: a server that misses nothing ends, too.
@@ -112,6 +113,7 @@ def test_sigterm_lets_a_speech_end_and_leaves_without_an_error(started: Callable
     assert len(outcomes[0].content) > 5 * 48_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_speech_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any], streamed: bool) -> None:
     process, url = started("--drain-seconds", "1")
@@ -158,6 +160,7 @@ def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started
     assert (process.returncode, rest) == (0, "")
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_ends_a_server_that_speaks_at_once(started: Callable[..., Any]) -> None:
     # What a shell starts in the background ignores Ctrl-C.
     process, url = started(before="import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n")

@@ -34,6 +34,7 @@ def units(core_ml: StandIn) -> dict[str, str]:
     return {event["package"]: event["unit"] for event in core_ml.events("load")}
 
 
+@pytest.mark.long
 def test_the_saved_choice_comes_before_the_usual_unit(core_ml: StandIn, tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle, "fp16")
     VoxCPM.from_bundle(bundle).close()

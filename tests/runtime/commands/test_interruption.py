@@ -51,6 +51,7 @@ def interrupted(given, folder, ready):
     return process.returncode, out, err
 
 
+@pytest.mark.robustness
 def test_an_interrupted_book_leaves_no_half_file_and_goes_on(speaking_bundle, whole, book, tmp_path):
     speak = command("generate", speaking_bundle, "--text-file", book, "--seed", 4, "-o", "book.wav")
     code, _, err = interrupted(speak, tmp_path, ".book.wav.segments/00001.segment")

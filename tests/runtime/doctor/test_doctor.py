@@ -78,6 +78,7 @@ def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, doct
         assert min(*lm["streams"].values(), lm["state"]) > 1 - 1e-6
 
 
+@pytest.mark.long
 def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monkeypatch, doctored):
     monkeypatch.setitem(command.UNITS, "coreml", ("cpu", "cpu_and_ne"))
     core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_AND_NE", at="predict", does="wrong")
@@ -112,6 +113,7 @@ def test_a_bundle_for_a_newer_system_is_refused_once(core_ml, tiny_bundle_15, do
     assert "needs macOS 15 or newer" in err
 
 
+@pytest.mark.long
 def test_a_refused_step_model_runs_on_the_portable_backend_or_has_no_unit(
     core_ml, tiny_bundle, monkeypatch, doctored
 ):
@@ -135,6 +137,7 @@ def test_a_refused_step_model_runs_on_the_portable_backend_or_has_no_unit(
     assert "correct *" in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("does", "word", "at", "stage"),
     [("abort", "SIGABRT", "load", "load"), ("kill", "SIGKILL", "predict", "check")],
@@ -150,6 +153,7 @@ def test_after_a_crash_another_child_continues(core_ml, bundle, does, word, at, 
     assert len({event["pid"] for event in core_ml.events("load")}) == 2
 
 
+@pytest.mark.long
 def test_a_child_that_hangs_is_killed_after_its_time(core_ml, bundle):
     core_ml.fault(package=LOCDIT_STEP, does="hang")
 
@@ -163,6 +167,7 @@ def test_a_child_that_hangs_is_killed_after_its_time(core_ml, bundle):
         os.kill(pid, 0)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_children(core_ml, tiny_bundle):
     core_ml.fault(does="hang")
     # A shell's background job ignores the signal, and so would its children.

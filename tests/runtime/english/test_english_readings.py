@@ -77,7 +77,7 @@ def test_a_joined_transcript_is_read_as_its_texts_were(letters: TextTokenizer) -
     assert spelled_transcript(joined, letters) == "".join(f"{spelled(text, letters)} " for text in written)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_any_ascii_text_is_read_with_the_alphabet_alone_and_without_digits(
     letters: TextTokenizer, seed: int
 ) -> None:
@@ -99,10 +99,10 @@ def test_a_long_line_is_read_in_time_that_grows_with_its_length(letters: TextTok
     """Ten times the text may take 10 times as long; quadratic rules would take 100 times."""
     spelled("5 km", letters)
     taken = []
-    for length in (1_000, 10_000):
+    for length in (400, 4_000):
         started = time.process_time()
         spelled(f"so {piece * (length // len(piece))}", letters)
         taken.append(time.process_time() - started)
 
     assert taken[1] < max(30 * taken[0], 0.5)
-    assert taken[1] < 2
+    assert taken[1] < 1

@@ -48,7 +48,7 @@ def test_a_call_has_at_most_so_many_patches_in_all(tts, retry):
     # Up to the segment that is cut off, whose attempts may be judged otherwise, and of which nothing follows.
     ends = np.cumsum([len(segment.latents) for segment in whole.segments])
 
-    for most in range(4, len(whole.latents) + 4, 9):
+    for most in range(4, len(whole.latents) + 4, 18):
         speech = tts.speak(TEXT, max_len=most, **given)
 
         assert len(speech.latents) <= most

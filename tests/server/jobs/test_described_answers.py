@@ -139,7 +139,10 @@ def described(tts: Any, folder: Path, *keys: str) -> Iterator[tuple[str, Any]]:
         yield running.url, schemathesis.openapi.from_url(f"{running.url}/openapi.json")
 
 
-@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY, marks=pytest.mark.torture)])
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(EXAMPLES, marks=pytest.mark.long), pytest.param(MANY, marks=pytest.mark.torture)],
+)
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
 def test_answers_are_as_described(tts: Any, tmp_path: Path, mode: Any, examples: int) -> None:
     left = left_behind(tmp_path / "jobs")

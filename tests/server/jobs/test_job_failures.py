@@ -74,6 +74,7 @@ def test_a_start_without_its_bundle_leaves_every_job_as_it_was(stored: Any, tmp_
     assert segment.is_file()
 
 
+@pytest.mark.long
 def test_a_job_waits_for_its_bundle_and_others_are_spoken(
     serve: Serve, jobs: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_job_waits_for_its_bundle_and_others_are_spoken(
     assert (done["state"], done["error"]) == ("done", None)
 
 
+@pytest.mark.long
 def test_a_job_of_a_model_that_is_gone_waits_until_it_is_back(serve: Serve, jobs: Any, stored: Any) -> None:
     (id_, segment), (deleted, other) = stored(model="calm"), stored(model="calm")
     running = serve()
@@ -146,6 +148,7 @@ def test_a_job_whose_end_a_disk_refuses_is_tried_again(
     assert 'voxcpm_jobs_total{outcome="failed"} 1.0' not in told
 
 
+@pytest.mark.long
 def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_job_that_ends_the_server_again_and_again_is_given_up(
     assert not segment.exists()
 
 
+@pytest.mark.long
 def test_files_and_length_of_jobs_are_bounded(serve: Serve, jobs: Any) -> None:
     for settings, code, words in (
         ({"max_jobs_megabytes": 0.2}, "storage", "the most that they may"),

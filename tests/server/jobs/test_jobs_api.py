@@ -63,6 +63,7 @@ def test_the_life_of_a_job(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name] == ["jobs.lock"]
 
 
+@pytest.mark.long
 def test_a_job_with_recordings_and_a_voice_that_is_deleted_meanwhile(
     serve: Serve, jobs: Any, tts: Any, spoken: Any, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_job_that_runs_or_waits_for_a_turn_is_cancelled_and_the_next_one_spoke
     until(lambda: running.service.queue.busy == 0)
 
 
+@pytest.mark.long
 def test_a_server_that_ends_leaves_its_job_to_the_next_one(
     serve: Serve, jobs: Any, euler_steps: Any, long_samples: np.ndarray, tmp_path: Path
 ) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from waiting import until
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
+@pytest.mark.robustness
 def test_a_job_resumes_after_its_finished_segments_when_its_server_was_killed(
     started: Callable[..., Any], jobs: Any, long_samples: np.ndarray, tmp_path: Path
 ) -> None:

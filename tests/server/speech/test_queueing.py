@@ -188,6 +188,7 @@ def test_an_error_after_the_wait_is_an_event_and_counts(
     until(lambda: running.service.bundles.default.users == 0)
 
 
+@pytest.mark.long
 def test_a_reader_that_takes_nothing_pauses_the_speech_and_is_given_up(
     serve: Callable[..., Any], euler_steps: Any
 ) -> None:

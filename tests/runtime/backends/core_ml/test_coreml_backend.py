@@ -29,9 +29,9 @@ TEXT = "one two three."
 
 # A package for each form of state, and the arithmetic that both sides have.
 BUNDLES = [
-    ("tiny_bundle", "fp32"),
+    pytest.param(("tiny_bundle", "fp32"), marks=pytest.mark.long),
     ("tiny_bundle", "fp16"),
-    ("tiny_bundle_15", "int8"),
+    pytest.param(("tiny_bundle_15", "int8"), marks=pytest.mark.long),
     ("tiny_parts_bundle", "fp16"),
 ]
 
@@ -55,7 +55,7 @@ def portable(folder: Path, precision: str) -> VoxCPM:
     return VoxCPM(bundle, Driver(bundle.architecture, manifest.sizes, bundle.constants, models))
 
 
-@pytest.fixture(params=BUNDLES, ids=lambda given: f"{given[0]}-{given[1]}")
+@pytest.fixture(params=BUNDLES, ids="-".join)
 def converted(request: pytest.FixtureRequest) -> tuple[Path, str]:
     """A bundle and a precision of it: converted before the stand-in is there, with which it would be compiled, too."""
     name, precision = request.param

@@ -71,6 +71,7 @@ def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: Stan
     assert not unfinished.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("system", "hint"), [("15.5", {"reshapeFrequency": "Infrequent"}), ("14.6", {})])
 def test_enumerated_lengths_rarely_change(
     load: Load, core_ml: StandIn, tiny_bundle_15: Path, system: str, hint: dict[str, str]
@@ -123,6 +124,7 @@ def test_core_ml_is_never_the_only_owner_of_an_input(
     assert not core_ml.events("crash")
 
 
+@pytest.mark.long
 def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
     """The binding never releases the GIL: a child process has both before this one."""
     core_ml.fault(at="compile", does="delay", seconds=3)
@@ -165,6 +167,7 @@ def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
         load(compute_units="cpu_and_ne")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["compile", "first load"])
 def test_ctrl_c_ends_a_compilation_at_once(
     core_ml: StandIn, tiny_bundle: Path, tmp_path: Path, at: str
@@ -269,6 +272,7 @@ def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
     assert not core_ml.events("compile")
 
 
+@pytest.mark.long
 def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path) -> None:
     program = (
         "import sys; from voxcpm_runtime.backends.loading import load_step_models; "
@@ -286,6 +290,7 @@ def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path) -> None
     assert {child.pid for child in children} <= {event["pid"] for event in core_ml.events("load")}
 
 
+@pytest.mark.long
 def test_core_ml_failing_in_the_middle_of_speech_is_one_line(
     core_ml: StandIn, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
