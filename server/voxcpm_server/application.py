@@ -1,4 +1,4 @@
-"""The app: routes, and the layers around them.
+"""The ASGI app: routes and middleware.
 
 request ─► ErrorAndMetrics ─► CORS ─► BoundedRequests ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
            one-line errors,           number             keys     size, sum, time
@@ -35,16 +35,16 @@ def create_app(
     named: Mapping[str, Source] = MappingProxyType({}), replicated: bool = False,
     when_begun: Callable[[Exception | None], object] = lambda _: None,
 ) -> FastAPI:  # fmt: skip
-    """An ASGI app that speaks with bundles.
+    """Create the ASGI app.
 
-    tts: the default bundle, which the app does not close; or where it loads one from when it starts. settings: an
-    `AllSettings`. keys: by default those of the settings and the environment. named: more bundles, loaded on first use.
-    when_begun: called when the default bundle is loaded, or with the error that prevents it. replicated: it is one of
-    several at the same address. Raises InputError for settings that contradict each other, and for a server without a
-    key that other machines could reach.
+    tts: the default bundle, which the app does not close, or a `Source` to load it from at startup. settings: an
+    `AllSettings`. keys: default: those of the settings and the environment. named: additional bundles, loaded on first
+    use. when_begun: called once the default bundle is loaded, with the error if that failed. replicated: whether other
+    replicas serve the same address. Raises InputError for contradictory settings, and for a server without a key that
+    other machines could reach.
 
-    Under another server than the command's, run it within `suspicious_warnings_counted(app.state.service.metrics)`:
-    otherwise Python prints the runtime's warnings, which may quote a text.
+    Outside the `serve` command, run it within `suspicious_warnings_counted(app.state.service.metrics)`: otherwise
+    Python prints the runtime's warnings, which may quote user text.
     """
     settings = settings or AllSettings()
     settings.check()
@@ -75,7 +75,7 @@ def create_app(
 
     app = DescribedApp(
         title="voxcpm-coreml", version=version("voxcpm-coreml"), lifespan=lifespan,
-        # These pages load scripts from elsewhere; /openapi.json stays.
+        # These pages load scripts from a CDN; /openapi.json stays.
         docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.state.service = service
@@ -83,7 +83,7 @@ def create_app(
     routers = [speech_routes.speech, speech_routes.voices, stream_route.router]
     routers += [router for room in rooms for router in room.routers]
     routers.append(status_routes.about_router(service))
-    # Clients are given a URL with or without /v1.
+    # Clients may be configured with a base URL with or without /v1.
     for prefix in ("/v1", ""):
         for router in routers:
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
@@ -98,7 +98,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=settings.cors_origin,
             allow_methods=["GET", "POST", "DELETE"],
-            # OpenAI's client in a browser sends a dozen of its own (x-stainless-os, …), others xi-api-key or Range.
+            # OpenAI's browser client sends a dozen of its own (x-stainless-os, …), others xi-api-key or Range.
             allow_headers=["*"],
             expose_headers=["Location", *SPEECH_HEADERS, "Retry-After", "Content-Range"],
         )

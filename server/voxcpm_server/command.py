@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 
-import python_multipart  # noqa: F401 - FastAPI names another package where it is missing
+import python_multipart  # noqa: F401 - if it is missing, FastAPI's error names another package
 import typer
-import websockets  # noqa: F401 - without it uvicorn would answer everything but websockets
+import websockets  # noqa: F401 - if it is missing, uvicorn rejects only websockets
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.user_folders import is_hub_id, user_path
@@ -50,11 +50,11 @@ def serve(
     paths = read_named(settings.bundles)
     for path in paths.values():
         if not is_hub_id(path) and not user_path(path).is_dir():
-            raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
+            raise InputError(f"--bundle: {path}: no such folder; expected a bundle or hub id (org/name)")
     named = {name: _source(path, engine) for name, path in paths.items()}
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
-        # A port in use is refused before minutes of loading.
+        # Fail on a port in use before minutes of loading.
         listener = stack.enter_context(listening(settings.host, settings.port, "--port or --host"))
         listeners = {
             name: stack.enter_context(listening(*address))
@@ -76,7 +76,7 @@ def serve(
         app = create_app(_source(bundle, engine), settings, keys, named=named, when_begun=begun)
         service: Service = app.state.service
         server = Server(app, settings, listeners)
-        loading = f"loading {bundle or 'the built-in voice'} … ({_url(listener)}/ready says when)"
+        loading = f"loading {bundle or 'the built-in voice'} … (status at {_url(listener)}/ready)"
         status.enter_context(status_line(loading, shown=not quiet))
         with status, suspicious_warnings_counted(service.metrics), _sigterm_once():
             server.run(sockets=[listener])
@@ -95,7 +95,7 @@ def _source(path: str | None, engine: Engine) -> Source:
 
 @contextlib.contextmanager
 def _sigterm_once() -> Iterator[None]:
-    """Ignore the signal that uvicorn sends itself again after draining."""
+    """Ignore the SIGTERM that uvicorn re-raises after draining."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         yield
@@ -104,17 +104,17 @@ def _sigterm_once() -> Iterator[None]:
 
 
 def listening(host: str, port: int, options: str) -> socket.socket:
-    """A listening socket. options: the command-line options that chose its address.
+    """Open a listening socket. options: the command-line options that chose its address.
 
-    Raises InputError for an address that is in use, or not of this machine.
+    Raises InputError if the address is in use or not local.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        reason = os_reason(error) if isinstance(error, OSError) else "no host name"
+        reason = os_reason(error) if isinstance(error, OSError) else "not a host name"
         place = f"{host} port {port}"
-        raise InputError(f"{place}: cannot listen there ({reason}); choose another {options}") from None
+        raise InputError(f"cannot listen on {place} ({reason}); choose another {options}") from None
 
 
 def _url(listener: socket.socket, scheme: str = "http") -> str:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, each with one line of text: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's format, with one-line messages: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from voxcpm_constants.errors import MissingExtraError
 from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxCPMError
 
 _log = logging.getLogger("voxcpm_server")
-CLIENT_GONE = 499  # status of a request whose client has gone away; in metrics only
+CLIENT_GONE = 499  # status of a request whose client disconnected; in metrics only
 RETRY_SECONDS = "5"  # Retry-After of transient errors
 RETRY = {"Retry-After": RETRY_SECONDS}
 MODEL_UNAVAILABLE = "model_unavailable"
 _UNAVAILABLE = ((BundleError, "bundle", MODEL_UNAVAILABLE), (DeviceError, "device", "device_unavailable"))
 # Statuses of the runtime's other errors; the first match wins.
 _STATUSES = ((InputError, 400), (Cancelled, CLIENT_GONE), (MissingExtraError, 501), (VoxCPMError, 500))
-# Error numbers of a full or broken disk.
+# errno values of a full or broken disk.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
@@ -41,9 +41,9 @@ _CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
 
 
 class ApiError(HTTPException):
-    """An error with a status. FastAPI passes HTTPException through wherever it is raised.
+    """An HTTP error. FastAPI handles HTTPException wherever it is raised.
 
-    param: the request's field that is wrong. code: a machine-readable reason. headers: more headers of the answer.
+    param: the invalid request field. code: a machine-readable reason. headers: extra response headers.
     """
 
     def __init__(
@@ -56,32 +56,32 @@ class ApiError(HTTPException):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """The response body."""
         status = self.status_code
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def close_code(self) -> int:
-        """The close code of a websocket after this error."""
+        """The websocket close code for this error."""
         return _CLOSE_CODES.get(self.status_code, 1008 if self.status_code < 500 else 1011)
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """The HTTP response."""
         return JSONResponse(self.document, self.status_code, self.headers)
 
 
-def client_gone(reason: str = "the client has gone away") -> ApiError:
-    """The error of a request whose client has gone away or stalls; it is only counted."""
+def client_gone(reason: str = "the client disconnected") -> ApiError:
+    """The error of a request whose client disconnected or stalled; seen only in metrics."""
     return ApiError(CLIENT_GONE, reason)
 
 
 def check_places(
     total: tuple[int, int], own: tuple[int, int], message: str, retry_after: int, code: str | None = None
 ) -> None:
-    """Raises ApiError if all places are taken (503), or those of a key (429).
+    """Raises ApiError if the total (503) or a key's share (429) has reached its maximum.
 
-    total, own: how many are taken, and the maximum. message: with {} for the number, and for whose they are.
+    total, own: current count and maximum. message: with {} for the count, and {} for " of this key".
     """
     for (count, maximum), status, whose in ((total, 503, ""), (own, 429, " of this key")):
         if count >= maximum:
@@ -89,16 +89,16 @@ def check_places(
             raise ApiError(status, text, code=code, headers={"Retry-After": str(retry_after)})
 
 
-def speech_too_long(max_seconds: float, of: str = "request here; send a part of the text") -> ApiError:
-    """The error of a speech that is longer than it may be."""
-    message = f"the speech is longer than {max_seconds:g} s, the most of a {of}"
+def speech_too_long(max_seconds: float, per: str = "request; send a shorter text") -> ApiError:
+    """The error for speech that exceeds its maximum duration."""
+    message = f"the speech exceeds the limit of {max_seconds:g} s per {per}"
     return ApiError(400, message, param="input", code="speech_too_long")
 
 
 def as_api_error(error: BaseException, text: str = "input") -> ApiError:
-    """The answer to any error. For an unexpected one, the place is logged, and clients see only the class.
+    """Convert any error. An unexpected one is logged with its location; clients see only its class.
 
-    text: the name of the field with the text.
+    text: the request field that holds the text.
     """
     if isinstance(error, ApiError):
         return error
@@ -106,7 +106,7 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
     cause = error.__cause__ if isinstance(error, HTTPException) else error
     if isinstance(cause, sqlite3.OperationalError) or (isinstance(cause, OSError) and cause.errno in _DISK):
         _log.error("storage: %s", cause)
-        return ApiError(507, "the server cannot use its disk; its log says why")
+        return ApiError(507, "the server cannot read or write its disk; see its log")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, f"{error.detail}", headers=error.headers)
     if isinstance(error, RequestValidationError):
@@ -114,51 +114,51 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
         where = ".".join(map(str, first["loc"][1:])) or None
         return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
     if isinstance(error, asyncio.CancelledError):
-        return ApiError(503, "the server has ended; try again", headers=RETRY)
+        return ApiError(503, "the server is shutting down; try again", headers=RETRY)
     for unavailable, what, code in _UNAVAILABLE:
         if isinstance(error, unavailable):
             # Paths are logged, but not sent to clients.
             _log.error("%s: %s", what, error)
-            message = f"the {what} cannot be used now; the server's log says why"
+            message = f"the {what} is unavailable; see the server's log"
             return ApiError(503, message, code=code, headers=RETRY)
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             argument = getattr(error, "argument", None)
             return ApiError(status, str(error), param=text if argument == "text" else argument)
     _log.error("%s", place_of(error))
-    return ApiError(500, f"the server has failed ({type(error).__name__}); the request may be tried again")
+    return ApiError(500, f"internal server error ({type(error).__name__}); the request may be retried")
 
 
 def place_of(error: BaseException) -> str:
-    """An error's class and place, without its message, which may quote the text."""
+    """An error's class and location, without its message, which may quote user text."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"
     return f"{type(error).__name__} at {where}"
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request or a websocket's handshake with an error, in OpenAI's shape if the server supports it."""
+    """Respond to a request or websocket handshake with an error, in OpenAI's format if the server supports that."""
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": error.close_code, "reason": ""})
         return
     await error.response()(scope, receive, send)
     if scope["type"] == "websocket":
-        # uvicorn logs the handshake as unanswered unless the connection has ended by now.
+        # uvicorn logs the handshake as unanswered unless the connection is closed by now.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(_ended(receive), 1)
 
 
 async def _ended(receive: Receive) -> None:
-    # uvicorn sends this once when it has answered, and again when the connection has ended.
+    # uvicorn sends this once after the response, and again when the connection closes.
     times = 0
     while times < 2:
         times += (await receive())["type"] == "websocket.disconnect"
 
 
 def answer_in_openais_shape(app: FastAPI) -> None:
-    """Have an app answer expected errors in OpenAI's shape.
+    """Install handlers that return expected errors in OpenAI's format.
 
-    `ErrorAndMetricsMiddleware` answers unexpected ones, and those of a websocket's handshake.
+    `ErrorAndMetricsMiddleware` handles unexpected ones, and those of websocket handshakes.
     """
 
     async def answered(connection: HTTPConnection, error: Exception) -> JSONResponse:
@@ -167,7 +167,7 @@ def answer_in_openais_shape(app: FastAPI) -> None:
         return as_api_error(error).response()
 
     async def no_such_path(*_: object) -> None:
-        # Starlette's own answer to a websocket has no body.
+        # Starlette's own response to a websocket has no body.
         raise ApiError(404, "Not Found")
 
     app.router.default = no_such_path

@@ -1,6 +1,6 @@
-"""Optional rooms: folders of this package that can be deleted while the rest works.
+"""Optional rooms: subpackages that can be deleted without breaking the rest.
 
-A room is entered by one door, a subclass of `Room`, and has options of its own, a subclass of `Settings`.
+Each has one entry point (its door), a subclass of `Room`, and may add options, a subclass of `Settings`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _OPTIONS = {
     "cluster": "options.ClusterSettings", "jobs": "options.JobSettings", "wyoming": "options.WyomingSettings"
 }  # fmt: skip
 Address = tuple[str, int, str]
-"""Where a room listens, apart from HTTP: host, port, and the option that chose them, for messages."""
+"""Address of a room's own listener: host, port, and the option that chose them, for error messages."""
 
 
 class Room:
-    """What an optional room adds to an app. Subclasses override the parts that they have."""
+    """Base class of optional rooms. Subclasses override what they add to the app."""
 
     routers: tuple[APIRouter, ...] = ()  # routes, with and without the prefix /v1
     unprefixed: tuple[APIRouter, ...] = ()  # routes without the prefix only
@@ -40,38 +40,38 @@ class Room:
         self.service = service
 
     def about(self) -> dict[str, Any]:
-        """Fields of `/v1/about`, and their values now."""
+        """Extra fields of `/v1/about`, with their current values."""
         return {}
 
     def limits(self) -> dict[str, Any]:
-        """Likewise of its `limits`."""
+        """Extra fields of its `limits`."""
         return {}
 
     @classmethod
     def address(cls, settings: Any, *, has_keys: bool) -> Address | None:  # noqa: ARG003
-        """Where it listens, apart from HTTP; None by default."""
+        """Address of its own listener; None if it has none."""
         return None
 
     def is_public(self, path: str) -> bool:  # noqa: ARG002
-        """Whether a path of it needs no key."""
+        """Whether a path of this room needs no key."""
         return False
 
     async def open(self) -> None:
-        """Called when the server starts. Raises InputError if it cannot start with these settings."""
+        """Called at startup. Raises InputError if the room cannot start with these settings."""
 
     def work(self) -> None:
         """Called once the default bundle is loaded."""
 
     async def close(self) -> None:
-        """Called when the server ends, while the bundles are still open."""
+        """Called at shutdown, while the bundles are still open."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
-        """Take connections from the socket of its `address`, which listens already."""
+        """Accept connections on the listening socket of its `address`."""
         raise NotImplementedError
 
 
 def _present(table: Mapping[str, str]) -> dict[str, Any]:
-    """What a table names, by the name of the room, without the rooms that were deleted."""
+    """The objects that a table names, by room name, without deleted rooms."""
     found = {}
     for room, name in table.items():
         spec = find_spec(f"{__package__}.{room}")
@@ -83,7 +83,7 @@ def _present(table: Mapping[str, str]) -> dict[str, Any]:
 
 
 def doors() -> dict[str, type[Room]]:
-    """The doors of the rooms that are there, by the name of the room."""
+    """The doors of all installed rooms, by room name."""
     return _present(_DOORS)
 
 
@@ -92,6 +92,6 @@ if TYPE_CHECKING:
 else:
     _bases = (*_present(_OPTIONS).values(), Settings)
     AllSettings = make_dataclass("AllSettings", (), bases=_bases, frozen=True)
-    # So that it can be pickled.
+    # For pickle.
     AllSettings.__module__ = __name__
-"""The core's settings and those of all rooms that are there."""
+"""The settings of the core and all installed rooms."""

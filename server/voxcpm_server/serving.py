@@ -1,4 +1,4 @@
-"""uvicorn, with a timeout for silent connections and with draining at shutdown."""
+"""uvicorn, with a timeout for idle connections and draining at shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from voxcpm_server.speech.service import Service
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed if the head of a request does not arrive in time, for which uvicorn has no limit."""
+    """Closes a connection if the head of a request does not arrive in time; uvicorn has no such timeout."""
 
     head_timeout: float
 
@@ -32,20 +32,20 @@ class _Connection(H11Protocol):
         self.loop.call_later(self.head_timeout, self._close_unless_asked, answered)
 
     def _close_unless_asked(self, after: object) -> None:
-        # A websocket has another protocol.
+        # A websocket has switched to another protocol.
         if self.cycle is after and self.transport.get_protocol() is self:
             self.transport.close()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for the traceback that Starlette logs after a second Ctrl-C."""
+    """Drop the traceback that Starlette logs after a second Ctrl-C."""
     return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
 
 class Server(uvicorn.Server):
-    """uvicorn for an app of `create_app`. The first signal drains, a second Ctrl-C stops at once.
+    """uvicorn for an app of `create_app`. The first signal drains, a second Ctrl-C stops immediately.
 
-    listeners: sockets that optional rooms take connections from, by the name of the room.
+    listeners: sockets of optional rooms, by room name.
     """
 
     def __init__(self, app: FastAPI, settings: Settings, listeners: Mapping[str, socket.socket]) -> None:
@@ -71,19 +71,19 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to take connections, those of optional rooms included."""
+        """Start accepting connections, including those of optional rooms."""
         await super().startup(sockets)
         for name, listener in self._listeners.items():
             self.servers.append(await self._service.rooms[name].listen(listener))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain conversations first: uvicorn would close their websockets at once."""
+        """Drain conversations first: uvicorn would close their websockets immediately."""
         self._service.draining = True
         for server in self.servers:
             server.close()
         began = time.monotonic()
         patience = self.config.timeout_graceful_shutdown or 0
         await self._service.conversations.drain(patience, lambda: self.force_exit)
-        # At least a second for connections that have just been closed.
+        # At least a second for connections that are just closing.
         self.config.timeout_graceful_shutdown = max(1, round(patience - (time.monotonic() - began)))
         await super().shutdown(sockets)

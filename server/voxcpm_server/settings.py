@@ -1,4 +1,4 @@
-"""The table of the server's options and limits, which the command line's flags, defaults and help come from."""
+"""Server settings: the source of the command line's flags, defaults and help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def options(panel: str) -> Callable[..., Any]:
-    """What declares options of a panel of the help: option(help, min, max), and typer's own arguments by name."""
+    """A factory of typer options in one help panel: option(help, min, max, **typer_arguments)."""
 
     def option(help_: str, min_: float | None = None, max_: float | None = None, **more: Any) -> Any:
         flags = more.pop("flags", ())
@@ -35,10 +35,10 @@ OPENAI_VOICES = {
     "fable": "fable", "marin": "isabella", "nova": "river", "onyx": "michael", "sage": "emma", "shimmer": "heart",
     "verse": "liam",
 }  # fmt: skip
-"""The voices of OpenAI's own service, which some clients ask for and know no other, and the built-in voices that they
-mean; with another bundle than the built-in one they mean the checkpoint's own voice."""
+"""OpenAI's voice names, which some clients hard-code, and the built-in voices that they select. With any other bundle
+they select the checkpoint's own voice."""
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""The models of OpenAI's own service, likewise; each name means the default bundle unless one has that name."""
+"""OpenAI's model names. Each selects the default bundle, unless another bundle has that name."""
 MEGABYTE = 1_000_000
 # A character beyond U+FFFF in JSON is two escapes of six bytes.
 _MAX_BYTES_OF_A_CHARACTER = 12
@@ -47,18 +47,18 @@ _REST_OF_A_MESSAGE = 16_384
 
 @dataclass(frozen=True)
 class Settings:
-    """How a server behaves. Numbers are seconds, characters, requests or megabytes (1,000,000 bytes), as named."""
+    """Settings of the core. Units are in the names; a megabyte is 1,000,000 bytes."""
 
     host: Annotated[str, network("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, network("Port to listen on; 0 means any free port.", 0, 65535)] = 8000
     cors_origin: Annotated[
         list[str] | None,
-        network("Origin of a web page that may call this server, such as https://example.org; repeatable."),
+        network("Allowed origin of web pages (CORS), such as https://example.org; repeatable."),
     ] = None
     access_log: Annotated[
         bool, network("Log each request: address, method, path, status.", flags=["--access-log"])
     ] = False
-    drain_seconds: Annotated[int, network("Seconds that running requests get after SIGTERM.", 0, 86_400)] = 30
+    drain_seconds: Annotated[int, network("Seconds to finish running requests on SIGTERM.", 0, 86_400)] = 30
 
     api_key: Annotated[
         list[str] | None,
@@ -66,12 +66,12 @@ class Settings:
     ] = None
     api_key_file: Annotated[
         Path | None,
-        access("File with one API key per line; $VOXCPM_COREML_API_KEYS may hold more, separated by commas."),
+        access("File with one API key per line; $VOXCPM_COREML_API_KEYS may list more, comma-separated."),
     ] = None
     insecure_serve_without_key: Annotated[
         bool,
         access(
-            "Serve other machines without a key, over Wyoming too, instead of loopback only.",
+            "Serve other machines without a key, over HTTP and Wyoming.",
             flags=["--insecure-serve-without-key"],
         ),
     ] = False
@@ -80,7 +80,7 @@ class Settings:
     bundles: Annotated[
         list[str] | None,
         _speech(
-            "Another bundle, loaded on first use, and its model name; repeatable.",
+            "Additional bundle and its model name, loaded on first use; repeatable.",
             flags=["--bundle"], metavar="NAME=BUNDLE",
         ),
     ] = None  # fmt: skip
@@ -90,32 +90,32 @@ class Settings:
     ] = None
     voice_aliases: Annotated[
         Path | None,
-        _speech('JSON file with aliases of voices, such as {"alloy": "ada"}; "default" is the model\'s own.'),
+        _speech('JSON file of voice aliases, such as {"alloy": "ada"}; "default" is the model\'s own voice.'),
     ] = None
-    voices_folder: Annotated[Path | None, _speech("Folder of stored voices. Default: the user's own.")] = None
-    preview_text: Annotated[str, _speech("Text of a voice's preview.")] = "Hello, this is how I sound."
+    voices_folder: Annotated[Path | None, _speech("Folder of stored voices. Default: the user's.")] = None
+    preview_text: Annotated[str, _speech("Text spoken in voice previews.")] = "Hello, this is how I sound."
 
-    max_connections: Annotated[int, _limit("Maximum open connections; more get a 503.", 1, 100_000)] = 512
-    concurrency: Annotated[int, _limit("Maximum texts spoken at once.", 1, 1024)] = 2
-    queue: Annotated[int, _limit("Maximum waiting requests; more get a 503.", 0, 100_000)] = 32
+    max_connections: Annotated[int, _limit("Maximum requests in progress; more get a 503.", 1, 100_000)] = 512
+    concurrency: Annotated[int, _limit("Maximum texts spoken concurrently.", 1, 1024)] = 2
+    queue: Annotated[int, _limit("Maximum queued requests; more get a 503.", 0, 100_000)] = 32
     queue_per_key: Annotated[
         int | None,
         _limit(
-            "Maximum waiting requests per key; more get a 429. Default: half of --queue with several "
+            "Maximum queued requests per key; more get a 429. Default: half of --queue with several "
             "keys, otherwise --queue.", 1, 100_000,
         ),
     ] = None  # fmt: skip
-    max_characters: Annotated[int, _limit("Maximum characters of a request's text.", 1, 10_000_000)] = 4096
+    max_characters: Annotated[int, _limit("Maximum characters of text per request.", 1, 10_000_000)] = 4096
     max_conversations: Annotated[int, _limit("Maximum websockets and Wyoming connections.", 1, 100_000)] = 64
-    idle_seconds: Annotated[float, _limit("Seconds of silence before these are closed.", 0.1, 86_400)] = 180
+    idle_seconds: Annotated[float, _limit("Seconds before an idle conversation closes.", 0.1, 86_400)] = 180
     max_audio_seconds: Annotated[float, _limit("Maximum seconds of speech per request.", 1, 86_400)] = 600
-    max_recording_seconds: Annotated[float, _limit("Maximum seconds of a recording.", 1, 3_600)] = 60
-    max_upload_megabytes: Annotated[float, _limit("Maximum megabytes of a body.", 0.001, 10_000)] = 25
+    max_recording_seconds: Annotated[float, _limit("Maximum seconds per uploaded recording.", 1, 3_600)] = 60
+    max_upload_megabytes: Annotated[float, _limit("Maximum megabytes per request body.", 0.001, 10_000)] = 25
     max_bodies_megabytes: Annotated[
-        float, _limit("Maximum megabytes of all bodies together; more get a 503.", 0.001, 10_000_000)
+        float, _limit("Maximum megabytes of all bodies in progress; more get a 503.", 0.001, 10_000_000)
     ] = 1000
     max_voices: Annotated[int, _limit("Maximum stored voices.", 0, 1_000_000)] = 1000
-    buffer_seconds: Annotated[float, _limit("Seconds of speech buffered for a slow reader.", 1, 86_400)] = 120
+    buffer_seconds: Annotated[float, _limit("Seconds of speech buffered for a slow client.", 1, 86_400)] = 120
     client_timeout: Annotated[float, _limit("Seconds to wait for a stalled client.", 0.1, 86_400)] = 30
 
     def check(self) -> None:
@@ -127,15 +127,15 @@ class Settings:
             )
 
     def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:  # noqa: ARG002
-        """Serve by other means than this process, if the options ask for it; otherwise False."""
+        """Hook for rooms that serve outside this process: whether one has done so."""
         return False
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest message of a websocket or of Wyoming in bytes: the longest text, however JSON escapes it."""
+        """Maximum websocket or Wyoming message in bytes: the longest text with all characters escaped in JSON."""
         return _MAX_BYTES_OF_A_CHARACTER * self.max_characters + _REST_OF_A_MESSAGE
 
     @property
     def max_upload_bytes(self) -> int:
-        """The largest body of a request in bytes."""
+        """Maximum request body in bytes."""
         return round(self.max_upload_megabytes * MEGABYTE)

@@ -37,7 +37,7 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         port = str(taken.getsockname()[1])
         line = refusal(capsys, "--port", port)
 
-    assert line.startswith(f"error: 127.0.0.1 port {port}: cannot listen there (Address already in use")
+    assert line.startswith(f"error: cannot listen on 127.0.0.1 port {port} (Address already in use")
     assert "--port" in line
 
 
@@ -45,10 +45,10 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
     ("arguments", "words"),
     [
         (("--host", "0.0.0.0"), "--insecure-serve-without-key"),  # noqa: S104 - to be refused
-        (("--host", "256.1.1.1", "--api-key", "key"), "cannot listen there"),
+        (("--host", "256.1.1.1", "--api-key", "key"), "cannot listen on"),
         (("--api-key", ""), "expected a key"),
-        (("--api-key-file", "absent"), "cannot be read"),
-        (("--voice-aliases", "absent"), "cannot be read"),
+        (("--api-key-file", "absent"), "cannot read"),
+        (("--voice-aliases", "absent"), "cannot read"),
         (("absent-bundle", "--port", "0"), "absent-bundle"),
         (("--bundle", "calm=absent"), "absent: no such folder"),
         (("--bundle", "calm=~nobody-of-this-name/calm"), "no user of this name"),
@@ -129,7 +129,7 @@ def test_a_speech_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any]
         assert isinstance(outcomes[0], httpx2.HTTPError)
     else:
         assert outcomes[0].status_code == 503
-        assert outcomes[0].json()["error"]["message"] == "the server has ended; try again"
+        assert outcomes[0].json()["error"]["message"] == "the server is shutting down; try again"
 
 
 def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started: Callable[..., Any]) -> None:

@@ -1,1 +1,1 @@
-"""OpenAI's routes, voices, about, probes."""
+"""Routes: speech, models, voices, about, probes."""

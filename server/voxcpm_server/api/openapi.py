@@ -1,4 +1,4 @@
-"""The OpenAPI document: that of the routes, with the errors, keys and answers of the middleware."""
+"""The OpenAPI document: FastAPI's, plus the middleware's responses and API keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from voxcpm_server.middleware.bounds import PROBES
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong with a request."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -21,56 +21,56 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """An error in OpenAI's shape."""
+    """An error in OpenAI's format."""
 
     error: ErrorDetail
 
 
 def header(description: str, kind: str) -> dict[str, Any]:
-    """A header in the document."""
+    """An OpenAPI header object."""
     return {"description": description, "schema": {"type": kind}}
 
 
-_RETRY_AFTER = {"Retry-After": header("Seconds until to come again.", "integer")}
+_RETRY_AFTER = {"Retry-After": header("Seconds to wait before retrying.", "integer")}
 _HEADERS_OF = {401: {"WWW-Authenticate": header("Bearer.", "string")}, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 _ERRORS = (
-    (400, "The request cannot be carried out; the message says why."),
-    (401, "The key is missing or wrong."),
-    (403, "A web page of another origin, or another name than this machine's."),
+    (400, "Invalid request; the message says why."),
+    (401, "Missing or wrong API key."),
+    (403, "Web page of another origin, or a Host other than this machine."),
     (404, "No such model, voice or path."),
-    (408, "The body did not arrive in time."),
-    (409, "The name is taken, too many voices are stored, one is damaged, or the job is not done."),
-    (413, "The body is too large."),
-    (429, "This key has too many requests waiting; Retry-After says when to come again."),
-    (501, "The server does not offer it, lacks an optional package, or is one of several, which cannot answer it."),
-    (503, "Too many requests are waiting, or bundle or device cannot be used; Retry-After says when to come again."),
-    (507, "The server has no room to store it."),
+    (408, "Timeout while reading the body."),
+    (409, "Name taken, too many stored voices, damaged voice, or job not done."),
+    (413, "Body too large."),
+    (429, "Too many queued requests or stored jobs for this key; see Retry-After."),
+    (501, "Disabled, missing an optional package, or unsupported with several replicas."),
+    (503, "Queue full, or bundle or device unavailable; see Retry-After."),
+    (507, "Insufficient storage."),
 )  # fmt: skip
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorDocument, "description": text}
     | ({"headers": _HEADERS_OF[status]} if status in _HEADERS_OF else {})
     for status, text in _ERRORS
 }
-"""The errors that every route of speech may answer."""
+"""Errors that every speech route may return."""
 SPEECH_HEADERS = {
-    "X-Seed": header("The seed that speaks the same again.", "integer"),
-    "X-Sample-Rate": header("Hz of the audio.", "integer"),
-    "X-Audio-Duration": header("Seconds of the audio, if it is answered whole.", "number"),
-    "X-Ignored-Fields": header("Fields that had no effect, as a JSON list; absent if there is none.", "string"),
+    "X-Seed": header("Seed that reproduces the speech.", "integer"),
+    "X-Sample-Rate": header("Sample rate in Hz.", "integer"),
+    "X-Audio-Duration": header("Duration in seconds, with `stream: false` only.", "number"),
+    "X-Ignored-Fields": header("Fields that had no effect, as a JSON list; absent if there are none.", "string"),
 }  # fmt: skip
-"""The headers of an answer that speaks."""
+"""Headers of speech responses."""
 _XI_KEY = {"type": "apiKey", "in": "header", "name": "xi-api-key"}
 _SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of this server."},
-    "xi-api-key": {**_XI_KEY, "description": "The same as ElevenLabs' clients send it."},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},
+    "xi-api-key": {**_XI_KEY, "description": "The same key in ElevenLabs' header."},
 }
 _NO_KEY: dict[str, list[str]] = {}
 
 
 class DescribedApp(FastAPI):
-    """An app whose OpenAPI document includes the middleware's answers and the keys, which FastAPI does not know.
+    """An app whose OpenAPI document includes the middleware's responses and the API keys.
 
-    FastAPI's 422 for wrong fields is left out: here it is a 400.
+    FastAPI's 422 for invalid fields is removed: this server returns 400.
     """
 
     def openapi(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OpenAI's speech API: `POST /v1/audio/speech`, the lists of models and voices, and voices: upload, preview, delete."""
+"""Routes for speech, models and voices: OpenAI's, plus upload, preview and deletion of voices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from voxcpm_server.speech.speech_requests import (
 
 speech = APIRouter(tags=["speech"])
 voices = APIRouter(tags=["voices"])
-# Ignored fields that an answer names, and characters of each.
+# Maximum ignored fields in the response header, and characters of each.
 _MAX_TOLD = 32
 _PREVIEW_SEED = 0
 _CONSENT = "consent"
@@ -39,13 +39,13 @@ async def _room_in_the_queue(request: Request) -> None:
 
 @speech.post(
     "/audio/speech",
-    # Before its body is read; and again after that, which may have taken a while.
+    # Before the body is read, and again afterwards, since reading may take long.
     dependencies=[Depends(_room_in_the_queue)],
     response_class=Response,
     responses={
         **DOCUMENTED,
         200: {
-            "description": "The speech, as it is made.",
+            "description": "The audio, streamed while it is generated.",
             "headers": SPEECH_HEADERS,
             "content": {form.content_type: {} for form in FORMATS.values()} | {"text/event-stream": {}},
         },
@@ -55,7 +55,7 @@ async def _room_in_the_queue(request: Request) -> None:
 async def create_speech(
     asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, service: TheService
 ) -> Response:
-    """Speak a text. The first bytes are sent when the first patch is spoken."""
+    """Speak a text. The first bytes are sent once the first patch is generated."""
     service.queue.check(request.state.owner)
     with await service.bundles.lease(asked.model) as served:
         ignored = await run_in_threadpool(asked.ignored_fields, served)
@@ -65,7 +65,7 @@ async def create_speech(
         encoder, events = asked.encoder(served.tts), asked.stream_format == "sse"
         response = await speak(request, served, given, encoder, events=events, whole=not asked.stream)
     if ignored:
-        # Names come from the client, and a header is short and ASCII on one line.
+        # Client-supplied names must fit into a short ASCII header line.
         told = [name[:_MAX_TOLD] for name in ignored[:_MAX_TOLD]]
         response.headers["X-Ignored-Fields"] = json.dumps(told)
     return response
@@ -77,26 +77,26 @@ def _model(name: str) -> dict[str, Any]:
 
 @speech.get("/models", tags=["lists"])
 async def list_models(service: TheService) -> dict[str, Any]:
-    """The models: the bundles, the default one first, and OpenAI's names for that."""
+    """List models: all bundles, the default one first, and OpenAI's names for it."""
     return {"object": "list", "data": [_model(name) for name in await service.bundles.named()]}
 
 
 @speech.get("/models/{model}", tags=["lists"], responses={404: DOCUMENTED[404]})
 async def show_model(model: str, service: TheService) -> dict[str, Any]:
-    """One of the models."""
+    """Show a model."""
     await service.bundles.find(model)
     return _model(model)
 
 
 @speech.get("/audio/models", tags=["lists"])
 async def list_speech_models(service: TheService) -> dict[str, Any]:
-    """The same, as Open WebUI asks for it."""
+    """List models in the format that Open WebUI expects."""
     return {"models": [{"id": name, "name": name} for name in await service.bundles.named()]}
 
 
 @speech.get("/audio/voices", tags=["lists"])
 async def list_voices(service: TheService) -> dict[str, Any]:
-    """All names that `voice` may have with the default bundle: the checkpoint's own, stored, built-in, and aliases."""
+    """List the names that `voice` accepts with the default bundle: the checkpoint's own, stored, built-in, aliases."""
     with await service.bundles.lease() as served:
         return {"voices": await run_in_threadpool(service.voices.listed, served.tts.built_in_voices)}
 
@@ -108,7 +108,7 @@ class VoiceDocument(BaseModel):
     object: Literal["audio.voice"] = "audio.voice"
     name: str
     generation: str
-    consent: bool  # whether whoever uploaded it has stated the speaker's consent
+    consent: bool  # whether the uploader stated the speaker's consent
     created: str | None
     prompt_seconds: float
     reference_seconds: float
@@ -131,19 +131,17 @@ async def create_voice(
     request: Request,
     service: TheService,
     name: Annotated[str, Form(min_length=1)],
-    audio_sample: Annotated[UploadFile, File(description="A recording of the voice: an audio file.")],
-    consent: Annotated[bool, Form(description="Whether the speaker has agreed; it must be true.")],
+    audio_sample: Annotated[UploadFile, File(description="Audio file with a recording of the voice.")],
+    consent: Annotated[bool, Form(description="Whether the speaker consents; must be true.")],
     transcript: Annotated[
-        str | None, Form(description="What is said in it, word for word; required before VoxCPM2.")
+        str | None, Form(description="Verbatim transcript of the recording; optional with VoxCPM2.")
     ] = None,
-    model: Annotated[
-        str | None, Form(description="The bundle that encodes it; a voice is for its like.")
-    ] = None,
+    model: Annotated[str | None, Form(description="Bundle whose AudioVAE encodes the voice.")] = None,
 ) -> VoiceDocument:
-    """Make a voice from a recording and store it under a name. The statement of consent is stored with it."""
+    """Create a voice from a recording and store it, along with the statement of consent."""
     service.queue.check(request.state.owner)
     if not consent:
-        message = "consent: expected true: the speaker must have agreed to this voice"
+        message = "consent: expected true: the speaker must consent to this voice"
         raise ApiError(400, message, param="consent")
     await run_in_threadpool(service.voices.check_new, name, service.settings.max_voices)
     content = await audio_sample.read()
@@ -155,7 +153,7 @@ async def create_voice(
 async def _made(
     service: Service, tts: VoxCPM, owner: str, name: str, content: bytes, transcript: str | None
 ) -> Voice:
-    """The stored voice. Encoding takes the step models, and so a turn as any speech."""
+    """Create and store a voice. Encoding runs step models, so it takes a turn like speech."""
     digest, maximum = hashlib.sha256(content).hexdigest(), service.settings.max_recording_seconds
     provenance = {"prompt" if transcript else "reference": "upload", "sha256": digest, _CONSENT: "stated"}
     recording = await run_in_threadpool(decoded_recording, content, "audio_sample", maximum)
@@ -173,7 +171,7 @@ async def _made(
 
 @voices.get("/audio/voices/{name}", responses=DOCUMENTED)
 async def show_voice(name: str, service: TheService) -> VoiceDocument:
-    """A stored voice, or a built-in one."""
+    """Show a stored or built-in voice."""
     with await service.bundles.lease() as served:
         voice = await run_in_threadpool(service.voices.shown, name, served.tts.built_in_voices)
     return _document(voice, service)
@@ -196,9 +194,9 @@ async def preview_voice(
     name: str,
     request: Request,
     service: TheService,
-    model: Annotated[str | None, Query(description="The bundle that speaks; by default the first.")] = None,
+    model: Annotated[str | None, Query(description="Bundle to speak with. Default: the first.")] = None,
 ) -> Response:
-    """A sentence in a voice or alias, as MP3; the same each time."""
+    """Speak a fixed sentence with a voice or alias, as MP3. The seed is fixed."""
     with await service.bundles.lease(model) as served:
         voice = await run_in_threadpool(service.voices.named, name, served.tts.built_in_voices)
         given = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED, "voice": voice}

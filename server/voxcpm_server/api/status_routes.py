@@ -1,4 +1,4 @@
-"""What a supervisor asks: liveness, readiness, metrics. What a page or program asks that adapts to a server: about."""
+"""Liveness, readiness and metrics for supervisors; `/about` for clients that adapt to the server."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ probes = APIRouter(tags=["probes"])
 
 @probes.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Whether the server lives: it answers."""
+    """Liveness: 200 while the process responds."""
     return {"status": "ok"}
 
 
-@probes.get("/ready", responses={503: {"description": "It loads its voice, or it ends."}})
+@probes.get("/ready", responses={503: {"description": "Loading the default bundle, or shutting down."}})
 async def ready(request: Request) -> Response:
-    """Whether it takes requests: 503 while it loads the default bundle, and while it ends."""
+    """Readiness: 503 while the default bundle loads and during shutdown."""
     service = service_of(request)
     loaded = "ready" if service.bundles.is_ready else "loading"
     status = "draining" if service.draining else loaded
@@ -43,16 +43,16 @@ async def ready(request: Request) -> Response:
     responses={200: {"content": {"text/plain": {}}}, 501: DOCUMENTED[501]},
 )
 async def metrics(request: Request) -> Response:
-    """Counters in Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     service = service_of(request)
     if service.replicated:
-        message = "metrics count what one process does; not with --ray, where several answer at this address"
+        message = "metrics are per process, so unavailable with --ray, where several share this address"
         raise ApiError(501, message)
     return Response(generate_latest(service.metrics.registry), media_type=_PROMETHEUS)
 
 
 class Range(BaseModel):
-    """The values that a number may have."""
+    """Default and bounds of a numeric option."""
 
     default: float
     least: float
@@ -60,16 +60,16 @@ class Range(BaseModel):
 
 
 class ModelFacts(BaseModel):
-    """What a page must know of a bundle to ask for speech; None for what is known only when the bundle is loaded."""
+    """Facts about a bundle that clients need; None if unknown until it is loaded."""
 
     id: str
     sample_rate: int | None
-    takes_instructions: bool | None  # whether it has styles in words
-    needs_transcript: bool | None  # whether a voice needs to be told what is said in its recording
+    takes_instructions: bool | None  # whether `instructions` has an effect
+    needs_transcript: bool | None  # whether a new voice needs a transcript
 
 
 def about_router(service: Service) -> APIRouter:
-    """The route `/about`, with what the optional rooms add to it."""
+    """The route `/about`, with the fields of the optional rooms."""
     rooms, settings = service.rooms.values(), service.settings
     limits = {
         "characters": settings.max_characters,
@@ -81,7 +81,7 @@ def about_router(service: Service) -> APIRouter:
     fields: dict[str, Any] = {
         "version": str, "needs_key": bool, "models": list[ModelFacts], "formats": list[str],
         "options": dict[str, Range],
-        "limits": create_model("Limits", __doc__="The most that a request may have.", **types),
+        "limits": create_model("Limits", __doc__="Limits of a request.", **types),
         **{name: type(value) for room in rooms for name, value in room.about().items()},
     }  # fmt: skip
     # An option's default and bounds are in the runtime's table.
@@ -94,8 +94,8 @@ def about_router(service: Service) -> APIRouter:
 
     @router.get("/about", response_model=create_model("About", __doc__="What this server offers.", **fields))
     async def about() -> dict[str, Any]:
-        """What this server offers, for pages and programs that adapt to it. It needs no key."""
-        # The default bundle's name may be known only when it is loaded.
+        """Describe the server to clients: models, formats, options, limits. Needs no key."""
+        # The default bundle's name may be unknown until it is loaded.
         await service.bundles.named()
         return {
             "version": version("voxcpm-coreml"), "needs_key": service.needs_key, "formats": list(FORMATS),

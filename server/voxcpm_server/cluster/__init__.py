@@ -1,1 +1,1 @@
-"""Several machines, by Ray: an optional room."""
+"""Several machines with Ray: an optional room."""

@@ -1,7 +1,7 @@
-"""`batch --ray`: each line is a task on some machine of a Ray cluster, and is written where the command runs.
+"""`batch --ray`: each line is a task on a Ray cluster; its file is written where the command runs.
 
-Ray runs a task again, on another machine if need be, when its process or machine dies. Only the command writes files,
-so none is written twice, and the output folder need not be shared.
+Ray retries a task, possibly on another machine, if its process or machine dies. Only the command writes files, so none
+is written twice and the output folder need not be shared.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_cluster, cluster, name_everywhere, same_bundle
 
-_RETRIES = 2  # how often a line is tried again after its process has died
-_TASKS_PER_PROCESS = 2  # lines that are submitted for each process: the one that it speaks, and the next
+_RETRIES = 2  # of a line whose process died
+_TASKS_PER_PROCESS = 2  # lines submitted per process: the current one and the next
 _POLL_SECONDS = 0.5
 Warn = Callable[[int, str], None]
 
 
 @functools.lru_cache(1)
 def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
-    """The bundle, loaded once in each process. engine: an `Engine` as JSON, as it must be hashable."""
+    """The bundle, loaded once per process. engine: an `Engine` as JSON, to be hashable."""
     chosen = Engine(**json.loads(engine))
     return loaded(same_bundle(name, chosen, digest), chosen)
 
 
 def speak(bundle: tuple[str | None, str, str], asked: Any, output: str) -> tuple[Any, list[str]] | str:
-    """The file or error of a line, and its warnings; a text says why this machine cannot speak.
+    """The file or error of a line, and its warnings; or a message if this machine cannot load the bundle.
 
-    bundle: arguments of `_tts`. Raises DeviceError for a GPU that can no longer be used.
+    bundle: arguments of `_tts`. Raises DeviceError if the GPU failed.
     """
     try:
         tts = _tts(*bundle)
@@ -54,7 +54,7 @@ def speak(bundle: tuple[str | None, str, str], asked: Any, output: str) -> tuple
 
 
 def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) -> RayExecutor:
-    """An executor on the cluster of an address. Raises as `check_cluster`."""
+    """An executor for a cluster address. Raises the same as `check_cluster`."""
     check_cluster(address, engine.device)
     return RayExecutor(address, name, bundle, replace(engine, precision=bundle.precision, verify=False))
 
@@ -71,7 +71,7 @@ class RayExecutor:
     def __call__(
         self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
-        """Each line with its file or error. Raises InputError if the cluster, or one of its machines, is unusable."""
+        """Each line with its file or error. Raises InputError if the cluster or one of its machines is unusable."""
         if (first := next(lines, None)) is not None:
             with cluster(self._address):
                 yield from self._results(itertools.chain([first], lines), cancel, note, warn)
@@ -105,7 +105,7 @@ class RayExecutor:
                 try:
                     result = ray.get(ref)
                 except (RayError, DeviceError) as error:
-                    result = InputError(f"no process could speak it; last error: {first_line(error)}"), []
+                    result = InputError(f"all processes failed; last error: {first_line(error)}"), []
                 if isinstance(result, str):
                     raise InputError(result)
                 spoken += 1

@@ -1,4 +1,4 @@
-"""The options of several machines."""
+"""Options for several machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _cluster = options("More than one machine")
 
 @dataclass(frozen=True)
 class ClusterSettings(Settings):
-    """Where replicas of a server run, and how many."""
+    """Number and placement of a server's replicas."""
 
     ray: Annotated[bool, _cluster("Serve on all machines of a Ray cluster (extra ray).", flags=["--ray"])] = (
         False
@@ -28,7 +28,7 @@ class ClusterSettings(Settings):
             "machine. Default: local.", metavar="ADDRESS",
         ),
     ] = None  # fmt: skip
-    replicas: Annotated[int, _cluster("Number of processes that speak.", 1, 10_000)] = 1
+    replicas: Annotated[int, _cluster("Number of processes.", 1, 10_000)] = 1
     max_replicas: Annotated[
         int | None,
         _cluster("Maximum number of processes under load. Default: --replicas.", 1, 10_000),
@@ -44,10 +44,10 @@ class ClusterSettings(Settings):
             raise InputError(f"--max-replicas: {expected}, got {self.max_replicas}")
 
     def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:
-        """Serve on a cluster until a signal, with --ray."""
+        """With --ray, serve on a cluster until a signal."""
         if not self.ray:
             return False
-        # Ray is loaded, which takes seconds, only when it is asked for.
+        # Lazily: importing Ray takes seconds.
         from voxcpm_server.cluster.serve import serve_on_ray
 
         serve_on_ray(bundle, engine, self, keys, quiet=quiet)

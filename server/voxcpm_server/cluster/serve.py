@@ -1,6 +1,6 @@
-"""`serve --ray`: the same app in replicas on a Ray cluster, behind Ray Serve's proxy.
+"""`serve --ray`: replicas of the app on a Ray cluster, behind Ray Serve's proxy.
 
-client ─► proxy on the head ─► replica with the fewest requests: the app of `application.py` ─► bytes as they are made
+client ─► proxy on the head ─► replica with the fewest requests: the app of `application.py` ─► streamed bytes
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from voxcpm_server.middleware.metrics import suspicious_warnings_counted
 
 _APP = "voxcpm-coreml"
 _REFUSED = "voxcpm-coreml refuses: "
-# Requests beyond those that speak and wait, so that lists and probes are answered, and refusals come from the app.
+# Requests beyond those speaking and waiting, so that lists and probes work, and rejections come from the app.
 _SPARE_REQUESTS = 16
 _ATTEMPTS = 2
-# Settings of a single server, some of optional rooms, and their options.
+# Settings that only a single server supports, some of optional rooms, and their flags.
 _ONLY_ALONE = {"bundles": "--bundle", "jobs_folder": "--jobs-folder", "wyoming": "--wyoming"}
 _POLL_SECONDS = 1.0
 
 
 class Replica:
-    """The app on one machine of the cluster. digest: of the command's bundle."""
+    """A replica of the app. digest: that of the command's bundle."""
 
     def __init__(
         self, name: str | None, engine: Engine, digest: str, settings: ClusterSettings, keys: Keys
@@ -52,9 +52,9 @@ class Replica:
             tts = loaded(same_bundle(name, engine, digest), engine)
             self._app = create_app(tts, settings, keys, replicated=True)
         except VoxCPMError as error:
-            # Ray Serve passes on the text of an error, among other lines.
+            # Ray Serve reports an error's message among other lines; the prefix marks it.
             raise RuntimeError(f"{_REFUSED}{ray.util.get_node_ip_address()}: {error}") from None
-        # For as long as the process lives.
+        # For the lifetime of the process.
         self._warnings = suspicious_warnings_counted(self._app.state.service.metrics)
         self._warnings.__enter__()
 
@@ -66,7 +66,7 @@ class Replica:
 def serve_on_ray(
     name: str | None, engine: Engine, settings: ClusterSettings, keys: Keys, *, quiet: bool
 ) -> None:
-    """Serve until a signal. Raises InputError for a cluster that cannot be reached, or whose machines cannot serve."""
+    """Serve until a signal. Raises InputError if the cluster cannot be reached or cannot serve."""
     address = settings.ray_address or LOCAL
     check_cluster(address, engine.device)
     settings = _for_machines(settings, address)
@@ -77,7 +77,7 @@ def serve_on_ray(
 
         def end(*_: Any) -> None:
             stop.set()
-            # Another Ctrl-C interrupts.
+            # A second Ctrl-C interrupts.
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         signal.signal(signal.SIGTERM, end)
@@ -90,48 +90,48 @@ def serve_on_ray(
                 typer.echo(f"listening on http://{settings.host}:{settings.port} (Ray Serve)", err=True)
             while not stop.wait(_POLL_SECONDS):
                 if not ray.is_initialized():
-                    raise InputError(f"Ray at {address}: connection lost")
-            # Replicas end when they have answered, or after `--drain-seconds`.
+                    raise InputError(f"lost connection to Ray at {address}")
+            # Replicas stop after their last response, or after `--drain-seconds`.
             serve.delete(_APP)
         finally:
             serve.shutdown()
 
 
 def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
-    """The settings as all machines understand them. Raises InputError for what only one machine can do."""
+    """The settings for all machines. Raises InputError for options that only a single server supports."""
     folder, aliases, port = settings.voices_folder, settings.voice_aliases, settings.port
     for name, option in _ONLY_ALONE.items():
         if getattr(settings, name, None) not in (None, []):
-            raise InputError(f"{option} does not work with --ray; leave it out, or serve without --ray")
+            raise InputError(f"{option} is not supported with --ray; omit one of them")
     if address == LOCAL:
-        # A port in use is refused now; Ray Serve would try for a minute. For 0 this is one that is free.
+        # Fail on a port in use now, as Ray Serve would retry for a minute; 0 becomes a free port.
         with listening(settings.host, port, "--port or --host") as listener:
             port = listener.getsockname()[1]
     elif folder is None:
-        raise InputError("a cluster needs --voices-folder, a folder that all machines share")
+        raise InputError("a cluster requires --voices-folder, a folder shared by all machines")
     elif not port:
-        raise InputError("--port 0: on a cluster, name the port of the head to listen on")
+        raise InputError("--port 0: expected a fixed port on the cluster's head")
     folder, aliases = folder and user_path(folder).absolute(), aliases and user_path(aliases).absolute()
-    # A job belongs to one server, and the keys themselves are not sent to other machines.
+    # Jobs need a single server; the keys themselves are not sent to other machines.
     changed: dict[str, Any] = {"max_jobs": 0} if hasattr(settings, "max_jobs") else {}
     changed |= {"api_key": None, "api_key_file": None, "port": port}
     return replace(settings, voices_folder=folder, voice_aliases=aliases, **changed)
 
 
 def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
-    # Raises InputError if this machine has no room for the replicas, or Serve runs on the cluster already.
+    # Raises InputError if this machine is too small for the replicas, or Serve already runs on the cluster.
     with contextlib.suppress(ValueError):
         ray.get_actor("SERVE_CONTROLLER_ACTOR", "serve")
-        advice = "stop it there (`serve shutdown`), or use another"
+        advice = "stop it (`serve shutdown`), or use another cluster"
         raise InputError(f"Ray Serve already runs on the cluster at {address}; {advice}")
     concurrency, minimum, maximum = settings.concurrency, settings.replicas, settings.max_replicas or 0
     needs = {"num_cpus": engine.threads or 1, "num_gpus": 0 if engine.device == "cpu" else 1}
     # Machines may still join a cluster.
     for kind in ("CPU", "GPU") if address == LOCAL else ():
-        there, wanted = ray.cluster_resources().get(kind, 0), needs[f"num_{kind.lower()}s"] * minimum
-        if wanted > there:
-            message = f"{minimum} replicas need {wanted} {kind}s, this machine has {there:g}"
-            raise InputError(f"{message}; give fewer --replicas, or fewer --threads")
+        available, needed = ray.cluster_resources().get(kind, 0), needs[f"num_{kind.lower()}s"] * minimum
+        if needed > available:
+            message = f"{minimum} replicas need {needed} {kind}s, this machine has {available:g}"
+            raise InputError(f"{message}; reduce --replicas or --threads")
     count: dict[str, Any] = {"num_replicas": minimum}
     if maximum > minimum:
         bounds = {"min_replicas": minimum, "max_replicas": maximum}
@@ -141,10 +141,10 @@ def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
         serve.ingress()(Replica),
         name="speech",
         ray_actor_options=needs,
-        # A websocket is a request for as long as it is open.
+        # An open websocket counts as a request.
         max_ongoing_requests=concurrency + waiting + settings.max_conversations,
         max_queued_requests=waiting,
-        # What the proxy refuses never reaches the app; its answer has a text of Ray's own.
+        # Requests that the proxy rejects never reach the app; their response is Ray's.
         backpressure_config=BackpressureConfig(retry_after_s=float(RETRY_SECONDS)),
         graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=0.5,
@@ -154,7 +154,7 @@ def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
 
 
 def _start(settings: ClusterSettings, app: Any) -> None:
-    """Deploy the app, and wait until all replicas serve. Raises InputError with the reason if they cannot."""
+    """Deploy the app and wait until all replicas are ready. Raises InputError with the reason on failure."""
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     level = logging.INFO if settings.access_log else logging.ERROR
     logs = LoggingConfig(log_level=level, enable_access_log=settings.access_log)

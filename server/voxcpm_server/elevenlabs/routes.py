@@ -1,4 +1,4 @@
-"""ElevenLabs' websocket of several contexts, `/v1/text-to-speech/{voice}/multi-stream-input`, for voice agents."""
+"""ElevenLabs' multi-context websocket, `/v1/text-to-speech/{voice}/multi-stream-input`, for voice agents."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import CaughtUp, SessionStream
 
 router = APIRouter()
-_MAX_OPEN = 5  # contexts of a connection, as ElevenLabs limits them
-_MAX_CLOSED = 5  # contexts that are still spoken: an interrupted agent closes one, and ignores the rest of it
+_MAX_OPEN = 5  # contexts per connection, as at ElevenLabs
+_MAX_CLOSED = 5  # closed contexts still speaking: an interrupted agent closes one and ignores the rest of it
 _DEFAULT_CONTEXT = "default"
 _MAX_ID = 200
 _MAX_DIGITS = 10
 _DEFAULT_FORMAT = "mp3_44100_128"
 _FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
-# Typical for English, until the first sentence shows the pace of this voice.
+# Typical for English, until the first sentence gives the pace of this voice.
 _USUAL_CHARACTERS_A_SECOND = 15.0
 
 
 class Alignment:
-    """Spreads the characters of each sentence over its pieces of audio, at the pace of the sentence before.
+    """Estimates character times: spreads each sentence over its audio at the pace of the previous sentence.
 
-    A slower sentence runs out of characters early, and the rest of a faster one is placed at its end.
-    restarts: whether times count from the last `taken`, not from the beginning.
+    A slower sentence runs out of characters early; the rest of a faster one is placed at its end.
+    restarts: whether times count from the last `taken` instead of the beginning.
     """
 
     def __init__(self, *, restarts: bool = True) -> None:
@@ -47,7 +47,7 @@ class Alignment:
         self._text = ""
         self._placed = 0
         self._seconds = 0.0
-        # Characters with the seconds at which they begin, since the start or the last `taken`.
+        # Characters with their start in seconds, since the beginning or the last `taken`.
         self._begun: list[tuple[str, float]] = []
         self._now = 0.0
 
@@ -64,14 +64,14 @@ class Alignment:
         self._now += seconds
 
     def finish(self) -> None:
-        """Place the rest of the sentence at its end, and learn its pace."""
+        """Place the rest of the sentence at its end, and measure its pace."""
         self._begun += [(character, self._now) for character in self._text[self._placed :]]
         if self._seconds and self._text:
             self._pace = len(self._text) / self._seconds
         self._text, self._placed, self._seconds = "", 0, 0.0
 
     def taken(self) -> dict[str, Any] | None:
-        """The characters placed since the last call, with times in milliseconds; None if there are none."""
+        """Characters placed since the last call, with times in milliseconds; None if there are none."""
         begun, now = self._begun, self._now
         if not begun:
             return None
@@ -90,7 +90,7 @@ def _wrong(field: str, message: str) -> ApiError:
 
 
 class ElevenLabs(Room):
-    """The door of this room."""
+    """Entry point of this room."""
 
     routers = (router,)
 
@@ -100,16 +100,16 @@ class _Context:
     id: str
     stream: SessionStream
     alignment: Alignment
-    closed: bool = False  # whether the client has said that no more text follows
+    closed: bool = False  # whether the client sends no more text
 
 
 @router.websocket("/text-to-speech/{voice}/multi-stream-input")
 async def stream_contexts(websocket: WebSocket, voice: str) -> None:
-    """Speak text that comes in fragments, for several contexts."""
+    """Speak streamed text for several contexts."""
     service = service_of(websocket)
 
     async def begun() -> JsonSocket:
-        # Names of ElevenLabs' own models mean the default bundle.
+        # ElevenLabs' own model names select the default bundle.
         model = websocket.query_params.get("model_id")
         with await service.bundles.lease(model if model in service.bundles.names else None) as served:
             return await run_in_threadpool(_Contexts, websocket, service, served, voice)
@@ -118,29 +118,29 @@ async def stream_contexts(websocket: WebSocket, voice: str) -> None:
 
 
 class _Contexts(JsonSocket):
-    """The conversation. Raises ApiError for an unknown voice, or an invalid format or number in the URL."""
+    """Handles the messages of all contexts. Raises ApiError for an invalid voice, format or seed in the URL."""
 
     def __init__(self, websocket: WebSocket, service: Service, served: Served, voice: str) -> None:
         query = websocket.query_params
         asked = query.get("output_format", _DEFAULT_FORMAT)
         form = _FORMAT.fullmatch(asked)
         if form is None:
-            expected = "expected one such as pcm_24000, mp3_44100_128 or opus_48000_32"
+            expected = "expected a format such as pcm_24000, mp3_44100_128 or opus_48000_32"
             raise _wrong("output_format", f"{expected}, got {asked!r}")
         self._codec, self._rate = form[1], int(form[2])
-        # An invalid rate is refused now, not with the first context.
+        # Reject an invalid rate now, not with the first context.
         Encoder(self._codec, served.tts.sample_rate, self._rate)
         seed = query.get("seed")
         if seed is not None and (not seed.isdecimal() or len(seed) > _MAX_DIGITS):
-            raise _wrong("seed", f"expected a whole number, got {seed[:20]!r}")
+            raise _wrong("seed", f"expected a non-negative integer, got {seed[:20]!r}")
         self._given: dict[str, Any] = {} if seed is None else {"seed": int(seed)}
         if (named := service.voices.named(voice, served.tts.built_in_voices)) is not None:
             self._given["voice"] = named
         super().__init__(websocket, service)
         self._model = served.name
-        # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
+        # Pipecat accumulates times per message; LiveKit sets this to get times since the start.
         self._times_restart = query.get("sync_alignment") != "true"
-        # By name, in the order in which they were opened or closed.
+        # By id, in the order in which they were opened or closed.
         self._contexts: dict[str, _Context] = {}
 
     async def handle(self, message: dict[str, Any]) -> bool:
@@ -151,7 +151,7 @@ class _Contexts(JsonSocket):
             raise _wrong("context_id", f"expected a string of at most {_MAX_ID} characters")
         try:
             await self._handle(name, message)
-        except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others alone
+        except Exception as raised:  # noqa: BLE001 - an error ends one context only
             await self._failed(name, as_api_error(raised, "text"))
         return True
 
@@ -160,7 +160,7 @@ class _Contexts(JsonSocket):
         if not isinstance(text, str):
             raise _wrong("text", "expected a string")
         context = self._contexts.get(name)
-        # An empty text only keeps the connection alive.
+        # Empty text is a keep-alive.
         if context is None and text:
             context = await self._begin(name, message.get("voice_settings"))
         if context is None or context.closed:
@@ -177,7 +177,7 @@ class _Contexts(JsonSocket):
 
     async def _begin(self, name: str, voice_settings: Any) -> _Context:
         if sum(not context.closed for context in self._contexts.values()) >= _MAX_OPEN:
-            raise _wrong("context_id", f"{_MAX_OPEN} contexts are open, the most that may")
+            raise _wrong("context_id", f"too many contexts: {_MAX_OPEN} are open")
         speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
         speed = 1.0 if speed is None else speed
         if type(speed) not in (int, float) or not MIN_SPEED <= speed <= MAX_SPEED:
@@ -200,7 +200,7 @@ class _Contexts(JsonSocket):
             await self.send({"isFinal": True, "contextId": closed[0].id})
 
     async def _speech(self, context: _Context) -> None:
-        """Send a context's speech. An error ends only this context, unless the client has gone."""
+        """Send a context's speech. An error ends only this context, unless the client disconnected."""
         alignment, header = context.alignment, context.stream.encoder.header()
         error = None
         try:
@@ -219,7 +219,7 @@ class _Contexts(JsonSocket):
         except Exception as raised:  # noqa: BLE001 - see above
             error = as_api_error(raised, "text")
         if self._contexts.get(context.id) is not context:
-            # It was cancelled, and has already been reported as ended.
+            # Cancelled, and already reported as ended.
             return
         if error is not None:
             await self._failed(context.id, error)
@@ -235,7 +235,7 @@ class _Contexts(JsonSocket):
             await self.send({"audio": base64.b64encode(data).decode(), **times, "contextId": context.id})
 
     async def _failed(self, name: str, error: ApiError) -> None:
-        """Report a context's error and end. Raises ApiError if the client has gone."""
+        """Send a context's error and end. Raises ApiError if the client disconnected."""
         context = self._contexts.pop(name, None)
         if context is not None:
             context.closed = True
@@ -244,5 +244,5 @@ class _Contexts(JsonSocket):
         await self.send({"isFinal": True, "contextId": name})
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
-        """ElevenLabs' errors are a line; OpenAI's fields are added to it."""
+        """ElevenLabs' errors are a string; OpenAI's fields are added."""
         return {"error": error.detail, **error.document["error"]}

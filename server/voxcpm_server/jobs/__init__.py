@@ -1,1 +1,1 @@
-"""Speech that outlives its request: an optional room."""
+"""Background jobs: an optional room."""

@@ -1,7 +1,7 @@
-"""Jobs: long texts that are spoken in the background, one after another, and stored until they are fetched.
+"""Jobs: long texts spoken in the background, one at a time, and stored for download.
 
-A job waits behind all requests: it speaks when no request waits for a turn, and yields at the next patch when one does.
-Finished segments are saved, and an interrupted job resumes after them.
+A job has lower priority than any request: it runs while no request waits for a turn, and yields at the next patch when
+one does. Finished segments are saved, and an interrupted job resumes after them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
 _IDLE_SECONDS = 600  # between deletions of old jobs
 _POLL_SECONDS = 0.05
-_PIECE_SECONDS = 10  # of speech, encoded at a time
-# Errors that may pass: the job is retried.
+_PIECE_SECONDS = 10  # speech to encode at a time
+# Transient errors, after which the job is retried.
 _TRANSIENT = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
-_TOO_MANY = "{} jobs{} are stored, the most that may be; delete one"
+_TOO_MANY = "too many jobs: {}{} are stored; delete one"
 RETRY_SECONDS = 60.0
 
 
@@ -55,15 +55,15 @@ class _RunningJob:
 
 
 class Jobs(Room):
-    """The jobs of a server. It belongs to one event loop."""
+    """The server's jobs. Bound to one event loop."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._settings = cast("JobSettings", service.settings)
         self._bundles = service.bundles
-        self._ended = service.metrics.counter("jobs", "Jobs: done or failed.", "outcome")
+        self._ended = service.metrics.counter("jobs", "Ended jobs by outcome: done or failed.", "outcome")
         self._opened: JobStore | None = None
-        self._why_not = "this server takes no jobs (--max-jobs is 0)"
+        self._why_not = "jobs are disabled (--max-jobs is 0)"
         self._wake = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
@@ -72,22 +72,22 @@ class Jobs(Room):
         self._adding = asyncio.Lock()
 
     def about(self) -> dict[str, Any]:
-        """Whether this server takes jobs."""
+        """Whether jobs are enabled."""
         return {"jobs": self._opened is not None}
 
     def limits(self) -> dict[str, Any]:
-        """The longest text of one."""
+        """Maximum text of a job."""
         return {"job_characters": self._settings.max_job_characters}
 
     @property
     def store(self) -> JobStore:
-        """The jobs on disk. Raises ApiError (501) if this server takes none."""
+        """The jobs on disk. Raises ApiError (501) if jobs are disabled."""
         if self._opened is None:
             raise ApiError(501, self._why_not, code="no_jobs")
         return self._opened
 
     async def open(self) -> None:
-        """Open the folder. Raises InputError if one was chosen that cannot be used; without the default, no jobs."""
+        """Open the folder. Raises InputError if it was configured and fails; if the default fails, disables jobs."""
         if not self._settings.max_jobs:
             return
         chosen = self._settings.jobs_folder
@@ -97,16 +97,16 @@ class Jobs(Room):
         except InputError as error:
             if chosen is not None:
                 raise
-            self._why_not = "this server takes no jobs, as it cannot use their folder; its log says why"
-            _log.warning("no jobs: %s", error)
+            self._why_not = "jobs are disabled, as the server cannot use its jobs folder; see its log"
+            _log.warning("jobs are disabled: %s", error)
 
     def work(self) -> None:
-        """Speak jobs from now on. Without the default bundle, all jobs wait for a server that has it."""
+        """Start speaking jobs, once the default bundle is loaded."""
         if self._opened is not None:
             self._working = asyncio.ensure_future(self._work(self._opened))
 
     async def close(self) -> None:
-        """Interrupt the job that is being spoken, and leave the folder. The next server resumes the job."""
+        """Interrupt the running job, and release the folder. The next server resumes the job."""
         for task in filter(None, (self._working, self._speaking)):
             await stopped(task)
         if self._opened is not None:
@@ -114,7 +114,7 @@ class Jobs(Room):
             self._opened = None
 
     async def submit(self, owner: str, asked: SpeechRequest) -> Job:
-        """A new job of a key. Raises as `VoxCPM.plan`, and ApiError: 429 and 503 for too many jobs, 507."""
+        """Queue a new job. Raises the same as `VoxCPM.plan`, and ApiError: 429 or 503 for too many jobs, 507."""
         store, settings, maximum = self.store, self._settings, self._settings.max_jobs
         fields = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
         with await self._bundles.lease(asked.model) as served:
@@ -137,10 +137,10 @@ class Jobs(Room):
         return job
 
     async def delete(self, owner: str, id_: str) -> None:
-        """Cancel a job and delete it. Raises ApiError (404) if there is none."""
+        """Cancel and delete a job. Raises ApiError (404) for an unknown one."""
         store = self.store
         await run_in_threadpool(store.get, owner, id_)
-        # It is not started again.
+        # Prevents a restart.
         self._retry_at[id_] = math.inf
         try:
             if self._speaking is not None and self.running is not None and self.running.job.id == id_:
@@ -150,9 +150,9 @@ class Jobs(Room):
             self._retry_at.pop(id_, None)
 
     def error_of(self, job: Job) -> dict[str, Any] | None:
-        """OpenAI's error of a job: why it failed, or what it waits for other than its turn; otherwise None."""
+        """A job's error in OpenAI's format: why it failed or is blocked; None if neither."""
         model = job.asked["model"]
-        # The default bundle's own name may still be unknown.
+        # The default bundle's name may still be unknown.
         if job.state == QUEUED and self._bundles.default.name and model not in self._bundles.names:
             reason = f"waiting for model {model}, which this server does not serve"
             return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
@@ -173,12 +173,12 @@ class Jobs(Room):
         while True:
             self._wake.clear()
             now = time.monotonic()
-            # In place: `delete` has entries of its own.
+            # In place, as `delete` adds entries of its own.
             for id_ in [id_ for id_, at in self._retry_at.items() if at <= now]:
                 del self._retry_at[id_]
             try:
                 await run_in_threadpool(self._delete_old, store)
-                # On the event loop, so that no job is deleted between being chosen and becoming the running one.
+                # On the event loop, so that no job is deleted between selection and start.
                 job = store.start_next(self._bundles.names, self._retry_at)
             except (OSError, sqlite3.Error) as error:
                 _log.error("jobs: %s", error)
@@ -199,10 +199,10 @@ class Jobs(Room):
         try:
             size, state = await self._spoken(store, running), DONE
         except (asyncio.CancelledError, Cancelled):
-            pass  # The server ends, or the job is deleted.
+            pass  # Shutdown, or the job was deleted.
         except (OSError, sqlite3.Error) as raised:
             error, failures = storage_error(id_, raised), 1
-            # The disk may have failed only once, and hours of speech are saved.
+            # Retry, as disk errors may be transient and hours of speech are saved.
             state = QUEUED if running.starts < MAX_STARTS else FAILED
         except Exception as raised:  # noqa: BLE001 - shown as the job's error
             error = as_api_error(raised)
@@ -216,9 +216,9 @@ class Jobs(Room):
             try:
                 await run_in_threadpool(store.end, id_, **ended)
                 break
-            except sqlite3.Error as refused:
-                # No other job could be started either. If the server ends now, the next one finds the speech.
-                _log.error("job %s is %s, which cannot be stored (%s)", id_, state, refused)
+            except sqlite3.Error as failure:
+                # Other jobs could not start either. After a restart, the finished speech is found on disk.
+                _log.error("job %s: cannot store its state %s (%s)", id_, state, failure)
                 await asyncio.sleep(RETRY_SECONDS)
         if state != QUEUED:
             self._ended.labels(state).inc()
@@ -226,13 +226,13 @@ class Jobs(Room):
             self._retry_at.setdefault(id_, time.monotonic() + RETRY_SECONDS)
 
     async def _spoken(self, store: JobStore, running: _RunningJob) -> int:
-        """Speak a job, unless its speech is there already, and return the size of its file in bytes."""
+        """Speak a job unless its speech exists already. Returns the size of its file in bytes."""
         job, loop, queue = running.job, asyncio.get_running_loop(), self.service.queue
         with contextlib.suppress(FileNotFoundError):
-            # The end of the last run could not be stored.
+            # The last run finished, but could not store its state.
             return (store.path(job.id) / job.audio_name).stat().st_size
         if job.starts > MAX_STARTS:
-            message = f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
+            message = f"started {MAX_STARTS} times without finishing a segment; giving up"
             raise ApiError(500, message)
         with await self._bundles.lease(job.asked["model"]) as served:
             turn = await queue.enter_last()
@@ -257,7 +257,7 @@ class Jobs(Room):
                 return await asyncio.shield(speaking)
             finally:
                 running.cancel.cancel()
-                # The thread may still use the bundle. Two requests may delete the job.
+                # The thread may still use the bundle. Two requests may cancel this wait.
                 while not speaking.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait({speaking})
@@ -265,15 +265,15 @@ class Jobs(Room):
 
 
 def storage_error(id_: str, error: Exception) -> ApiError:
-    """The error of a full or broken disk. Its paths are logged, but not sent to clients."""
+    """The error for a full or broken disk. Paths are logged, but not sent to clients."""
     _log.error("job %s: %s", id_, error)
-    return ApiError(507, "the server could not store or read the job; its log says why")
+    return ApiError(507, "the server could not store or read the job; see its log")
 
 
 def speak_job(
     store: JobStore, running: _RunningJob, served: Served, settings: JobSettings, after_patch: Callable[[], None]
 ) -> int:  # fmt: skip
-    """Speak a job segment by segment into its folder, then into one file, whose size in bytes is returned."""
+    """Speak a job segment by segment into its folder, then into one file. Returns its size in bytes."""
     job, folder, tts = running.job, store.path(running.job.id), served.tts
     asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
     asked.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
@@ -285,7 +285,7 @@ def speak_job(
         running.audio_seconds = resumed_seconds + progress.audio_seconds
         running.remaining_seconds = progress.remaining_seconds
         if running.audio_seconds > settings.max_job_audio_seconds:
-            raise speech_too_long(settings.max_job_audio_seconds, "job here")
+            raise speech_too_long(settings.max_job_audio_seconds, "job")
         after_patch()
 
     def finished() -> None:
@@ -300,7 +300,7 @@ def speak_job(
     running.audio_seconds = resumed_seconds = job.audio_seconds if saved.count else 0.0
     speech = tts.speak_plan(tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved))
     running.audio_seconds = speech.audio_seconds
-    # Before the file: once that exists, the job is finished, even if the server is killed.
+    # Before the file: once it exists, the job counts as finished, even if the server is killed.
     count = len(speech.segments)
     store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
     encoder, piece = asked.encoder(tts), _PIECE_SECONDS * tts.sample_rate
@@ -318,7 +318,7 @@ def speak_job(
 
 @contextlib.contextmanager
 def _as_disk_errors() -> Iterator[None]:
-    """Raise OSError for InputError: the files are the server's, not the client's."""
+    """Convert InputError to OSError: these files are the server's, not the client's."""
     try:
         yield
     except InputError as error:
@@ -326,13 +326,13 @@ def _as_disk_errors() -> Iterator[None]:
 
 
 class _Segments(SavedSegments):
-    """Finished segments. finished: called when another one is saved."""
+    """Saved segments. on_saved: called after each one."""
 
-    def __init__(self, output: Path, digest: str, seed: int, finished: Callable[[], None]) -> None:
+    def __init__(self, output: Path, digest: str, seed: int, on_saved: Callable[[], None]) -> None:
         super().__init__(output, digest, seed, drawn=False)
-        self._finished = finished
+        self._on_saved = on_saved
 
     def put(self, index: int, segment: SpokenSegment) -> None:
         with _as_disk_errors():
             super().put(index, segment)
-        self._finished()
+        self._on_saved()

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: long texts are submitted, watched, fetched and deleted."""
+"""HTTP routes of jobs: submit, list, show, download, delete."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from voxcpm_server.speech.speech_requests import DOCUMENTED_BODY, SpeechRequest,
 
 router = APIRouter(tags=["jobs"])
 _MAX_LISTED = 1000
-_PART = {"Content-Range": header("Which bytes, of how many.", "string")}
+_PART = {"Content-Range": header("Byte range and total size.", "string")}
 State = Literal["queued", "waiting", "running", "done", "failed"]
 
 
 class JobsRoom(Jobs):
-    """The door of this room."""
+    """Entry point of this room."""
 
     routers = (router,)
 
 
 class JobDocument(BaseModel):
-    """A job. Times are seconds since 1970."""
+    """A job. Times are Unix timestamps."""
 
     id: str
     object: Literal["audio.job"] = "audio.job"
@@ -49,13 +49,13 @@ class JobDocument(BaseModel):
     segments_done: int
     audio_seconds: float
     remaining_seconds: float | None
-    """Estimated seconds of work left; None before the first segment of this run is finished."""
-    bytes: int  # size of the audio; 0 before it is done
+    """Estimated seconds of work left; None until the first segment of this run is finished."""
+    bytes: int  # size of the audio; 0 until it is done
     error: ErrorDetail | None  # why it failed, or what it waits for
 
 
 class JobList(BaseModel):
-    """The jobs of a key, the latest first."""
+    """A key's jobs, latest first."""
 
     object: Literal["list"] = "list"
     data: list[JobDocument]
@@ -74,14 +74,14 @@ TheJobs = Annotated[Jobs, Depends(_jobs_of)]
     status_code=202,
     responses={
         **DOCUMENTED,
-        202: {"model": JobDocument, "headers": {"Location": header("The path of the job.", "string")}},
+        202: {"model": JobDocument, "headers": {"Location": header("Path of the job.", "string")}},
     },
     openapi_extra=DOCUMENTED_BODY,
 )
 async def submit_job(
     asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response, jobs: TheJobs
 ) -> JobDocument:  # fmt: skip
-    """Have a long text spoken in the background. Of speech's fields, `stream` and `stream_format` have no effect."""
+    """Speak a long text in the background. The fields `stream` and `stream_format` have no effect."""
     job = await jobs.submit(request.state.owner, asked)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
     return _document(job, jobs)
@@ -91,10 +91,10 @@ async def submit_job(
 def list_jobs(
     request: Request,
     jobs: TheJobs,
-    limit: Annotated[int, Query(ge=1, le=_MAX_LISTED, description="Jobs that are listed at most.")] = 100,
-    after: Annotated[str | None, Query(description="The last job of the list before this one.")] = None,
+    limit: Annotated[int, Query(ge=1, le=_MAX_LISTED, description="Maximum jobs per page.")] = 100,
+    after: Annotated[str | None, Query(description="Id of the last job on the previous page.")] = None,
 ) -> JobList:
-    """The jobs of this key."""
+    """List the jobs of this key, latest first."""
     found = jobs.store.of_owner(request.state.owner)
     if after is not None:
         at = next((index for index, job in enumerate(found) if job.id == after), len(found))
@@ -104,7 +104,7 @@ def list_jobs(
 
 @router.get("/audio/jobs/{id}", responses=DOCUMENTED)
 def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: A002 - the name in the path
-    """A job and its progress."""
+    """Show a job and its progress."""
     return _document(jobs.store.get(request.state.owner, id), jobs)
 
 
@@ -114,21 +114,21 @@ def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: 
     responses={
         **DOCUMENTED,
         200: {"content": {form.content_type: {} for form in FORMATS.values()}},
-        206: {"description": "A part of it, as the header Range asks for.", "headers": _PART},
-        416: {"model": ErrorDocument, "description": "There is no such part.", "headers": _PART},
+        206: {"description": "The requested byte range.", "headers": _PART},
+        416: {"model": ErrorDocument, "description": "Range not satisfiable.", "headers": _PART},
     },
 )
 def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A002 - the name in the path
-    """The speech of a job that is done."""
+    """Download the speech of a finished job."""
     job = jobs.store.get(request.state.owner, id)
     if job.state != DONE:
-        message = f"the job is {job.state}; its speech can be fetched when it is done"
+        message = f"the job is {job.state}; its speech is available when it is done"
         raise ApiError(409, message, code="job_not_done")
     path = jobs.store.path(id) / job.audio_name
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise ApiError(404, "the job's speech is not there any more") from None
+        raise ApiError(404, "the job's speech no longer exists") from None
     except OSError as error:
         raise storage_error(id, error) from None
     content_type, headers = FORMATS[job.asked["response_format"]].content_type, {"Cache-Control": "no-store"}
@@ -139,13 +139,13 @@ def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A0
 
 @router.delete("/audio/jobs/{id}", responses=DOCUMENTED)
 async def delete_job(id: str, request: Request, jobs: TheJobs) -> dict[str, Any]:  # noqa: A002 - the name in the path
-    """Cancel a job and delete it with all its files."""
+    """Cancel a job and delete all its files."""
     await jobs.delete(request.state.owner, id)
     return {"id": id, "object": "audio.job.deleted", "deleted": True}
 
 
 class _Download(FileResponse):
-    """A file, whole or in parts, which is not sent to a client that takes nothing for `patience` seconds."""
+    """A file response with byte ranges, aborted if the client reads nothing for `patience` seconds."""
 
     patience: float
 
@@ -154,11 +154,11 @@ class _Download(FileResponse):
 
     @classmethod
     def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
-        # Starlette would answer these errors itself, in plain text.
+        # Starlette itself would respond in plain text.
         try:
             return super()._parse_range_header(http_range, file_size)
         except MalformedRangeHeader:
-            raise ApiError(400, "Range: expected one such as bytes=0-99", param="Range") from None
+            raise ApiError(400, "Range: expected a range such as bytes=0-99", param="Range") from None
         except RangeNotSatisfiable:
             message = f"Range: the speech has {file_size} bytes"
             headers = {"Content-Range": f"bytes */{file_size}"}
@@ -168,7 +168,7 @@ class _Download(FileResponse):
 def _document(job: Job, jobs: Jobs) -> JobDocument:
     asked, error = job.asked, jobs.error_of(job)
     document = asked | asdict(job) | {
-        # It is queued, but not started before what its error says is there.
+        # Queued, but blocked by what its error reports.
         "state": "waiting" if job.state == QUEUED and error is not None else job.state,
         "voice": asked["voice"] if isinstance(asked["voice"], str) else asked["voice"]["id"],
         "characters": len(asked["input"]),

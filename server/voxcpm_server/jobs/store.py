@@ -1,8 +1,8 @@
-"""The jobs of a server on disk: a row in SQLite and a folder of files for each.
+"""The server's jobs on disk: a row in SQLite and a folder of files for each.
 
     jobs.sqlite     a job exists if and only if it has a row
-    jobs.lock       held by the server that uses the folder
-    ID/             recordings and voice as they were sent, finished segments, and at the end the speech
+    jobs.lock       locked by the server that uses the folder
+    ID/             recordings and voice of the request, finished segments, and finally the speech
 
 Files are written before the row. Folders without a row, and rows without a folder, are removed at the next start.
 """
@@ -32,15 +32,15 @@ from voxcpm_server.settings import MEGABYTE
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 MAX_STARTS = 3
-"""A job that was started this often without finishing a segment is given up: it may be what crashes the server."""
-VOICE_FILE = "voice.voice"  # the file of a job's voice in its folder
+"""Starts without a finished segment after which a job fails, as it may be what crashes the server."""
+VOICE_FILE = "voice.voice"  # a job's voice in its folder
 _PART = ".part"
 _JOB_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A row: what was asked, and how far it is. Times are seconds since 1970."""
+    """A row: the request and its progress. Times are Unix timestamps."""
 
     id: str
     owner: str
@@ -53,18 +53,18 @@ class Job:
     segments: int
     segments_done: int = 0
     audio_seconds: float = 0.0
-    bytes: int = 0  # size of the speech's file; 0 before it is done
+    bytes: int = 0  # size of the speech's file; 0 until it is done
     starts: int = 0  # starts since its last finished segment
     error: str | None = None  # OpenAI's error as JSON: why it failed, or why it waits to be retried
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The fields of the speech request."""
+        """Fields of the speech request."""
         return dict(json.loads(self.request))
 
     @property
     def audio_name(self) -> str:
-        """The name of the speech's file."""
+        """File name of the speech."""
         return f"speech.{self.asked['response_format']}"
 
 
@@ -76,10 +76,10 @@ _COLUMNS = {field.name: _SQL_TYPES[str(field.type)] for field in fields(Job)}
 
 
 class JobStore:
-    """The jobs of a folder. Thread-safe; every method may raise sqlite3.Error and OSError.
+    """A folder of jobs. Thread-safe; every method may raise sqlite3.Error and OSError.
 
-    Raises InputError if the folder cannot be used, for example because another server uses it. Jobs that ran when the
-    last server ended are queued again.
+    Raises InputError if the folder cannot be used, for example because another server uses it. Jobs that were running
+    when the last server stopped are queued again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,7 +89,7 @@ class JobStore:
         try:
             # Texts and recordings are private. SQLite gives its other files the mode of this one.
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # It may be closed by another thread.
+            # `close` may run on another thread.
             self._used = filelock.FileLock(folder / "jobs.lock", timeout=0, thread_local=False)
             self._used.acquire()
             database.touch(mode=0o600)
@@ -101,14 +101,14 @@ class JobStore:
             advice = "give each server its own --jobs-folder"
             raise InputError(f"{folder}: another server uses this folder; {advice}") from None
         except OSError as error:
-            raise InputError(f"{folder}: jobs cannot be stored there ({os_reason(error)})") from None
+            raise InputError(f"{folder}: cannot store jobs there ({os_reason(error)})") from None
         except sqlite3.Error as error:
             self._used.release()
-            advice = "move it away, or give another --jobs-folder"
-            raise InputError(f"{database}: the jobs cannot be read ({error}); {advice}") from None
+            advice = "move it away, or choose another --jobs-folder"
+            raise InputError(f"{database}: cannot read the jobs ({error}); {advice}") from None
 
     def close(self) -> None:
-        """Leave the folder to another server."""
+        """Close the database and release the folder's lock."""
         with self._lock:
             self._rows.close()
         self._used.release()
@@ -121,7 +121,7 @@ class JobStore:
         self, owner: str, request: Mapping[str, Any], seed: int, segments: int, files: Mapping[str, bytes],
         voice: Voice | None,
     ) -> Job:  # fmt: skip
-        """Queue a new job. files: its recordings, by name. voice: saved, as it may be changed or deleted meanwhile."""
+        """Queue a new job. files: its recordings, by name. voice: copied, as the stored one may change."""
         folder = self.path(f"job_{secrets.token_hex(12)}")
         job = Job(folder.name, owner, QUEUED, time.time(), None, None, json.dumps(request), seed, segments)
         try:
@@ -138,24 +138,24 @@ class JobStore:
         return job
 
     def get(self, owner: str, id_: str) -> Job:
-        """A job of that owner. Raises ApiError (404) if there is none."""
+        """An owner's job. Raises ApiError (404) for an unknown one."""
         rows = self._execute("SELECT * FROM jobs WHERE id = ? AND owner = ?", id_, owner)
         if not rows:
-            raise ApiError(404, f"there is no job {id_!r}; GET /v1/audio/jobs lists them", param="id")
+            raise ApiError(404, f"unknown job {id_!r}; GET /v1/audio/jobs lists all", param="id")
         return Job(*rows[0])
 
     def of_owner(self, owner: str) -> list[Job]:
-        """All jobs of an owner, the latest first."""
+        """An owner's jobs, latest first."""
         rows = self._execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC, id", owner)
         return [Job(*row) for row in rows]
 
     def counts(self, owner: str) -> tuple[int, int]:
-        """Number of jobs, and of that owner's."""
+        """Number of jobs, in total and of that owner."""
         ((total, own),) = self._execute("SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs", owner)
         return total, own
 
     def start_next(self, models: Collection[str], skip: Collection[str] = ()) -> Job | None:
-        """Start the next job of these models: an interrupted one, or one of the owner who has waited longest."""
+        """Start the next job for these models: interrupted ones first, then the owner who waited longest."""
         rows = self._execute(
             "SELECT * FROM jobs AS j WHERE state = ? "
             "AND json_extract(request, '$.model') IN (SELECT value FROM json_each(?)) "
@@ -167,7 +167,7 @@ class JobStore:
         if not rows:
             return None
         job = Job(*rows[0])
-        # Not read again: if that failed, the job would count as started without being spoken.
+        # Not re-read: if that failed, the job would be marked as running without being spoken.
         changes: dict[str, Any] = {
             "state": RUNNING, "started": job.started or time.time(), "starts": job.starts + 1, "error": None
         }  # fmt: skip
@@ -175,14 +175,14 @@ class JobStore:
         return replace(job, **changes)
 
     def change(self, id_: str, **values: Any) -> None:
-        """Change fields of a job; a no-op for a deleted one."""
+        """Update columns of a job; a no-op for a deleted one."""
         assignments = ", ".join(f"{name} = ?" for name in values)
         self._execute(f"UPDATE jobs SET {assignments} WHERE id = ?", *values.values(), id_)  # noqa: S608
 
     def end(self, id_: str, **values: Any) -> None:
-        """Store how a job ended. If it is done or failed, its segments are deleted first: the disk may be full."""
+        """Store the outcome of a run. If the job ended, delete its segments first: the disk may be full."""
         if values["state"] in (DONE, FAILED):
-            # Segments that cannot be deleted stay until the job is.
+            # Segments that cannot be deleted stay until the job is deleted.
             with contextlib.suppress(OSError):
                 for folder in self.path(id_).glob(".*.segments"):
                     shutil.rmtree(folder, ignore_errors=True)
@@ -194,27 +194,27 @@ class JobStore:
         self._execute("DELETE FROM jobs WHERE id = ?", id_)
 
     def ended_before(self, time_: float) -> list[str]:
-        """The ids of jobs that ended before that time."""
+        """Ids of jobs that ended before a time."""
         return [id_ for (id_,) in self._execute("SELECT id FROM jobs WHERE ended < ?", time_)]
 
     def check_size(self, max_megabytes: float) -> None:
-        """Raises ApiError (507) if the files of all jobs have reached that size."""
+        """Raises ApiError (507) if all jobs' files together have reached a size."""
         total = 0
         for folder, _, names in os.walk(self.folder):
             for name in names:
-                # Deleted since it was listed.
+                # It may have been deleted since it was listed.
                 with contextlib.suppress(FileNotFoundError):
                     total += (Path(folder) / name).lstat().st_size
         if total >= max_megabytes * MEGABYTE:
-            raise ApiError(507, f"the jobs take {max_megabytes:g} MB, the most that they may; delete one")
+            raise ApiError(507, f"the jobs' files have reached {max_megabytes:g} MB; delete a job")
 
     def _prepare(self) -> None:
         self._execute("PRAGMA journal_mode = WAL")
         self._execute("PRAGMA synchronous = NORMAL")
         columns = {name for _, name, *_ in self._execute("PRAGMA table_info(jobs)")}
         if columns and columns != _COLUMNS.keys():
-            raise sqlite3.DatabaseError("another release wrote it")
-        # SQLite itself would read damaged rows.
+            raise sqlite3.DatabaseError("written by another release")
+        # SQLite itself would return damaged rows.
         if (found := self._execute("PRAGMA quick_check(1)")[0][0]) != "ok":
             raise sqlite3.DatabaseError(found.splitlines()[-1])
         declared = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
@@ -229,7 +229,7 @@ class JobStore:
             if not self.path(id_).is_dir():
                 self.remove(id_)
         for folder in self.folder.iterdir():
-            # There may also be files of the folder's user.
+            # The user may have other files there.
             if folder.is_symlink() or not folder.is_dir() or not _JOB_FOLDER.fullmatch(folder.name):
                 continue
             if folder.name not in ids:
@@ -244,7 +244,7 @@ class JobStore:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file atomically: it gets its name when it is complete and synced; an error removes it."""
+    """Write a file atomically: a temp file is synced, then renamed; an error deletes it."""
     partial = path.with_name(path.name + _PART)
     try:
         with partial.open("wb+") as file:

@@ -1,1 +1,1 @@
-"""What stands around every request."""
+"""Middleware around every request."""

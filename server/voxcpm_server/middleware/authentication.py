@@ -1,4 +1,4 @@
-"""API keys, compared in constant time; without a key, only programs on this machine are served."""
+"""API key authentication. Without a key, only local programs are served."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INSECURE = "--insecure-serve-without-key"
 
 
 class Keys:
-    """The keys of a server; without any, every request is accepted."""
+    """The server's API keys. If there are none, every request is accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
@@ -37,7 +37,7 @@ class Keys:
         return len(self._digests)
 
     def owner(self, given: str | None) -> str | None:
-        """The owner's name for a key, stable between runs and stored with jobs; None for a wrong key."""
+        """The owner id of a key, stable across restarts and stored with jobs; None for a wrong key."""
         if not self._digests:
             return ANYONE
         # Compare all keys, so that timing reveals neither which one matches nor how much of it.
@@ -57,15 +57,15 @@ def read_keys(settings: Settings) -> Keys:
         try:
             lines = user_path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            reason = os_reason(error) if isinstance(error, OSError) else "no UTF-8 text"
-            raise InputError(f"{path}: the keys cannot be read ({reason})") from None
+            reason = os_reason(error) if isinstance(error, OSError) else "not UTF-8 text"
+            raise InputError(f"{path}: cannot read the keys ({reason})") from None
         found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
-            raise InputError(f"{path}: expected a key on each line, found none")
+            raise InputError(f"{path}: expected one key per line, found none")
         keys += found
     keys += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
     if not all(key.strip() for key in keys):
-        raise InputError("--api-key: expected a key, got nothing; leave the option out to serve without one")
+        raise InputError("--api-key: expected a key, got an empty string; omit it to serve without one")
     return Keys(dict.fromkeys(keys))
 
 
@@ -73,7 +73,7 @@ def check_exposure(settings: Settings, keys: Keys) -> None:
     """Raises InputError if other machines could reach a server without a key."""
     if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
         advice = f"give a key (--api-key-file, or ${KEYS_VARIABLE}), listen on 127.0.0.1, or pass {_INSECURE}"
-        raise InputError(f"{settings.host} can be reached from other machines: {advice}")
+        raise InputError(f"{settings.host} is reachable from other machines: {advice}")
 
 
 def is_loopback(host: str) -> bool:
@@ -85,10 +85,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Checks keys, and protects a server on loopback from web pages that its user visits.
+    """Checks keys, and protects a loopback server from web pages that its user visits.
 
-    Requests with a foreign Origin are refused, and those that the browser marks as cross-site, such as images and
-    sounds, which have no Origin. Without a key, the Host must be loopback, against DNS rebinding.
+    Rejects requests with a foreign Origin, and those that the browser marks as cross-site, such as images and audio,
+    which have no Origin. Without a key, the Host must be loopback, against DNS rebinding.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Guard:
         self._only_loopback = not len(keys) and not settings.insecure_serve_without_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
+        """Set the owner in `scope["state"]["owner"]` and continue, or respond with 401 or 403."""
         if scope["type"] in ("http", "websocket") and not self._is_public(scope["path"]):
             try:
                 owner = self._owner(Headers(scope=scope), scope.get("subprotocols", ()))
@@ -114,16 +114,16 @@ class Guard:
     def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
         host = headers.get("host", "")
         if self._is_foreign(headers, host):
-            message = "requests from web pages of other origins are refused (--cors-origin allows one)"
+            message = "requests from web pages of other origins are rejected; --cors-origin allows one"
             raise ApiError(403, message)
-        # A Host header has a port, or not.
+        # Without the port, which is optional.
         name = host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self._only_loopback and not is_loopback(name):
-            message = "without a key this server answers to localhost and 127.0.0.1 only"
-            raise ApiError(403, f"{message}; give it a key, or say {_INSECURE}")
+            message = "without a key this server accepts only localhost or a loopback address as Host"
+            raise ApiError(403, f"{message}; give it a key, or pass {_INSECURE}")
         owner = self._keys.owner(_given_key(headers, protocols))
         if owner is None:
-            message = "expected a key of this server, as the header Authorization: Bearer KEY"
+            message = "expected an API key of this server in the header Authorization: Bearer KEY"
             raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})
         return owner
 
@@ -140,7 +140,7 @@ class Guard:
 
 
 def _given_key(headers: Headers, protocols: Iterable[str]) -> str | None:
-    """The key of a request: from OpenAI's header, ElevenLabs', or a websocket's subprotocol."""
+    """The key of a request: OpenAI's header, ElevenLabs', or a websocket subprotocol."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()

@@ -1,4 +1,4 @@
-"""Limits on requests: their number, and the size, duration and charset of their bodies."""
+"""Limits on the number of requests, and on the size, duration and charset of their bodies."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from voxcpm_server.errors import RETRY, RETRY_SECONDS, ApiError, refuse
 from voxcpm_server.settings import MEGABYTE, Settings
 
-MIN_BYTES_PER_SECOND = 10_000  # minimum rate of a body, after the client timeout
+MIN_BYTES_PER_SECOND = 10_000  # minimum upload rate, after the client timeout
 UNCOUNTED_BYTES = 65_536
-"""Bytes of each body that do not count towards the sum, so that texts pass while others upload recordings."""
-PROBES = frozenset({"/healthz", "/ready", "/metrics"})  # paths that are always answered
-# The rest of a refused body is not read.
+"""Bytes of each body that do not count towards the total, so texts pass while others upload recordings."""
+PROBES = frozenset({"/healthz", "/ready", "/metrics"})  # paths exempt from the limit
+# The rest of a rejected body is not read.
 _CLOSE = {"Connection": "close"}
 
 
 class BoundedRequests:
-    """Answers 503 when too many requests and websockets are in progress; probes do not count."""
+    """Responds with 503 if too many requests and websockets are in progress; probes do not count."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
@@ -29,11 +29,11 @@ class BoundedRequests:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or refuse it."""
+        """Serve a request, or reject it."""
         if scope["type"] == "lifespan" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
         elif self._running >= self._maximum:
-            message = f"{self._running} connections are open already, the most that may be"
+            message = f"too many connections: {self._running} are open"
             error = ApiError(503, f"{message}; try again in {RETRY_SECONDS} s", headers=RETRY)
             await refuse(error, scope, receive, send)
         else:
@@ -45,10 +45,10 @@ class BoundedRequests:
 
 
 class BoundedBody:
-    """Bounds bodies in size (413), in sum (503) and in time (408). Forms must be UTF-8 (400).
+    """Limits the size (413), total size (503) and duration (408) of bodies. Forms must be UTF-8 (400).
 
-    A body counts until its request is answered, since its recordings may be held that long. uvicorn bounds the
-    messages of websockets.
+    A body counts until its response is complete, since its recordings may stay in memory that long. uvicorn limits
+    websocket messages.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
@@ -68,17 +68,17 @@ class BoundedBody:
             return
         patience, maximum = self._settings.client_timeout, self._settings.max_upload_bytes
         taken, held, complete = 0, 0, False
-        waited = 0.0  # for the client
+        waited = 0.0  # seconds
 
         async def bounded() -> Message:
             nonlocal taken, held, waited, complete
             if complete:
-                return await receive()  # the end of the connection, without a timeout
+                return await receive()  # wait for the disconnect, without a timeout
             began = time.monotonic()
             try:
                 message = await asyncio.wait_for(receive(), patience)
             except asyncio.TimeoutError:
-                raise ApiError(408, f"no more of the body came for {patience:g} s", headers=_CLOSE) from None
+                raise ApiError(408, f"the body stalled for {patience:g} s", headers=_CLOSE) from None
             waited += time.monotonic() - began
             taken += len(message.get("body", b""))
             complete = not message.get("more_body", False)
@@ -88,12 +88,12 @@ class BoundedBody:
             self._held += counted - held
             held = counted
             if self._held > round(self._settings.max_bodies_megabytes * MEGABYTE):
-                bound = f"{self._settings.max_bodies_megabytes:g} MB together; try again in {RETRY_SECONDS} s"
-                text = f"the bodies of all requests are larger than {bound}"
+                bound = f"{self._settings.max_bodies_megabytes:g} MB in total; try again in {RETRY_SECONDS} s"
+                text = f"the bodies of all requests exceed {bound}"
                 raise ApiError(503, text, headers=_CLOSE | RETRY)
             if not complete and waited > patience + taken / MIN_BYTES_PER_SECOND:
-                rate = f"expected {MIN_BYTES_PER_SECOND} bytes of the body a second"
-                raise ApiError(408, f"{rate}, got {taken} in {waited:.0f} s", headers=_CLOSE)
+                rate = f"body too slow: expected {MIN_BYTES_PER_SECOND} bytes/s"
+                raise ApiError(408, f"{rate}, got {taken} bytes in {waited:.0f} s", headers=_CLOSE)
             return message
 
         try:
@@ -102,7 +102,7 @@ class BoundedBody:
             self._held -= held
 
     def _check_headers(self, headers: Headers) -> None:
-        # Starlette would decode a form with any Python codec that the client names; some take quadratic time.
+        # Starlette would decode a form with any Python codec named by the client; some take quadratic time.
         charset = parse_options_header(headers.get("content-type"))[1].get(b"charset", b"utf-8")
         if charset.lower() not in (b"utf-8", b"utf8"):
             named = charset[:40].decode("latin-1")

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, and the outermost middleware, which counts requests and answers every error."""
+"""Prometheus metrics, and the outermost middleware, which counts requests and handles every error."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Metrics:
     def __init__(self, queue: FairQueue, conversations: Sized) -> None:
         self.registry = CollectorRegistry()
         self.requests = self.counter(
-            "requests", "Requests by route and status; 499: the client disconnected.", "route", "status"
+            "requests", "Requests by route and status; 499: client disconnected.", "route", "status"
         )
-        self.speeches = self.counter("speeches", "Speeches: finished, cancelled or failed.", "outcome")
+        self.speeches = self.counter("speeches", "Speeches by outcome.", "outcome")
         self.first_audio = Histogram(
             "voxcpm_first_audio_seconds",
-            "Seconds from a request, or for text in fragments from its first complete sentence, to its first "
-            "audio, including upload, loading and queue.",
+            "Seconds from the request (text in fragments: from its first complete sentence) to the first "
+            "audio, including upload, loading and queueing.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.real_time_factor = Histogram(
-            "voxcpm_real_time_factor", "Seconds of work for a second of speech.", buckets=_FACTORS,
+            "voxcpm_real_time_factor", "Seconds of work per second of speech.", buckets=_FACTORS,
             registry=self.registry,
         )  # fmt: skip
         self.audio_seconds = self.counter("audio_seconds", "Seconds of speech.")
-        self.suspicious = self.counter("suspicious", "Segments too long or too short for their text.")
+        self.suspicious = self.counter("suspicious", "Segments whose length does not fit their text.")
         for name, description, value in (
-            ("queue_length", "Waiting requests.", lambda: queue.waiting),
+            ("queue_length", "Queued requests.", lambda: queue.waiting),
             ("speaking", "Texts being spoken.", lambda: queue.busy),
             ("conversations", "Open websockets and Wyoming connections.", conversations.__len__),
         ):
@@ -59,7 +59,7 @@ class Metrics:
 
 @contextlib.contextmanager
 def suspicious_warnings_counted(metrics: Metrics) -> Iterator[None]:
-    """Count warnings about speech instead of printing them: they may quote a text."""
+    """Count warnings about speech instead of printing them, as they may quote user text."""
 
     def count(_message: Warning | str, category: type[Warning], *_: Any) -> None:
         if issubclass(category, SuspiciousWarning):
@@ -72,10 +72,10 @@ def suspicious_warnings_counted(metrics: Metrics) -> Iterator[None]:
 
 
 class ErrorAndMetricsMiddleware:
-    """Answers errors in one line, and counts requests by route and status.
+    """Turns errors into one-line responses, and counts requests by route and status.
 
-    Sets `scope["state"]["began"]` to the time of the request (`time.perf_counter`). A websocket counts as 101 if it
-    was closed without an error, otherwise as the status of its error.
+    Sets `scope["state"]["began"]` to the arrival time (`time.perf_counter`). A websocket counts as 101 if it closes
+    without an error, otherwise as the status of its error.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
@@ -83,7 +83,7 @@ class ErrorAndMetricsMiddleware:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request. After an error within an answer, the connection is closed before the answer's end."""
+        """Serve a request. After an error midway, the connection is closed before the end of the response."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -100,7 +100,7 @@ class ErrorAndMetricsMiddleware:
 
         try:
             await self._app(scope, receive, noted)
-        # No error may reach the server. A request as a whole is cancelled only at shutdown.
+        # No error may reach uvicorn. A whole request is cancelled only at shutdown.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             answer = as_api_error(error)
             if status is None and answer.status_code != CLIENT_GONE:
@@ -110,8 +110,8 @@ class ErrorAndMetricsMiddleware:
                     await send({"type": "websocket.close", "code": answer.close_code, "reason": ""})
             status = answer.status_code
         finally:
-            # An answer that was cut off began with 200, a websocket with 101.
+            # A response that was cut off began with 200, a websocket with 101.
             status = scope["state"].get("broken_off", status)
-            # The route's pattern, not the path: a path may be anything.
+            # The route's pattern, as paths are unbounded.
             route = getattr(scope.get("route"), "path", "other").removeprefix("/v1")
             self._metrics.requests.labels(route, str(status or CLIENT_GONE)).inc()

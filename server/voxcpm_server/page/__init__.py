@@ -1,1 +1,1 @@
-"""The page: an optional room."""
+"""The web page: an optional room."""

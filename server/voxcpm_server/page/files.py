@@ -1,4 +1,4 @@
-"""The web page: the files of the folder `assets`, unchanged."""
+"""Serves the web page: the static files in `assets`."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _HEADERS = {
 
 
 class Page(Room):
-    """The page at `/` and its files, which need no key: the page itself asks for one."""
+    """The page at `/` and its files, which need no key; the page itself prompts for one."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.unprefixed = (_router(),)
 
     def is_public(self, path: str) -> bool:
-        """Whether a path is the page or one of its files."""
+        """Whether a path is the page or one of its assets."""
         return path == "/" or path.startswith(_FOLDER)
 
 
 def _router() -> APIRouter:
-    """The routes of the page. Its files are read once, here, so that no path leads to any other file."""
+    """A route per asset. Assets are read once, here, so no other file is reachable."""
     router = APIRouter(include_in_schema=False)
     for file in (resources.files(__package__) / "assets").iterdir():
         path = "/" if file.name == "index.html" else f"{_FOLDER}{file.name}"

@@ -1,1 +1,1 @@
-"""Open bundles, the queue, one stream, encoders."""
+"""Speech: open bundles, the queue, streams, encoders."""

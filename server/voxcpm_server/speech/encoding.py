@@ -1,6 +1,6 @@
-"""Streaming encoders of the protocol's formats: resampling, then a codec.
+"""Streaming encoders of the response formats: resampling, then a codec.
 
-They use FFmpeg's libraries (PyAV), whose filters give the same samples however a stream is cut.
+They use FFmpeg's libraries (PyAV), whose filters give the same samples however a stream is chunked.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from voxcpm_server.errors import ApiError
 
 MIN_RATE, MAX_RATE = 8_000, 48_000
 PCM_RATE = 24_000  # default rate of raw samples in Hz, as OpenAI's clients assume
-# A length that is not known yet; players read to the end.
+# The size of a stream of unknown length; players read to the end.
 _UNKNOWN = 0xFFFF_FFFF
 _HEADER_BYTES = 36
-# FFmpeg's 16-bit samples have 32768 steps to 1, the command line's 32767.
+# FFmpeg scales 16-bit samples by 32768, the command line by 32767.
 _PEAK_OF_INTEGERS = np.float32(32767 / 32768)
 
 
 class Format(NamedTuple):
-    """A response format: FFmpeg's container and codec (none for plain samples), and the codec's rates."""
+    """A response format: FFmpeg's container and codec (empty for raw samples), and the codec's rates."""
 
     content_type: str
     container: str = ""
     codec: str = ""
-    rates: tuple[int, ...] = ()  # sample rates in Hz that the codec takes; empty for any
-    bit_rate: int = 0  # bits a second; 0 for lossless formats
+    rates: tuple[int, ...] = ()  # sample rates in Hz that the codec supports; empty for any
+    bit_rate: int = 0  # bits per second; 0 for lossless formats
     options: Mapping[str, str] = MappingProxyType({})
 
 
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 _OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
-# Without the Xing frame: the length is unknown when it would be sent.
+# No Xing frame: the length is still unknown when it would be sent.
 _MP3_OPTIONS = {"write_xing": "0", "id3v2_version": "0"}
 FORMATS = {
     "mp3": Format("audio/mpeg", "mp3", "libmp3lame", _MPEG_RATES, 96_000, _MP3_OPTIONS),
@@ -57,20 +57,20 @@ FORMATS = {
 class Encoder:
     """Encodes one speech in pieces: `header`, then `encode` for each piece, then `finish`.
 
-    name: of `FORMATS`. voice_rate: Hz of the speech. wanted: requested Hz, or None. Raises ApiError (400) for a rate
-    that is out of bounds, or not one of the format's.
+    name: a key of `FORMATS`. voice_rate: input rate in Hz. rate: output rate in Hz; None for the format's default.
+    Raises ApiError (400) for a rate that the format does not support.
     """
 
-    def __init__(self, name: str, voice_rate: int, wanted: int | None = None) -> None:
+    def __init__(self, name: str, voice_rate: int, rate: int | None = None) -> None:
         self.format = FORMATS[name]
         self._name = name
-        self.sample_rate = rate = _output_rate(name, voice_rate, wanted)  # output rate in Hz
+        self.sample_rate = rate = _output_rate(name, voice_rate, rate)
         self.samples = 0
         self._codec = _Codec(self.format, rate) if self.format.codec else None
         sample_format = self._codec.sample_format if self._codec else "flt"
         self._peak = _PEAK_OF_INTEGERS if sample_format == "s16" else np.float32(1)
         self._convert = _Filters(voice_rate, sample_format, rate)
-        # Plain samples at the voice's rate are the same as the command line writes.
+        # Raw samples at the voice's rate equal those that the command line writes.
         self._is_plain = self._codec is None and voice_rate == rate
 
     @property
@@ -79,7 +79,7 @@ class Encoder:
         return round(self.samples / self.sample_rate, 3)
 
     def header(self, samples: int | None = None) -> bytes:
-        """The bytes before the first piece. samples: number of output samples, if known already."""
+        """The bytes before the first piece. samples: number of output samples, if already known."""
         if self._name != "wav":
             return b""
         size = _UNKNOWN if samples is None else 2 * samples
@@ -89,7 +89,7 @@ class Encoder:
         return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + form + struct.pack("<4sI", b"data", size)
 
     def encode(self, audio: Audio) -> bytes:
-        """The bytes of a piece (samples,); may be empty, as codecs collect samples first."""
+        """Encode a piece (samples,). The result may be empty, as codecs buffer samples."""
         if self._is_plain:
             self.samples += len(audio)
             return pcm16(audio).astype("<i2").tobytes()
@@ -110,7 +110,7 @@ class Encoder:
 
 
 class _Codec:
-    """A codec and its container, which write into memory."""
+    """A codec and its container, muxed into memory."""
 
     def __init__(self, form: Format, sample_rate: int) -> None:
         self._written = bytearray()
@@ -123,7 +123,7 @@ class _Codec:
         self.sample_format = self._stream.format.name
 
     def write(self, data: bytes) -> int:
-        """Called by FFmpeg, which does not seek, as there is no method for it."""
+        """Called by FFmpeg, which cannot seek without a `seek` method."""
         self._written += data
         return len(data)
 
@@ -141,12 +141,12 @@ class _Codec:
 
 
 class _Filters:
-    """FFmpeg's filters from float samples of one rate to samples of a format and rate, in frames."""
+    """A graph of FFmpeg filters from float samples at one rate to frames of a given format and rate."""
 
     def __init__(self, rate: int, sample_format: str, output_rate: int) -> None:
         self._rate = rate
         self._pushed = 0
-        # Kept: it owns the filters.
+        # Keep a reference: it owns the filters.
         self._graph = graph = av.filter.Graph()
         source: dict[str, Any] = {
             "sample_rate": rate,
@@ -165,7 +165,7 @@ class _Filters:
         graph.configure()
 
     def passed(self, audio: Audio | None) -> Iterator[Any]:
-        """The frames that a piece gives; None for the rest."""
+        """The output frames for a piece; None flushes."""
         if audio is not None:
             frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(audio[None], np.float32), "flt", "mono")
             frame.sample_rate, frame.pts, frame.time_base = self._rate, self._pushed, Fraction(1, self._rate)
@@ -178,14 +178,14 @@ class _Filters:
                 yield self._sink.pull()
 
 
-def _output_rate(name: str, voice_rate: int, wanted: int | None) -> int:
+def _output_rate(name: str, voice_rate: int, requested: int | None) -> int:
     rates = FORMATS[name].rates
-    if wanted is not None:
-        if wanted in rates or (not rates and MIN_RATE <= wanted <= MAX_RATE):
-            return wanted
+    if requested is not None:
+        if requested in rates or (not rates and MIN_RATE <= requested <= MAX_RATE):
+            return requested
         listed = ", ".join(map(str, rates))
-        expected = f"{name} has {listed} Hz" if rates else f"expected {MIN_RATE} to {MAX_RATE} Hz"
-        raise ApiError(400, f"sample_rate: {expected}, got {wanted}", param="sample_rate")
+        expected = f"{name} supports {listed} Hz" if rates else f"expected {MIN_RATE} to {MAX_RATE} Hz"
+        raise ApiError(400, f"sample_rate: {expected}, got {requested}", param="sample_rate")
     if name == "pcm":
         return PCM_RATE
     if not rates or voice_rate in rates:

@@ -1,7 +1,7 @@
-"""The bundles of a server by name, each loaded by the first request for it.
+"""The server's bundles by model name, loaded on first use.
 
-When another bundle needs memory, the least recently used idle ones are closed. The default bundle is loaded at startup,
-and stays.
+When another bundle needs memory, the least recently used idle ones are closed. The default bundle is loaded at startup
+and never closed before shutdown.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger("voxcpm_server")
 
 
 class Unloaded(NamedTuple):
-    """A bundle that has been opened and checked, without its step models."""
+    """A bundle that was opened and checked, without its step models."""
 
-    size: int  # bytes of its step models' files, an estimate of the memory that it needs
+    size: int  # bytes of its step models' files, an estimate of its memory
     generation: str
     load: Callable[[], VoxCPM]
 
@@ -41,30 +41,30 @@ Source = Callable[[], Unloaded]
 
 @dataclass(eq=False)
 class Served:
-    """A bundle of the server. `with` ends the lease of `Bundles.lease`."""
+    """A bundle of the server. As a context manager it ends a lease of `Bundles.lease`."""
 
     name: str
     source: Source
-    loaded: VoxCPM | None = None  # the bundle with its step models; None while they are not loaded
-    users: int = 0  # requests and speeches that keep it open
+    loaded: VoxCPM | None = None  # None while the step models are not loaded
+    users: int = 0  # requests and streams that keep it open
     used: float = 0.0  # when it was last requested (time.monotonic)
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
     def tts(self) -> VoxCPM:
-        """The bundle with its step models. Raises ApiError (503) while they are not loaded."""
+        """The loaded bundle. Raises ApiError (503) if it is not loaded."""
         if self.loaded is None:
-            message = "the server is loading its voice; come again in a moment"
+            message = "the server is still loading the bundle; try again in a moment"
             raise ApiError(503, message, code="loading", headers=RETRY)
         return self.loaded
 
     @property
     def takes_instructions(self) -> bool:
-        """Whether the bundle's generation has styles in words."""
+        """Whether the bundle's generation supports styles in words."""
         return self.tts.bundle.architecture.traits.takes_reference
 
     def release(self) -> None:
-        """Need it no longer."""
+        """End a lease."""
         self.users -= 1
 
     def __enter__(self) -> Served:
@@ -75,10 +75,10 @@ class Served:
 
 
 class Bundles:
-    """All bundles of a server. It belongs to one event loop.
+    """All bundles of a server. Bound to one event loop.
 
-    default: the bundle that OpenAI's model names mean; if it is given open, it is never closed. default_name: its own
-    name; None for its generation. named: the others. max_bytes: limit on resident memory when loading.
+    default: the bundle that OpenAI's model names select; one that is already open is never closed. default_name: its
+    model name; None for its generation. named: the others. max_bytes: limit on resident memory when loading.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Bundles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All model names: the default bundle's own first, if it is known yet, then the others."""
+        """All model names: the default bundle's first, if already known, then the others."""
         return tuple(dict.fromkeys(filter(None, (self.default.name, *self._named, *OPENAI_MODELS))))
 
     @property
@@ -118,13 +118,13 @@ class Bundles:
         return [served for served in self.every if served.loaded is not None]
 
     async def named(self) -> tuple[str, ...]:
-        """All model names, once the default bundle's own is known."""
+        """All model names; loads the default bundle if its name is unknown."""
         if not self.default.name:
             (await self.lease()).release()
         return self.names
 
     async def lease(self, name: str | None = None) -> Served:
-        """The bundle of this name (None: the default), loaded. Raises ApiError: 404, or 503 if it cannot be."""
+        """Load a bundle (None: the default) and keep it open. Raises ApiError: 404, or 503 if loading fails."""
         served = await self.find(name)
         served.users += 1
         served.used = time.monotonic()
@@ -132,9 +132,9 @@ class Bundles:
             while served.loaded is None:
                 if served.loading is None:
                     served.loading = asyncio.ensure_future(self._load(served))
-                    # Retrieve the error: asyncio would report it if every client has gone away.
+                    # Retrieve the error: asyncio would log it if all clients have disconnected.
                     served.loading.add_done_callback(lambda done: done.cancelled() or done.exception())
-                # A client that goes away must not cancel loading for the others.
+                # A client that disconnects must not cancel loading for the others.
                 await asyncio.shield(served.loading)
         except BaseException:
             served.release()
@@ -143,29 +143,29 @@ class Bundles:
 
     async def find(self, name: str | None) -> Served:
         """The bundle of this name, loaded or not. Raises ApiError (404) for an unknown name."""
-        # The default bundle's own name is unknown before it has been opened.
+        # The default bundle's name may be unknown until it is loaded.
         if name is not None and name not in self.names and name not in await self.named():
             message = f"model: expected one of {', '.join(self.names)}, got {name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        # None, OpenAI's names, and a name that another bundle has, too, mean the default bundle.
+        # None and unassigned OpenAI names select the default bundle; so does its own name, even if not unique.
         if name is None or name == self.default.name:
             return self.default
         return self._named.get(name, self.default)
 
     def patch_seconds(self, generation: str) -> float:
-        """Seconds of a patch in a generation, from a loaded bundle of it; without one, the default bundle's."""
+        """Seconds per patch of a generation, from a loaded bundle of it, otherwise from the default bundle."""
         known = [served.tts.bundle.architecture for served in self.loaded]
         fits = (architecture for architecture in known if architecture.generation == generation)
         return next(fits, self.default.tts.bundle.architecture).patch_seconds
 
     async def begin(self) -> Exception | None:
-        """Load the default bundle; returns the error if that fails."""
+        """Load the default bundle. Returns the error if that fails."""
         with contextlib.suppress(ApiError):
             (await self.lease()).release()
         return self.failure
 
     async def close(self) -> None:
-        """Close all bundles that this server has opened."""
+        """Close all bundles that this server opened."""
         for served in self.loaded:
             if served is not self.default or self._owned:
                 await self._close(served)
@@ -183,22 +183,22 @@ class Bundles:
         except Exception as error:  # noqa: BLE001 - a damaged file may cause any
             if served is self.default:
                 self.failure = error
-            name = served.name or "by default"
+            name = served.name or "(default)"
             # Paths are logged, but not sent to clients.
             _log.error("bundle %s: %s", name, error if isinstance(error, VoxCPMError) else place_of(error))
-            raise _unavailable(f"the bundle {name} cannot be loaded; the server's log says why") from None
+            raise _unavailable(f"cannot load the bundle {name}; see the server's log") from None
         finally:
             served.loading = None
 
     async def _make_room(self, wanted: Served, size: int) -> None:
-        """Close idle bundles until this one has room. Raises ApiError (503) if it has none."""
+        """Close idle bundles until this one fits. Raises ApiError (503) if it cannot."""
         while self._max_bytes is not None and self._memory() + size > self._max_bytes:
             idle = [s for s in self.loaded if s is not self.default and not s.users]
             if not idle:
                 needs, used, maximum = (f"{n / 1e9:.1f} GB" for n in (size, self._memory(), self._max_bytes))
                 raise _unavailable(
-                    f"the bundle {wanted.name} needs about {needs} beside {used} that are in use, and --max-memory is "
-                    f"{maximum}; come again when the others are silent"
+                    f"the bundle {wanted.name} needs about {needs} in addition to {used} in use, but --max-memory is "
+                    f"{maximum}; try again when other bundles are idle"
                 )
             await self._close(min(idle, key=lambda s: s.used))
 
@@ -212,9 +212,9 @@ def _unavailable(message: str) -> ApiError:
 
 
 async def on_a_thread(function: Callable[[], Result]) -> Result:
-    """The result of a function that may take minutes, on a dedicated thread: pool shutdown would block."""
+    """Run a function that may take minutes on a dedicated thread: pool shutdown would block."""
     done: concurrent.futures.Future[Result] = concurrent.futures.Future()
-    # From now on it cannot be cancelled: nothing could end the thread.
+    # Not cancellable from here on: nothing can stop the thread.
     done.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -228,22 +228,22 @@ async def on_a_thread(function: Callable[[], Result]) -> Result:
 
 
 def read_named(given: list[str] | None) -> dict[str, str]:
-    """The bundles of `--bundle NAME=PATH` by name. Raises InputError for anything else, and for a name given twice."""
+    """Parse `--bundle NAME=PATH`: paths by name. Raises InputError for anything else, and for duplicate names."""
     named: dict[str, str] = {}
     for text in given or ():
         name, _, path = (part.strip() for part in text.partition("="))
         if not name or not path or not name.isprintable():
             raise InputError(f"--bundle: expected NAME=PATH, such as calm=voxcpm-2-calm, got {text!r}")
         if name in named:
-            raise InputError(f"--bundle: {name} is given twice; give each bundle its own name")
+            raise InputError(f"--bundle: duplicate name {name}; give each bundle its own")
         named[name] = path
     return named
 
 
 def bytes_of(text: str, option: str) -> int:
-    """The bytes that an amount such as "8GB" or "7.5 GiB" means. Raises InputError, which names the option."""
+    """Parse an amount such as "8GB" or "7.5 GiB" into bytes. Raises InputError, which names the option."""
     with contextlib.suppress(ValidationError):
         # An amount without a unit would be bytes.
         if text.strip()[-1:].isalpha() and (amount := TypeAdapter(ByteSize).validate_python(text.strip())):
             return amount
-    raise InputError(f"{option}: expected an amount with its unit, such as 8GB or 512MiB, got {text!r}")
+    raise InputError(f"{option}: expected an amount with a unit, such as 8GB or 512MiB, got {text!r}")

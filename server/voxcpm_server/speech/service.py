@@ -1,4 +1,4 @@
-"""What the routes of one app share: bundles, their queue, stored voices, limits."""
+"""State that an app's routes share: bundles, queue, voices, metrics, settings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """The parts of one app, put together from its settings.
+    """The components of an app, built from its settings.
 
-    replicated: whether other apps answer at the same address. Raises InputError for settings that cannot be read.
+    replicated: whether other replicas serve the same address. Raises InputError for invalid settings.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Service:
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         self.draining = False  # whether the server is shutting down: it finishes the requests in progress
         self.rooms: dict[str, Room] = {name: door(self) for name, door in doors().items()}
-        """The optional rooms that are there, by name."""
+        """The installed optional rooms, by name."""
 
     def is_public(self, path: str) -> bool:
         """Whether a path needs no key."""
         return path in PUBLIC_PATHS or any(room.is_public(path) for room in self.rooms.values())
 
     def max_per_key(self, maximum: int) -> int:
-        """How many of `maximum` one key may have: half of them if there are several keys."""
+        """One key's share of `maximum`: half of it if there are several keys."""
         return max(1, maximum // 2) if self._several_keys else maximum
 
     async def close(self) -> None:
-        """Cancel all speeches, and close the rooms and bundles."""
+        """Cancel all streams, then close rooms and bundles."""
         for stream in list(self.streams):
             await stream.aclose()
         for room in self.rooms.values():
@@ -65,5 +65,5 @@ class Service:
 
 
 def service_of(request: HTTPConnection) -> Service:
-    """The service of the app that a request or websocket has come to."""
+    """The service of the app that handles a request or websocket."""
     return cast("Service", request.app.state.service)

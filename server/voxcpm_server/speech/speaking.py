@@ -1,4 +1,4 @@
-"""Speech as a stream of the event loop, made by the runtime on a thread of its own."""
+"""Speech as an asynchronous stream, generated on a dedicated thread."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
 Item = TypeVar("Item")
-# How often a thread that waits for its reader checks for cancellation.
+# How often a thread blocked on a full buffer checks for cancellation.
 _POLL_SECONDS = 0.05
 
 
 class Stream(ABC, Generic[Item]):
-    """Speech that a thread makes ahead of its reader, which takes the items with `async for` on the event loop.
+    """Speech that a thread generates ahead of its reader, which uses `async for` on the event loop.
 
-    `aclose` ends it at any time, within one Euler step. served: the bundle, which stays open until nothing more is
-    made. owner: whose turns it takes. room: items that may wait; then making pauses.
+    `aclose` cancels it within one Euler step. served: the bundle, kept open until the thread is done. owner: the key
+    whose turns it takes. capacity: buffered items, beyond which the thread blocks.
     """
 
     def __init__(self, service: Service, served: Served, owner: str, room: int) -> None:
@@ -40,8 +40,8 @@ class Stream(ABC, Generic[Item]):
         self.cancel = CancelToken()
         self.loop = asyncio.get_running_loop()
         self.since: float | None = None
-        """When it was asked for (`time.perf_counter`); None before there is anything to say."""
-        self.work = 0.0  # seconds that it took to make what there is
+        """When it was requested (`time.perf_counter`); None before there is text."""
+        self.work = 0.0  # seconds spent generating so far
         self.audio_seconds = 0.0
         self._served = served
         self._turn: Turn | None = None
@@ -55,17 +55,17 @@ class Stream(ABC, Generic[Item]):
 
     @abstractmethod
     def make(self) -> Iterator[Item]:
-        """The items, on the thread. Adds to `work`, and calls `count_audio` for each piece of audio."""
+        """Generate the items, on the thread. Adds to `work`, and calls `count_audio` for each piece."""
 
     async def enter(self) -> None:
         """Wait for a turn. Raises ApiError if the queue is full."""
         self._turn = await self.service.queue.enter(self.owner)
         if self.cancel.cancelled:
-            # The thread of a cancelled session does not wait for this: it may have left already.
+            # The thread of a cancelled session does not wait for this, and may have ended already.
             self.leave()
 
     def leave(self) -> None:
-        """Leave the turn, if it has one."""
+        """Return the turn, if it holds one."""
         if self._turn is not None:
             self._turn.leave()
             self._turn = None
@@ -77,7 +77,7 @@ class Stream(ABC, Generic[Item]):
         self._thread = thread
 
     async def peek(self) -> Item | None:
-        """The next item, which stays; None at the end. Raises the error that it ended with, once."""
+        """The next item, without removing it; None at the end. Raises the thread's error, once."""
         while not self._items:
             self._arrived.clear()
             await self._arrived.wait()
@@ -99,16 +99,16 @@ class Stream(ABC, Generic[Item]):
         return item
 
     async def aclose(self) -> None:
-        """Cancel what is still to be made, drop what was not read, and wait until nothing more is made."""
+        """Cancel generation, drop unread items, and wait for the thread."""
         self.cancel.cancel()
         self._items.clear()
         if self._thread is None:
             self._end(None)
-        # A cancelled waiter must not make it look as if the thread had ended.
+        # Cancelling a waiter must not cancel the future.
         await asyncio.shield(self._ended)
 
     def count_audio(self, seconds: float) -> None:
-        """Count audio of so many seconds that was made."""
+        """Record generated audio in the metrics."""
         metrics = self.service.metrics
         if not self.audio_seconds and self.since is not None:
             metrics.first_audio.observe(time.perf_counter() - self.since)
@@ -116,8 +116,8 @@ class Stream(ABC, Generic[Item]):
         metrics.audio_seconds.inc(seconds)
 
     def on_the_loop(self, function: Callable[..., object], *arguments: object) -> None:
-        """Have the event loop call a function, from any thread."""
-        # The loop may be closed: then nobody is there to read.
+        """Call a function on the event loop, from any thread."""
+        # The loop may be closed already.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, *arguments)
 
@@ -130,7 +130,7 @@ class Stream(ABC, Generic[Item]):
                         self.cancel.check()
                     self.on_the_loop(self._add, item)
         except Exception as error:  # noqa: BLE001 - raised where the items are read
-            # The error and its frames refer to each other: KV caches in them would stay until a full garbage
+            # The error and its frames are a reference cycle: KV caches in them would stay until a full garbage
             # collection, which under load is minutes away.
             traceback.clear_frames(error.__traceback__)
             outcome, last = "cancelled" if isinstance(error, Cancelled) else "failed", error
@@ -154,10 +154,10 @@ class Stream(ABC, Generic[Item]):
 
 
 class SpeechStream(Stream[Audio]):
-    """One speech: `prepare`, `begin`, then its pieces (samples,) as they are made.
+    """The speech of a request: `prepare`, `begin`, then its pieces (samples,) as they are generated.
 
-    At most `buffer_seconds` of pieces wait. The turn is left when the speech is made, not when it is read. whole: one
-    piece, with retries if its length does not fit the text. since: when the request came (`time.perf_counter`).
+    Buffers up to `buffer_seconds`. The turn ends when generation does, not when everything is read. whole: one piece,
+    with retries if its length does not fit the text. since: arrival time of the request (`time.perf_counter`).
     """
 
     plan: Plan
@@ -174,15 +174,15 @@ class SpeechStream(Stream[Audio]):
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of the text spoken so far."""
+        """Text tokens spoken so far."""
         return sum(self._tokens_of.values())
 
     async def prepare(self, given: Mapping[str, Any]) -> None:
-        """Check it as far as possible before its turn. given: arguments of `VoxCPM.plan`, whose errors it raises."""
+        """Plan before queueing. given: arguments of `VoxCPM.plan`, whose errors it raises."""
         self.plan = await run_in_threadpool(self._tts.plan, **given, progress=self._heard, cancel=self.cancel)
 
     def begin(self) -> asyncio.Task[None]:
-        """Speak in its turn. The task ends when the first piece is there; it raises what the speech raises."""
+        """Wait for a turn and start. The task ends with the first piece, or raises the stream's error."""
 
         async def begin() -> None:
             await self.enter()
@@ -200,7 +200,7 @@ class SpeechStream(Stream[Audio]):
         await super().aclose()
 
     def make(self) -> Iterator[Audio]:
-        """The pieces. Recordings are encoded on this thread, too."""
+        """Generate the pieces. Prompt recordings are encoded on this thread, too."""
         started = time.perf_counter()
         with contextlib.closing(self._pieces()) as pieces:  # type: ignore[type-var]
             for piece in pieces:
@@ -224,7 +224,7 @@ class SpeechStream(Stream[Audio]):
 
 
 async def stopped(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, if it is not done, and wait until it has ended."""
+    """Cancel a task unless it is done, and wait for it."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -232,8 +232,8 @@ async def stopped(task: asyncio.Future[Any]) -> None:
 
 
 async def in_time(sent: Awaitable[None], patience: float) -> None:
-    """Await a send. Raises ApiError (499) if the client takes nothing for so many seconds."""
+    """Await a send. Raises ApiError (499) if it takes longer than `patience` seconds."""
     try:
         await asyncio.wait_for(sent, patience)
     except asyncio.TimeoutError:
-        raise client_gone(f"the client took nothing for {patience:g} s") from None
+        raise client_gone(f"the client read nothing for {patience:g} s") from None

@@ -1,6 +1,6 @@
-"""Answers with speech: streamed audio, server-sent events, or the whole audio at once.
+"""Speech responses: streamed audio, server-sent events, or whole audio.
 
-Their work is cancelled when the client goes away or stalls.
+Generation is cancelled when the client disconnects or stalls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def speak(
     request: Request, served: Served, given: dict[str, Any], encoder: Encoder, *, events: bool = False,
     whole: bool = False,
 ) -> Response:  # fmt: skip
-    """The speech as audio, streamed or whole, or as server-sent events. given: arguments of `VoxCPM.speak`.
+    """Respond with audio, streamed or whole, or with server-sent events. given: arguments of `VoxCPM.speak`.
 
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
@@ -40,7 +40,7 @@ async def speak(
     try:
         await unless_gone(request.receive, stream.prepare(given))
         beginning = stream.begin()
-        # A request that cannot be spoken fails in this time, with a status.
+        # A request that cannot be spoken fails within this time, and gets a status.
         wait = asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None)
         await unless_gone(request.receive, wait)
         if beginning.done():
@@ -62,8 +62,8 @@ async def speak(
 
 
 async def _audio(stream: SpeechStream, encoder: Encoder, *, headed: bool) -> AsyncGenerator[bytes, None]:
-    """The encoded speech. Encoding a long piece takes seconds, hence threads."""
-    # At once: with a speed other than 1, the first audio comes later than the first patch.
+    """The encoded speech. Encoding runs in the thread pool: a long piece takes seconds."""
+    # Immediately: with a speed other than 1, audio comes later than the first patch.
     if headed and (header := encoder.header()):
         yield header
     async for piece in stream:
@@ -76,9 +76,9 @@ async def _audio(stream: SpeechStream, encoder: Encoder, *, headed: bool) -> Asy
 async def _events(
     beginning: asyncio.Task[None], stream: SpeechStream, encoder: Encoder
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events like OpenAI's: deltas of audio in base64, then `done` with usage and length.
+    """Server-sent events like OpenAI's: deltas of base64 audio, then `done` with usage and duration.
 
-    Comments keep the connection alive until the speech has begun. An error is sent as an event, then raised.
+    Comments keep the connection alive until speech begins. An error is sent as an event, then raised.
     """
     try:
         while not beginning.done():
@@ -90,7 +90,7 @@ async def _events(
     except Exception as error:  # noqa: BLE001 - the status has been sent, so the error is an event
         answer = as_api_error(error)
         yield _event({"type": "error", **answer.document})
-        # A client that ignores error events must not take a part for the whole.
+        # A client that ignores error events must not mistake a truncated stream for a complete one.
         raise answer from None
     tokens, patches = stream.text_tokens, stream.patches
     usage = {"input_tokens": tokens, "output_tokens": patches, "total_tokens": tokens + patches}
@@ -103,7 +103,7 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The result of work, or ApiError (499) if the client goes away. The request's body must have been read."""
+    """Await work. Cancels it and raises ApiError (499) on disconnect. The request body must have been read."""
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -126,11 +126,11 @@ def sent_in_time(send: Send, patience: float) -> Send:
 
 
 class StreamedResponse(StreamingResponse):
-    """An answer whose parts are sent as they are made.
+    """A response whose parts are sent as they are generated.
 
-    It ends if the client goes away or takes nothing for `patience` seconds. After an error the connection is closed
-    before the end of the body, so that the client does not take a part for the whole. The generator of the parts is
-    always closed, and the stream: a generator that was never started does nothing when it is closed.
+    It ends if the client disconnects or reads nothing for `patience` seconds. After an error the connection is closed
+    before the end of the body, so that the client notices the truncation. Both the generator and the stream are always
+    closed, as closing a generator that never started is a no-op.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Speech requests, as JSON or as a form with files, and the runtime's arguments for them."""
+"""Speech requests, as JSON or multipart forms, and their conversion to runtime arguments."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
-"""Fields that are audio files, and the runtime's arguments for them."""
+"""Fields that hold audio files, and the runtime's arguments for them."""
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
 _RECORDING_RATES = (8_000, 192_000)
-_WHOLE = "False: answer when all is spoken. Then a bad attempt is spoken again, and the length is known."
+_WHOLE = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
 
 
 def _field(description: str, **bounds: Any) -> Any:
@@ -40,54 +40,53 @@ def _field(description: str, **bounds: Any) -> Any:
 
 
 class VoiceId(BaseModel):
-    """A voice as OpenAI's clients name one that was uploaded."""
+    """A voice as OpenAI's clients refer to an uploaded one."""
 
     id: str
 
 
 class SpeechRequest(BaseModel):
-    """What to say, and how. The fields down to `stream_format` are OpenAI's; unknown ones are ignored, and told so."""
+    """A speech request. Fields up to `stream_format` are OpenAI's; unknown fields are ignored and reported."""
 
     model_config = ConfigDict(extra="allow")
 
-    model: Annotated[str, _field("A bundle's name, or one of OpenAI's models: the default bundle.")]
-    input: Annotated[str, _field("What to say.", min_length=1)]
+    model: Annotated[str, _field("Model name of a bundle, or an OpenAI model for the default bundle.")]
+    input: Annotated[str, _field("Text to speak.", min_length=1)]
     voice: Annotated[
-        str | VoiceId, _field("A stored voice, an alias, or `default`, the checkpoint's own.")
+        str | VoiceId, _field("Stored or built-in voice, alias, or `default`, the checkpoint's own.")
     ] = DEFAULT_VOICE
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
-    speed: Annotated[
-        float, _field("How many times faster it is played, at the same pitch.", ge=MIN_SPEED, le=MAX_SPEED)
-    ] = 1.0
+    speed: Annotated[float, _field("Speed factor, at the same pitch.", ge=MIN_SPEED, le=MAX_SPEED)] = 1.0
     instructions: Annotated[
-        str | None, _field("Style in words (VoxCPM2); other generations ignore it and say so.")
+        str | None, _field("Style in words (VoxCPM2); ignored and reported by other generations.")
     ] = None
     stream_format: Literal["audio", "sse"] = "audio"
 
     stream: Annotated[bool, _field(_WHOLE)] = True
     sample_rate: Annotated[
-        int | None, _field("Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE)
+        int | None,
+        _field("Sample rate in Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE),
     ] = None
-    seed: Annotated[int | None, _field("Same seed, same speech.", ge=0, le=2**53 - 1)] = None
-    cfg_value: Annotated[float | None, _field("Strength of classifier-free guidance.")] = None
-    inference_timesteps: Annotated[int | None, _field("Euler steps of a patch.")] = None
+    seed: Annotated[int | None, _field("The same seed gives the same speech.", ge=0, le=2**53 - 1)] = None
+    cfg_value: Annotated[float | None, _field("Scale of classifier-free guidance.")] = None
+    inference_timesteps: Annotated[int | None, _field("Euler steps per patch.")] = None
     prompt_audio: Annotated[str | None, _field("Audio file to continue, in base64.")] = None
-    prompt_text: Annotated[str | None, _field("What is said in `prompt_audio`.")] = None
-    reference_audio: Annotated[
-        str | None, _field("Audio file of a voice to speak with, in base64 (VoxCPM2).")
-    ] = None
+    prompt_text: Annotated[str | None, _field("Transcript of `prompt_audio`.")] = None
+    reference_audio: Annotated[str | None, _field("Audio file of a voice to clone, in base64 (VoxCPM2).")] = (
+        None
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        """Some clients send null for what they leave out."""
+        """Some clients send null for omitted fields."""
         is_object = isinstance(given, dict)
         return {name: value for name, value in given.items() if value is not None} if is_object else given
 
     @field_validator("voice", mode="before")
     @classmethod
     def _of_one_kind(cls, given: Any) -> Any:
-        """Neither kind of voice is named in the error of the other."""
+        """Report one error, not one per member of the union."""
         name = given.get("id") if isinstance(given, dict) else given
         if isinstance(name, str):
             return given
@@ -95,12 +94,12 @@ class SpeechRequest(BaseModel):
 
     @property
     def voice_name(self) -> str:
-        """The name of the voice."""
+        """The voice's name."""
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
     @classmethod
     def checked(cls, document: Any, where: str = "body") -> Self:
-        """The request of a document. Raises RequestValidationError for a field that is wrong."""
+        """Validate a document. Raises RequestValidationError for an invalid field."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -108,12 +107,12 @@ class SpeechRequest(BaseModel):
             raise RequestValidationError(errors) from None
 
     def attach(self, files: dict[str, bytes]) -> None:
-        """Use these audio files, by field."""
+        """Set audio files, by field."""
         for field, content in files.items():
             setattr(self, field, base64.b64encode(content).decode())
 
     def recordings(self) -> Iterator[tuple[str, bytes]]:
-        """Each audio file of the request: the field's name, and the file's bytes. Raises ApiError (400)."""
+        """Each audio file's field and content. Raises ApiError (400) for invalid base64."""
         for field in RECORDINGS:
             text: str | None = getattr(self, field)
             if text is not None:
@@ -124,18 +123,18 @@ class SpeechRequest(BaseModel):
                     raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
 
     def ignored_fields(self, served: Served) -> list[str]:
-        """The fields that have no effect with this bundle."""
+        """Fields that have no effect with this bundle."""
         ignored = sorted(self.model_extra or ())
         return [*ignored, "instructions"] if self.instructions and not served.takes_instructions else ignored
 
     def encoder(self, tts: VoxCPM) -> Encoder:
-        """The encoder of its speech. Raises ApiError (400) for a rate that the format does not have."""
+        """The encoder for its speech. Raises ApiError (400) for a rate that the format does not support."""
         return Encoder(self.response_format, tts.sample_rate, self.sample_rate)
 
     def arguments(
         self, settings: Settings, served: Served, max_characters: int, voice: Voice | None
     ) -> dict[str, Any]:
-        """The arguments of `VoxCPM.speak`. voice: the one that is named. Raises ApiError and InputError."""
+        """The arguments of `VoxCPM.speak`. voice: the requested one. Raises ApiError and InputError."""
         if (count := len(self.input)) > max_characters:
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
@@ -147,13 +146,13 @@ class SpeechRequest(BaseModel):
             given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
             given["control"] = self.instructions
-        # OpenAI's clients must name a voice; a recording replaces one of theirs.
+        # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
         is_replaced = self.voice_name in OPENAI_VOICES and not given.keys().isdisjoint(RECORDINGS.values())
         return given if voice is None or is_replaced else {**given, "voice": voice}
 
 
 def decoded_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:
-    """The samples (samples,) of an audio file and their rate in Hz. Raises ApiError if it is not audio, or too long."""
+    """Decode an audio file to samples (samples,) and rate in Hz. Raises ApiError if it is not audio, or too long."""
     try:
         return decode_audio(content, field, max_seconds=max_seconds, rates=_RECORDING_RATES)
     except InputError as error:
@@ -161,7 +160,7 @@ def decoded_recording(content: bytes, field: str, max_seconds: float) -> tuple[A
 
 
 async def speech_request(request: Request) -> SpeechRequest:
-    """The speech that a request asks for, as JSON or as a form. Raises RequestValidationError and ApiError."""
+    """Parse a request's JSON or form. Raises RequestValidationError and ApiError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind == _FORM:
@@ -181,7 +180,7 @@ async def speech_request(request: Request) -> SpeechRequest:
             raise _invalid("expected a JSON object")
         return SpeechRequest.checked(document)
 
-    # Parsing megabytes would delay other requests.
+    # Parsing megabytes would block the event loop.
     return await run_in_threadpool(from_json)
 
 
@@ -194,13 +193,13 @@ async def _from_form(request: Request) -> SpeechRequest:
         async with request.form(**limits) as form:
             for name, value in form.multi_items():
                 if not isinstance(value, UploadFile):
-                    # A form sends empty fields as empty texts.
+                    # Forms send omitted fields as empty strings.
                     if value or name == "input":
                         fields[name] = value
                 elif name in RECORDINGS:
                     files[name] = await value.read()
                 else:
-                    raise _invalid(f"expected text; the files of a form are {' and '.join(RECORDINGS)}", name)
+                    raise _invalid(f"expected text; only {' and '.join(RECORDINGS)} may be files", name)
     except (MultiPartException, ValueError) as error:
         raise _invalid(f"expected a form ({error})") from None
     asked = SpeechRequest.checked(fields)

@@ -1,4 +1,4 @@
-"""The voices of a server by name: stored files, built-in ones, aliases, and the checkpoint's own."""
+"""The server's voices by name: stored, built-in, aliases, and the checkpoint's own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Voices = Mapping[str, Voice]
 
 
 class StoredVoices:
-    """Voices by name: first configured aliases, then stored voices, built-in ones, and OpenAI's names.
+    """Looks up voices: first configured aliases, then stored voices, built-in ones, and OpenAI's names.
 
-    Built-in voices depend on the bundle, so methods take `VoxCPM.built_in_voices`. aliases: name → voice, which may be
-    `default`. Raises InputError if the store's path is not a folder. Methods raise ApiError: 400 for what cannot be a
-    name, 404 for an unknown voice, 409 for a damaged one or one that may not be changed, 507 if the disk refuses.
+    Built-in voices depend on the bundle, so methods take `VoxCPM.built_in_voices`. aliases: alias → voice, which may be
+    `default`. Raises InputError if the store's path is not a folder. Methods raise ApiError: 400 for an invalid name,
+    404 for an unknown voice, 409 for a damaged or read-only one, 507 for a disk error.
     """
 
     def __init__(self, store: VoiceStore, aliases: Mapping[str, str]) -> None:
@@ -37,12 +37,12 @@ class StoredVoices:
         self._aliases = dict(aliases)
 
     def names(self, built_in: Voices) -> list[str]:
-        """Every name that a request may use, the checkpoint's own voice first."""
+        """All names that a request may use, the checkpoint's own voice first."""
         stored, aliases = self._stored_names(), sorted(self._aliases)
         return list(dict.fromkeys([DEFAULT_VOICE, *stored, *built_in, *aliases, *OPENAI_VOICES]))
 
     def listed(self, built_in: Voices) -> list[dict[str, Any]]:
-        """All names, and what they mean."""
+        """All names, with the kind of each voice."""
         stored = set(self._stored_names())
         return [
             {"id": name, "name": name, "stored": name in stored, "built_in": name in built_in.keys() - stored}
@@ -50,7 +50,7 @@ class StoredVoices:
         ]
 
     def named(self, name: str, built_in: Voices) -> Voice | None:
-        """The voice of a name or alias; None for the checkpoint's own."""
+        """The voice for a name or alias; None for the checkpoint's own."""
         meant = self._aliases.get(name, name)
         if meant == DEFAULT_VOICE:
             return None
@@ -70,21 +70,21 @@ class StoredVoices:
         except (InputError, OSError) as error:
             # Paths are logged, but not sent to clients.
             _log.error("voice %s: %s", name, error)
-            message = f"voice: the file of the voice {name!r} is damaged; delete it and make it again"
+            message = f"voice: the file of {name!r} is damaged; delete the voice and create it again"
             raise ApiError(409, message, param="voice", code="voice_damaged") from None
 
     def check_new(self, name: str, maximum: int) -> None:
-        """Raises ApiError (409) for a taken or reserved name, and if `maximum` voices are stored."""
+        """Raises ApiError (409) for a taken or reserved name, or if `maximum` voices are stored."""
         if name == DEFAULT_VOICE or name in self._aliases:
             raise ApiError(409, f"name: {name} is reserved; choose another", param="name")
         if self._path(name, "name").exists():
-            message = f"name: there is a voice {name} already; delete it or choose another"
+            message = f"name: the voice {name} already exists; delete it or choose another name"
             raise ApiError(409, message, param="name")
         if len(self._stored_names()) >= maximum:
-            raise ApiError(409, f"{maximum} voices are stored, the most that may be; delete one first")
+            raise ApiError(409, f"too many voices: {maximum} are stored; delete one first")
 
     def add(self, voice: Voice, maximum: int) -> Voice:
-        """Store a new voice; returns it with its path. Raises as `check_new`."""
+        """Store a new voice; returns it with its path. Raises the same as `check_new`."""
         self.check_new(voice.name, maximum)
         with _disk():
             return self._store.add(voice)
@@ -103,7 +103,7 @@ class StoredVoices:
             return [name for name in self._store.names() if name != DEFAULT_VOICE]
 
     def _path(self, name: str, field: str = "voice") -> Path:
-        """The file of a voice. field: where the name stands in the request."""
+        """The file of a voice. field: the request field with its name."""
         if len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
             raise ApiError(400, f"{field}: expected at most {_MAX_NAME_BYTES} bytes", param=field)
         try:
@@ -113,32 +113,32 @@ class StoredVoices:
 
 
 def _unknown(name: str) -> ApiError:
-    message = f"voice: there is no voice {name!r}; GET /v1/audio/voices lists them"
+    message = f"voice: unknown voice {name!r}; GET /v1/audio/voices lists all"
     return ApiError(404, message, param="voice")
 
 
 @contextmanager
 def _disk() -> Iterator[None]:
-    """A context that turns disk errors into 507. Paths are logged, but not sent to clients."""
+    """Turn disk errors into 507. Paths are logged, but not sent to clients."""
     try:
         yield
     except (InputError, OSError) as error:
         _log.error("voices: %s", error)
-        raise ApiError(507, "the server cannot use its folder of voices; its log says why") from None
+        raise ApiError(507, "the server cannot use its voices folder; see its log") from None
 
 
 def read_aliases(path: Path | None) -> dict[str, str]:
-    """The aliases of a JSON file. Raises InputError if it is not an object of strings."""
+    """Read aliases from a JSON file. Raises InputError if it is not an object of strings."""
     if path is None:
         return {}
     try:
         document = read_json(user_path(path))
     except OSError as error:
-        raise InputError(f"{path}: the aliases cannot be read ({os_reason(error)})") from None
+        raise InputError(f"{path}: cannot read the aliases ({os_reason(error)})") from None
     except ValueError:
         document = None
     if not isinstance(document, dict) or not all(isinstance(meant, str) for meant in document.values()):
-        raise InputError(f'{path}: expected a JSON object of voices by name, such as {{"alloy": "ada"}}')
+        raise InputError(f'{path}: expected a JSON object from alias to voice, such as {{"alloy": "ada"}}')
     if DEFAULT_VOICE in document:
         raise InputError(f"{path}: {DEFAULT_VOICE} is the checkpoint's own voice; choose another alias")
     return document

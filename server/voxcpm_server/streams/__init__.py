@@ -1,1 +1,1 @@
-"""Text that arrives in fragments, over a websocket."""
+"""Streaming text input over websockets."""

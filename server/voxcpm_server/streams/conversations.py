@@ -1,4 +1,4 @@
-"""Connections over which text comes in fragments: bounded in number, with timeouts, and drained at shutdown."""
+"""Connections that stream text in: limited in number, with timeouts, and drained at shutdown."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from voxcpm_server.streams.sessions import SessionStream
 if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
-_CLOSED = 200  # status of a conversation that was closed without an error
+_CLOSED = 200  # status of a conversation that closed without an error
 _ENDING = "server_ending"
 _RETRY_SECONDS = 10
-# Codes that a websocket is closed with (RFC 6455, 7.4).
+# Websocket close codes (RFC 6455, 7.4).
 _NORMAL, _RESTART = 1000, 1012
 _MAX_REASON_BYTES = 123
 
 
 class OpenConversations:
-    """The open conversations of a server: bounded in number, and ended at shutdown."""
+    """The server's open conversations: limited in number, and drained at shutdown."""
 
     def __init__(self, maximum: int, max_per_key: int) -> None:
         self._maximum, self._max_per_key = maximum, max_per_key
@@ -45,42 +45,42 @@ class OpenConversations:
 
     @contextlib.contextmanager
     def admitted(self, owner: str) -> Iterator[None]:
-        """Count a conversation while it lasts. Raises ApiError: 503 at shutdown; 503 or 429 if too many are open."""
+        """Count a conversation while it is open. Raises ApiError: 503 at shutdown; 503 or 429 if too many are open."""
         if self.draining:
             raise server_ends()
         total, own = (len(self), self._maximum), (self._owners.count(owner), self._max_per_key)
-        check_places(total, own, "{} conversations{} are open already, the most that may", _RETRY_SECONDS)
+        check_places(total, own, "too many conversations: {}{} are open", _RETRY_SECONDS)
         self._owners.append(owner)
         try:
             yield
         finally:
             self._owners.remove(owner)
 
-    async def drain(self, seconds: float, hurried: Callable[[], bool]) -> None:
-        """Take no new conversations, let speeches finish until then or `hurried`, and end the rest."""
+    async def drain(self, seconds: float, forced: Callable[[], bool]) -> None:
+        """Accept no new conversations, let speeches finish for `seconds` or until `forced`, then end the rest."""
         self.draining = True
         for conversation in self.talking:
             conversation.end_when_silent()
-        await self._wait(seconds, hurried)
+        await self._wait(seconds, forced)
         for conversation in self.talking:
             conversation.fail(server_ends())
-        # For the last messages, which a client that does not read must not delay.
+        # For the last messages; a client that does not read must not delay shutdown.
         await self._wait(1, lambda: False)
 
-    async def _wait(self, seconds: float, hurried: Callable[[], bool]) -> None:
+    async def _wait(self, seconds: float, forced: Callable[[], bool]) -> None:
         until = time.monotonic() + seconds
-        while self._owners and time.monotonic() < until and not hurried():
+        while self._owners and time.monotonic() < until and not forced():
             await asyncio.sleep(0.05)
 
 
 def server_ends() -> ApiError:
     """The error of connections at shutdown."""
     retry = {"Retry-After": str(_RETRY_SECONDS)}
-    return ApiError(503, "the server ends; connect again", code=_ENDING, headers=retry)
+    return ApiError(503, "the server is shutting down; connect again", code=_ENDING, headers=retry)
 
 
 class Conversation(ABC):
-    """A connection of an owner: messages come in, and its speeches, each a task, answer."""
+    """A client's connection: receives messages, and runs each speech as a task."""
 
     def __init__(self, service: Service, owner: str) -> None:
         self.service = service
@@ -94,18 +94,18 @@ class Conversation(ABC):
 
     @abstractmethod
     async def receive(self) -> Any:
-        """The next message; None if the client has gone. Raises ApiError for a malformed one."""
+        """The next message; None if the client disconnected. Raises ApiError for a malformed one."""
 
     @abstractmethod
     async def handle(self, message: Any) -> bool:
-        """Carry out a message; False if it ends the conversation."""
+        """Process a message. Returns False to end the conversation."""
 
     @abstractmethod
     async def end(self, error: ApiError | None) -> None:
-        """Send the last message, and close the connection. error: why, if there is one."""
+        """Send the last message and close the connection. error: why, if not a normal end."""
 
     async def serve(self) -> int:
-        """Talk until either side ends, and return the status for metrics."""
+        """Run until either side closes, and return the status for metrics."""
         error: ApiError | None = None
         self.service.conversations.talking.add(self)
         try:
@@ -123,20 +123,20 @@ class Conversation(ABC):
         return _CLOSED if error is None else error.status_code
 
     async def begun(
-        self, model: str | None, asked: Callable[[Served], tuple[dict[str, Any], Encoder]]
+        self, model: str | None, prepare: Callable[[Served], tuple[dict[str, Any], Encoder]]
     ) -> SessionStream:
-        """A new speech, to which text can be pushed.
+        """Start a speech, to which text can be pushed.
 
-        model: the bundle's name; None for the default one. asked: makes the arguments of `VoxCPM.session` and the
-        encoder, on a thread. Raises what that raises, and ApiError if the queue is full or the bundle cannot be loaded.
+        model: the bundle's name; None for the default. prepare: returns the arguments of `VoxCPM.session` and the
+        encoder, on a thread. Raises what it raises, and ApiError if the queue is full or the bundle cannot be loaded.
         """
         self.service.queue.check(self.owner)
         with await self.service.bundles.lease(model) as served:
-            given, encoder = await run_in_threadpool(asked, served)
+            given, encoder = await run_in_threadpool(prepare, served)
             return await SessionStream.begun(self.service, served, self.owner, given, encoder)
 
     def speak(self, stream: SessionStream, send: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Send a stream in a task that ends with the conversation, and whose error ends it. Closes the stream."""
+        """Run `send` in a task, then close the stream. An error ends the conversation, whose end cancels the task."""
 
         async def speech() -> None:
             try:
@@ -156,12 +156,12 @@ class Conversation(ABC):
         return task
 
     async def hush(self, task: asyncio.Task[None]) -> None:
-        """End a speech at its next Euler step."""
+        """Cancel a speech at its next Euler step."""
         stream = self._speeches.get(task)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if stream is not None:
-            # The task may have been cancelled before it began.
+            # The task may have been cancelled before it started.
             await stream.aclose()
 
     def fail(self, error: Exception) -> None:
@@ -170,12 +170,12 @@ class Conversation(ABC):
         self._changed.set()
 
     def end_when_silent(self) -> None:
-        """End the conversation as soon as nothing is being spoken."""
+        """End the conversation once nothing is being spoken."""
         self._ends_when_silent = True
         self._changed.set()
 
     async def in_time(self, sent: Awaitable[None]) -> None:
-        """Await a send with a timeout. Raises ApiError (499) if the client does not take it."""
+        """Await a send with a timeout. Raises ApiError (499) if the client does not read."""
         try:
             await in_time(sent, self.service.settings.client_timeout)
         except (OSError, WebSocketDisconnect):
@@ -208,37 +208,37 @@ class Conversation(ABC):
                 elif any(stream.speaking for stream in self._speeches.values()):
                     continue
                 elif time.monotonic() - self._active_at >= self._idle_seconds:
-                    raise ApiError(408, f"no message came for {self._idle_seconds:g} s")
+                    raise ApiError(408, f"idle for {self._idle_seconds:g} s")
         finally:
             if receiving is not None:
                 receiving.cancel()
 
 
 class JsonSocket(Conversation):
-    """A conversation over a websocket, in messages of JSON."""
+    """A conversation in JSON messages over a websocket."""
 
     def __init__(self, websocket: WebSocket, service: Service) -> None:
         super().__init__(service, websocket.state.owner)
         self._websocket = websocket
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None if the client has gone. Raises ApiError if it is not a JSON object."""
+        """The next message; None if the client disconnected. Raises ApiError if it is not a JSON object."""
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             return None
         text = message.get("text")
         if text is None:
-            raise ApiError(400, "expected messages of text, in JSON; got bytes")
+            raise ApiError(400, "expected a JSON text message, got a binary one")
         try:
             document = json.loads(text)
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            raise ApiError(400, "expected a JSON object in each message")
+            raise ApiError(400, "expected a JSON object")
         return document
 
     async def send(self, message: dict[str, Any] | bytes) -> None:
-        """Send a JSON object or bytes. Raises ApiError (499) if the client does not take it."""
+        """Send a JSON object or bytes. Raises ApiError (499) if the client does not read."""
         try:
             if isinstance(message, bytes):
                 await self.in_time(self._websocket.send_bytes(message))
@@ -248,11 +248,11 @@ class JsonSocket(Conversation):
             raise client_gone() from None
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
-        """The message of an error, after which the websocket is closed."""
+        """The error message that is sent before the websocket closes."""
         return error.document
 
     async def end(self, error: ApiError | None) -> None:
-        """Send the error, and close the websocket with a matching code."""
+        """Send the error, then close the websocket with a matching code."""
         code, reason = _NORMAL, ""
         if error is not None:
             code = _RESTART if error.code == _ENDING else error.close_code
@@ -262,13 +262,13 @@ class JsonSocket(Conversation):
 
 
 async def serve_websocket(
-    websocket: WebSocket, service: Service, begun: Callable[[], Awaitable[JsonSocket]]
+    websocket: WebSocket, service: Service, open_: Callable[[], Awaitable[JsonSocket]]
 ) -> None:
-    """Serve a websocket to its end. begun: makes the conversation; its errors answer the handshake."""
+    """Serve a websocket. open_: creates the conversation; its errors reject the handshake."""
     with service.conversations.admitted(websocket.state.owner):
-        # This may wait until a bundle is loaded.
-        conversation = await begun()
-        # Browsers insist that a subprotocol is accepted if any is offered.
+        # May wait for a bundle to load.
+        conversation = await open_()
+        # Browsers require that one of the offered subprotocols is accepted.
         offered = websocket.scope.get("subprotocols", [])
         protocol = next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
         try:

@@ -1,4 +1,4 @@
-"""The runtime's sessions, which speak text in fragments, as streams of the event loop.
+"""The runtime's sessions, which speak streamed text, as asynchronous streams.
 
 text ─► session, on its own thread ─► encoder, on a second thread ─► pieces, on the event loop
         speaks in its turn
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
 _SEED_BITS = 32
-# Encoded pieces that wait for the event loop; the others wait in the session's own buffer.
+# Encoded pieces buffered for the event loop; the others wait in the session's own buffer.
 _ROOM = 4
 _FULL_SCALE = np.float32(32767)
 
@@ -36,8 +36,8 @@ _FULL_SCALE = np.float32(32767)
 class Spoken(NamedTuple):
     """A piece of speech: one patch, or a pause.
 
-    data: encoded bytes; may be empty, as codecs collect samples first. sentence: its index from 0; -1 after the last.
-    text: the sentence as it was sent, with the white space around it. seconds: playing time.
+    data: encoded bytes; may be empty, as codecs buffer samples. sentence: its index from 0; -1 after the last.
+    text: the sentence as sent, including surrounding white space. seconds: duration.
     """
 
     data: bytes
@@ -47,11 +47,11 @@ class Spoken(NamedTuple):
 
 
 class CaughtUp(NamedTuple):
-    """Everything up to a flush has been spoken."""
+    """Marks that everything up to a flush was spoken."""
 
 
 class SessionStream(Stream[Spoken | CaughtUp]):
-    """The speech of text in fragments. It holds a turn only while there is a complete sentence to speak."""
+    """Speech of streamed text. It holds a turn only while there is a complete sentence to speak."""
 
     def __init__(
         self, service: Service, served: Served, owner: str, session: Session, seed: int, encoder: Encoder
@@ -59,9 +59,9 @@ class SessionStream(Stream[Spoken | CaughtUp]):
         super().__init__(service, served, owner, _ROOM)
         self._session = session
         self.seed = seed
-        """The seed that reproduces this speech from the same text, however it is cut into fragments."""
+        """The seed that reproduces this speech from the same text, however it is fragmented."""
         self.encoder = encoder
-        self.speaking = False  # whether it speaks, or waits for its turn to
+        self.speaking = False  # whether it speaks or waits for a turn
         self.characters = 0
         self._flushes = 0
         self._last_flush: int | None = None
@@ -72,11 +72,11 @@ class SessionStream(Stream[Spoken | CaughtUp]):
     async def begun(
         cls, service: Service, served: Served, owner: str, given: Mapping[str, Any], encoder: Encoder
     ) -> SessionStream:
-        """A stream that speaks what is pushed to it. given: arguments of `VoxCPM.session`, whose errors it raises."""
+        """Open a session and start its stream. given: arguments of `VoxCPM.session`, whose errors it raises."""
         seed = given.get("seed")
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed
         arguments = {**given, "seed": seed, "buffer_seconds": service.settings.buffer_seconds}
-        # The session asks for a turn when there is text, and so after `stream` is there.
+        # The session takes a turn only when there is text, by which time `stream` is set.
         stream: SessionStream
         session = await run_in_threadpool(served.tts.session, **arguments, turn=lambda: stream.turn())  # noqa: PLW0108
         stream = cls(service, served, owner, session, seed, encoder)
@@ -84,7 +84,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
         return stream
 
     def push(self, text: str) -> None:
-        """Speak this after what was pushed before. Raises ApiError (400) if the speech has too many characters."""
+        """Append text. Raises ApiError (400) if the speech has too many characters."""
         maximum = self.service.settings.max_characters
         self.characters += len(text)
         if self.characters > maximum:
@@ -95,14 +95,14 @@ class SessionStream(Stream[Spoken | CaughtUp]):
             self._more.set()
 
     def flush(self) -> None:
-        """Speak all that was pushed, even an unfinished sentence; a `CaughtUp` follows its pieces."""
+        """Speak everything pushed so far, even an incomplete sentence; a `CaughtUp` follows."""
         if not self.cancel.cancelled:
             self._session.flush()
             self._flushes += 1
             self._more.set()
 
     def finish(self) -> None:
-        """Flush for the last time; then the stream ends."""
+        """Flush and end the stream."""
         self._last_flush = self._flushes + 1
         self.flush()
 
@@ -117,7 +117,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """The turn in which the session speaks, on its thread. Raises ApiError if the queue is full, and Cancelled."""
+        """Hold a turn, on the session's thread. Raises ApiError if the queue is full, and Cancelled."""
         self.speaking = True
         self.since = self.since or time.perf_counter()
         try:
@@ -127,7 +127,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
             try:
                 self._entering.result()
             except concurrent.futures.CancelledError:
-                raise Cancelled("the speech was cancelled while it waited") from None
+                raise Cancelled("the speech was cancelled while waiting for a turn") from None
             began = time.perf_counter()
             yield
             self.work += time.perf_counter() - began
@@ -136,7 +136,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
             self.speaking = False
 
     def make(self) -> Iterator[Spoken | CaughtUp]:
-        """What the session says until its last flush."""
+        """Generate pieces until the last flush is spoken."""
         session, caught_up, kept_up = self._session, 0, True
         limit, buffer_seconds = self.service.settings.max_audio_seconds, self.service.settings.buffer_seconds
         with session:
@@ -148,7 +148,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
                     self.count_audio(len(chunk.pcm) / session.sample_rate)
                     if self.audio_seconds > limit:
                         raise speech_too_long(limit)
-                    # A turn in which the session waits for its reader says nothing about its speed.
+                    # While the session waits for a slow reader, its time does not measure its speed.
                     kept_up = kept_up and session.buffered_seconds < buffer_seconds / 2
                     yield self._spoken(chunk, session.sample_rate)
                 elif self._last_flush is not None and flushes >= self._last_flush:

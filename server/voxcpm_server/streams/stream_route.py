@@ -1,4 +1,4 @@
-"""Text in fragments over a websocket, `/v1/audio/stream`, in this server's own protocol (docs/server-api.md)."""
+"""The websocket `/v1/audio/stream` for streamed text, in this server's own protocol (docs/server-api.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITHOUT_EFFECT = ("input", "stream", "stream_format", "prompt_audio", "prompt_t
 
 
 class StartMessage(SpeechRequest):
-    """The first message of a speech: the fields of an HTTP request, as far as they apply."""
+    """The first message of a speech: the applicable fields of an HTTP request."""
 
     type: Literal["start"]
     model: str | None = None  # type: ignore[assignment]
@@ -32,13 +32,13 @@ class StartMessage(SpeechRequest):
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "pcm"
     audio: Annotated[
         Literal["binary", "base64"],
-        Field(description="Audio as messages of bytes, or of JSON with the bytes in base64."),
+        Field(description="Audio as binary messages, or as JSON with base64."),
     ] = "binary"
 
 
 @router.websocket("/audio/stream")
 async def stream_speech(websocket: WebSocket) -> None:
-    """Speak text that comes in fragments, one speech after another."""
+    """Speak streamed text, one speech after another."""
     service = service_of(websocket)
 
     async def begun() -> JsonSocket:
@@ -48,7 +48,7 @@ async def stream_speech(websocket: WebSocket) -> None:
 
 
 class _Speaker(JsonSocket):
-    """The conversation: start, text, flush, end, cancel; and what is being spoken."""
+    """Handles start, text, flush, end and cancel."""
 
     def __init__(self, websocket: WebSocket, service: Service) -> None:
         super().__init__(websocket, service)
@@ -61,7 +61,7 @@ class _Speaker(JsonSocket):
         if kind == "start":
             await self._start(message)
         elif kind == "cancel":
-            # At its next Euler step. One that has just ended has already been reported.
+            # A speech that has just ended was already reported.
             if self._stream is not None and self._task is not None:
                 await self.hush(self._task)
                 if self._stream is not None:
@@ -69,7 +69,7 @@ class _Speaker(JsonSocket):
         elif kind not in ("text", "flush", "end"):
             raise ApiError(400, "type: expected start, text, flush, end or cancel", param="type")
         elif self._stream is None or self._ended:
-            raise ApiError(400, f"{kind}: there is no speech to add to; send a start first", param="type")
+            raise ApiError(400, f"{kind}: no speech in progress; send start first", param="type")
         elif kind == "flush":
             self._stream.flush()
         elif kind == "end":
@@ -84,7 +84,7 @@ class _Speaker(JsonSocket):
     async def _start(self, message: dict[str, Any]) -> None:
         asked = StartMessage.checked(message, "start")
         if self._stream is not None:
-            raise ApiError(400, "start: one speech at a time; send the next start after done", param="type")
+            raise ApiError(400, "start: a speech is in progress; wait for done", param="type")
         ignored = sorted(asked.model_extra or ())
         ignored += sorted(asked.model_fields_set & set(_WITHOUT_EFFECT))
         bare = asked.model_copy(update={**dict.fromkeys(_WITHOUT_EFFECT), "input": ""})

@@ -1,1 +1,1 @@
-"""Home Assistant's protocol: an optional room."""
+"""Wyoming, Home Assistant's voice protocol: an optional room."""

@@ -1,4 +1,4 @@
-"""The options of Wyoming."""
+"""Options of Wyoming."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from voxcpm_server.settings import Settings, access, network
 
 @dataclass(frozen=True)
 class WyomingSettings(Settings):
-    """The address of Wyoming, and who may connect."""
+    """Address and exposure of Wyoming."""
 
     wyoming: Annotated[
         int | None,
@@ -21,5 +21,5 @@ class WyomingSettings(Settings):
     ] = None  # fmt: skip
     insecure_wyoming_without_key: Annotated[
         bool,
-        access("Offer Wyoming, without keys, on --host.", flags=["--insecure-wyoming-without-key"]),
+        access("Serve Wyoming, which has no keys, on --host.", flags=["--insecure-wyoming-without-key"]),
     ] = False

@@ -1,4 +1,4 @@
-"""Wyoming over TCP, the protocol of Home Assistant's voices: describe, synthesize, and synthesize in fragments."""
+"""Wyoming over TCP, Home Assistant's voice protocol: describe, synthesize, and streaming synthesize."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
 
 
 class Wyoming(Room):
-    """The door of this room: Wyoming over TCP, if `--wyoming` names a port."""
+    """Entry point of this room. Enabled by `--wyoming`."""
 
     @classmethod
     def address(cls, settings: WyomingSettings, *, has_keys: bool) -> Address | None:
-        """The server's own host if that is loopback or everyone is let in, otherwise loopback."""
+        """The server's host if it is loopback or an option allows open access, otherwise loopback."""
         if settings.wyoming is None:
             return None
         everyone = settings.insecure_serve_without_key and not has_keys
@@ -47,7 +47,7 @@ class Wyoming(Room):
         return settings.host if is_open else "127.0.0.1", settings.wyoming, "--wyoming"
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
-        """Take connections from this socket, which listens already."""
+        """Accept connections on a listening socket."""
         serve = partial(_connected, self.service)
         return await asyncio.start_server(serve, sock=listener, limit=MAX_LINE_BYTES)
 
@@ -64,7 +64,7 @@ async def _connected(service: Service, reader: asyncio.StreamReader, writer: asy
             await asyncio.wait_for(talk.end(error), 1)
     finally:
         if status != CLIENT_GONE:
-            # After pending data, if the client reads.
+            # Flushes pending data if the client reads.
             writer.close()
         patience = 0 if status == CLIENT_GONE else service.settings.client_timeout
         asyncio.get_running_loop().call_later(patience, writer.transport.abort)
@@ -72,14 +72,14 @@ async def _connected(service: Service, reader: asyncio.StreamReader, writer: asy
 
 
 class _Talk(Conversation):
-    """One connection. Clients have no keys, so each address counts as one."""
+    """A connection. Wyoming has no keys, so the client's address is the owner."""
 
     def __init__(self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         super().__init__(service, f"wyoming {peer[0]}" if peer else "wyoming")
         self._reader = reader
         self._writer = writer
-        # The current speech, and whether it takes text.
+        # The current speech, and whether it accepts more text.
         self._stream: SessionStream | None = None
         self._takes_text = False
 
@@ -110,18 +110,18 @@ class _Talk(Conversation):
             stream.push(text)
             stream.finish()
             self._takes_text = False
-        # Between start and stop, synthesize repeats the whole text, for servers without fragments. Other events, such
-        # as those of a microphone, are ignored.
+        # Between start and stop, `synthesize` repeats the whole text for servers without streaming. Other events, such
+        # as microphone audio, are ignored.
         return True
 
     def _open(self, kind: str) -> SessionStream:
         if self._stream is None or not self._takes_text:
-            raise ApiError(400, f"{kind}: expected synthesize-start before")
+            raise ApiError(400, f"{kind}: expected synthesize-start first")
         return self._stream
 
     async def _begin(self, message: Event) -> None:
         if self._stream is not None:
-            raise ApiError(400, f"{message.type}: one speech at a time; wait until audio-stop")
+            raise ApiError(400, f"{message.type}: a speech is in progress; wait for audio-stop")
         if message.data.get("text_format") not in (None, "text"):
             raise ApiError(400, "text_format: expected text")
         asked = message.data.get("voice")
@@ -183,7 +183,7 @@ class _Talk(Conversation):
 
 
 class _BoundedReader:
-    """What the package wyoming reads an event from, which by itself reads events of any size."""
+    """A reader with a size limit, which the wyoming package lacks."""
 
     def __init__(self, reader: asyncio.StreamReader, max_bytes: int) -> None:
         self._reader = reader
@@ -202,13 +202,13 @@ class _BoundedReader:
 
 
 async def read_event(reader: asyncio.StreamReader, max_bytes: int) -> Event:
-    """The next event. Raises ApiError if it is malformed or too large, and IncompleteReadError at the end."""
+    """Read an event. Raises ApiError if it is malformed or too large, and IncompleteReadError at the end."""
     event = None
     with contextlib.suppress(TypeError, AttributeError, KeyError, RecursionError):
         event = await async_read_event(_BoundedReader(reader, max_bytes))  # type: ignore[arg-type]
     if event is None or not isinstance(event.type, str) or not isinstance(event.data or {}, dict):
-        expected = "a JSON object with a type, and data that are an object"
-        raise ApiError(400, f"expected an event of Wyoming: {expected}")
+        expected = "a JSON object with a type and an object as data"
+        raise ApiError(400, f"expected a Wyoming event: {expected}")
     return Event(event.type, event.data or {})
 
 

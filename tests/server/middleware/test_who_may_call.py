@@ -48,7 +48,7 @@ def test_keys_come_from_the_command_line_a_file_and_the_environment(
     (tmp_path / "keys").write_text("# none\n")
     with pytest.raises(InputError, match="found none"):
         read_keys(Settings(api_key_file=tmp_path / "keys"))
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot read"):
         read_keys(Settings(api_key_file=tmp_path / "absent"))
     with pytest.raises(InputError, match="leave the option out"):
         read_keys(Settings(api_key=[""]))

@@ -191,7 +191,7 @@ def test_errors_are_the_servers_line_and_never_html(
     assert page.locator("b").count() == 0
     page.route("**/audio/speech", lambda route: route.abort())
     page.click("#speak-button")
-    expect(page.locator("#error")).to_have_text("The server cannot be reached.")
+    expect(page.locator("#error")).to_have_text("Cannot connect to the server.")
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve: Callable[..., Any]) -> None:
@@ -202,7 +202,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve
         if wrong is not None:
             page.fill("#key", wrong)
             page.keyboard.press("Enter")
-            expect(page.locator("#access [role=alert]")).to_have_text("This key is not one of the server's.")
+            expect(page.locator("#access [role=alert]")).to_have_text("The server rejected this key.")
             page.locator("#key-error").evaluate("(line) => line.replaceChildren()")
         for button in ("#speak-button", "#preview", "#submit-job", "#new-voice"):
             expect(page.locator(button)).to_be_disabled()

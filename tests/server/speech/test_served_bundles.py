@@ -95,7 +95,7 @@ def test_the_least_recently_used_bundle_that_is_silent_makes_room() -> None:
         with await shelf.bundles.lease("b"):
             # c was used later than a; but somebody uses a. The default bundle stays in any case.
             assert shelf.closed == ["b", "c"]
-            with pytest.raises(ApiError, match=r"needs about 0\.0 GB beside") as caught:
+            with pytest.raises(ApiError, match=r"needs about 0\.0 GB in addition") as caught:
                 await shelf.bundles.lease("c")
             assert caught.value.status_code == 503
             assert caught.value.headers == {"Retry-After": "5"}

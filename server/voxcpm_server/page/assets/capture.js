@@ -1,4 +1,4 @@
-// Runs on the audio thread: hands the microphone's samples to the page.
+// An audio worklet that posts the microphone's samples to the page.
 
 class Capture extends AudioWorkletProcessor {
   process([input]) {

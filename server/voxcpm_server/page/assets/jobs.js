@@ -1,4 +1,4 @@
-// Long texts that the server speaks by itself: submitted, watched, saved, deleted.
+// Jobs: submit, poll, download, delete.
 
 import { ask, part, sentence } from "./server.js";
 import { save } from "./wav.js";
@@ -13,7 +13,7 @@ export class Jobs {
   #jobs = new Map();
   #timer = null;
 
-  /** page: as that of Voices; request() is what the form asks for. */
+  /** page: as for Voices, plus request(), the form's speech request. */
   constructor(about, page) {
     this.#page = page;
     this.#offered = about.jobs;
@@ -24,7 +24,7 @@ export class Jobs {
     document.addEventListener("visibilitychange", () => document.hidden || page.attempt(() => this.list(), { unasked: true }));
   }
 
-  /** Brings the list up to date, and goes on doing so while a job is not finished and the page is seen. */
+  /** Refreshes the list, then polls while a job is unfinished and the page is visible. */
   async list() {
     if (!this.#offered) return;
     clearTimeout(this.#timer);
@@ -39,7 +39,7 @@ export class Jobs {
       this.#jobs.get(id).item.remove();
       this.#jobs.delete(id);
     }
-    // In the server's order; an entry that is moved would lose the focus.
+    // In the server's order. Move only what must move, as a moved entry loses focus.
     data.forEach(({ id }, index) => {
       const { item } = this.#jobs.get(id);
       const list = element("job-list");
@@ -86,13 +86,13 @@ export class Jobs {
   }
 }
 
-/** Shows a job of the server in its entry. */
+/** Updates a job's entry. */
 function show(entry, job) {
   entry.format = job.response_format;
   const line = `${new Date(job.created_at * 1000).toLocaleString()} · ${job.characters.toLocaleString("en")} characters · ${description(job)}`;
   if (entry.line.textContent !== line) entry.line.textContent = line;
   entry.bar.hidden = job.state !== "running";
-  // Without a value the bar shows activity only.
+  // Without a value the bar is indeterminate.
   if (job.segments > 1) Object.assign(entry.bar, { max: job.segments, value: job.segments_done });
   entry.download.disabled = job.state !== "done";
 }

@@ -1,4 +1,4 @@
-// The page: what its controls do. Text of users and servers is only ever set as text.
+// The page's controls. Text from users and the server is only ever set as textContent.
 
 import { address, ask, key, Refusal, sentence } from "./server.js";
 import { Jobs } from "./jobs.js";
@@ -15,7 +15,7 @@ const SAMPLE_TEXT = "Welcome! Whatever you write here is spoken by this server. 
 const NEED_A_KEY = ["speak-button", "preview", "new-voice", "submit-job"];
 const DELAY_STEP_SECONDS = 5;
 const VISITED = "voxcpm-coreml-visited";
-// A rate to begin with where the model's own is not known yet.
+// Sample rate to start with if the model's is still unknown.
 const USUAL_RATE = 44_100;
 const element = (id) => document.getElementById(id);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -26,7 +26,7 @@ let settings;
 let voices;
 let jobs;
 let speech = null;
-/** Whether samples of the speech still come. */
+/** Whether speech is still being received. */
 let busy = false;
 
 const waveform = new Waveform(element("waveform"), () => ({
@@ -36,17 +36,17 @@ const waveform = new Waveform(element("waveform"), () => ({
   open: busy,
 }));
 
-/** What the form asks for, in the format that it names. */
+/** The form's speech request, including its format. */
 const request = () => ({ ...settings.request, response_format: settings.format });
 
-/** Whether the server asks for a key that this tab does not have. */
+/** Whether the server requires a key that this tab does not have. */
 const isLocked = () => about.needs_key && !key.get();
 
 function say(line) {
   if (element("status").textContent !== line) element("status").textContent = line;
 }
 
-/** Does some work and shows the one line of its error. Work in the background keeps the line that is there. */
+/** Runs some work and shows its error. Background work does not clear an earlier error. */
 async function attempt(work, { unasked = false } = {}) {
   if (!unasked) element("error").hidden = true;
   try {
@@ -62,7 +62,7 @@ async function attempt(work, { unasked = false } = {}) {
   }
 }
 
-/** Asks a question; whether the answer was yes. */
+/** Shows a confirmation dialog; resolves to whether the user confirmed. */
 function sure(question) {
   const dialog = element("sure");
   element("question").textContent = question;
@@ -76,18 +76,18 @@ function sure(question) {
   });
 }
 
-/** Forgets a key that the server does not accept, and asks for another. */
+/** Clears a rejected key and prompts for another. */
 function refuseKey() {
   const wrong = key.get() !== "";
   about.needs_key = true;
   key.set("");
   element("key").ariaInvalid = String(wrong);
-  element("key-error").textContent = wrong ? "This key is not one of the server's." : "";
+  element("key-error").textContent = wrong ? "The server rejected this key." : "";
   showAccess();
   element("key").focus();
 }
 
-/** Asks for a key, and disables what needs one, while there is none. */
+/** While a key is missing, prompts for one and disables the controls that need it. */
 function showAccess() {
   element("access").hidden = !isLocked();
   for (const id of NEED_A_KEY) element(id).disabled = isLocked();
@@ -123,11 +123,11 @@ async function speak() {
       show();
     }
   }
-  // By now its bundle is loaded, and the server knows more of it.
+  // Its bundle is loaded by now, so the server knows its sample rate.
   if (settings.model.sample_rate === null && mine.whole) await attempt(async () => (settings.about = await fetchAbout()));
 }
 
-/** delay: seconds until playback. In steps, so that a screen reader does not count them all. */
+/** delay: seconds until playback, rounded so that a screen reader does not announce each second. */
 function progressLine(delay) {
   if (delay < 1 || delay === Infinity) return "Speaking";
   const seconds = Math.ceil(delay / DELAY_STEP_SECONDS) * DELAY_STEP_SECONDS;
@@ -145,7 +145,7 @@ async function download() {
     save(wavOf(speech.pieces, speech.rate), "speech.wav");
     return;
   }
-  // The same seed makes the same samples, so they are spoken once more and encoded there.
+  // The same seed gives the same samples, so request them again in this format.
   const button = element("download");
   button.disabled = true;
   try {
@@ -156,7 +156,7 @@ async function download() {
   }
 }
 
-/** Brings every control and figure up to date. */
+/** Updates every control and figure. */
 function show() {
   const samples = speech?.samples ?? 0;
   const button = element("speak-button");
@@ -165,7 +165,7 @@ function show() {
   element("play").disabled = !samples;
   element("play").classList.toggle("busy", player.playing);
   element("play").lastElementChild.textContent = player.playing ? "Pause" : "Play";
-  // In another format it would be spoken whole.
+  // Another format would need the whole speech again.
   element("download").disabled = !samples || busy || (settings.format !== "wav" && !speech.whole);
   element("download").textContent = `Download ${settings.format.toUpperCase()}`;
   element("first-audio").textContent = speech?.firstAudio ? `${speech.firstAudio.toFixed(2)} s` : "–";
@@ -202,7 +202,7 @@ function seek(seconds) {
 function showPrograms() {
   const base = address("v1");
   const asked = request();
-  // Without a text the server would refuse them.
+  // The server would reject an empty text.
   if (!asked.input.trim()) asked.input = SAMPLE_TEXT;
   element("curl").textContent = curlOf(asked, base, about.needs_key);
   element("python").textContent = pythonOf(asked, base, about.needs_key);
@@ -214,7 +214,7 @@ async function copy(button, text) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    // Without https there is no clipboard; what is selected can be copied by hand.
+    // The clipboard needs HTTPS; select the text so that the user can copy it.
     getSelection().selectAllChildren(element(button.id.replace("copy-", "")));
     button.textContent = "Selected";
   }
@@ -297,7 +297,7 @@ async function begin() {
       element("text").focus();
     });
   });
-  // Wide windows have room for them next to the text.
+  // Wide windows show the options next to the text.
   element("options").open = matchMedia("(min-width: 60rem)").matches;
   wire();
   show();

@@ -1,4 +1,4 @@
-// The microphone, as samples.
+// Records samples from the microphone.
 
 import { address } from "./server.js";
 
@@ -9,7 +9,7 @@ export class Microphone {
   #context = null;
   #stream = null;
 
-  /** Whether the browser lets this page record: on loopback and over https only. */
+  /** Whether the browser allows recording: only on localhost and over HTTPS. */
   static get allowed() {
     return Boolean(navigator.mediaDevices?.getUserMedia && window.AudioWorkletNode);
   }
@@ -22,9 +22,9 @@ export class Microphone {
     return this.samples / this.rate;
   }
 
-  /** taken(piece): called with each Int16Array. Throws what the browser says if there is no microphone. */
+  /** taken(piece): called with each Int16Array. Throws the browser's error if there is no microphone. */
   async start(taken) {
-    // As it is: what makes a telephone call clear takes a voice's character.
+    // Unprocessed: call-quality filters distort the voice.
     const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
     this.#stream = await navigator.mediaDevices.getUserMedia({ audio });
     try {
@@ -41,7 +41,7 @@ export class Microphone {
       this.samples += piece.length;
       taken(piece);
     };
-    // It gives silence, but without an output nobody would ask it for anything.
+    // Outputs silence, but a node without a destination is not processed.
     new MediaStreamAudioSourceNode(this.#context, { mediaStream: this.#stream }).connect(capture);
     capture.connect(this.#context.destination);
   }

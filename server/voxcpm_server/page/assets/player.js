@@ -1,16 +1,16 @@
-// Plays samples while they come, and again from anywhere.
+// Plays samples as they arrive, with seeking and replay.
 
-// Seconds between the decision to play and the first sample, so that the first one is not late.
+// Seconds to schedule the first sample ahead, so that it is not late.
 const LEAD = 0.03;
-// Seconds of speech to buffer before playback begins; doubled by each gap, for a speed that varies.
+// Seconds of speech to buffer before playback; doubled after each gap.
 const MIN_BUFFER = 0.1;
 const MAX_BUFFER = 4;
 
-/** Fires "change" when it begins, pauses or reaches the end. */
+/** Fires "change" on play, pause and end. */
 export class Player extends EventTarget {
   playing = false;
   samples = 0;
-  /** How often it had to wait for more. */
+  /** Number of buffer underruns. */
   gaps = 0;
 
   #context = null;
@@ -18,7 +18,7 @@ export class Player extends EventTarget {
   #sources = new Set();
   #complete = true;
   #delay = () => 0;
-  // Samples that are played or scheduled, and the sample and time at which the present run of them began.
+  // Samples played or scheduled so far; start sample and time of the current gapless run.
   #scheduled = 0;
   #run = null;
 
@@ -26,19 +26,19 @@ export class Player extends EventTarget {
     return this.#context?.sampleRate ?? 1;
   }
 
-  /** Seconds until it plays; 0 or less if it plays or soon will. */
+  /** Seconds until playback starts; 0 or less while playing or about to. */
   get delay() {
     return this.#run ? 0 : this.#delay(this.#scheduled);
   }
 
-  /** Where it is, in samples. */
+  /** Playback position in samples. */
   get position() {
     if (!this.#run) return this.#scheduled;
     const passed = Math.max(0, this.#context.currentTime - this.#run.time) * this.rate;
     return Math.min(this.#run.sample + passed, this.#scheduled);
   }
 
-  /** Forgets the last speech. Call it while a click or key is handled: browsers let nothing else begin to sound. */
+  /** Clears the last speech. Call it in a click or key handler: browsers block audio otherwise. */
   prepare(rate) {
     this.pause();
     this.#pieces = [];
@@ -50,7 +50,7 @@ export class Player extends EventTarget {
     this.#context.resume();
   }
 
-  /** Begins a new speech. rate: samples a second. delay(sample): seconds to wait before playing on from there. */
+  /** Starts a new speech. rate: in Hz. delay(sample): seconds to wait before playing from there. */
   open(rate, delay) {
     this.prepare(rate);
     this.#delay = delay;
@@ -65,7 +65,7 @@ export class Player extends EventTarget {
     if (this.playing) this.#schedule();
   }
 
-  /** Nothing more comes. */
+  /** Marks the speech as complete. */
   complete() {
     this.#complete = true;
     if (this.playing) this.#schedule();
@@ -112,7 +112,7 @@ export class Player extends EventTarget {
       }
       const buffer = Math.min(MIN_BUFFER * 2 ** this.gaps, MAX_BUFFER);
       if (!this.#complete && (waiting / this.rate < buffer || this.delay > 0)) return;
-      // On a whole sample, so that pieces meet exactly.
+      // Aligned to a whole sample, so that pieces join exactly.
       this.#run = { sample: this.#scheduled, time: Math.ceil((now + LEAD) * this.rate) / this.rate };
     }
     for (const { start, values } of this.#pieces) {

@@ -1,11 +1,11 @@
-// The commands that ask for the same speech.
+// Code examples for the form's request.
 
 const KEY_VARIABLE = "OPENAI_API_KEY";
 
-/** request: the body of /v1/audio/speech. base: the address of its /v1. */
+/** request: the body of /v1/audio/speech. base: the URL of /v1. */
 export function curlOf(request, base, needsKey) {
   return [
-    // An error must not be saved as if it were audio.
+    // --fail: an error must not be saved as audio.
     `curl --fail ${quoted(`${base}/audio/speech`)}`,
     ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
     '-H "Content-Type: application/json"',
@@ -14,7 +14,7 @@ export function curlOf(request, base, needsKey) {
   ].join(" \\\n  ");
 }
 
-/** The same with OpenAI's client, which takes a key from its variable. */
+/** The same with OpenAI's client, which reads the key from the environment. */
 export function pythonOf(request, base, needsKey) {
   const known = ["model", "voice", "input", "instructions", "response_format", "speed"];
   const named = known.filter((name) => name in request);
@@ -26,7 +26,7 @@ export function pythonOf(request, base, needsKey) {
     "",
     `client = OpenAI(base_url=${JSON.stringify(base)}${needsKey ? "" : ', api_key="none"'})`,
     "speech = client.audio.speech.create(",
-    // A string of JSON is one of Python, too, and so is a number.
+    // JSON strings and numbers are valid Python literals.
     ...named.map((name) => `    ${name}=${JSON.stringify(request[name])},`),
     ...(extra.length ? [`    extra_body={${extra.join(", ")}},`] : []),
     ")",
@@ -34,7 +34,7 @@ export function pythonOf(request, base, needsKey) {
   ].join("\n");
 }
 
-/** A word of a shell. */
+/** Quotes a word for the shell. */
 function quoted(text) {
   return /^[\w.:/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }

@@ -1,4 +1,4 @@
-// Requests to the server, with this tab's key; an error is the server's own line.
+// Requests to the server, with this tab's key. Errors carry the server's message.
 
 const KEY = "voxcpm-coreml-key";
 
@@ -15,12 +15,12 @@ export class Refusal extends Error {
   }
 }
 
-/** The whole address of a path of this server, which may lie in a folder of a reverse proxy's. */
+/** The absolute URL of a path; the server may be behind a reverse proxy's path prefix. */
 export const address = (path) => new URL(path, document.baseURI).href;
 
-/** The answer to a request. Throws Refusal, or an AbortError if its signal was aborted. */
+/** Sends a request. Throws Refusal, or an AbortError if its signal was aborted. */
 export async function ask(path, { json, headers = {}, ...options } = {}) {
-  // No header can carry such a key, so no server has it.
+  // Such a key is invalid in a header, so it must be wrong.
   if (/[^\x20-\xff]/.test(key.get())) throw new Refusal("", 401);
   const sent = { ...headers };
   if (key.get()) sent.Authorization = `Bearer ${key.get()}`;
@@ -33,24 +33,24 @@ export async function ask(path, { json, headers = {}, ...options } = {}) {
     answer = await fetch(address(path), { ...options, headers: sent });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("The server cannot be reached.", 0);
+    throw new Refusal("Cannot connect to the server.", 0);
   }
   if (!answer.ok) throw await refusal(answer);
   return answer;
 }
 
-/** The part of a path that a name is. */
+/** Encodes a name as a path segment. */
 export const part = encodeURIComponent;
 
-/** A line that begins in upper case. */
+/** Capitalizes the first letter. */
 export const sentence = (line) => line.charAt(0).toUpperCase() + line.slice(1);
 
 async function refusal(answer) {
-  let line = `The server answered ${answer.status} ${answer.statusText}`.trim();
+  let line = `The server responded with ${answer.status} ${answer.statusText}`.trim();
   try {
     line = (await answer.json()).error.message;
   } catch {
-    // Not from this server: a proxy in between has answered.
+    // The response came from a proxy.
   }
   const wait = answer.headers.get("Retry-After");
   return new Refusal(wait ? `${line} (retry in ${wait} s)` : line, answer.status);

@@ -1,4 +1,4 @@
-// What the form asks for, as a request of the server.
+// The form's state as a speech request.
 
 const NUMBERS = ["speed", "cfg_value", "inference_timesteps"];
 
@@ -15,18 +15,18 @@ export class Settings extends EventTarget {
     fill(this.#field("format"), formats);
     this.reset();
     document.addEventListener("input", ({ target }) => target.form?.id === "speak" && this.#changed());
-    // An invalid number must be visible, so open what it is folded into.
+    // Unfold the section that hides an invalid number.
     for (const fold of [this.#field("options"), this.#field("advanced")]) {
       fold.addEventListener("invalid", () => (fold.open = true), true);
     }
   }
 
-  /** The facts of the bundle that is chosen. */
+  /** Facts about the selected bundle. */
   get model() {
     return this.#about.models.find(({ id }) => id === this.#field("model").value);
   }
 
-  /** What the server tells now: of a bundle that was loaded meanwhile it knows more. */
+  /** Refreshes /about, which has more facts once a bundle is loaded. */
   set about(about) {
     this.#about = about;
     this.#changed();
@@ -41,7 +41,7 @@ export class Settings extends EventTarget {
     this.#changed();
   }
 
-  /** The body of /v1/audio/speech without the format: only what differs from the defaults. */
+  /** The body of /v1/audio/speech without the format; defaults are omitted. */
   get request() {
     const request = { model: this.model.id, input: this.#field("text").value, voice: this.#field("voice").value || "default" };
     const style = this.#field("instructions").value.trim();
@@ -54,7 +54,7 @@ export class Settings extends EventTarget {
     return request;
   }
 
-  /** Everything but text, voice and model as it was at first. */
+  /** Resets everything except text, voice and model. */
   reset() {
     for (const name of NUMBERS) {
       const { least, greatest, default: usual } = this.#about.options[name];
@@ -67,7 +67,7 @@ export class Settings extends EventTarget {
 
   #changed() {
     const { characters } = this.#about.limits;
-    // As the server counts: code points.
+    // Code points, as on the server.
     const length = [...this.#field("text").value].length;
     this.#field("characters").value = `${length.toLocaleString("en")} of ${characters.toLocaleString("en")}`;
     this.#field("characters").classList.toggle("too-many", length > characters);
@@ -82,7 +82,7 @@ export class Settings extends EventTarget {
   }
 }
 
-/** Gives a list its entries, [value, text] each. */
+/** Fills a select element. entries: [value, text] pairs. */
 export function fill(list, entries) {
   list.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
 }

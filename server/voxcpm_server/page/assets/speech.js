@@ -1,31 +1,31 @@
-// A speech of the server while it is made: its samples as they come, and what was measured on the way.
+// A streamed speech: its samples as they arrive, and timing measurements.
 
 import { ask } from "./server.js";
 
 const HEADER_BYTES = 44;
-// Bytes of UTF-8 in a second of speech: about 15 in English, and as many in scripts of two or three bytes a letter. A
-// digit is spoken as a word.
+// UTF-8 bytes per second of speech, estimated low: about 15 in English and in scripts with two or three bytes per
+// letter. A digit is spoken as a word.
 const TEXT_BYTES_PER_SECOND = 12;
 const WORD = "word ";
-// What measures the speed: seconds of speech after the first samples and, if it seems slow, seconds of time. The first
-// pieces are the slowest.
+// Minimum seconds of speech for a speed measurement and, if it seems slow, of elapsed time, as the first pieces are the
+// slowest.
 const MEASURED_SECONDS = 0.25;
 const SLOW_SECONDS = 2;
-// What is added to the measured time, and to the length of a speech that is longer than its text seemed.
+// Safety factors for the measured speed, and for a speech that exceeds its estimated length.
 const SPEED_MARGIN = 1.1;
 const LENGTH_MARGIN = 1.25;
 
-/** Asks for a speech and hands over its samples. */
+/** Requests speech and streams its samples. */
 export class Speech {
   pieces = [];
   samples = 0;
-  /** Samples a second, and the seed; known with the answer. */
+  /** Sample rate in Hz and seed; known with the response. */
   rate = null;
   seed = null;
-  /** Seconds from the request to the first samples, and to the last ones that came. */
+  /** Seconds from the request to the first samples, and to the latest ones. */
   firstAudio = null;
   elapsed = 0;
-  /** Whether all of it has come. */
+  /** Whether all of it has arrived. */
   whole = false;
 
   #abort = new AbortController();
@@ -42,15 +42,15 @@ export class Speech {
     return this.samples ? this.samples / this.rate : 0;
   }
 
-  /** Seconds for a second of the speech that came after its first samples: waiting in the queue does not count. */
+  /** Real-time factor after the first samples, so that time in the queue does not count. */
   get realTimeFactor() {
     const samples = this.samples - (this.pieces[0]?.length ?? 0);
     return samples ? ((this.elapsed - this.firstAudio) * this.rate) / samples : null;
   }
 
   /**
-   * How many seconds playback from a sample must wait so that it does not run out before the end; 0 or less if it need
-   * not wait. The rest must be made by the time that it is due: both are estimates from the text and the measured speed.
+   * Seconds that playback from a sample must wait to avoid underruns; 0 or less if it need not wait. Estimated from the
+   * length of the text and the measured speed.
    */
   delay(sample) {
     const measured = this.samples - (this.pieces[0]?.length ?? 0);
@@ -63,12 +63,12 @@ export class Speech {
   }
 
   /**
-   * Calls began(rate) when the answer comes, and taken(piece), an Int16Array, for each piece of it.
-   * Throws Refusal; a cancelled speech ends without an error.
+   * Calls began(rate) when the response begins, and taken(piece) with each Int16Array.
+   * Throws Refusal; cancellation is not an error.
    */
   async read(began, taken) {
     const start = performance.now();
-    // A WAV has the voice's own rate; raw samples would have that of OpenAI's.
+    // WAV has the voice's own rate; raw samples would have OpenAI's.
     const json = { ...this.request, response_format: "wav" };
     try {
       const answer = await ask("v1/audio/speech", { json, signal: this.#abort.signal });
@@ -85,17 +85,17 @@ export class Speech {
       this.whole = true;
     } catch (error) {
       if (this.#abort.signal.aborted) return;
-      throw this.samples ? new Error("The speech was cut off; you can play the part that arrived.") : error;
+      throw this.samples ? new Error("The speech was interrupted; you can play the part that arrived.") : error;
     }
   }
 
-  /** Ends it: the server stops speaking as soon as it notices. */
+  /** Aborts the request; the server notices and stops speaking. */
   cancel() {
     this.#abort.abort();
   }
 }
 
-/** The 16-bit samples of a body, a WAV file with the plainest header; a part of it may end within a sample. */
+/** Yields the 16-bit samples of a WAV body with a 44-byte header. Chunks may end within a sample. */
 async function* piecesOf(body) {
   const reader = body.getReader();
   let left = new Uint8Array();

@@ -1,4 +1,4 @@
-// The voices: the list, previews, deletion, and new ones from a recording or a file.
+// Voices: list, preview, delete, and create from a recording or a file.
 
 import { ask, part } from "./server.js";
 import { Microphone } from "./microphone.js";
@@ -20,7 +20,7 @@ export class Voices {
   #recording = null;
   #sound = null;
 
-  /** page: attempt(work) shows the error of some work, say(line) tells, sure(question) asks, model() is the chosen one. */
+  /** page: attempt(work) shows errors, say(line) sets the status, sure(question) confirms, model() is the selected one. */
   constructor(about, page) {
     this.#about = about;
     this.#page = page;
@@ -46,7 +46,7 @@ export class Voices {
     element("record").disabled = !Microphone.allowed;
   }
 
-  /** Asks for the list, and chooses that voice if it is there. */
+  /** Fetches the list and selects a voice if it exists. */
   async list(chosen = element("voice").value) {
     const { voices } = await (await ask("v1/audio/voices")).json();
     const others = [];
@@ -65,7 +65,7 @@ export class Voices {
       list.append(group);
     }
     list.value = voices.some(({ id }) => id === chosen) ? chosen : DEFAULT;
-    // As if the user had chosen it, so that the commands follow.
+    // As if the user had selected it, so that the code examples update.
     list.dispatchEvent(new Event("input", { bubbles: true }));
     this.#choose();
   }
@@ -79,7 +79,7 @@ export class Voices {
     hint.textContent = "";
     if (voice === DEFAULT) hint.textContent = "The model’s own voice.";
     else if (this.#builtIn.includes(voice)) hint.textContent = "This voice comes with the model.";
-    else if (!own) hint.textContent = "Another name for a voice, for programs that ask for it.";
+    else if (!own) hint.textContent = "Another name for a voice, for client compatibility.";
     if (!own) return;
     await this.#page.attempt(async () => {
       const facts = await (await ask(`v1/audio/voices/${part(voice)}`)).json();
@@ -102,7 +102,7 @@ export class Voices {
     await this.#sound.play();
   }
 
-  /** Ends a preview; whether there was one. */
+  /** Stops a preview; returns whether one was playing. */
   #hush() {
     if (!this.#sound) return false;
     this.#sound.pause();
@@ -154,7 +154,7 @@ export class Voices {
         if (microphone.seconds >= most - 0.5) this.#endRecording();
       });
     } catch (error) {
-      throw new Error(`The microphone cannot be used: ${error.message}`);
+      throw new Error(`Cannot use the microphone: ${error.message}`);
     }
     this.#microphone = microphone;
     element("record").setAttribute("aria-pressed", "true");
@@ -175,7 +175,7 @@ export class Voices {
     this.#take(wavOf(microphone.pieces, microphone.rate));
   }
 
-  /** recording: a file or blob, or none. */
+  /** Sets the recording: a file, a blob, or null. */
   #take(recording) {
     this.#recording = recording ?? null;
     const player = element("recorded");
@@ -188,9 +188,9 @@ export class Voices {
   async #save() {
     this.#endRecording();
     const name = element("voice-name").value.trim();
-    if (!this.#recording) throw new Error("A voice needs a recording: record one, or choose an audio file.");
+    if (!this.#recording) throw new Error("Record a voice or choose an audio file first.");
     if (this.#recording.size > this.#about.limits.upload_bytes) {
-      throw new Error(`The recording is larger than ${this.#about.limits.upload_bytes / 1e6} MB, the limit for uploads.`);
+      throw new Error(`The recording exceeds the upload limit of ${this.#about.limits.upload_bytes / 1e6} MB.`);
     }
     const form = new FormData();
     form.append("name", name);
@@ -216,6 +216,6 @@ export class Voices {
 
 function description({ created, prompt_seconds, reference_seconds, consent }) {
   const seconds = (prompt_seconds || reference_seconds).toFixed(1);
-  const made = created ? `Made on ${created.slice(0, 10)} from` : "Made from";
+  const made = created ? `Created on ${created.slice(0, 10)} from` : "Created from";
   return `${made} ${seconds} s of speech${consent ? ", with the speaker’s consent" : ""}.`;
 }

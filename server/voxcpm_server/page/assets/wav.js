@@ -1,6 +1,6 @@
-// A WAV file of 16-bit samples, and files that the browser saves.
+// Writes 16-bit WAV files and saves downloads.
 
-/** pieces: Int16Arrays. rate: samples a second. */
+/** pieces: Int16Arrays. rate: in Hz. */
 export function wavOf(pieces, rate) {
   const size = 2 * pieces.reduce((sum, piece) => sum + piece.length, 0);
   const bytes = new DataView(new ArrayBuffer(44 + size));
@@ -32,6 +32,6 @@ export function save(blob, name) {
   link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
-  // The browser reads it after the click.
+  // The browser reads the URL after the click.
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }

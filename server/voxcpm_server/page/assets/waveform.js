@@ -1,9 +1,9 @@
-// The picture of samples: a bar for each few of them, as they come.
+// Draws a waveform as samples arrive.
 
 const BLOCK = 256;
 const BAR = 3;
 const STEP = 5;
-// Seconds that the picture has room for while nobody knows how long the speech will be; doubled when they are full.
+// Initial width in seconds while the speech's length is unknown; doubled when full.
 const ROOM = 5;
 
 export class Waveform {
@@ -13,7 +13,7 @@ export class Waveform {
   #frame = null;
   #shown;
 
-  /** shown(): what to draw: samples played, samples there, samples a second, whether more will come. */
+  /** shown(): what to draw: samples played, samples available, rate in Hz, whether more will follow. */
   constructor(canvas, shown) {
     this.#canvas = canvas;
     this.#shown = shown;
@@ -36,7 +36,7 @@ export class Waveform {
     this.draw();
   }
 
-  /** Draws it before the browser shows its next picture, however often it is asked to until then. */
+  /** Schedules one redraw for the next animation frame. */
   draw() {
     this.#frame ??= requestAnimationFrame(() => {
       this.#frame = null;
