@@ -1,8 +1,6 @@
 """The ASGI app: routes and middleware.
 
-request ─► ErrorAndMetrics ─► CORS ─► BoundedRequests ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
-           one-line errors,           number             keys     size, sum, time
-           counts
+request ─► errors and metrics ─► CORS ─► connection limit ─► authentication ─► body limits ─► route ─► queue ─► runtime
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import InputError, VoxCPM
 from voxcpm_server.api import speech_routes, status_routes
-from voxcpm_server.api.openapi import SPEECH_HEADERS, DescribedApp
-from voxcpm_server.errors import answer_in_openais_shape
-from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
-from voxcpm_server.middleware.bounds import BoundedBody, BoundedRequests
+from voxcpm_server.api.openapi import SPEECH_HEADERS, DocumentedApp
+from voxcpm_server.errors import add_error_handlers
+from voxcpm_server.middleware.authentication import AuthenticationMiddleware, Keys, check_exposure, read_keys
+from voxcpm_server.middleware.limits import BodyLimitMiddleware, ConnectionLimitMiddleware
 from voxcpm_server.middleware.metrics import ErrorAndMetricsMiddleware
 from voxcpm_server.rooms import AllSettings
 from voxcpm_server.settings import Settings
@@ -33,17 +31,17 @@ from voxcpm_server.streams import stream_route
 def create_app(
     tts: VoxCPM | Source, settings: Settings | None = None, keys: Keys | None = None, *,
     named: Mapping[str, Source] = MappingProxyType({}), replicated: bool = False,
-    when_begun: Callable[[Exception | None], object] = lambda _: None,
+    on_loaded: Callable[[Exception | None], object] = lambda _: None,
 ) -> FastAPI:  # fmt: skip
     """Create the ASGI app.
 
     tts: the default bundle, which the app does not close, or a `Source` to load it from at startup. settings: an
     `AllSettings`. keys: default: those of the settings and the environment. named: additional bundles, loaded on first
-    use. when_begun: called once the default bundle is loaded, with the error if that failed. replicated: whether other
+    use. on_loaded: called once the default bundle is loaded, with the error if that failed. replicated: whether other
     replicas serve the same address. Raises InputError for contradictory settings, and for a server without a key that
     other machines could reach.
 
-    Outside the `serve` command, run it within `suspicious_warnings_counted(app.state.service.metrics)`: otherwise
+    Outside the `serve` command, run it within `count_suspicious_warnings(app.state.service.metrics)`: otherwise
     Python prints the runtime's warnings, which may quote user text.
     """
     settings = settings or AllSettings()
@@ -53,12 +51,12 @@ def create_app(
     service = Service(tts, settings, keys, named, replicated=replicated)
     rooms = service.rooms.values()
 
-    async def begin(failure: Exception | None) -> None:
-        failure = failure or await service.bundles.begin()
+    async def load_default_bundle(failure: Exception | None) -> None:
+        failure = failure or await service.bundles.load_default()
         if failure is None:
             for room in rooms:
-                room.work()
-        when_begun(failure)
+                room.start()
+        on_loaded(failure)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -68,18 +66,18 @@ def create_app(
                 await room.open()
         except InputError as error:
             failure = error
-        beginning = asyncio.ensure_future(begin(failure))
+        loading = asyncio.ensure_future(load_default_bundle(failure))
         yield
-        beginning.cancel()
+        loading.cancel()
         await service.close()
 
-    app = DescribedApp(
+    app = DocumentedApp(
         title="voxcpm-coreml", version=version("voxcpm-coreml"), lifespan=lifespan,
         # These pages load scripts from a CDN; /openapi.json stays.
         docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.state.service = service
-    answer_in_openais_shape(app)
+    add_error_handlers(app)
     routers = [speech_routes.speech, speech_routes.voices, stream_route.router]
     routers += [router for room in rooms for router in room.routers]
     routers.append(status_routes.about_router(service))
@@ -90,9 +88,9 @@ def create_app(
     for router in (status_routes.probes, *(router for room in rooms for router in room.unprefixed)):
         app.include_router(router)
     # The last one added is the outermost.
-    app.add_middleware(BoundedBody, settings=settings)
-    app.add_middleware(Guard, keys=keys, settings=settings, is_public=service.is_public)
-    app.add_middleware(BoundedRequests, settings=settings)
+    app.add_middleware(BodyLimitMiddleware, settings=settings)
+    app.add_middleware(AuthenticationMiddleware, keys=keys, settings=settings, is_public=service.is_public)
+    app.add_middleware(ConnectionLimitMiddleware, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

@@ -26,10 +26,10 @@ from voxcpm_runtime.commands.shared_arguments import (
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import check_exposure, read_keys
-from voxcpm_server.middleware.metrics import suspicious_warnings_counted
+from voxcpm_server.middleware.metrics import count_suspicious_warnings
 from voxcpm_server.rooms import AllSettings, doors
 from voxcpm_server.serving import Server
-from voxcpm_server.speech.served_bundles import Source, Unloaded, read_named
+from voxcpm_server.speech.served_bundles import Source, Unloaded, parse_named_bundles
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.stored_voices import read_aliases
 
@@ -47,7 +47,7 @@ def serve(
     settings.check()
     if settings.serve_elsewhere(bundle, engine, keys, quiet=quiet):
         return
-    paths = read_named(settings.bundles)
+    paths = parse_named_bundles(settings.bundles)
     for path in paths.values():
         if not is_hub_id(path) and not user_path(path).is_dir():
             raise InputError(f"--bundle: {path}: no such folder; expected a bundle or hub id (org/name)")
@@ -55,15 +55,15 @@ def serve(
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
         # Fail on a port in use before minutes of loading.
-        listener = stack.enter_context(listening(settings.host, settings.port, "--port or --host"))
+        listener = stack.enter_context(listening_socket(settings.host, settings.port, "--port or --host"))
         listeners = {
-            name: stack.enter_context(listening(*address))
+            name: stack.enter_context(listening_socket(*address))
             for name, room in doors().items()
             if (address := room.address(settings, has_keys=len(keys) > 0)) is not None
         }
         status = contextlib.ExitStack()
 
-        def begun(failure: Exception | None) -> None:
+        def on_loaded(failure: Exception | None) -> None:
             status.close()
             if failure is not None:
                 failures.append(failure)
@@ -73,12 +73,12 @@ def serve(
                 for name, socket_ in listeners.items():
                     typer.echo(f"listening on {_url(socket_, 'tcp')} ({name.capitalize()})", err=True)
 
-        app = create_app(_source(bundle, engine), settings, keys, named=named, when_begun=begun)
+        app = create_app(_source(bundle, engine), settings, keys, named=named, on_loaded=on_loaded)
         service: Service = app.state.service
         server = Server(app, settings, listeners)
         loading = f"loading {bundle or 'the built-in voice'} … (status at {_url(listener)}/ready)"
         status.enter_context(status_line(loading, shown=not quiet))
-        with status, suspicious_warnings_counted(service.metrics), _sigterm_once():
+        with status, count_suspicious_warnings(service.metrics), _ignore_reraised_sigterm():
             server.run(sockets=[listener])
     if failures:
         raise failures[0]
@@ -94,7 +94,7 @@ def _source(path: str | None, engine: Engine) -> Source:
 
 
 @contextlib.contextmanager
-def _sigterm_once() -> Iterator[None]:
+def _ignore_reraised_sigterm() -> Iterator[None]:
     """Ignore the SIGTERM that uvicorn re-raises after draining."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -103,7 +103,7 @@ def _sigterm_once() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def listening(host: str, port: int, options: str) -> socket.socket:
+def listening_socket(host: str, port: int, options: str) -> socket.socket:
     """Open a listening socket. options: the command-line options that chose its address.
 
     Raises InputError if the address is in use or not local.

@@ -22,13 +22,13 @@ from voxcpm_constants.errors import MissingExtraError
 from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxCPMError
 
 _log = logging.getLogger("voxcpm_server")
-CLIENT_GONE = 499  # status of a request whose client disconnected; in metrics only
+CLIENT_CLOSED = 499  # status of a request whose client disconnected; in metrics only
 RETRY_SECONDS = "5"  # Retry-After of transient errors
 RETRY = {"Retry-After": RETRY_SECONDS}
 MODEL_UNAVAILABLE = "model_unavailable"
 _UNAVAILABLE = ((BundleError, "bundle", MODEL_UNAVAILABLE), (DeviceError, "device", "device_unavailable"))
 # Statuses of the runtime's other errors; the first match wins.
-_STATUSES = ((InputError, 400), (Cancelled, CLIENT_GONE), (MissingExtraError, 501), (VoxCPMError, 500))
+_STATUSES = ((InputError, 400), (Cancelled, CLIENT_CLOSED), (MissingExtraError, 501), (VoxCPMError, 500))
 # errno values of a full or broken disk.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -58,8 +58,8 @@ class ApiError(HTTPException):
     def document(self) -> dict[str, Any]:
         """The response body."""
         status = self.status_code
-        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+        error_type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"message": self.detail, "type": error_type, "param": self.param, "code": self.code}}
 
     @property
     def close_code(self) -> int:
@@ -71,12 +71,12 @@ class ApiError(HTTPException):
         return JSONResponse(self.document, self.status_code, self.headers)
 
 
-def client_gone(reason: str = "the client disconnected") -> ApiError:
+def client_closed(reason: str = "the client disconnected") -> ApiError:
     """The error of a request whose client disconnected or stalled; seen only in metrics."""
-    return ApiError(CLIENT_GONE, reason)
+    return ApiError(CLIENT_CLOSED, reason)
 
 
-def check_places(
+def check_capacity(
     total: tuple[int, int], own: tuple[int, int], message: str, retry_after: int, code: str | None = None
 ) -> None:
     """Raises ApiError if the total (503) or a key's share (429) has reached its maximum.
@@ -121,22 +121,22 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
             _log.error("%s: %s", what, error)
             message = f"the {what} is unavailable; see the server's log"
             return ApiError(503, message, code=code, headers=RETRY)
-    for kind, status in _STATUSES:
-        if isinstance(error, kind):
+    for error_type, status in _STATUSES:
+        if isinstance(error, error_type):
             argument = getattr(error, "argument", None)
             return ApiError(status, str(error), param=text if argument == "text" else argument)
-    _log.error("%s", place_of(error))
+    _log.error("%s", error_location(error))
     return ApiError(500, f"internal server error ({type(error).__name__}); the request may be retried")
 
 
-def place_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """An error's class and location, without its message, which may quote user text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"
     return f"{type(error).__name__} at {where}"
 
 
-async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Respond to a request or websocket handshake with an error, in OpenAI's format if the server supports that."""
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": error.close_code, "reason": ""})
@@ -155,21 +155,21 @@ async def _ended(receive: Receive) -> None:
         times += (await receive())["type"] == "websocket.disconnect"
 
 
-def answer_in_openais_shape(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Install handlers that return expected errors in OpenAI's format.
 
     `ErrorAndMetricsMiddleware` handles unexpected ones, and those of websocket handshakes.
     """
 
-    async def answered(connection: HTTPConnection, error: Exception) -> JSONResponse:
+    async def handle(connection: HTTPConnection, error: Exception) -> JSONResponse:
         if connection.scope["type"] == "websocket":
             raise error
         return as_api_error(error).response()
 
-    async def no_such_path(*_: object) -> None:
+    async def not_found(*_: object) -> None:
         # Starlette's own response to a websocket has no body.
         raise ApiError(404, "Not Found")
 
-    app.router.default = no_such_path
-    for kind in (VoxCPMError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, answered)
+    app.router.default = not_found
+    for error_type in (VoxCPMError, HTTPException, RequestValidationError):
+        app.add_exception_handler(error_type, handle)

@@ -59,7 +59,7 @@ class Room:
     async def open(self) -> None:
         """Called at startup. Raises InputError if the room cannot start with these settings."""
 
-    def work(self) -> None:
+    def start(self) -> None:
         """Called once the default bundle is loaded."""
 
     async def close(self) -> None:
@@ -70,7 +70,7 @@ class Room:
         raise NotImplementedError
 
 
-def _present(table: Mapping[str, str]) -> dict[str, Any]:
+def _installed(table: Mapping[str, str]) -> dict[str, Any]:
     """The objects that a table names, by room name, without deleted rooms."""
     found = {}
     for room, name in table.items():
@@ -84,13 +84,13 @@ def _present(table: Mapping[str, str]) -> dict[str, Any]:
 
 def doors() -> dict[str, type[Room]]:
     """The doors of all installed rooms, by room name."""
-    return _present(_DOORS)
+    return _installed(_DOORS)
 
 
 if TYPE_CHECKING:
     AllSettings = Settings
 else:
-    _bases = (*_present(_OPTIONS).values(), Settings)
+    _bases = (*_installed(_OPTIONS).values(), Settings)
     AllSettings = make_dataclass("AllSettings", (), bases=_bases, frozen=True)
     # For pickle.
     AllSettings.__module__ = __name__

@@ -24,20 +24,20 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(self.head_timeout, self._close_unless_asked, None)
+        self.loop.call_later(self.head_timeout, self._close_if_idle, None)
 
     def on_response_complete(self) -> None:
         answered = self.cycle  # the next request may already be there
         super().on_response_complete()
-        self.loop.call_later(self.head_timeout, self._close_unless_asked, answered)
+        self.loop.call_later(self.head_timeout, self._close_if_idle, answered)
 
-    def _close_unless_asked(self, after: object) -> None:
+    def _close_if_idle(self, after: object) -> None:
         # A websocket has switched to another protocol.
         if self.cycle is after and self.transport.get_protocol() is self:
             self.transport.close()
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     """Drop the traceback that Starlette logs after a second Ctrl-C."""
     return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
             ws_per_message_deflate=False,
         )
         super().__init__(config)
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        logging.getLogger("uvicorn.error").addFilter(_is_relevant)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Start draining on a signal."""
@@ -82,8 +82,8 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         began = time.monotonic()
-        patience = self.config.timeout_graceful_shutdown or 0
-        await self._service.conversations.drain(patience, lambda: self.force_exit)
+        timeout = self.config.timeout_graceful_shutdown or 0
+        await self._service.conversations.drain(timeout, lambda: self.force_exit)
         # At least a second for connections that are just closing.
-        self.config.timeout_graceful_shutdown = max(1, round(patience - (time.monotonic() - began)))
+        self.config.timeout_graceful_shutdown = max(1, round(timeout - (time.monotonic() - began)))
         await super().shutdown(sockets)

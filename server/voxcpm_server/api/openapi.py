@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from voxcpm_server.middleware.authentication import PUBLIC_PATHS
-from voxcpm_server.middleware.bounds import PROBES
+from voxcpm_server.middleware.limits import PROBES
 
 
 class ErrorDetail(BaseModel):
@@ -46,7 +46,7 @@ _ERRORS = (
     (503, "Queue full, or bundle or device unavailable; see Retry-After."),
     (507, "Insufficient storage."),
 )  # fmt: skip
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorDocument, "description": text}
     | ({"headers": _HEADERS_OF[status]} if status in _HEADERS_OF else {})
     for status, text in _ERRORS
@@ -67,7 +67,7 @@ _SCHEMES = {
 _NO_KEY: dict[str, list[str]] = {}
 
 
-class DescribedApp(FastAPI):
+class DocumentedApp(FastAPI):
     """An app whose OpenAPI document includes the middleware's responses and the API keys.
 
     FastAPI's 422 for invalid fields is removed: this server returns 400.
@@ -88,7 +88,9 @@ class DescribedApp(FastAPI):
             for operation in operations.values():
                 operation["responses"].pop("422", None)
                 for status in statuses:
-                    described = {name: value for name, value in DOCUMENTED[status].items() if name != "model"}
+                    described = {
+                        name: value for name, value in ERROR_RESPONSES[status].items() if name != "model"
+                    }
                     described["content"] = {"application/json": {"schema": reference}}
                     operation["responses"].setdefault(str(status), described)
                 if path not in PUBLIC_PATHS:

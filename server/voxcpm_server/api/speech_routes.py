@@ -12,62 +12,62 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from voxcpm_runtime import Voice, VoxCPM
-from voxcpm_server.api.openapi import DOCUMENTED, SPEECH_HEADERS
+from voxcpm_server.api.openapi import ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import FORMATS, Encoder
-from voxcpm_server.speech.service import Service, service_of
-from voxcpm_server.speech.speech_answers import speak, unless_gone
+from voxcpm_server.speech.service import Service, get_service
 from voxcpm_server.speech.speech_requests import (
-    DOCUMENTED_BODY,
+    REQUEST_BODY,
     SpeechRequest,
-    decoded_recording,
+    decode_recording,
     speech_request,
 )
+from voxcpm_server.speech.speech_responses import cancel_on_disconnect, speak
 
 speech = APIRouter(tags=["speech"])
 voices = APIRouter(tags=["voices"])
 # Maximum ignored fields in the response header, and characters of each.
-_MAX_TOLD = 32
+_MAX_REPORTED = 32
 _PREVIEW_SEED = 0
 _CONSENT = "consent"
-TheService = Annotated[Service, Depends(service_of)]
+TheService = Annotated[Service, Depends(get_service)]
 
 
-async def _room_in_the_queue(request: Request) -> None:
-    service_of(request).queue.check(request.state.owner)
+async def _check_queue(request: Request) -> None:
+    get_service(request).queue.check(request.state.owner)
 
 
 @speech.post(
     "/audio/speech",
     # Before the body is read, and again afterwards, since reading may take long.
-    dependencies=[Depends(_room_in_the_queue)],
+    dependencies=[Depends(_check_queue)],
     response_class=Response,
     responses={
-        **DOCUMENTED,
+        **ERROR_RESPONSES,
         200: {
             "description": "The audio, streamed while it is generated.",
             "headers": SPEECH_HEADERS,
             "content": {form.content_type: {} for form in FORMATS.values()} | {"text/event-stream": {}},
         },
     },
-    openapi_extra=DOCUMENTED_BODY,
+    openapi_extra=REQUEST_BODY,
 )
 async def create_speech(
-    asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, service: TheService
+    body: Annotated[SpeechRequest, Depends(speech_request)], request: Request, service: TheService
 ) -> Response:
     """Speak a text. The first bytes are sent once the first patch is generated."""
     service.queue.check(request.state.owner)
-    with await service.bundles.lease(asked.model) as served:
-        ignored = await run_in_threadpool(asked.ignored_fields, served)
-        voice = await run_in_threadpool(service.voices.named, asked.voice_name, served.tts.built_in_voices)
+    with await service.bundles.lease(body.model) as served:
+        ignored = await run_in_threadpool(body.ignored_fields, served)
+        voice = await run_in_threadpool(service.voices.named, body.voice_name, served.tts.built_in_voices)
         maximum = service.settings.max_characters
-        given = await run_in_threadpool(asked.arguments, service.settings, served, maximum, voice)
-        encoder, events = asked.encoder(served.tts), asked.stream_format == "sse"
-        response = await speak(request, served, given, encoder, events=events, whole=not asked.stream)
+        arguments = await run_in_threadpool(body.arguments, service.settings, served, maximum, voice)
+        encoder, events = body.encoder(served.tts), body.stream_format == "sse"
+        response = await speak(request, served, arguments, encoder, events=events, whole=not body.stream)
     if ignored:
         # Client-supplied names must fit into a short ASCII header line.
-        told = [name[:_MAX_TOLD] for name in ignored[:_MAX_TOLD]]
-        response.headers["X-Ignored-Fields"] = json.dumps(told)
+        reported = [name[:_MAX_REPORTED] for name in ignored[:_MAX_REPORTED]]
+        response.headers["X-Ignored-Fields"] = json.dumps(reported)
     return response
 
 
@@ -81,7 +81,7 @@ async def list_models(service: TheService) -> dict[str, Any]:
     return {"object": "list", "data": [_model(name) for name in await service.bundles.named()]}
 
 
-@speech.get("/models/{model}", tags=["lists"], responses={404: DOCUMENTED[404]})
+@speech.get("/models/{model}", tags=["lists"], responses={404: ERROR_RESPONSES[404]})
 async def show_model(model: str, service: TheService) -> dict[str, Any]:
     """Show a model."""
     await service.bundles.find(model)
@@ -126,7 +126,7 @@ def _document(voice: Voice, service: Service) -> VoiceDocument:
     )  # fmt: skip
 
 
-@voices.post("/audio/voices", responses={**DOCUMENTED, 201: {"model": VoiceDocument}}, status_code=201)
+@voices.post("/audio/voices", responses={**ERROR_RESPONSES, 201: {"model": VoiceDocument}}, status_code=201)
 async def create_voice(
     request: Request,
     service: TheService,
@@ -146,30 +146,30 @@ async def create_voice(
     await run_in_threadpool(service.voices.check_new, name, service.settings.max_voices)
     content = await audio_sample.read()
     with await service.bundles.lease(model) as served:
-        making = _made(service, served.tts, request.state.owner, name, content, transcript)
-        return _document(await unless_gone(request.receive, making), service)
+        creation = _create_voice(service, served.tts, request.state.owner, name, content, transcript)
+        return _document(await cancel_on_disconnect(request.receive, creation), service)
 
 
-async def _made(
+async def _create_voice(
     service: Service, tts: VoxCPM, owner: str, name: str, content: bytes, transcript: str | None
 ) -> Voice:
     """Create and store a voice. Encoding runs step models, so it takes a turn like speech."""
     digest, maximum = hashlib.sha256(content).hexdigest(), service.settings.max_recording_seconds
     provenance = {"prompt" if transcript else "reference": "upload", "sha256": digest, _CONSENT: "stated"}
-    recording = await run_in_threadpool(decoded_recording, content, "audio_sample", maximum)
+    recording = await run_in_threadpool(decode_recording, content, "audio_sample", maximum)
 
-    def made() -> Voice:
+    def create() -> Voice:
         voice = tts.create_voice(recording, transcript, name=name, provenance=provenance)
         return service.voices.add(voice, service.settings.max_voices)
 
     turn = await service.queue.enter(owner)
     try:
-        return await run_in_threadpool(made)
+        return await run_in_threadpool(create)
     finally:
         turn.leave()
 
 
-@voices.get("/audio/voices/{name}", responses=DOCUMENTED)
+@voices.get("/audio/voices/{name}", responses=ERROR_RESPONSES)
 async def show_voice(name: str, service: TheService) -> VoiceDocument:
     """Show a stored or built-in voice."""
     with await service.bundles.lease() as served:
@@ -177,7 +177,7 @@ async def show_voice(name: str, service: TheService) -> VoiceDocument:
     return _document(voice, service)
 
 
-@voices.delete("/audio/voices/{name}", responses=DOCUMENTED)
+@voices.delete("/audio/voices/{name}", responses=ERROR_RESPONSES)
 async def delete_voice(name: str, service: TheService) -> dict[str, Any]:
     """Delete a stored voice."""
     with await service.bundles.lease() as served:
@@ -188,7 +188,7 @@ async def delete_voice(name: str, service: TheService) -> dict[str, Any]:
 @voices.get(
     "/audio/voices/{name}/preview",
     response_class=Response,
-    responses={**DOCUMENTED, 200: {"content": {"audio/mpeg": {}}, "headers": SPEECH_HEADERS}},
+    responses={**ERROR_RESPONSES, 200: {"content": {"audio/mpeg": {}}, "headers": SPEECH_HEADERS}},
 )
 async def preview_voice(
     name: str,
@@ -199,5 +199,5 @@ async def preview_voice(
     """Speak a fixed sentence with a voice or alias, as MP3. The seed is fixed."""
     with await service.bundles.lease(model) as served:
         voice = await run_in_threadpool(service.voices.named, name, served.tts.built_in_voices)
-        given = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED, "voice": voice}
-        return await speak(request, served, given, Encoder("mp3", served.tts.sample_rate))
+        arguments = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED, "voice": voice}
+        return await speak(request, served, arguments, Encoder("mp3", served.tts.sample_rate))

@@ -11,11 +11,11 @@ from pydantic import BaseModel, create_model
 from starlette.responses import JSONResponse, Response
 
 from voxcpm_runtime import GenerationOptions
-from voxcpm_server.api.openapi import DOCUMENTED
+from voxcpm_server.api.openapi import ERROR_RESPONSES
 from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import FORMATS
-from voxcpm_server.speech.served_bundles import Served
-from voxcpm_server.speech.service import Service, service_of
+from voxcpm_server.speech.served_bundles import ServedBundle
+from voxcpm_server.speech.service import Service, get_service
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 probes = APIRouter(tags=["probes"])
@@ -30,7 +30,7 @@ async def healthz() -> dict[str, str]:
 @probes.get("/ready", responses={503: {"description": "Loading the default bundle, or shutting down."}})
 async def ready(request: Request) -> Response:
     """Readiness: 503 while the default bundle loads and during shutdown."""
-    service = service_of(request)
+    service = get_service(request)
     loaded = "ready" if service.bundles.is_ready else "loading"
     status = "draining" if service.draining else loaded
     counts = {"waiting": service.queue.waiting, "speaking": service.queue.busy}
@@ -40,11 +40,11 @@ async def ready(request: Request) -> Response:
 @probes.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, 501: DOCUMENTED[501]},
+    responses={200: {"content": {"text/plain": {}}}, 501: ERROR_RESPONSES[501]},
 )
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
-    service = service_of(request)
+    service = get_service(request)
     if service.replicated:
         message = "metrics are per process, so unavailable with --ray, where several share this address"
         raise ApiError(501, message)
@@ -99,7 +99,7 @@ def about_router(service: Service) -> APIRouter:
         await service.bundles.named()
         return {
             "version": version("voxcpm-coreml"), "needs_key": service.needs_key, "formats": list(FORMATS),
-            "models": [_facts(served) for served in service.bundles.every],
+            "models": [_facts(served) for served in service.bundles.all],
             "options": {n: Range(default=d, least=l, greatest=g) for n, (d, l, g) in options.items()},
             "limits": limits,
             **{name: value for room in rooms for name, value in room.about().items()},
@@ -108,7 +108,7 @@ def about_router(service: Service) -> APIRouter:
     return router
 
 
-def _facts(served: Served) -> ModelFacts:
+def _facts(served: ServedBundle) -> ModelFacts:
     rate, styles, needs = None, None, None
     if served.loaded is not None:
         rate, styles, needs = served.tts.sample_rate, served.takes_instructions, not served.takes_instructions

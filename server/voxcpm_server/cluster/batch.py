@@ -22,7 +22,7 @@ from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPME
 from voxcpm_runtime.commands.batch_lines import BatchLine, SpokenFile, spoken_file
 from voxcpm_runtime.commands.shared_arguments import Engine, loaded
 from voxcpm_runtime.commands.status_line import Notes
-from voxcpm_server.cluster.cluster import check_cluster, cluster, name_everywhere, same_bundle
+from voxcpm_server.cluster.cluster import check_cluster, cluster, open_same_bundle, portable_name
 
 _RETRIES = 2  # of a line whose process died
 _TASKS_PER_PROCESS = 2  # lines submitted per process: the current one and the next
@@ -34,10 +34,10 @@ Warn = Callable[[int, str], None]
 def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
     """The bundle, loaded once per process. engine: an `Engine` as JSON, to be hashable."""
     chosen = Engine(**json.loads(engine))
-    return loaded(same_bundle(name, chosen, digest), chosen)
+    return loaded(open_same_bundle(name, chosen, digest), chosen)
 
 
-def speak(bundle: tuple[str | None, str, str], asked: Any, output: str) -> tuple[Any, list[str]] | str:
+def speak(bundle: tuple[str | None, str, str], request: Any, output: str) -> tuple[Any, list[str]] | str:
     """The file or error of a line, and its warnings; or a message if this machine cannot load the bundle.
 
     bundle: arguments of `_tts`. Raises DeviceError if the GPU failed.
@@ -47,7 +47,7 @@ def speak(bundle: tuple[str | None, str, str], asked: Any, output: str) -> tuple
     except VoxCPMError as error:
         return f"{ray.util.get_node_ip_address()}: {error}"
     warned: list[str] = []
-    result = spoken_file(tts, asked, output, warned.append)
+    result = spoken_file(tts, request, output, warned.append)
     if isinstance(result, DeviceError):
         raise result
     return result, warned
@@ -66,7 +66,7 @@ class RayExecutor:
         self._address = address
         self._bundle = bundle
         self._engine = engine
-        self._named = (name_everywhere(name), json.dumps(asdict(engine)), bundle.digest)
+        self._named = (portable_name(name), json.dumps(asdict(engine)), bundle.digest)
 
     def __call__(
         self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
@@ -80,7 +80,7 @@ class RayExecutor:
         self, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
     ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
         running: dict[Any, BatchLine] = {}
-        spoken, more = 0, True
+        done, more = 0, True
         remote = ray.remote(max_retries=_RETRIES, retry_exceptions=[DeviceError])(speak)
         while not cancel.cancelled and (more or running):
             processes, needs = self._processes()
@@ -89,13 +89,13 @@ class RayExecutor:
                     more = False
                     break
                 try:
-                    asked = line.self_contained(self._bundle)
+                    request = line.self_contained(self._bundle)
                 except VoxCPMError as error:
                     yield line, error
                 else:
-                    submitted = remote.options(**needs).remote(self._named, asked, line.output)
+                    submitted = remote.options(**needs).remote(self._named, request, line.output)
                     running[submitted] = line
-            note(f"{spoken} spoken …")
+            note(f"{done} spoken …")
             if not running:
                 # Machines may still join the cluster.
                 time.sleep(_POLL_SECONDS if more else 0)
@@ -108,7 +108,7 @@ class RayExecutor:
                     result = InputError(f"all processes failed; last error: {first_line(error)}"), []
                 if isinstance(result, str):
                     raise InputError(result)
-                spoken += 1
+                done += 1
                 for text in result[1]:
                     warn(line.number, text)
                 yield line, result[0]

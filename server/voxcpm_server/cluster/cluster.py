@@ -76,14 +76,14 @@ def check_cluster(address: str, device: str) -> None:
         raise InputError(f"{reason}; {advice}") from None
 
 
-def name_everywhere(bundle: str | None) -> str | None:
+def portable_name(bundle: str | None) -> str | None:
     """A bundle's name that works on all machines: the absolute path of a folder, otherwise its hub id."""
     if bundle is None or not user_path(bundle).is_dir():
         return bundle
     return str(user_path(bundle).resolve())
 
 
-def same_bundle(name: str | None, engine: Engine, digest: str) -> Any:
+def open_same_bundle(name: str | None, engine: Engine, digest: str) -> Any:
     """Open the bundle on this machine. Raises InputError if its digest differs, and the same as `opened`."""
     bundle = opened(name, engine)
     if bundle.digest != digest:

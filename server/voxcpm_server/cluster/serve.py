@@ -25,12 +25,12 @@ from voxcpm_runtime import InputError, VoxCPMError
 from voxcpm_runtime.commands.shared_arguments import Engine, loaded, opened
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
-from voxcpm_server.cluster.cluster import LOCAL, check_cluster, cluster, name_everywhere, same_bundle
+from voxcpm_server.cluster.cluster import LOCAL, check_cluster, cluster, open_same_bundle, portable_name
 from voxcpm_server.cluster.options import ClusterSettings
-from voxcpm_server.command import listening
+from voxcpm_server.command import listening_socket
 from voxcpm_server.errors import RETRY_SECONDS
 from voxcpm_server.middleware.authentication import Keys
-from voxcpm_server.middleware.metrics import suspicious_warnings_counted
+from voxcpm_server.middleware.metrics import count_suspicious_warnings
 
 _APP = "voxcpm-coreml"
 _REFUSED = "voxcpm-coreml refuses: "
@@ -38,7 +38,7 @@ _REFUSED = "voxcpm-coreml refuses: "
 _SPARE_REQUESTS = 16
 _ATTEMPTS = 2
 # Settings that only a single server supports, some of optional rooms, and their flags.
-_ONLY_ALONE = {"bundles": "--bundle", "jobs_folder": "--jobs-folder", "wyoming": "--wyoming"}
+_SINGLE_SERVER_ONLY = {"bundles": "--bundle", "jobs_folder": "--jobs-folder", "wyoming": "--wyoming"}
 _POLL_SECONDS = 1.0
 
 
@@ -49,13 +49,13 @@ class Replica:
         self, name: str | None, engine: Engine, digest: str, settings: ClusterSettings, keys: Keys
     ) -> None:
         try:
-            tts = loaded(same_bundle(name, engine, digest), engine)
+            tts = loaded(open_same_bundle(name, engine, digest), engine)
             self._app = create_app(tts, settings, keys, replicated=True)
         except VoxCPMError as error:
             # Ray Serve reports an error's message among other lines; the prefix marks it.
             raise RuntimeError(f"{_REFUSED}{ray.util.get_node_ip_address()}: {error}") from None
         # For the lifetime of the process.
-        self._warnings = suspicious_warnings_counted(self._app.state.service.metrics)
+        self._warnings = count_suspicious_warnings(self._app.state.service.metrics)
         self._warnings.__enter__()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -69,7 +69,7 @@ def serve_on_ray(
     """Serve until a signal. Raises InputError if the cluster cannot be reached or cannot serve."""
     address = settings.ray_address or LOCAL
     check_cluster(address, engine.device)
-    settings = _for_machines(settings, address)
+    settings = _cluster_settings(settings, address)
     bundle = opened(name, replace(engine, device="cpu", threads=None))
     engine = replace(engine, precision=bundle.precision, verify=False)
     with status_line("starting replicas …", shown=not quiet) as note, cluster(address):
@@ -84,7 +84,7 @@ def serve_on_ray(
         signal.signal(signal.SIGINT, end)
         deployment = _deployment(engine, settings, address)
         try:
-            _start(settings, deployment.bind(name_everywhere(name), engine, bundle.digest, settings, keys))
+            _start(settings, deployment.bind(portable_name(name), engine, bundle.digest, settings, keys))
             note("")
             if not quiet:
                 typer.echo(f"listening on http://{settings.host}:{settings.port} (Ray Serve)", err=True)
@@ -97,15 +97,15 @@ def serve_on_ray(
             serve.shutdown()
 
 
-def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
+def _cluster_settings(settings: ClusterSettings, address: str) -> ClusterSettings:
     """The settings for all machines. Raises InputError for options that only a single server supports."""
     folder, aliases, port = settings.voices_folder, settings.voice_aliases, settings.port
-    for name, option in _ONLY_ALONE.items():
+    for name, option in _SINGLE_SERVER_ONLY.items():
         if getattr(settings, name, None) not in (None, []):
             raise InputError(f"{option} is not supported with --ray; omit one of them")
     if address == LOCAL:
         # Fail on a port in use now, as Ray Serve would retry for a minute; 0 becomes a free port.
-        with listening(settings.host, port, "--port or --host") as listener:
+        with listening_socket(settings.host, port, "--port or --host") as listener:
             port = listener.getsockname()[1]
     elif folder is None:
         raise InputError("a cluster requires --voices-folder, a folder shared by all machines")

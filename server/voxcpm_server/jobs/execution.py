@@ -24,13 +24,13 @@ from starlette.concurrency import run_in_threadpool
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
-from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_places, speech_too_long
+from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_capacity, speech_too_long
 from voxcpm_server.jobs.options import JobSettings
-from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, VOICE_FILE, Job, JobStore, whole_file
+from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, VOICE_FILE, Job, JobStore, atomic_write
 from voxcpm_server.rooms import Room
-from voxcpm_server.speech.served_bundles import Served, on_a_thread
+from voxcpm_server.speech.served_bundles import ServedBundle, run_in_dedicated_thread
 from voxcpm_server.speech.service import Service
-from voxcpm_server.speech.speaking import stopped
+from voxcpm_server.speech.speaking import cancel_and_wait
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 
 _log = logging.getLogger("voxcpm_server")
@@ -61,12 +61,12 @@ class Jobs(Room):
         super().__init__(service)
         self._settings = cast("JobSettings", service.settings)
         self._bundles = service.bundles
-        self._ended = service.metrics.counter("jobs", "Ended jobs by outcome: done or failed.", "outcome")
+        self._outcomes = service.metrics.counter("jobs", "Ended jobs by outcome: done or failed.", "outcome")
         self._opened: JobStore | None = None
-        self._why_not = "jobs are disabled (--max-jobs is 0)"
+        self._disabled_reason = "jobs are disabled (--max-jobs is 0)"
         self._wake = asyncio.Event()
-        self._working: asyncio.Task[None] | None = None
-        self._speaking: asyncio.Task[None] | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._current: asyncio.Task[None] | None = None
         self.running: _RunningJob | None = None
         self._retry_at: dict[str, float] = {}  # `time.monotonic`, by job
         self._adding = asyncio.Lock()
@@ -83,7 +83,7 @@ class Jobs(Room):
     def store(self) -> JobStore:
         """The jobs on disk. Raises ApiError (501) if jobs are disabled."""
         if self._opened is None:
-            raise ApiError(501, self._why_not, code="no_jobs")
+            raise ApiError(501, self._disabled_reason, code="no_jobs")
         return self._opened
 
     async def open(self) -> None:
@@ -97,36 +97,36 @@ class Jobs(Room):
         except InputError as error:
             if chosen is not None:
                 raise
-            self._why_not = "jobs are disabled, as the server cannot use its jobs folder; see its log"
+            self._disabled_reason = "jobs are disabled, as the server cannot use its jobs folder; see its log"
             _log.warning("jobs are disabled: %s", error)
 
-    def work(self) -> None:
+    def start(self) -> None:
         """Start speaking jobs, once the default bundle is loaded."""
         if self._opened is not None:
-            self._working = asyncio.ensure_future(self._work(self._opened))
+            self._worker = asyncio.ensure_future(self._run_worker(self._opened))
 
     async def close(self) -> None:
         """Interrupt the running job, and release the folder. The next server resumes the job."""
-        for task in filter(None, (self._working, self._speaking)):
-            await stopped(task)
+        for task in filter(None, (self._worker, self._current)):
+            await cancel_and_wait(task)
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
-    async def submit(self, owner: str, asked: SpeechRequest) -> Job:
+    async def submit(self, owner: str, body: SpeechRequest) -> Job:
         """Queue a new job. Raises the same as `VoxCPM.plan`, and ApiError: 429 or 503 for too many jobs, 507."""
         store, settings, maximum = self.store, self._settings, self._settings.max_jobs
-        fields = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
-        with await self._bundles.lease(asked.model) as served:
-            voice, seed, segments = await run_in_threadpool(self._planned, asked, served)
+        fields = body.model_dump(exclude={*RECORDINGS, *(body.model_extra or ())}, exclude_none=True)
+        with await self._bundles.lease(body.model) as served:
+            voice, seed, segments = await run_in_threadpool(self._plan, body, served)
 
         def add() -> Job:
             self._delete_old(store)
             total, own = store.counts(owner)
             message, own_maximum = _TOO_MANY, self.service.max_per_key(maximum)
-            check_places((total, maximum), (own, own_maximum), message, 60, "too_many_jobs")
+            check_capacity((total, maximum), (own, own_maximum), message, 60, "too_many_jobs")
             store.check_size(settings.max_jobs_megabytes)
-            return store.add(owner, fields, seed, segments, dict(asked.recordings()), voice)
+            return store.add(owner, fields, seed, segments, dict(body.recordings()), voice)
 
         async with self._adding:
             try:
@@ -143,33 +143,33 @@ class Jobs(Room):
         # Prevents a restart.
         self._retry_at[id_] = math.inf
         try:
-            if self._speaking is not None and self.running is not None and self.running.job.id == id_:
-                await stopped(self._speaking)
+            if self._current is not None and self.running is not None and self.running.job.id == id_:
+                await cancel_and_wait(self._current)
             await run_in_threadpool(store.remove, id_)
         finally:
             self._retry_at.pop(id_, None)
 
     def error_of(self, job: Job) -> dict[str, Any] | None:
         """A job's error in OpenAI's format: why it failed or is blocked; None if neither."""
-        model = job.asked["model"]
+        model = job.fields["model"]
         # The default bundle's name may still be unknown.
         if job.state == QUEUED and self._bundles.default.name and model not in self._bundles.names:
             reason = f"waiting for model {model}, which this server does not serve"
             return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
         return None if job.error is None else dict(json.loads(job.error))
 
-    def _planned(self, asked: SpeechRequest, served: Served) -> tuple[Voice | None, int, int]:
-        asked.encoder(served.tts)
-        voice = self.service.voices.named(asked.voice_name, served.tts.built_in_voices)
-        given = asked.arguments(self._settings, served, self._settings.max_job_characters, voice)
-        plan = served.tts.plan(**given)
+    def _plan(self, body: SpeechRequest, served: ServedBundle) -> tuple[Voice | None, int, int]:
+        body.encoder(served.tts)
+        voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
+        arguments = body.arguments(self._settings, served, self._settings.max_job_characters, voice)
+        plan = served.tts.plan(**arguments)
         return voice, plan.seed or 0, len(plan.segments)
 
     def _delete_old(self, store: JobStore) -> None:
         for id_ in store.ended_before(time.time() - self._settings.jobs_keep_days * _DAY):
             store.remove(id_)
 
-    async def _work(self, store: JobStore) -> None:
+    async def _run_worker(self, store: JobStore) -> None:
         while True:
             self._wake.clear()
             now = time.monotonic()
@@ -186,26 +186,26 @@ class Jobs(Room):
                 continue
             if job is not None:
                 self.running = _RunningJob(job, job.starts)
-                self._speaking = asyncio.ensure_future(self._speak(store, self.running))
-                await asyncio.wait({self._speaking})
+                self._current = asyncio.ensure_future(self._run_job(store, self.running))
+                await asyncio.wait({self._current})
                 self.running = None
             else:
                 seconds = min([*self._retry_at.values(), now + _IDLE_SECONDS]) - now
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), seconds)
 
-    async def _speak(self, store: JobStore, running: _RunningJob) -> None:
+    async def _run_job(self, store: JobStore, running: _RunningJob) -> None:
         id_, state, error, size, failures = running.job.id, QUEUED, None, 0, 0
         try:
-            size, state = await self._spoken(store, running), DONE
+            size, state = await self._speak(store, running), DONE
         except (asyncio.CancelledError, Cancelled):
             pass  # Shutdown, or the job was deleted.
-        except (OSError, sqlite3.Error) as raised:
-            error, failures = storage_error(id_, raised), 1
+        except (OSError, sqlite3.Error) as exception:
+            error, failures = storage_error(id_, exception), 1
             # Retry, as disk errors may be transient and hours of speech are saved.
             state = QUEUED if running.starts < MAX_STARTS else FAILED
-        except Exception as raised:  # noqa: BLE001 - shown as the job's error
-            error = as_api_error(raised)
+        except Exception as exception:  # noqa: BLE001 - shown as the job's error
+            error = as_api_error(exception)
             state = QUEUED if error.code in _TRANSIENT else FAILED
         ended: dict[str, Any] = {"state": state, "error": error and json.dumps(error.document["error"])}
         if state == QUEUED:
@@ -221,11 +221,11 @@ class Jobs(Room):
                 _log.error("job %s: cannot store its state %s (%s)", id_, state, failure)
                 await asyncio.sleep(RETRY_SECONDS)
         if state != QUEUED:
-            self._ended.labels(state).inc()
+            self._outcomes.labels(state).inc()
         elif error is not None:
             self._retry_at.setdefault(id_, time.monotonic() + RETRY_SECONDS)
 
-    async def _spoken(self, store: JobStore, running: _RunningJob) -> int:
+    async def _speak(self, store: JobStore, running: _RunningJob) -> int:
         """Speak a job unless its speech exists already. Returns the size of its file in bytes."""
         job, loop, queue = running.job, asyncio.get_running_loop(), self.service.queue
         with contextlib.suppress(FileNotFoundError):
@@ -234,25 +234,25 @@ class Jobs(Room):
         if job.starts > MAX_STARTS:
             message = f"started {MAX_STARTS} times without finishing a segment; giving up"
             raise ApiError(500, message)
-        with await self._bundles.lease(job.asked["model"]) as served:
-            turn = await queue.enter_last()
+        with await self._bundles.lease(job.fields["model"]) as served:
+            turn = await queue.enter_background()
 
-            async def enter_again() -> None:
+            async def take_another_turn() -> None:
                 nonlocal turn
                 turn.leave()
-                turn = await queue.enter_last()
+                turn = await queue.enter_background()
 
             def yield_to_requests() -> None:  # on the job's thread
                 if queue.has_requests:
-                    entering = asyncio.run_coroutine_threadsafe(enter_again(), loop)
-                    while not entering.done():
-                        concurrent.futures.wait([entering], _POLL_SECONDS)
+                    waiting = asyncio.run_coroutine_threadsafe(take_another_turn(), loop)
+                    while not waiting.done():
+                        concurrent.futures.wait([waiting], _POLL_SECONDS)
                         if running.cancel.cancelled:
-                            entering.cancel()
+                            waiting.cancel()
                             running.cancel.check()
 
             work = partial(speak_job, store, running, served, self._settings, yield_to_requests)
-            speaking = asyncio.ensure_future(on_a_thread(work))
+            speaking = asyncio.ensure_future(run_in_dedicated_thread(work))
             try:
                 return await asyncio.shield(speaking)
             finally:
@@ -271,40 +271,42 @@ def storage_error(id_: str, error: Exception) -> ApiError:
 
 
 def speak_job(
-    store: JobStore, running: _RunningJob, served: Served, settings: JobSettings, after_patch: Callable[[], None]
+    store: JobStore, running: _RunningJob, served: ServedBundle, settings: JobSettings, after_patch: Callable[[], None]
 ) -> int:  # fmt: skip
     """Speak a job segment by segment into its folder, then into one file. Returns its size in bytes."""
     job, folder, tts = running.job, store.path(running.job.id), served.tts
-    asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
-    asked.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
-    with _as_disk_errors():
+    request = SpeechRequest.model_validate({**job.fields, "seed": job.seed})
+    request.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
+    with _input_errors_as_os_errors():
         voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
-    given = asked.arguments(settings, served, settings.max_job_characters, voice)
+    arguments = request.arguments(settings, served, settings.max_job_characters, voice)
 
-    def heard(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         running.audio_seconds = resumed_seconds + progress.audio_seconds
         running.remaining_seconds = progress.remaining_seconds
         if running.audio_seconds > settings.max_job_audio_seconds:
             raise speech_too_long(settings.max_job_audio_seconds, "job")
         after_patch()
 
-    def finished() -> None:
+    def on_saved() -> None:
         running.segments_done += 1
         running.starts = 0
         done, seconds = running.segments_done, running.audio_seconds
         store.change(job.id, segments_done=done, audio_seconds=seconds, starts=0)
         store.check_size(settings.max_jobs_megabytes)
 
-    saved = _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished)
+    saved = _JobSegments(folder / job.audio_name, tts.bundle.digest, job.seed, on_saved)
     running.segments_done = saved.count
     running.audio_seconds = resumed_seconds = job.audio_seconds if saved.count else 0.0
-    speech = tts.speak_plan(tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved))
+    speech = tts.speak_plan(
+        tts.plan(**arguments, progress=on_progress, cancel=running.cancel, saved_segments=saved)
+    )
     running.audio_seconds = speech.audio_seconds
     # Before the file: once it exists, the job counts as finished, even if the server is killed.
     count = len(speech.segments)
     store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
-    encoder, piece = asked.encoder(tts), _PIECE_SECONDS * tts.sample_rate
-    with whole_file(folder / job.audio_name) as file:
+    encoder, piece = request.encoder(tts), _PIECE_SECONDS * tts.sample_rate
+    with atomic_write(folder / job.audio_name) as file:
         file.write(encoder.header())
         for at in range(0, len(speech.audio), piece):
             running.cancel.check()
@@ -317,7 +319,7 @@ def speak_job(
 
 
 @contextlib.contextmanager
-def _as_disk_errors() -> Iterator[None]:
+def _input_errors_as_os_errors() -> Iterator[None]:
     """Convert InputError to OSError: these files are the server's, not the client's."""
     try:
         yield
@@ -325,7 +327,7 @@ def _as_disk_errors() -> Iterator[None]:
         raise OSError(str(error)) from None
 
 
-class _Segments(SavedSegments):
+class _JobSegments(SavedSegments):
     """Saved segments. on_saved: called after each one."""
 
     def __init__(self, output: Path, digest: str, seed: int, on_saved: Callable[[], None]) -> None:
@@ -333,6 +335,6 @@ class _Segments(SavedSegments):
         self._on_saved = on_saved
 
     def put(self, index: int, segment: SpokenSegment) -> None:
-        with _as_disk_errors():
+        with _input_errors_as_os_errors():
             super().put(index, segment)
         self._on_saved()

@@ -10,14 +10,14 @@ from pydantic import BaseModel
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 from starlette.types import Receive, Scope, Send
 
-from voxcpm_server.api.openapi import DOCUMENTED, ErrorDetail, ErrorDocument, header
+from voxcpm_server.api.openapi import ERROR_RESPONSES, ErrorDetail, ErrorDocument, header
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs.execution import Jobs, storage_error
 from voxcpm_server.jobs.store import DONE, QUEUED, Job
 from voxcpm_server.speech.encoding import FORMATS
-from voxcpm_server.speech.service import service_of
-from voxcpm_server.speech.speech_answers import sent_in_time
-from voxcpm_server.speech.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
+from voxcpm_server.speech.service import get_service
+from voxcpm_server.speech.speech_requests import REQUEST_BODY, SpeechRequest, speech_request
+from voxcpm_server.speech.speech_responses import with_send_timeout
 
 router = APIRouter(tags=["jobs"])
 _MAX_LISTED = 1000
@@ -63,7 +63,7 @@ class JobList(BaseModel):
 
 
 def _jobs_of(request: Request) -> Jobs:
-    return cast("Jobs", service_of(request).rooms["jobs"])
+    return cast("Jobs", get_service(request).rooms["jobs"])
 
 
 TheJobs = Annotated[Jobs, Depends(_jobs_of)]
@@ -73,21 +73,21 @@ TheJobs = Annotated[Jobs, Depends(_jobs_of)]
     "/audio/jobs",
     status_code=202,
     responses={
-        **DOCUMENTED,
+        **ERROR_RESPONSES,
         202: {"model": JobDocument, "headers": {"Location": header("Path of the job.", "string")}},
     },
-    openapi_extra=DOCUMENTED_BODY,
+    openapi_extra=REQUEST_BODY,
 )
 async def submit_job(
-    asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response, jobs: TheJobs
+    body: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response, jobs: TheJobs
 ) -> JobDocument:  # fmt: skip
     """Speak a long text in the background. The fields `stream` and `stream_format` have no effect."""
-    job = await jobs.submit(request.state.owner, asked)
+    job = await jobs.submit(request.state.owner, body)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
     return _document(job, jobs)
 
 
-@router.get("/audio/jobs", responses=DOCUMENTED)
+@router.get("/audio/jobs", responses=ERROR_RESPONSES)
 def list_jobs(
     request: Request,
     jobs: TheJobs,
@@ -95,14 +95,14 @@ def list_jobs(
     after: Annotated[str | None, Query(description="Id of the last job on the previous page.")] = None,
 ) -> JobList:
     """List the jobs of this key, latest first."""
-    found = jobs.store.of_owner(request.state.owner)
+    found = jobs.store.for_owner(request.state.owner)
     if after is not None:
         at = next((index for index, job in enumerate(found) if job.id == after), len(found))
         found = found[at + 1 :]
     return JobList(data=[_document(job, jobs) for job in found[:limit]], has_more=len(found) > limit)
 
 
-@router.get("/audio/jobs/{id}", responses=DOCUMENTED)
+@router.get("/audio/jobs/{id}", responses=ERROR_RESPONSES)
 def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: A002 - the name in the path
     """Show a job and its progress."""
     return _document(jobs.store.get(request.state.owner, id), jobs)
@@ -112,7 +112,7 @@ def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: 
     "/audio/jobs/{id}/audio",
     response_class=Response,
     responses={
-        **DOCUMENTED,
+        **ERROR_RESPONSES,
         200: {"content": {form.content_type: {} for form in FORMATS.values()}},
         206: {"description": "The requested byte range.", "headers": _PART},
         416: {"model": ErrorDocument, "description": "Range not satisfiable.", "headers": _PART},
@@ -131,13 +131,13 @@ def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A0
         raise ApiError(404, "the job's speech no longer exists") from None
     except OSError as error:
         raise storage_error(id, error) from None
-    content_type, headers = FORMATS[job.asked["response_format"]].content_type, {"Cache-Control": "no-store"}
+    content_type, headers = FORMATS[job.fields["response_format"]].content_type, {"Cache-Control": "no-store"}
     download = _Download(path, 200, headers, content_type, filename=f"{id}{path.suffix}", stat_result=status)
     download.patience = jobs.service.settings.client_timeout
     return download
 
 
-@router.delete("/audio/jobs/{id}", responses=DOCUMENTED)
+@router.delete("/audio/jobs/{id}", responses=ERROR_RESPONSES)
 async def delete_job(id: str, request: Request, jobs: TheJobs) -> dict[str, Any]:  # noqa: A002 - the name in the path
     """Cancel a job and delete all its files."""
     await jobs.delete(request.state.owner, id)
@@ -150,7 +150,7 @@ class _Download(FileResponse):
     patience: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, sent_in_time(send, self.patience))
+        await super().__call__(scope, receive, with_send_timeout(send, self.patience))
 
     @classmethod
     def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
@@ -166,12 +166,12 @@ class _Download(FileResponse):
 
 
 def _document(job: Job, jobs: Jobs) -> JobDocument:
-    asked, error = job.asked, jobs.error_of(job)
-    document = asked | asdict(job) | {
+    fields, error = job.fields, jobs.error_of(job)
+    document = fields | asdict(job) | {
         # Queued, but blocked by what its error reports.
         "state": "waiting" if job.state == QUEUED and error is not None else job.state,
-        "voice": asked["voice"] if isinstance(asked["voice"], str) else asked["voice"]["id"],
-        "characters": len(asked["input"]),
+        "voice": fields["voice"] if isinstance(fields["voice"], str) else fields["voice"]["id"],
+        "characters": len(fields["input"]),
         "created_at": int(job.created),
         "started_at": job.started and int(job.started),
         "ended_at": job.ended and int(job.ended),

@@ -58,14 +58,14 @@ class Job:
     error: str | None = None  # OpenAI's error as JSON: why it failed, or why it waits to be retried
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Fields of the speech request."""
         return dict(json.loads(self.request))
 
     @property
     def audio_name(self) -> str:
         """File name of the speech."""
-        return f"speech.{self.asked['response_format']}"
+        return f"speech.{self.fields['response_format']}"
 
 
 _SQL_TYPES = {
@@ -144,7 +144,7 @@ class JobStore:
             raise ApiError(404, f"unknown job {id_!r}; GET /v1/audio/jobs lists all", param="id")
         return Job(*rows[0])
 
-    def of_owner(self, owner: str) -> list[Job]:
+    def for_owner(self, owner: str) -> list[Job]:
         """An owner's jobs, latest first."""
         rows = self._execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC, id", owner)
         return [Job(*row) for row in rows]
@@ -243,7 +243,7 @@ class JobStore:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Write a file atomically: a temp file is synced, then renamed; an error deletes it."""
     partial = path.with_name(path.name + _PART)
     try:

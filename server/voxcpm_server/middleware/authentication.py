@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
-from voxcpm_server.errors import ApiError, refuse
+from voxcpm_server.errors import ApiError, send_error
 from voxcpm_server.settings import Settings
 
 KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
@@ -36,12 +36,12 @@ class Keys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def owner(self, given: str | None) -> str | None:
+    def owner(self, key: str | None) -> str | None:
         """The owner id of a key, stable across restarts and stored with jobs; None for a wrong key."""
         if not self._digests:
             return ANYONE
         # Compare all keys, so that timing reveals neither which one matches nor how much of it.
-        digest = _digest(given or "")
+        digest = _digest(key or "")
         fits = [hmac.compare_digest(digest, known) for known in self._digests]
         return f"key-{digest.hex()[:16]}" if any(fits) else None
 
@@ -84,7 +84,7 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-class Guard:
+class AuthenticationMiddleware:
     """Checks keys, and protects a loopback server from web pages that its user visits.
 
     Rejects requests with a foreign Origin, and those that the browser marks as cross-site, such as images and audio,
@@ -106,14 +106,14 @@ class Guard:
             try:
                 owner = self._owner(Headers(scope=scope), scope.get("subprotocols", ()))
             except ApiError as error:
-                await refuse(error, scope, receive, send)
+                await send_error(error, scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner
         await self._app(scope, receive, send)
 
     def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
         host = headers.get("host", "")
-        if self._is_foreign(headers, host):
+        if self._is_cross_origin(headers, host):
             message = "requests from web pages of other origins are rejected; --cors-origin allows one"
             raise ApiError(403, message)
         # Without the port, which is optional.
@@ -121,13 +121,13 @@ class Guard:
         if self._only_loopback and not is_loopback(name):
             message = "without a key this server accepts only localhost or a loopback address as Host"
             raise ApiError(403, f"{message}; give it a key, or pass {_INSECURE}")
-        owner = self._keys.owner(_given_key(headers, protocols))
+        owner = self._keys.owner(_request_key(headers, protocols))
         if owner is None:
             message = "expected an API key of this server in the header Authorization: Bearer KEY"
             raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})
         return owner
 
-    def _is_foreign(self, headers: Headers, host: str) -> bool:
+    def _is_cross_origin(self, headers: Headers, host: str) -> bool:
         origin = headers.get("origin")
         if origin in self._origins:
             return False
@@ -139,7 +139,7 @@ class Guard:
             return True
 
 
-def _given_key(headers: Headers, protocols: Iterable[str]) -> str | None:
+def _request_key(headers: Headers, protocols: Iterable[str]) -> str | None:
     """The key of a request: OpenAI's header, ElevenLabs', or a websocket subprotocol."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from voxcpm_runtime import SuspiciousWarning
-from voxcpm_server.errors import CLIENT_GONE, as_api_error, refuse
+from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, send_error
 from voxcpm_server.speech.queueing import FairQueue
 
 _SECONDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -58,7 +58,7 @@ class Metrics:
 
 
 @contextlib.contextmanager
-def suspicious_warnings_counted(metrics: Metrics) -> Iterator[None]:
+def count_suspicious_warnings(metrics: Metrics) -> Iterator[None]:
     """Count warnings about speech instead of printing them, as they may quote user text."""
 
     def count(_message: Warning | str, category: type[Warning], *_: Any) -> None:
@@ -90,7 +90,7 @@ class ErrorAndMetricsMiddleware:
         status: int | None = None
         scope.setdefault("state", {})["began"] = time.perf_counter()
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
@@ -99,19 +99,19 @@ class ErrorAndMetricsMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_and_note)
         # No error may reach uvicorn. A whole request is cancelled only at shutdown.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             answer = as_api_error(error)
-            if status is None and answer.status_code != CLIENT_GONE:
-                await refuse(answer, scope, receive, noted)
+            if status is None and answer.status_code != CLIENT_CLOSED:
+                await send_error(answer, scope, receive, send_and_note)
             elif status == _SWITCHED:
                 with contextlib.suppress(Exception):
                     await send({"type": "websocket.close", "code": answer.close_code, "reason": ""})
             status = answer.status_code
         finally:
             # A response that was cut off began with 200, a websocket with 101.
-            status = scope["state"].get("broken_off", status)
+            status = scope["state"].get("final_status", status)
             # The route's pattern, as paths are unbounded.
             route = getattr(scope.get("route"), "path", "other").removeprefix("/v1")
-            self._metrics.requests.labels(route, str(status or CLIENT_GONE)).inc()
+            self._metrics.requests.labels(route, str(status or CLIENT_CLOSED)).inc()

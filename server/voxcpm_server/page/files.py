@@ -50,18 +50,18 @@ def _router() -> APIRouter:
     for file in (resources.files(__package__) / "assets").iterdir():
         path = "/" if file.name == "index.html" else f"{_FOLDER}{file.name}"
         if content_type := _TYPES.get(file.name.rpartition(".")[2]):
-            answer = _answering(file.read_bytes(), content_type)
-            router.add_api_route(path, answer, methods=["GET", "HEAD"], response_class=Response)
+            serve = _static_handler(file.read_bytes(), content_type)
+            router.add_api_route(path, serve, methods=["GET", "HEAD"], response_class=Response)
     return router
 
 
-def _answering(content: bytes, content_type: str) -> Callable[[Request], Awaitable[Response]]:
+def _static_handler(content: bytes, content_type: str) -> Callable[[Request], Awaitable[Response]]:
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**_HEADERS, "ETag": tag}
 
-    async def answer(request: Request) -> Response:
+    async def serve(request: Request) -> Response:
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=content_type)
 
-    return answer
+    return serve

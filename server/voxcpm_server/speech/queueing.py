@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 
-from voxcpm_server.errors import check_places
+from voxcpm_server.errors import check_capacity
 
 _MAX_RETRY_AFTER = 300
 # Weight of the latest turn in the moving average of durations.
@@ -30,19 +30,19 @@ class FairQueue:
         self._max_waiting = max_waiting
         self._max_per_key = max_per_key
         # In round-robin order. None of these queues is empty.
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
-        self._last: deque[asyncio.Future[None]] = deque()
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._background: deque[asyncio.Future[None]] = deque()
         self._mean_seconds = 1.0
 
     @property
     def waiting(self) -> int:
         """Number of waiting requests."""
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._queues.values()))
 
     @property
     def has_requests(self) -> bool:
         """Whether a request waits. Thread-safe."""
-        return bool(self._lines)
+        return bool(self._queues)
 
     @property
     def busy(self) -> int:
@@ -56,15 +56,15 @@ class FairQueue:
         """
         self.check(key)
         try:
-            await self._called(self._lines.setdefault(key, deque()))
+            await self._wait(self._queues.setdefault(key, deque()))
         finally:
-            if not self._lines.get(key, True):
-                del self._lines[key]
+            if not self._queues.get(key, True):
+                del self._queues[key]
         return Turn(self, counted=True)
 
-    async def enter_last(self) -> Turn:
+    async def enter_background(self) -> Turn:
         """Wait for an idle turn. The holder must poll `has_requests` and leave."""
-        await self._called(self._last)
+        await self._wait(self._background)
         return Turn(self, counted=False)
 
     def leave(self, seconds: float | None) -> None:
@@ -72,44 +72,44 @@ class FairQueue:
         if seconds is not None:
             self._mean_seconds += _LATEST_SHARE * (seconds - self._mean_seconds)
         self._free += 1
-        self._call_next()
+        self._grant_turns()
 
     def check(self, key: str) -> None:
         """Raises what `enter` would raise, to reject a request before any work."""
-        if self._free and not self._lines:
+        if self._free and not self._queues:
             return
         seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
         seconds = min(max(seconds, 1), _MAX_RETRY_AFTER)
-        own = len(self._lines.get(key, ()))
+        own = len(self._queues.get(key, ()))
         message = f"too many requests: {{}}{{}} are waiting; try again in {seconds} s"
-        check_places((self.waiting, self._max_waiting), (own, self._max_per_key), message, seconds)
+        check_capacity((self.waiting, self._max_waiting), (own, self._max_per_key), message, seconds)
 
-    async def _called(self, line: deque[asyncio.Future[None]]) -> None:
-        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.append(called)
-        self._call_next()
+    async def _wait(self, queue: deque[asyncio.Future[None]]) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(granted)
+        self._grant_turns()
         try:
-            await called
+            await granted
         except asyncio.CancelledError:
-            if called in line:
-                line.remove(called)
-            elif not called.cancelled():
+            if granted in queue:
+                queue.remove(granted)
+            elif not granted.cancelled():
                 # Granted and cancelled at the same time.
                 self.leave(None)
             raise
 
-    def _call_next(self) -> None:
+    def _grant_turns(self) -> None:
         """Grant free turns to one key after another, and without requests to background work."""
-        while self._free and (self._lines or self._last):
-            key = next(iter(self._lines), None)
-            line = self._last if key is None else self._lines.pop(key)
-            called = line.popleft()
-            if line and key is not None:
-                self._lines[key] = line
+        while self._free and (self._queues or self._background):
+            key = next(iter(self._queues), None)
+            queue = self._background if key is None else self._queues.pop(key)
+            granted = queue.popleft()
+            if queue and key is not None:
+                self._queues[key] = queue
             # A cancelled waiter may still be in its queue.
-            if not called.cancelled():
+            if not granted.cancelled():
                 self._free -= 1
-                called.set_result(None)
+                granted.set_result(None)
 
 
 class Turn:
@@ -117,12 +117,12 @@ class Turn:
 
     def __init__(self, queue: FairQueue, *, counted: bool) -> None:
         self._queue = queue
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
         self._counted = counted
-        self._left = False
+        self._returned = False
 
     def leave(self) -> None:
         """Return the turn to the queue. Further calls are no-ops."""
-        if not self._left:
-            self._left = True
-            self._queue.leave(time.perf_counter() - self._began if self._counted else None)
+        if not self._returned:
+            self._returned = True
+            self._queue.leave(time.perf_counter() - self._started if self._counted else None)

@@ -20,7 +20,7 @@ import psutil
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from voxcpm_runtime import InputError, VoxCPM, VoxCPMError
-from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY, ApiError, place_of
+from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY, ApiError, error_location
 from voxcpm_server.settings import OPENAI_MODELS
 
 Result = TypeVar("Result")
@@ -40,14 +40,14 @@ Source = Callable[[], Unloaded]
 
 
 @dataclass(eq=False)
-class Served:
+class ServedBundle:
     """A bundle of the server. As a context manager it ends a lease of `Bundles.lease`."""
 
     name: str
     source: Source
     loaded: VoxCPM | None = None  # None while the step models are not loaded
-    users: int = 0  # requests and streams that keep it open
-    used: float = 0.0  # when it was last requested (time.monotonic)
+    leases: int = 0  # requests and streams that keep it open
+    last_used: float = 0.0  # when it was last requested (time.monotonic)
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -65,9 +65,9 @@ class Served:
 
     def release(self) -> None:
         """End a lease."""
-        self.users -= 1
+        self.leases -= 1
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> ServedBundle:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,15 +86,15 @@ class Bundles:
         max_bytes: int | None = None, memory: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
     ) -> None:  # fmt: skip
         if isinstance(default, VoxCPM):
-            given = Unloaded(0, default.bundle.architecture.generation, lambda: default)
-            self.default = Served(default_name or given.generation, lambda: given, default)
+            unloaded = Unloaded(0, default.bundle.architecture.generation, lambda: default)
+            self.default = ServedBundle(default_name or unloaded.generation, lambda: unloaded, default)
         else:
-            self.default = Served(default_name or "", default)
+            self.default = ServedBundle(default_name or "", default)
         self._owned = not self.is_ready
-        self._named = {name: Served(name, source) for name, source in named.items()}
+        self._named = {name: ServedBundle(name, source) for name, source in named.items()}
         self._max_bytes = max_bytes
         self._memory = memory
-        self._one_loads = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
         self.failure: Exception | None = None  # why the default bundle could not be loaded
 
     @property
@@ -108,14 +108,14 @@ class Bundles:
         return self.default.loaded is not None
 
     @property
-    def every(self) -> tuple[Served, ...]:
+    def all(self) -> tuple[ServedBundle, ...]:
         """All bundles, the default one first."""
         return (self.default, *self._named.values())
 
     @property
-    def loaded(self) -> list[Served]:
+    def loaded(self) -> list[ServedBundle]:
         """The loaded bundles."""
-        return [served for served in self.every if served.loaded is not None]
+        return [served for served in self.all if served.loaded is not None]
 
     async def named(self) -> tuple[str, ...]:
         """All model names; loads the default bundle if its name is unknown."""
@@ -123,11 +123,11 @@ class Bundles:
             (await self.lease()).release()
         return self.names
 
-    async def lease(self, name: str | None = None) -> Served:
+    async def lease(self, name: str | None = None) -> ServedBundle:
         """Load a bundle (None: the default) and keep it open. Raises ApiError: 404, or 503 if loading fails."""
         served = await self.find(name)
-        served.users += 1
-        served.used = time.monotonic()
+        served.leases += 1
+        served.last_used = time.monotonic()
         try:
             while served.loaded is None:
                 if served.loading is None:
@@ -141,7 +141,7 @@ class Bundles:
             raise
         return served
 
-    async def find(self, name: str | None) -> Served:
+    async def find(self, name: str | None) -> ServedBundle:
         """The bundle of this name, loaded or not. Raises ApiError (404) for an unknown name."""
         # The default bundle's name may be unknown until it is loaded.
         if name is not None and name not in self.names and name not in await self.named():
@@ -158,7 +158,7 @@ class Bundles:
         fits = (architecture for architecture in known if architecture.generation == generation)
         return next(fits, self.default.tts.bundle.architecture).patch_seconds
 
-    async def begin(self) -> Exception | None:
+    async def load_default(self) -> Exception | None:
         """Load the default bundle. Returns the error if that fails."""
         with contextlib.suppress(ApiError):
             (await self.lease()).release()
@@ -170,13 +170,13 @@ class Bundles:
             if served is not self.default or self._owned:
                 await self._close(served)
 
-    async def _load(self, served: Served) -> None:
+    async def _load(self, served: ServedBundle) -> None:
         try:
-            async with self._one_loads:
-                unloaded = await on_a_thread(served.source)
+            async with self._load_lock:
+                unloaded = await run_in_dedicated_thread(served.source)
                 if served is not self.default:
-                    await self._make_room(served, unloaded.size)
-                served.loaded = await on_a_thread(unloaded.load)
+                    await self._evict_until_fits(served, unloaded.size)
+                served.loaded = await run_in_dedicated_thread(unloaded.load)
                 served.name = served.name or unloaded.generation
         except ApiError:
             raise
@@ -185,33 +185,35 @@ class Bundles:
                 self.failure = error
             name = served.name or "(default)"
             # Paths are logged, but not sent to clients.
-            _log.error("bundle %s: %s", name, error if isinstance(error, VoxCPMError) else place_of(error))
+            _log.error(
+                "bundle %s: %s", name, error if isinstance(error, VoxCPMError) else error_location(error)
+            )
             raise _unavailable(f"cannot load the bundle {name}; see the server's log") from None
         finally:
             served.loading = None
 
-    async def _make_room(self, wanted: Served, size: int) -> None:
+    async def _evict_until_fits(self, bundle: ServedBundle, size: int) -> None:
         """Close idle bundles until this one fits. Raises ApiError (503) if it cannot."""
         while self._max_bytes is not None and self._memory() + size > self._max_bytes:
-            idle = [s for s in self.loaded if s is not self.default and not s.users]
+            idle = [s for s in self.loaded if s is not self.default and not s.leases]
             if not idle:
                 needs, used, maximum = (f"{n / 1e9:.1f} GB" for n in (size, self._memory(), self._max_bytes))
                 raise _unavailable(
-                    f"the bundle {wanted.name} needs about {needs} in addition to {used} in use, but --max-memory is "
+                    f"the bundle {bundle.name} needs about {needs} in addition to {used} in use, but --max-memory is "
                     f"{maximum}; try again when other bundles are idle"
                 )
-            await self._close(min(idle, key=lambda s: s.used))
+            await self._close(min(idle, key=lambda s: s.last_used))
 
-    async def _close(self, served: Served) -> None:
+    async def _close(self, served: ServedBundle) -> None:
         tts, served.loaded = served.tts, None
-        await on_a_thread(tts.close)
+        await run_in_dedicated_thread(tts.close)
 
 
 def _unavailable(message: str) -> ApiError:
     return ApiError(503, f"model: {message}", param="model", code=MODEL_UNAVAILABLE, headers=RETRY)
 
 
-async def on_a_thread(function: Callable[[], Result]) -> Result:
+async def run_in_dedicated_thread(function: Callable[[], Result]) -> Result:
     """Run a function that may take minutes on a dedicated thread: pool shutdown would block."""
     done: concurrent.futures.Future[Result] = concurrent.futures.Future()
     # Not cancellable from here on: nothing can stop the thread.
@@ -227,10 +229,10 @@ async def on_a_thread(function: Callable[[], Result]) -> Result:
     return await asyncio.wrap_future(done)
 
 
-def read_named(given: list[str] | None) -> dict[str, str]:
+def parse_named_bundles(options: list[str] | None) -> dict[str, str]:
     """Parse `--bundle NAME=PATH`: paths by name. Raises InputError for anything else, and for duplicate names."""
     named: dict[str, str] = {}
-    for text in given or ():
+    for text in options or ():
         name, _, path = (part.strip() for part in text.partition("="))
         if not name or not path or not name.isprintable():
             raise InputError(f"--bundle: expected NAME=PATH, such as calm=voxcpm-2-calm, got {text!r}")
@@ -240,7 +242,7 @@ def read_named(given: list[str] | None) -> dict[str, str]:
     return named
 
 
-def bytes_of(text: str, option: str) -> int:
+def parse_bytes(text: str, option: str) -> int:
     """Parse an amount such as "8GB" or "7.5 GiB" into bytes. Raises InputError, which names the option."""
     with contextlib.suppress(ValidationError):
         # An amount without a unit would be bytes.

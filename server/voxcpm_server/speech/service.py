@@ -13,7 +13,7 @@ from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.rooms import Room, doors
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.queueing import FairQueue
-from voxcpm_server.speech.served_bundles import Bundles, Source, bytes_of
+from voxcpm_server.speech.served_bundles import Bundles, Source, parse_bytes
 from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
 from voxcpm_server.streams.conversations import OpenConversations
 
@@ -39,7 +39,7 @@ class Service:
         maximum = settings.max_conversations
         self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
         self.metrics = Metrics(self.queue, self.conversations)
-        max_bytes = bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None
+        max_bytes = parse_bytes(settings.max_memory, "--max-memory") if settings.max_memory else None
         self.bundles = Bundles(default, settings.model_name, named, max_bytes=max_bytes)
         self.streams: set[Stream[Any]] = set()
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
@@ -64,6 +64,6 @@ class Service:
         await self.bundles.close()
 
 
-def service_of(request: HTTPConnection) -> Service:
+def get_service(request: HTTPConnection) -> Service:
     """The service of the app that handles a request or websocket."""
     return cast("Service", request.app.state.service)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress
-from voxcpm_server.errors import client_gone, speech_too_long
-from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.errors import client_closed, speech_too_long
+from voxcpm_server.speech.served_bundles import ServedBundle
 
 if TYPE_CHECKING:
     from voxcpm_server.speech.queueing import Turn
@@ -34,28 +34,28 @@ class Stream(ABC, Generic[Item]):
     whose turns it takes. capacity: buffered items, beyond which the thread blocks.
     """
 
-    def __init__(self, service: Service, served: Served, owner: str, room: int) -> None:
+    def __init__(self, service: Service, served: ServedBundle, owner: str, capacity: int) -> None:
         self.service = service
         self.owner = owner
         self.cancel = CancelToken()
         self.loop = asyncio.get_running_loop()
-        self.since: float | None = None
+        self.requested_at: float | None = None
         """When it was requested (`time.perf_counter`); None before there is text."""
-        self.work = 0.0  # seconds spent generating so far
+        self.work_seconds = 0.0  # seconds spent generating so far
         self.audio_seconds = 0.0
         self._served = served
         self._turn: Turn | None = None
         self._items: deque[Item | Exception | None] = deque()
         self._arrived = asyncio.Event()
-        self._room = threading.Semaphore(room)
+        self._slots = threading.Semaphore(capacity)
         self._thread: threading.Thread | None = None
-        self._ended: asyncio.Future[None] = self.loop.create_future()
-        served.users += 1
+        self._done: asyncio.Future[None] = self.loop.create_future()
+        served.leases += 1
         service.streams.add(self)
 
     @abstractmethod
-    def make(self) -> Iterator[Item]:
-        """Generate the items, on the thread. Adds to `work`, and calls `count_audio` for each piece."""
+    def generate(self) -> Iterator[Item]:
+        """Generate the items, on the thread. Adds to `work_seconds`, and calls `count_audio` for each piece."""
 
     async def enter(self) -> None:
         """Wait for a turn. Raises ApiError if the queue is full."""
@@ -95,7 +95,7 @@ class Stream(ABC, Generic[Item]):
         if item is None:
             raise StopAsyncIteration
         self._items.popleft()
-        self._room.release()
+        self._slots.release()
         return item
 
     async def aclose(self) -> None:
@@ -105,17 +105,17 @@ class Stream(ABC, Generic[Item]):
         if self._thread is None:
             self._end(None)
         # Cancelling a waiter must not cancel the future.
-        await asyncio.shield(self._ended)
+        await asyncio.shield(self._done)
 
     def count_audio(self, seconds: float) -> None:
         """Record generated audio in the metrics."""
         metrics = self.service.metrics
-        if not self.audio_seconds and self.since is not None:
-            metrics.first_audio.observe(time.perf_counter() - self.since)
+        if not self.audio_seconds and self.requested_at is not None:
+            metrics.first_audio.observe(time.perf_counter() - self.requested_at)
         self.audio_seconds += seconds
         metrics.audio_seconds.inc(seconds)
 
-    def on_the_loop(self, function: Callable[..., object], *arguments: object) -> None:
+    def call_on_loop(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function on the event loop, from any thread."""
         # The loop may be closed already.
         with contextlib.suppress(RuntimeError):
@@ -124,21 +124,21 @@ class Stream(ABC, Generic[Item]):
     def _run(self) -> None:
         outcome, last = "finished", None
         try:
-            with contextlib.closing(self.make()) as items:  # type: ignore[type-var]
+            with contextlib.closing(self.generate()) as items:  # type: ignore[type-var]
                 for item in items:
-                    while not self._room.acquire(timeout=_POLL_SECONDS):
+                    while not self._slots.acquire(timeout=_POLL_SECONDS):
                         self.cancel.check()
-                    self.on_the_loop(self._add, item)
+                    self.call_on_loop(self._add, item)
         except Exception as error:  # noqa: BLE001 - raised where the items are read
             # The error and its frames are a reference cycle: KV caches in them would stay until a full garbage
             # collection, which under load is minutes away.
             traceback.clear_frames(error.__traceback__)
             outcome, last = "cancelled" if isinstance(error, Cancelled) else "failed", error
-        if self.since is not None:
+        if self.requested_at is not None:
             self.service.metrics.speeches.labels(outcome).inc()
-            if outcome == "finished" and self.work and self.audio_seconds:
-                self.service.metrics.real_time_factor.observe(self.work / self.audio_seconds)
-        self.on_the_loop(self._end, last)
+            if outcome == "finished" and self.work_seconds and self.audio_seconds:
+                self.service.metrics.real_time_factor.observe(self.work_seconds / self.audio_seconds)
+        self.call_on_loop(self._end, last)
 
     def _add(self, item: Item | Exception | None) -> None:
         self._items.append(item)
@@ -146,8 +146,8 @@ class Stream(ABC, Generic[Item]):
 
     def _end(self, error: Exception | None) -> None:
         self._add(error)
-        if not self._ended.done():
-            self._ended.set_result(None)
+        if not self._done.done():
+            self._done.set_result(None)
             self.leave()
             self._served.release()
             self.service.streams.discard(self)
@@ -157,19 +157,21 @@ class SpeechStream(Stream[Audio]):
     """The speech of a request: `prepare`, `begin`, then its pieces (samples,) as they are generated.
 
     Buffers up to `buffer_seconds`. The turn ends when generation does, not when everything is read. whole: one piece,
-    with retries if its length does not fit the text. since: arrival time of the request (`time.perf_counter`).
+    with retries if its length does not fit the text. requested_at: arrival time of the request (`time.perf_counter`).
     """
 
     plan: Plan
 
-    def __init__(self, service: Service, served: Served, owner: str, *, whole: bool, since: float) -> None:
+    def __init__(
+        self, service: Service, served: ServedBundle, owner: str, *, whole: bool, requested_at: float
+    ) -> None:
         patch_seconds = served.tts.bundle.architecture.patch_seconds
         super().__init__(service, served, owner, max(1, int(service.settings.buffer_seconds / patch_seconds)))
-        self.since = since
+        self.requested_at = requested_at
         self._tts = served.tts
         self._whole = whole
         self._tokens_of: dict[int, int] = {}
-        self._beginning: asyncio.Task[None] | None = None
+        self._first_piece: asyncio.Task[None] | None = None
         self.patches = 0
 
     @property
@@ -177,9 +179,11 @@ class SpeechStream(Stream[Audio]):
         """Text tokens spoken so far."""
         return sum(self._tokens_of.values())
 
-    async def prepare(self, given: Mapping[str, Any]) -> None:
-        """Plan before queueing. given: arguments of `VoxCPM.plan`, whose errors it raises."""
-        self.plan = await run_in_threadpool(self._tts.plan, **given, progress=self._heard, cancel=self.cancel)
+    async def prepare(self, arguments: Mapping[str, Any]) -> None:
+        """Plan before queueing. arguments: those of `VoxCPM.plan`, whose errors it raises."""
+        self.plan = await run_in_threadpool(
+            self._tts.plan, **arguments, progress=self._on_progress, cancel=self.cancel
+        )
 
     def begin(self) -> asyncio.Task[None]:
         """Wait for a turn and start. The task ends with the first piece, or raises the stream's error."""
@@ -189,26 +193,26 @@ class SpeechStream(Stream[Audio]):
             self.start()
             await self.peek()
 
-        self._beginning = asyncio.ensure_future(begin())
-        return self._beginning
+        self._first_piece = asyncio.ensure_future(begin())
+        return self._first_piece
 
     async def aclose(self) -> None:
         """See `Stream`."""
         self.cancel.cancel()
-        if self._beginning is not None:
-            await stopped(self._beginning)
+        if self._first_piece is not None:
+            await cancel_and_wait(self._first_piece)
         await super().aclose()
 
-    def make(self) -> Iterator[Audio]:
+    def generate(self) -> Iterator[Audio]:
         """Generate the pieces. Prompt recordings are encoded on this thread, too."""
         started = time.perf_counter()
         with contextlib.closing(self._pieces()) as pieces:  # type: ignore[type-var]
             for piece in pieces:
-                self.work += time.perf_counter() - started
+                self.work_seconds += time.perf_counter() - started
                 self.count_audio(len(piece) / self._tts.sample_rate)
                 yield piece
                 started = time.perf_counter()
-            self.work += time.perf_counter() - started
+            self.work_seconds += time.perf_counter() - started
 
     def _pieces(self) -> Iterator[Audio]:
         if self._whole:
@@ -216,14 +220,14 @@ class SpeechStream(Stream[Audio]):
         else:
             yield from self._tts.stream_plan(self.plan, chunk_patches=1)
 
-    def _heard(self, progress: Progress) -> None:
+    def _on_progress(self, progress: Progress) -> None:
         self.patches += 1
         self._tokens_of[progress.segment] = progress.segment_tokens
         if progress.audio_seconds > self.service.settings.max_audio_seconds:
             raise speech_too_long(self.service.settings.max_audio_seconds)
 
 
-async def stopped(task: asyncio.Future[Any]) -> None:
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
     """Cancel a task unless it is done, and wait for it."""
     if not task.done():
         task.cancel()
@@ -231,9 +235,9 @@ async def stopped(task: asyncio.Future[Any]) -> None:
             await task
 
 
-async def in_time(sent: Awaitable[None], patience: float) -> None:
+async def send_with_timeout(send: Awaitable[None], patience: float) -> None:
     """Await a send. Raises ApiError (499) if it takes longer than `patience` seconds."""
     try:
-        await asyncio.wait_for(sent, patience)
+        await asyncio.wait_for(send, patience)
     except asyncio.TimeoutError:
-        raise client_gone(f"the client read nothing for {patience:g} s") from None
+        raise client_closed(f"the client read nothing for {patience:g} s") from None

@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime import Audio, InputError, Voice, VoxCPM, decode_audio
-from voxcpm_server.errors import ApiError, client_gone
+from voxcpm_server.errors import ApiError, client_closed
 from voxcpm_server.settings import OPENAI_VOICES, Settings
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder
-from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.served_bundles import ServedBundle
 
 if TYPE_CHECKING:
     from typing import Self
@@ -32,7 +32,7 @@ RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_w
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
 _RECORDING_RATES = (8_000, 192_000)
-_WHOLE = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
+_STREAM = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
 
 
 def _field(description: str, **bounds: Any) -> Any:
@@ -62,7 +62,7 @@ class SpeechRequest(BaseModel):
     ] = None
     stream_format: Literal["audio", "sse"] = "audio"
 
-    stream: Annotated[bool, _field(_WHOLE)] = True
+    stream: Annotated[bool, _field(_STREAM)] = True
     sample_rate: Annotated[
         int | None,
         _field("Sample rate in Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE),
@@ -78,18 +78,20 @@ class SpeechRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _without_nulls(cls, document: Any) -> Any:
         """Some clients send null for omitted fields."""
-        is_object = isinstance(given, dict)
-        return {name: value for name, value in given.items() if value is not None} if is_object else given
+        is_object = isinstance(document, dict)
+        return (
+            {name: value for name, value in document.items() if value is not None} if is_object else document
+        )
 
     @field_validator("voice", mode="before")
     @classmethod
-    def _of_one_kind(cls, given: Any) -> Any:
+    def _check_voice(cls, voice: Any) -> Any:
         """Report one error, not one per member of the union."""
-        name = given.get("id") if isinstance(given, dict) else given
+        name = voice.get("id") if isinstance(voice, dict) else voice
         if isinstance(name, str):
-            return given
+            return voice
         raise PydanticCustomError("voice", 'expected a name, or {"id": name}')
 
     @property
@@ -122,7 +124,7 @@ class SpeechRequest(BaseModel):
                 except ValueError:
                     raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
 
-    def ignored_fields(self, served: Served) -> list[str]:
+    def ignored_fields(self, served: ServedBundle) -> list[str]:
         """Fields that have no effect with this bundle."""
         ignored = sorted(self.model_extra or ())
         return [*ignored, "instructions"] if self.instructions and not served.takes_instructions else ignored
@@ -132,26 +134,28 @@ class SpeechRequest(BaseModel):
         return Encoder(self.response_format, tts.sample_rate, self.sample_rate)
 
     def arguments(
-        self, settings: Settings, served: Served, max_characters: int, voice: Voice | None
+        self, settings: Settings, served: ServedBundle, max_characters: int, voice: Voice | None
     ) -> dict[str, Any]:
         """The arguments of `VoxCPM.speak`. voice: the requested one. Raises ApiError and InputError."""
         if (count := len(self.input)) > max_characters:
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
-        given: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
+        arguments: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
         for name in ("speed", "cfg_value", "inference_timesteps"):
             if (value := getattr(self, name)) is not None:
-                given[name] = value
+                arguments[name] = value
         for field, content in self.recordings():
-            given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
+            arguments[RECORDINGS[field]] = decode_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
-            given["control"] = self.instructions
+            arguments["control"] = self.instructions
         # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
-        is_replaced = self.voice_name in OPENAI_VOICES and not given.keys().isdisjoint(RECORDINGS.values())
-        return given if voice is None or is_replaced else {**given, "voice": voice}
+        is_replaced = self.voice_name in OPENAI_VOICES and not arguments.keys().isdisjoint(
+            RECORDINGS.values()
+        )
+        return arguments if voice is None or is_replaced else {**arguments, "voice": voice}
 
 
-def decoded_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:
+def decode_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:
     """Decode an audio file to samples (samples,) and rate in Hz. Raises ApiError if it is not audio, or too long."""
     try:
         return decode_audio(content, field, max_seconds=max_seconds, rates=_RECORDING_RATES)
@@ -167,7 +171,7 @@ async def speech_request(request: Request) -> SpeechRequest:
             return await _from_form(request)
         body = await request.body()
     except ClientDisconnect:
-        raise client_gone() from None
+        raise client_closed() from None
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise _invalid(f"expected application/json or {_FORM}, got {kind or 'no content type'}")
 
@@ -202,16 +206,16 @@ async def _from_form(request: Request) -> SpeechRequest:
                     raise _invalid(f"expected text; only {' and '.join(RECORDINGS)} may be files", name)
     except (MultiPartException, ValueError) as error:
         raise _invalid(f"expected a form ({error})") from None
-    asked = SpeechRequest.checked(fields)
-    await run_in_threadpool(asked.attach, files)
-    return asked
+    body = SpeechRequest.checked(fields)
+    await run_in_threadpool(body.attach, files)
+    return body
 
 
 def _invalid(message: str, *where: str) -> RequestValidationError:
     return RequestValidationError([{"type": "value_error", "loc": ("body", *where), "msg": message}])
 
 
-def _documented() -> dict[str, Any]:
+def _request_body() -> dict[str, Any]:
     schema = SpeechRequest.model_json_schema()
     defined = schema.pop("$defs")
     schema["properties"]["voice"]["anyOf"] = [
@@ -228,4 +232,4 @@ def _documented() -> dict[str, Any]:
     }}}  # fmt: skip
 
 
-DOCUMENTED_BODY = _documented()  # `openapi_extra` of the routes that take a speech request
+REQUEST_BODY = _request_body()  # `openapi_extra` of the routes that take a speech request

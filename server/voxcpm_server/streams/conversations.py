@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error, check_places, client_gone
+from voxcpm_server.errors import CLIENT_CLOSED, ApiError, as_api_error, check_capacity, client_closed
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import Served
-from voxcpm_server.speech.speaking import in_time
+from voxcpm_server.speech.served_bundles import ServedBundle
+from voxcpm_server.speech.speaking import send_with_timeout
 from voxcpm_server.streams.sessions import SessionStream
 
 if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
 _CLOSED = 200  # status of a conversation that closed without an error
-_ENDING = "server_ending"
+_SHUTTING_DOWN = "server_ending"
 _RETRY_SECONDS = 10
 # Websocket close codes (RFC 6455, 7.4).
 _NORMAL, _RESTART = 1000, 1012
@@ -37,19 +37,19 @@ class OpenConversations:
     def __init__(self, maximum: int, max_per_key: int) -> None:
         self._maximum, self._max_per_key = maximum, max_per_key
         self._owners: list[str] = []  # of conversations and handshakes
-        self.talking: set[Conversation] = set()
+        self.active: set[Conversation] = set()
         self.draining = False
 
     def __len__(self) -> int:
         return len(self._owners)
 
     @contextlib.contextmanager
-    def admitted(self, owner: str) -> Iterator[None]:
+    def admit(self, owner: str) -> Iterator[None]:
         """Count a conversation while it is open. Raises ApiError: 503 at shutdown; 503 or 429 if too many are open."""
         if self.draining:
-            raise server_ends()
+            raise shutting_down()
         total, own = (len(self), self._maximum), (self._owners.count(owner), self._max_per_key)
-        check_places(total, own, "too many conversations: {}{} are open", _RETRY_SECONDS)
+        check_capacity(total, own, "too many conversations: {}{} are open", _RETRY_SECONDS)
         self._owners.append(owner)
         try:
             yield
@@ -59,11 +59,11 @@ class OpenConversations:
     async def drain(self, seconds: float, forced: Callable[[], bool]) -> None:
         """Accept no new conversations, let speeches finish for `seconds` or until `forced`, then end the rest."""
         self.draining = True
-        for conversation in self.talking:
-            conversation.end_when_silent()
+        for conversation in self.active:
+            conversation.end_when_idle()
         await self._wait(seconds, forced)
-        for conversation in self.talking:
-            conversation.fail(server_ends())
+        for conversation in self.active:
+            conversation.fail(shutting_down())
         # For the last messages; a client that does not read must not delay shutdown.
         await self._wait(1, lambda: False)
 
@@ -73,10 +73,10 @@ class OpenConversations:
             await asyncio.sleep(0.05)
 
 
-def server_ends() -> ApiError:
+def shutting_down() -> ApiError:
     """The error of connections at shutdown."""
     retry = {"Retry-After": str(_RETRY_SECONDS)}
-    return ApiError(503, "the server is shutting down; connect again", code=_ENDING, headers=retry)
+    return ApiError(503, "the server is shutting down; connect again", code=_SHUTTING_DOWN, headers=retry)
 
 
 class Conversation(ABC):
@@ -89,7 +89,7 @@ class Conversation(ABC):
         self._active_at = time.monotonic()
         self._speeches: dict[asyncio.Task[None], SessionStream] = {}
         self._failure: Exception | None = None
-        self._ends_when_silent = service.conversations.draining
+        self._ends_when_idle = service.conversations.draining
         self._changed = asyncio.Event()
 
     @abstractmethod
@@ -107,23 +107,23 @@ class Conversation(ABC):
     async def serve(self) -> int:
         """Run until either side closes, and return the status for metrics."""
         error: ApiError | None = None
-        self.service.conversations.talking.add(self)
+        self.service.conversations.active.add(self)
         try:
-            await self._talk()
-        except Exception as raised:  # noqa: BLE001 - no error of a connection may reach the server
-            error = as_api_error(raised, "text")
+            await self._run()
+        except Exception as exception:  # noqa: BLE001 - no error of a connection may reach the server
+            error = as_api_error(exception, "text")
         finally:
             for task in list(self._speeches):
-                await self.hush(task)
-            self.service.conversations.talking.discard(self)
-        if error is None or error.status_code != CLIENT_GONE:
+                await self.cancel_speech(task)
+            self.service.conversations.active.discard(self)
+        if error is None or error.status_code != CLIENT_CLOSED:
             # The client may not be reading.
             with contextlib.suppress(Exception):
-                await self.in_time(self.end(error))
+                await self.send_with_timeout(self.end(error))
         return _CLOSED if error is None else error.status_code
 
-    async def begun(
-        self, model: str | None, prepare: Callable[[Served], tuple[dict[str, Any], Encoder]]
+    async def open_stream(
+        self, model: str | None, prepare: Callable[[ServedBundle], tuple[dict[str, Any], Encoder]]
     ) -> SessionStream:
         """Start a speech, to which text can be pushed.
 
@@ -132,8 +132,8 @@ class Conversation(ABC):
         """
         self.service.queue.check(self.owner)
         with await self.service.bundles.lease(model) as served:
-            given, encoder = await run_in_threadpool(prepare, served)
-            return await SessionStream.begun(self.service, served, self.owner, given, encoder)
+            arguments, encoder = await run_in_threadpool(prepare, served)
+            return await SessionStream.open(self.service, served, self.owner, arguments, encoder)
 
     def speak(self, stream: SessionStream, send: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Run `send` in a task, then close the stream. An error ends the conversation, whose end cancels the task."""
@@ -155,7 +155,7 @@ class Conversation(ABC):
         task.add_done_callback(ended)
         return task
 
-    async def hush(self, task: asyncio.Task[None]) -> None:
+    async def cancel_speech(self, task: asyncio.Task[None]) -> None:
         """Cancel a speech at its next Euler step."""
         stream = self._speeches.get(task)
         task.cancel()
@@ -169,20 +169,20 @@ class Conversation(ABC):
         self._failure = self._failure or error
         self._changed.set()
 
-    def end_when_silent(self) -> None:
+    def end_when_idle(self) -> None:
         """End the conversation once nothing is being spoken."""
-        self._ends_when_silent = True
+        self._ends_when_idle = True
         self._changed.set()
 
-    async def in_time(self, sent: Awaitable[None]) -> None:
+    async def send_with_timeout(self, sent: Awaitable[None]) -> None:
         """Await a send with a timeout. Raises ApiError (499) if the client does not read."""
         try:
-            await in_time(sent, self.service.settings.client_timeout)
+            await send_with_timeout(sent, self.service.settings.client_timeout)
         except (OSError, WebSocketDisconnect):
-            raise client_gone() from None
+            raise client_closed() from None
         self._active_at = time.monotonic()
 
-    async def _talk(self) -> None:
+    async def _run(self) -> None:
         receiving: asyncio.Future[Any] | None = None
         try:
             while True:
@@ -200,11 +200,11 @@ class Conversation(ABC):
                     receiving = None
                     self._active_at = time.monotonic()
                     if message is None:
-                        raise client_gone()
+                        raise client_closed()
                     if not await self.handle(message):
                         return
-                elif self._ends_when_silent and not self._speeches:
-                    raise server_ends()
+                elif self._ends_when_idle and not self._speeches:
+                    raise shutting_down()
                 elif any(stream.speaking for stream in self._speeches.values()):
                     continue
                 elif time.monotonic() - self._active_at >= self._idle_seconds:
@@ -241,13 +241,13 @@ class JsonSocket(Conversation):
         """Send a JSON object or bytes. Raises ApiError (499) if the client does not read."""
         try:
             if isinstance(message, bytes):
-                await self.in_time(self._websocket.send_bytes(message))
+                await self.send_with_timeout(self._websocket.send_bytes(message))
             else:
-                await self.in_time(self._websocket.send_text(json.dumps(message)))
+                await self.send_with_timeout(self._websocket.send_text(json.dumps(message)))
         except RuntimeError:
-            raise client_gone() from None
+            raise client_closed() from None
 
-    def last_words(self, error: ApiError) -> dict[str, Any]:
+    def error_message(self, error: ApiError) -> dict[str, Any]:
         """The error message that is sent before the websocket closes."""
         return error.document
 
@@ -255,9 +255,9 @@ class JsonSocket(Conversation):
         """Send the error, then close the websocket with a matching code."""
         code, reason = _NORMAL, ""
         if error is not None:
-            code = _RESTART if error.code == _ENDING else error.close_code
+            code = _RESTART if error.code == _SHUTTING_DOWN else error.close_code
             reason = error.detail.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
-            await self._websocket.send_text(json.dumps(self.last_words(error)))
+            await self._websocket.send_text(json.dumps(self.error_message(error)))
         await self._websocket.close(code, reason)
 
 
@@ -265,7 +265,7 @@ async def serve_websocket(
     websocket: WebSocket, service: Service, open_: Callable[[], Awaitable[JsonSocket]]
 ) -> None:
     """Serve a websocket. open_: creates the conversation; its errors reject the handshake."""
-    with service.conversations.admitted(websocket.state.owner):
+    with service.conversations.admit(websocket.state.owner):
         # May wait for a bundle to load.
         conversation = await open_()
         # Browsers require that one of the offered subprotocols is accepted.
@@ -275,6 +275,6 @@ async def serve_websocket(
             await websocket.accept(protocol)
             status = await conversation.serve()
         except WebSocketDisconnect:
-            status = CLIENT_GONE
+            status = CLIENT_CLOSED
     if status != _CLOSED:
-        websocket.scope.setdefault("state", {})["broken_off"] = status
+        websocket.scope.setdefault("state", {})["final_status"] = status

@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from voxcpm_runtime import AudioChunk, Cancelled, Session
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.speaking import Stream
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _SEED_BITS = 32
 # Encoded pieces buffered for the event loop; the others wait in the session's own buffer.
-_ROOM = 4
+_CAPACITY = 4
 _FULL_SCALE = np.float32(32767)
 
 
-class Spoken(NamedTuple):
+class SpokenPiece(NamedTuple):
     """A piece of speech: one patch, or a pause.
 
     data: encoded bytes; may be empty, as codecs buffer samples. sentence: its index from 0; -1 after the last.
@@ -46,17 +46,17 @@ class Spoken(NamedTuple):
     seconds: float
 
 
-class CaughtUp(NamedTuple):
+class Flushed(NamedTuple):
     """Marks that everything up to a flush was spoken."""
 
 
-class SessionStream(Stream[Spoken | CaughtUp]):
+class SessionStream(Stream[SpokenPiece | Flushed]):
     """Speech of streamed text. It holds a turn only while there is a complete sentence to speak."""
 
     def __init__(
-        self, service: Service, served: Served, owner: str, session: Session, seed: int, encoder: Encoder
-    ) -> None:
-        super().__init__(service, served, owner, _ROOM)
+        self, service: Service, served: ServedBundle, owner: str, session: Session, seed: int, encoder: Encoder
+    ) -> None:  # fmt: skip
+        super().__init__(service, served, owner, _CAPACITY)
         self._session = session
         self.seed = seed
         """The seed that reproduces this speech from the same text, however it is fragmented."""
@@ -65,17 +65,17 @@ class SessionStream(Stream[Spoken | CaughtUp]):
         self.characters = 0
         self._flushes = 0
         self._last_flush: int | None = None
-        self._more = threading.Event()
+        self._wakeup = threading.Event()
         self._entering: concurrent.futures.Future[None] | None = None
 
     @classmethod
-    async def begun(
-        cls, service: Service, served: Served, owner: str, given: Mapping[str, Any], encoder: Encoder
-    ) -> SessionStream:
-        """Open a session and start its stream. given: arguments of `VoxCPM.session`, whose errors it raises."""
-        seed = given.get("seed")
+    async def open(
+        cls, service: Service, served: ServedBundle, owner: str, arguments: Mapping[str, Any], encoder: Encoder
+    ) -> SessionStream:  # fmt: skip
+        """Open a session and start its stream. arguments: those of `VoxCPM.session`, whose errors it raises."""
+        seed = arguments.get("seed")
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed
-        arguments = {**given, "seed": seed, "buffer_seconds": service.settings.buffer_seconds}
+        arguments = {**arguments, "seed": seed, "buffer_seconds": service.settings.buffer_seconds}
         # The session takes a turn only when there is text, by which time `stream` is set.
         stream: SessionStream
         session = await run_in_threadpool(served.tts.session, **arguments, turn=lambda: stream.turn())  # noqa: PLW0108
@@ -92,14 +92,14 @@ class SessionStream(Stream[Spoken | CaughtUp]):
             raise ApiError(400, message, param="text", code="string_above_max_length")
         if not self.cancel.cancelled:
             self._session.push_text(text)
-            self._more.set()
+            self._wakeup.set()
 
     def flush(self) -> None:
-        """Speak everything pushed so far, even an incomplete sentence; a `CaughtUp` follows."""
+        """Speak everything pushed so far, even an incomplete sentence; a `Flushed` follows."""
         if not self.cancel.cancelled:
             self._session.flush()
             self._flushes += 1
-            self._more.set()
+            self._wakeup.set()
 
     def finish(self) -> None:
         """Flush and end the stream."""
@@ -110,7 +110,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
         """See `Stream`."""
         self.cancel.cancel()
         self._session.cancel()
-        self._more.set()
+        self._wakeup.set()
         if self._entering is not None:
             self._entering.cancel()
         await super().aclose()
@@ -119,7 +119,7 @@ class SessionStream(Stream[Spoken | CaughtUp]):
     def turn(self) -> Iterator[None]:
         """Hold a turn, on the session's thread. Raises ApiError if the queue is full, and Cancelled."""
         self.speaking = True
-        self.since = self.since or time.perf_counter()
+        self.requested_at = self.requested_at or time.perf_counter()
         try:
             self._entering = asyncio.run_coroutine_threadsafe(self.enter(), self.loop)
             if self.cancel.cancelled:
@@ -130,12 +130,12 @@ class SessionStream(Stream[Spoken | CaughtUp]):
                 raise Cancelled("the speech was cancelled while waiting for a turn") from None
             began = time.perf_counter()
             yield
-            self.work += time.perf_counter() - began
+            self.work_seconds += time.perf_counter() - began
         finally:
-            self.on_the_loop(self.leave)
+            self.call_on_loop(self.leave)
             self.speaking = False
 
-    def make(self) -> Iterator[Spoken | CaughtUp]:
+    def generate(self) -> Iterator[SpokenPiece | Flushed]:
         """Generate pieces until the last flush is spoken."""
         session, caught_up, kept_up = self._session, 0, True
         limit, buffer_seconds = self.service.settings.max_audio_seconds, self.service.settings.buffer_seconds
@@ -150,18 +150,18 @@ class SessionStream(Stream[Spoken | CaughtUp]):
                         raise speech_too_long(limit)
                     # While the session waits for a slow reader, its time does not measure its speed.
                     kept_up = kept_up and session.buffered_seconds < buffer_seconds / 2
-                    yield self._spoken(chunk, session.sample_rate)
+                    yield self._encode(chunk, session.sample_rate)
                 elif self._last_flush is not None and flushes >= self._last_flush:
-                    yield Spoken(self.encoder.finish(), -1, "", 0.0)
+                    yield SpokenPiece(self.encoder.finish(), -1, "", 0.0)
                     break
                 elif flushes > caught_up:
                     caught_up = flushes
-                    yield CaughtUp()
+                    yield Flushed()
                 else:
-                    self._more.wait()
-                    self._more.clear()
-        self.work *= kept_up
+                    self._wakeup.wait()
+                    self._wakeup.clear()
+        self.work_seconds *= kept_up
 
-    def _spoken(self, chunk: AudioChunk, rate: int) -> Spoken:
+    def _encode(self, chunk: AudioChunk, rate: int) -> SpokenPiece:
         audio = chunk.pcm.astype(np.float32) / _FULL_SCALE
-        return Spoken(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate)
+        return SpokenPiece(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate)

@@ -12,11 +12,11 @@ from pydantic import Field
 
 from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import Served
-from voxcpm_server.speech.service import Service, service_of
+from voxcpm_server.speech.served_bundles import ServedBundle
+from voxcpm_server.speech.service import Service, get_service
 from voxcpm_server.speech.speech_requests import SpeechRequest
 from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
-from voxcpm_server.streams.sessions import CaughtUp, SessionStream
+from voxcpm_server.streams.sessions import Flushed, SessionStream
 
 router = APIRouter()
 # Fields of an HTTP request that have no effect here.
@@ -39,12 +39,12 @@ class StartMessage(SpeechRequest):
 @router.websocket("/audio/stream")
 async def stream_speech(websocket: WebSocket) -> None:
     """Speak streamed text, one speech after another."""
-    service = service_of(websocket)
+    service = get_service(websocket)
 
-    async def begun() -> JsonSocket:
+    async def open_conversation() -> JsonSocket:
         return _Speaker(websocket, service)
 
-    await serve_websocket(websocket, service, begun)
+    await serve_websocket(websocket, service, open_conversation)
 
 
 class _Speaker(JsonSocket):
@@ -63,7 +63,7 @@ class _Speaker(JsonSocket):
         elif kind == "cancel":
             # A speech that has just ended was already reported.
             if self._stream is not None and self._task is not None:
-                await self.hush(self._task)
+                await self.cancel_speech(self._task)
                 if self._stream is not None:
                     await self._done(self._stream, cancelled=True)
         elif kind not in ("text", "flush", "end"):
@@ -82,25 +82,25 @@ class _Speaker(JsonSocket):
         return True
 
     async def _start(self, message: dict[str, Any]) -> None:
-        asked = StartMessage.checked(message, "start")
+        body = StartMessage.checked(message, "start")
         if self._stream is not None:
             raise ApiError(400, "start: a speech is in progress; wait for done", param="type")
-        ignored = sorted(asked.model_extra or ())
-        ignored += sorted(asked.model_fields_set & set(_WITHOUT_EFFECT))
-        bare = asked.model_copy(update={**dict.fromkeys(_WITHOUT_EFFECT), "input": ""})
+        ignored = sorted(body.model_extra or ())
+        ignored += sorted(body.model_fields_set & set(_WITHOUT_EFFECT))
+        bare = body.model_copy(update={**dict.fromkeys(_WITHOUT_EFFECT), "input": ""})
 
-        def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            if asked.instructions and not served.takes_instructions:
+        def prepare(served: ServedBundle) -> tuple[dict[str, Any], Encoder]:
+            if body.instructions and not served.takes_instructions:
                 ignored.append("instructions")
             settings, voices = self.service.settings, self.service.voices
-            voice = voices.named(asked.voice_name, served.tts.built_in_voices)
-            given = bare.arguments(settings, served, settings.max_characters, voice)
-            del given["text"], given["prompt_text"]
-            return given, asked.encoder(served.tts)
+            voice = voices.named(body.voice_name, served.tts.built_in_voices)
+            arguments = bare.arguments(settings, served, settings.max_characters, voice)
+            del arguments["text"], arguments["prompt_text"]
+            return arguments, body.encoder(served.tts)
 
-        self._stream = stream = await self.begun(asked.model, wanted)
+        self._stream = stream = await self.open_stream(body.model, prepare)
         self._ended = False
-        self._task = self.speak(stream, partial(self._speech, stream, in_base64=asked.audio == "base64"))
+        self._task = self.speak(stream, partial(self._speech, stream, in_base64=body.audio == "base64"))
         rate, content_type = stream.encoder.sample_rate, stream.encoder.format.content_type
         started = {"type": "started", "seed": stream.seed, "sample_rate": rate, "content_type": content_type}
         await self.send({**started, "ignored_fields": ignored})
@@ -108,7 +108,7 @@ class _Speaker(JsonSocket):
     async def _speech(self, stream: SessionStream, *, in_base64: bool) -> None:
         header = stream.encoder.header()
         async for piece in stream:
-            if isinstance(piece, CaughtUp):
+            if isinstance(piece, Flushed):
                 await self.send({"type": "flushed", "seconds": stream.encoder.seconds})
             elif data := header + piece.data:
                 header = b""
@@ -121,5 +121,5 @@ class _Speaker(JsonSocket):
         seconds = stream.encoder.seconds
         await self.send({"type": "done", "seed": stream.seed, "seconds": seconds, "cancelled": cancelled})
 
-    def last_words(self, error: ApiError) -> dict[str, Any]:
-        return {"type": "error", **super().last_words(error)}
+    def error_message(self, error: ApiError) -> dict[str, Any]:
+        return {"type": "error", **super().error_message(error)}

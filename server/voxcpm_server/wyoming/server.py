@@ -18,18 +18,18 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_server.errors import CLIENT_GONE, ApiError
+from voxcpm_server.errors import CLIENT_CLOSED, ApiError
 from voxcpm_server.middleware.authentication import is_loopback
 from voxcpm_server.rooms import Address, Room
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams.conversations import Conversation
-from voxcpm_server.streams.sessions import SessionStream, Spoken
+from voxcpm_server.streams.sessions import SessionStream, SpokenPiece
 from voxcpm_server.wyoming.options import WyomingSettings
 
 MAX_LINE_BYTES = 65_536
-_WIDTH = 2
+_SAMPLE_BYTES = 2
 _NAME = "voxcpm-coreml"
 _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
 
@@ -48,30 +48,32 @@ class Wyoming(Room):
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         """Accept connections on a listening socket."""
-        serve = partial(_connected, self.service)
+        serve = partial(_handle_connection, self.service)
         return await asyncio.start_server(serve, sock=listener, limit=MAX_LINE_BYTES)
 
 
-async def _connected(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _handle_connection(
+    service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     status = 500
-    talk = _Talk(service, reader, writer)
+    connection = _WyomingConnection(service, reader, writer)
     try:
-        with service.conversations.admitted(talk.owner):
-            status = await talk.serve()
+        with service.conversations.admit(connection.owner):
+            status = await connection.serve()
     except ApiError as error:
         status = error.status_code
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(talk.end(error), 1)
+            await asyncio.wait_for(connection.end(error), 1)
     finally:
-        if status != CLIENT_GONE:
+        if status != CLIENT_CLOSED:
             # Flushes pending data if the client reads.
             writer.close()
-        patience = 0 if status == CLIENT_GONE else service.settings.client_timeout
+        patience = 0 if status == CLIENT_CLOSED else service.settings.client_timeout
         asyncio.get_running_loop().call_later(patience, writer.transport.abort)
         service.metrics.requests.labels("wyoming", str(status)).inc()
 
 
-class _Talk(Conversation):
+class _WyomingConnection(Conversation):
     """A connection. Wyoming has no keys, so the client's address is the owner."""
 
     def __init__(self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,17 +126,17 @@ class _Talk(Conversation):
             raise ApiError(400, f"{message.type}: a speech is in progress; wait for audio-stop")
         if message.data.get("text_format") not in (None, "text"):
             raise ApiError(400, "text_format: expected text")
-        asked = message.data.get("voice")
-        name = asked.get("name") if isinstance(asked, dict) else None
+        voice = message.data.get("voice")
+        name = voice.get("name") if isinstance(voice, dict) else None
         if not isinstance(name, str | None):
             raise ApiError(400, "voice.name: expected a string", param="voice")
 
-        def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
+        def prepare(served: ServedBundle) -> tuple[dict[str, Any], Encoder]:
             voice = self.service.voices.named(name or DEFAULT_VOICE, served.tts.built_in_voices)
             rate = served.tts.sample_rate
             return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
 
-        self._stream = await self.begun(None, wanted)
+        self._stream = await self.open_stream(None, prepare)
         self._takes_text = True
         in_fragments = SynthesizeStart.is_type(message.type)
         self.speak(self._stream, partial(self._speech, self._stream, in_fragments=in_fragments))
@@ -142,12 +144,12 @@ class _Talk(Conversation):
     async def _speech(self, stream: SessionStream, *, in_fragments: bool) -> None:
         rate = stream.encoder.sample_rate
         sent = 0
-        await self._send(AudioStart(rate, _WIDTH, 1, timestamp=0).event())
+        await self._send(AudioStart(rate, _SAMPLE_BYTES, 1, timestamp=0).event())
         async for piece in stream:
-            if isinstance(piece, Spoken) and piece.data:
+            if isinstance(piece, SpokenPiece) and piece.data:
                 at = 1000 * sent // rate
-                await self._send(AudioChunk(rate, _WIDTH, 1, piece.data, timestamp=at).event())
-                sent += len(piece.data) // _WIDTH
+                await self._send(AudioChunk(rate, _SAMPLE_BYTES, 1, piece.data, timestamp=at).event())
+                sent += len(piece.data) // _SAMPLE_BYTES
         self._stream = None
         await self._send(AudioStop(timestamp=1000 * sent // rate).event())
         if in_fragments:
@@ -155,12 +157,12 @@ class _Talk(Conversation):
 
     async def end(self, error: ApiError | None) -> None:
         if error is not None:
-            await self._written(Error(error.detail, error.code).event())
+            await self._write(Error(error.detail, error.code).event())
 
     async def _send(self, event: Event) -> None:
-        await self.in_time(self._written(event))
+        await self.send_with_timeout(self._write(event))
 
-    async def _written(self, event: Event) -> None:
+    async def _write(self, event: Event) -> None:
         if self._writer.is_closing():
             raise ConnectionResetError
         await async_write_event(event, self._writer)

@@ -182,7 +182,7 @@ def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
     alignment = Alignment()
     for _ in range(4):
         alignment.add(0, "a" * 30, 0.5)
-    first = alignment.taken()
+    first = alignment.take()
     # 15 characters a second, until there are none left.
     assert first is not None
     assert first["charStartTimesMs"][:9] == [0, 62, 125, 188, 250, 312, 375, 438, 500]
@@ -191,16 +191,16 @@ def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
     # The pace of the first sentence: 15 a second; the second one is twice as fast, so half of it stands at its end.
     alignment.add(1, "b" * 30, 1.0)
     alignment.finish()
-    second = alignment.taken()
+    second = alignment.take()
     assert second is not None
     assert len(second["chars"]) == 30
     assert second["charStartTimesMs"][15:] == [1000] * 15
     # Then it has learned that.
     alignment.add(2, "c" * 30, 0.5)
-    third = alignment.taken()
+    third = alignment.take()
     assert third is not None
     assert len(third["chars"]) == 15
-    assert alignment.taken() is None
+    assert alignment.take() is None
 
 
 def test_times_of_characters_may_count_from_the_beginning(server: Any) -> None:

@@ -63,7 +63,7 @@ def test_a_start_without_its_bundle_leaves_every_job_as_it_was(stored: Any, tmp_
         raise BundleError("/nothere: there is no bundle")
 
     settings = Settings(jobs_folder=tmp_path / "jobs", voices_folder=tmp_path / "voices")
-    app = create_app(missing, settings, when_begun=begun.append)
+    app = create_app(missing, settings, on_loaded=begun.append)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         until(lambda: begun)
         # Long enough for a worker to have taken the job.
@@ -153,7 +153,7 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tries: list[Path] = []
-    monkeypatch.setattr(execution, "whole_file", lambda path: tries.append(path) or full(path))
+    monkeypatch.setattr(execution, "atomic_write", lambda path: tries.append(path) or full(path))
     client = jobs(serve().url)
     failed = client.ended(client.submitted())
 
@@ -197,7 +197,7 @@ def test_what_the_database_refuses_is_a_507(serve: Serve, jobs: Any, monkeypatch
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr(JobStore, "get", refuse)
-    monkeypatch.setattr(JobStore, "of_owner", refuse)
+    monkeypatch.setattr(JobStore, "for_owner", refuse)
     for method, path in (("GET", ""), ("GET", "/job_a"), ("DELETE", "/job_a")):
         answer = httpx2.request(method, f"{client.url}{path}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
@@ -259,7 +259,7 @@ def test_what_a_killed_server_left_is_cleaned_up_and_its_users_files_stay(tmp_pa
     store.close()
 
     store = JobStore(tmp_path)
-    (left,) = store.of_owner("a")
+    (left,) = store.for_owner("a")
     assert (left.id, left.state) == (job.id, QUEUED)
     assert not without_row.exists()
     assert [path.name for path in store.path(job.id).iterdir()] == ["prompt_audio"]

@@ -190,7 +190,7 @@ def test_a_server_that_ends_leaves_its_job_to_the_next_one(
         client.when(id_, itemgetter(progress))
         running.stop()
         store = JobStore(tmp_path / "jobs")
-        (job,) = store.of_owner("")
+        (job,) = store.for_owner("")
         store.close()
         # Neither an interrupted start nor one that has finished a segment counts.
         assert (job.state, job.starts) == ("queued", 0)

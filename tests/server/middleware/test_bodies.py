@@ -14,7 +14,7 @@ import pytest
 
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError
-from voxcpm_server.middleware.bounds import BoundedBody
+from voxcpm_server.middleware.limits import BodyLimitMiddleware
 from voxcpm_server.rooms import AllSettings as Settings
 
 
@@ -112,7 +112,9 @@ def test_a_form_counts_until_it_is_answered_and_its_first_64_kib_never() -> None
             if scope["path"] == "/slow":
                 await may_end.wait()
 
-        bounded = BoundedBody(app, settings=Settings(max_upload_megabytes=0.2, max_bodies_megabytes=0.3))
+        bounded = BodyLimitMiddleware(
+            app, settings=Settings(max_upload_megabytes=0.2, max_bodies_megabytes=0.3)
+        )
 
         async def sent(path: str, size: int) -> None:
             parts = [form(size)[at : at + 10_000] for at in range(0, size, 10_000)]

@@ -52,11 +52,11 @@ def test_a_request_that_goes_away_as_it_is_called_passes_its_turn_on() -> None:
 def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
     async def order() -> list[str]:
         queue, served = FairQueue(1, 10, 10), []
-        job = await queue.enter_last()
+        job = await queue.enter_background()
         assert (queue.busy, queue.has_requests) == (1, False)
 
         async def one(name: str) -> None:
-            own = await (queue.enter_last() if name == "job" else queue.enter("a"))
+            own = await (queue.enter_background() if name == "job" else queue.enter("a"))
             served.append(name)
             own.leave()
 
@@ -96,7 +96,7 @@ def test_whoever_comes_and_goes_nobody_is_forgotten_and_no_queue_is_exceeded(see
             served[kind] += 1
 
         async def one(kind: str) -> None:
-            turn = await (queue.enter(rng.choice("ab")) if kind == "request" else queue.enter_last())
+            turn = await (queue.enter(rng.choice("ab")) if kind == "request" else queue.enter_background())
             await speaks(turn, kind)
 
         tasks: list[asyncio.Task[Any]] = []

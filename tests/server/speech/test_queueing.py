@@ -20,8 +20,8 @@ import pytest
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_runtime import CancelToken, InputError, VoxCPM, pcm16
-from voxcpm_server.errors import CLIENT_GONE, ApiError
-from voxcpm_server.speech.speech_answers import StreamedResponse
+from voxcpm_server.errors import CLIENT_CLOSED, ApiError
+from voxcpm_server.speech.speech_responses import StreamedResponse
 from waiting import until
 
 LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
@@ -137,7 +137,7 @@ def test_a_full_queue_answers_503_and_a_key_with_too_many_429(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("voxcpm_server.speech.speech_answers._SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("voxcpm_server.speech.speech_responses._SILENT_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -185,7 +185,7 @@ def test_an_error_after_the_wait_is_an_event_and_counts(
     assert "it is late" in next(line for line in lines if line.startswith("data: "))
     counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 1.0'
     until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
-    until(lambda: running.service.bundles.default.users == 0)
+    until(lambda: running.service.bundles.default.leases == 0)
 
 
 @pytest.mark.long
@@ -310,7 +310,7 @@ def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
         scope: dict[str, Any] = {"type": "http"}
         response = StreamedResponse(parts(), SimpleNamespace(aclose=end), "audio/pcm", {}, 0.05)
         await asyncio.wait_for(response(scope, never, never), 10)
-        return scope["state"]["broken_off"]
+        return scope["state"]["final_status"]
 
-    assert asyncio.run(answered()) == CLIENT_GONE
+    assert asyncio.run(answered()) == CLIENT_CLOSED
     assert ended == [True]

@@ -21,7 +21,7 @@ from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.rooms import AllSettings as Settings
-from voxcpm_server.speech.served_bundles import Bundles, Unloaded, bytes_of, read_named
+from voxcpm_server.speech.served_bundles import Bundles, Unloaded, parse_bytes, parse_named_bundles
 
 SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
 
@@ -85,7 +85,7 @@ def test_a_bundle_is_loaded_once_by_all_who_ask_for_it_at_the_same_time() -> Non
 def test_the_least_recently_used_bundle_that_is_silent_makes_room() -> None:
     async def asked() -> None:
         shelf = Shelf(most=30)
-        assert await shelf.bundles.begin() is None
+        assert await shelf.bundles.load_default() is None
         for name in ("a", "b", "a"):
             with await shelf.bundles.lease(name):
                 pass
@@ -127,19 +127,22 @@ def test_a_bundle_that_cannot_be_loaded_is_tried_again_and_its_path_is_not_told(
 
 
 def test_an_amount_of_memory_has_a_unit() -> None:
-    assert bytes_of("8GB", "--max-memory") == 8_000_000_000
-    assert bytes_of(" 1.5 gib ", "--max-memory") == 1.5 * 2**30
-    assert bytes_of("512KB", "--max-memory") == 512_000
+    assert parse_bytes("8GB", "--max-memory") == 8_000_000_000
+    assert parse_bytes(" 1.5 gib ", "--max-memory") == 1.5 * 2**30
+    assert parse_bytes("512KB", "--max-memory") == 512_000
     for wrong in ("", "8", "GB", "-1GB", "8 parsecs", "0GB", "1e3MB"):
         with pytest.raises(InputError, match="--max-memory: expected an amount with its unit"):
-            bytes_of(wrong, "--max-memory")
+            parse_bytes(wrong, "--max-memory")
 
 
 def test_a_bundle_has_a_name_and_a_path() -> None:
-    assert read_named(["calm=/some/folder", "x = org/name=1"]) == {"calm": "/some/folder", "x": "org/name=1"}
+    assert parse_named_bundles(["calm=/some/folder", "x = org/name=1"]) == {
+        "calm": "/some/folder",
+        "x": "org/name=1",
+    }
     for wrong in (["calm"], ["=path"], ["calm="], [" =path"], ["a\nb=path"], ["a=1", "a=2"]):
         with pytest.raises(InputError, match="--bundle: "):
-            read_named(wrong)
+            parse_named_bundles(wrong)
 
 
 def source_of(folder: Path, precision: str) -> Callable[[], Unloaded]:
@@ -215,7 +218,7 @@ def test_it_answers_while_it_loads(tts: VoxCPM) -> None:
 
     begun: list[Exception | None] = []
     settings = Settings(max_jobs=0)
-    app = create_app(opened, settings, Keys(()), when_begun=begun.append)
+    app = create_app(opened, settings, Keys(()), on_loaded=begun.append)
     running = ServerOnLoopback(app, settings)
     # The shared voice is not this app's to close.
     app.state.service.bundles._owned = False

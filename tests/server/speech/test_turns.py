@@ -16,7 +16,7 @@ def test_a_turn_that_comes_after_the_cancellation_is_left() -> None:
     async def entered() -> int:
         queue = FairQueue(1, 1, 1)
         service: Any = SimpleNamespace(queue=queue, streams=set())
-        served: Any = SimpleNamespace(users=0)
+        served: Any = SimpleNamespace(leases=0)
         encoder: Any = None
         stream = SessionStream(service, served, "", encoder, 0, encoder)
         stream.cancel.cancel()

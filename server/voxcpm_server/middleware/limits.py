@@ -9,18 +9,18 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from voxcpm_server.errors import RETRY, RETRY_SECONDS, ApiError, refuse
+from voxcpm_server.errors import RETRY, RETRY_SECONDS, ApiError, send_error
 from voxcpm_server.settings import MEGABYTE, Settings
 
 MIN_BYTES_PER_SECOND = 10_000  # minimum upload rate, after the client timeout
-UNCOUNTED_BYTES = 65_536
+UNCOUNTED_BYTES_PER_BODY = 65_536
 """Bytes of each body that do not count towards the total, so texts pass while others upload recordings."""
 PROBES = frozenset({"/healthz", "/ready", "/metrics"})  # paths exempt from the limit
 # The rest of a rejected body is not read.
 _CLOSE = {"Connection": "close"}
 
 
-class BoundedRequests:
+class ConnectionLimitMiddleware:
     """Responds with 503 if too many requests and websockets are in progress; probes do not count."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
@@ -35,7 +35,7 @@ class BoundedRequests:
         elif self._running >= self._maximum:
             message = f"too many connections: {self._running} are open"
             error = ApiError(503, f"{message}; try again in {RETRY_SECONDS} s", headers=RETRY)
-            await refuse(error, scope, receive, send)
+            await send_error(error, scope, receive, send)
         else:
             self._running += 1
             try:
@@ -44,7 +44,7 @@ class BoundedRequests:
                 self._running -= 1
 
 
-class BoundedBody:
+class BodyLimitMiddleware:
     """Limits the size (413), total size (503) and duration (408) of bodies. Forms must be UTF-8 (400).
 
     A body counts until its response is complete, since its recordings may stay in memory that long. uvicorn limits
@@ -64,7 +64,7 @@ class BoundedBody:
         try:
             self._check_headers(Headers(scope=scope))
         except ApiError as error:
-            await refuse(error, scope, receive, send)
+            await send_error(error, scope, receive, send)
             return
         patience, maximum = self._settings.client_timeout, self._settings.max_upload_bytes
         taken, held, complete = 0, 0, False
@@ -84,7 +84,7 @@ class BoundedBody:
             complete = not message.get("more_body", False)
             if taken > maximum:
                 raise self._too_large(f"more than {maximum}")
-            counted = max(0, taken - UNCOUNTED_BYTES)
+            counted = max(0, taken - UNCOUNTED_BYTES_PER_BODY)
             self._held += counted - held
             held = counted
             if self._held > round(self._settings.max_bodies_megabytes * MEGABYTE):

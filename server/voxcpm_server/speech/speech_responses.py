@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from voxcpm_server.errors import CLIENT_GONE, as_api_error, client_gone
+from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import Served
-from voxcpm_server.speech.service import service_of
-from voxcpm_server.speech.speaking import SpeechStream, in_time, stopped
+from voxcpm_server.speech.served_bundles import ServedBundle
+from voxcpm_server.speech.service import get_service
+from voxcpm_server.speech.speaking import SpeechStream, cancel_and_wait, send_with_timeout
 
 Result = TypeVar("Result")
 # Voice agents' clients time out after 5 seconds without data.
@@ -28,29 +28,29 @@ _SILENT_SECONDS = 3.0
 
 
 async def speak(
-    request: Request, served: Served, given: dict[str, Any], encoder: Encoder, *, events: bool = False,
-    whole: bool = False,
+    request: Request, served: ServedBundle, arguments: dict[str, Any], encoder: Encoder, *, events: bool = False,
+    whole: bool = False
 ) -> Response:  # fmt: skip
-    """Respond with audio, streamed or whole, or with server-sent events. given: arguments of `VoxCPM.speak`.
+    """Respond with audio, streamed or whole, or with server-sent events. arguments: those of `VoxCPM.speak`.
 
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
-    state, service = request.state, service_of(request)
-    stream = SpeechStream(service, served, state.owner, whole=whole, since=state.began)
+    state, service = request.state, get_service(request)
+    stream = SpeechStream(service, served, state.owner, whole=whole, requested_at=state.began)
     try:
-        await unless_gone(request.receive, stream.prepare(given))
-        beginning = stream.begin()
+        await cancel_on_disconnect(request.receive, stream.prepare(arguments))
+        first_piece = stream.begin()
         # A request that cannot be spoken fails within this time, and gets a status.
-        wait = asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None)
-        await unless_gone(request.receive, wait)
-        if beginning.done():
-            beginning.result()
+        wait = asyncio.wait({first_piece}, timeout=_SILENT_SECONDS if events else None)
+        await cancel_on_disconnect(request.receive, wait)
+        if first_piece.done():
+            first_piece.result()
         headers = {"X-Seed": str(stream.plan.seed or 0), "X-Sample-Rate": str(encoder.sample_rate)}
         headers["Cache-Control"] = "no-store"
         if events:
-            parts, content_type = _events(beginning, stream, encoder), "text/event-stream"
+            parts, content_type = _events(first_piece, stream, encoder), "text/event-stream"
         else:
-            parts, content_type = _audio(stream, encoder, headed=not whole), encoder.format.content_type
+            parts, content_type = _audio(stream, encoder, with_header=not whole), encoder.format.content_type
         if events or not whole:
             return StreamedResponse(parts, stream, content_type, headers, service.settings.client_timeout)
         body = b"".join([part async for part in parts])
@@ -61,10 +61,10 @@ async def speak(
     return Response(encoder.header(encoder.samples) + body, 200, headers, content_type)
 
 
-async def _audio(stream: SpeechStream, encoder: Encoder, *, headed: bool) -> AsyncGenerator[bytes, None]:
+async def _audio(stream: SpeechStream, encoder: Encoder, *, with_header: bool) -> AsyncGenerator[bytes, None]:
     """The encoded speech. Encoding runs in the thread pool: a long piece takes seconds."""
     # Immediately: with a speed other than 1, audio comes later than the first patch.
-    if headed and (header := encoder.header()):
+    if with_header and (header := encoder.header()):
         yield header
     async for piece in stream:
         if data := await run_in_threadpool(encoder.encode, piece):
@@ -74,18 +74,18 @@ async def _audio(stream: SpeechStream, encoder: Encoder, *, headed: bool) -> Asy
 
 
 async def _events(
-    beginning: asyncio.Task[None], stream: SpeechStream, encoder: Encoder
+    first_piece: asyncio.Task[None], stream: SpeechStream, encoder: Encoder
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events like OpenAI's: deltas of base64 audio, then `done` with usage and duration.
 
     Comments keep the connection alive until speech begins. An error is sent as an event, then raised.
     """
     try:
-        while not beginning.done():
+        while not first_piece.done():
             yield b": waiting\n\n"
-            await asyncio.wait({beginning}, timeout=_SILENT_SECONDS)
-        beginning.result()
-        async for data in _audio(stream, encoder, headed=True):
+            await asyncio.wait({first_piece}, timeout=_SILENT_SECONDS)
+        first_piece.result()
+        async for data in _audio(stream, encoder, with_header=True):
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
     except Exception as error:  # noqa: BLE001 - the status has been sent, so the error is an event
         answer = as_api_error(error)
@@ -102,27 +102,27 @@ def _event(document: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(document)}\n\n".encode()
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:
     """Await work. Cancels it and raises ApiError (499) on disconnect. The request body must have been read."""
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise client_gone()
-        return working.result()
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise client_closed()
+        return task.result()
     finally:
-        await stopped(gone)
-        await stopped(working)
+        await cancel_and_wait(disconnect)
+        await cancel_and_wait(task)
 
 
-def sent_in_time(send: Send, patience: float) -> Send:
-    """A `send` with a timeout: see `in_time`."""
-    return lambda message: in_time(send(message), patience)
+def with_send_timeout(send: Send, patience: float) -> Send:
+    """A `send` with a timeout: see `send_with_timeout`."""
+    return lambda message: send_with_timeout(send(message), patience)
 
 
 class StreamedResponse(StreamingResponse):
@@ -135,7 +135,7 @@ class StreamedResponse(StreamingResponse):
 
     def __init__(
         self, parts: AsyncGenerator[bytes, None], stream: SpeechStream, media_type: str,
-        headers: Mapping[str, str], patience: float,
+        headers: Mapping[str, str], patience: float
     ) -> None:  # fmt: skip
         super().__init__(parts, 200, headers, media_type)
         self._parts, self._stream, self._patience = parts, stream, patience
@@ -143,10 +143,10 @@ class StreamedResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
         try:
-            await unless_gone(receive, self.stream_response(sent_in_time(send, self._patience)))
+            await cancel_on_disconnect(receive, self.stream_response(with_send_timeout(send, self._patience)))
         except Exception as error:  # noqa: BLE001 - the status has been sent
-            status = CLIENT_GONE if isinstance(error, OSError) else as_api_error(error).status_code
-            scope.setdefault("state", {})["broken_off"] = status
+            status = CLIENT_CLOSED if isinstance(error, OSError) else as_api_error(error).status_code
+            scope.setdefault("state", {})["final_status"] = status
         finally:
             await self._parts.aclose()
             await self._stream.aclose()
