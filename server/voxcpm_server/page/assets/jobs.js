@@ -1,6 +1,6 @@
 // Jobs: submit, poll, download, delete.
 
-import { ask, part, sentence } from "./server.js";
+import { capitalize, fetchOk, pathSegment } from "./server.js";
 import { save } from "./wav.js";
 
 const PATH = "v1/audio/jobs";
@@ -21,14 +21,14 @@ export class Jobs {
     element("submit-job").addEventListener("click", () => {
       if (element("speak").reportValidity()) page.attempt(() => this.#submit());
     });
-    document.addEventListener("visibilitychange", () => document.hidden || page.attempt(() => this.list(), { unasked: true }));
+    document.addEventListener("visibilitychange", () => document.hidden || page.attempt(() => this.list(), { background: true }));
   }
 
   /** Refreshes the list, then polls while a job is unfinished and the page is visible. */
   async list() {
     if (!this.#offered) return;
     clearTimeout(this.#timer);
-    const { data } = await (await ask(PATH)).json();
+    const { data } = await (await fetchOk(PATH)).json();
     const gone = new Set(this.#jobs.keys());
     for (const job of data) {
       gone.delete(job.id);
@@ -47,24 +47,24 @@ export class Jobs {
     });
     const unfinished = data.some(({ state }) => state !== "done" && state !== "failed");
     if (unfinished && !document.hidden) {
-      this.#timer = setTimeout(() => this.#page.attempt(() => this.list(), { unasked: true }), POLL_MILLISECONDS);
+      this.#timer = setTimeout(() => this.#page.attempt(() => this.list(), { background: true }), POLL_MILLISECONDS);
     }
   }
 
   async #submit() {
-    await ask(PATH, { json: this.#page.request() });
+    await fetchOk(PATH, { json: this.#page.request() });
     this.#page.say("Job submitted.");
     await this.list();
   }
 
   async #save(id, format) {
-    const answer = await ask(`${PATH}/${part(id)}/audio`);
+    const answer = await fetchOk(`${PATH}/${pathSegment(id)}/audio`);
     save(await answer.blob(), `${id}.${format}`);
   }
 
   async #delete(id) {
     if (!(await this.#page.sure("Delete this job and its speech?"))) return;
-    await ask(`${PATH}/${part(id)}`, { method: "DELETE" });
+    await fetchOk(`${PATH}/${pathSegment(id)}`, { method: "DELETE" });
     await this.list();
     element("submit-job").focus();
     this.#page.say("Job deleted.");
@@ -98,7 +98,7 @@ function show(entry, job) {
 }
 
 function description({ state, error, audio_seconds: seconds, remaining_seconds: left }) {
-  if (state === "failed" || state === "waiting") return error ? sentence(error.message) : state;
+  if (state === "failed" || state === "waiting") return error ? capitalize(error.message) : state;
   if (state === "queued") return "waiting";
   const spoken = `${seconds.toFixed(1)} s of speech`;
   if (state === "done") return spoken;

@@ -1,24 +1,24 @@
 // The page's controls. Text from users and the server is only ever set as textContent.
 
-import { address, ask, key, Refusal, sentence } from "./server.js";
+import { absoluteUrl, capitalize, fetchOk, key, RequestError } from "./server.js";
 import { Jobs } from "./jobs.js";
 import { Player } from "./player.js";
-import { curlOf, pythonOf } from "./programs.js";
-import { fill, Settings } from "./settings.js";
+import { curlExample, pythonExample } from "./programs.js";
+import { fillOptions, Settings } from "./settings.js";
 import { Speech } from "./speech.js";
 import { Voices } from "./voices.js";
-import { save, wavOf } from "./wav.js";
+import { encodeWav, save } from "./wav.js";
 import { Waveform } from "./waveform.js";
 
 const SKIP_SECONDS = 1;
 const SAMPLE_TEXT = "Welcome! Whatever you write here is spoken by this server. Change the text, choose a voice, and press Speak.";
-const NEED_A_KEY = ["speak-button", "preview", "new-voice", "submit-job"];
+const KEY_REQUIRED = ["speak-button", "preview", "new-voice", "submit-job"];
 const DELAY_STEP_SECONDS = 5;
 const VISITED = "voxcpm-coreml-visited";
 // Sample rate to start with if the model's is still unknown.
-const USUAL_RATE = 44_100;
+const DEFAULT_RATE = 44_100;
 const element = (id) => document.getElementById(id);
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 const player = new Player();
 let about;
@@ -40,23 +40,23 @@ const waveform = new Waveform(element("waveform"), () => ({
 const request = () => ({ ...settings.request, response_format: settings.format });
 
 /** Whether the server requires a key that this tab does not have. */
-const isLocked = () => about.needs_key && !key.get();
+const needsKey = () => about.needs_key && !key.get();
 
 function say(line) {
   if (element("status").textContent !== line) element("status").textContent = line;
 }
 
 /** Runs some work and shows its error. Background work does not clear an earlier error. */
-async function attempt(work, { unasked = false } = {}) {
-  if (!unasked) element("error").hidden = true;
+async function attempt(work, { background = false } = {}) {
+  if (!background) element("error").hidden = true;
   try {
     await work();
   } catch (error) {
-    if (error instanceof Refusal && error.status === 401) {
-      refuseKey();
+    if (error instanceof RequestError && error.status === 401) {
+      rejectKey();
       return;
     }
-    element("error").textContent = sentence(error.message);
+    element("error").textContent = capitalize(error.message);
     element("error").hidden = false;
     element("error").scrollIntoView({ block: "nearest" });
   }
@@ -77,7 +77,7 @@ function sure(question) {
 }
 
 /** Clears a rejected key and prompts for another. */
-function refuseKey() {
+function rejectKey() {
   const wrong = key.get() !== "";
   about.needs_key = true;
   key.set("");
@@ -89,24 +89,24 @@ function refuseKey() {
 
 /** While a key is missing, prompts for one and disables the controls that need it. */
 function showAccess() {
-  element("access").hidden = !isLocked();
-  for (const id of NEED_A_KEY) element(id).disabled = isLocked();
+  element("access").hidden = !needsKey();
+  for (const id of KEY_REQUIRED) element(id).disabled = needsKey();
 }
 
 async function speak() {
   stop();
-  const mine = (speech = new Speech(settings.request));
-  player.prepare(settings.model.sample_rate ?? USUAL_RATE);
+  const current = (speech = new Speech(settings.request));
+  player.prepare(settings.model.sample_rate ?? DEFAULT_RATE);
   busy = true;
   waveform.clear();
   say("Waiting for the first audio …");
   show();
   try {
     await attempt(() =>
-      mine.read(
-        (rate) => speech === mine && player.open(rate, (sample) => mine.delay(sample)),
+      current.read(
+        (rate) => speech === current && player.open(rate, (sample) => current.delay(sample)),
         (piece) => {
-          if (speech !== mine) return;
+          if (speech !== current) return;
           player.push(piece);
           say(progressLine(player.delay));
           waveform.push(piece);
@@ -115,16 +115,16 @@ async function speak() {
       ),
     );
   } finally {
-    if (speech === mine) {
+    if (speech === current) {
       busy = false;
       player.complete();
-      say(mine.samples ? `${mine.seconds.toFixed(1)} s of speech${mine.whole ? "" : ", incomplete"}.` : "");
+      say(current.samples ? `${current.seconds.toFixed(1)} s of speech${current.whole ? "" : ", incomplete"}.` : "");
       waveform.draw();
       show();
     }
   }
   // Its bundle is loaded by now, so the server knows its sample rate.
-  if (settings.model.sample_rate === null && mine.whole) await attempt(async () => (settings.about = await fetchAbout()));
+  if (settings.model.sample_rate === null && current.whole) await attempt(async () => (settings.about = await fetchAbout()));
 }
 
 /** delay: seconds until playback, rounded so that a screen reader does not announce each second. */
@@ -142,7 +142,7 @@ function stop() {
 async function download() {
   const { format } = settings;
   if (format === "wav") {
-    save(wavOf(speech.pieces, speech.rate), "speech.wav");
+    save(encodeWav(speech.pieces, speech.rate), "speech.wav");
     return;
   }
   // The same seed gives the same samples, so request them again in this format.
@@ -150,7 +150,7 @@ async function download() {
   button.disabled = true;
   try {
     const json = { ...speech.request, response_format: format, seed: Number(speech.seed) };
-    save(await (await ask("v1/audio/speech", { json })).blob(), `speech.${format}`);
+    save(await (await fetchOk("v1/audio/speech", { json })).blob(), `speech.${format}`);
   } finally {
     show();
   }
@@ -191,7 +191,7 @@ function follow() {
   show();
   waveform.draw();
   if (!player.playing) return;
-  if (calm.matches) setTimeout(follow, 500);
+  if (reducedMotion.matches) setTimeout(follow, 500);
   else requestAnimationFrame(follow);
 }
 
@@ -200,12 +200,12 @@ function seek(seconds) {
 }
 
 function showPrograms() {
-  const base = address("v1");
+  const base = absoluteUrl("v1");
   const asked = request();
   // The server would reject an empty text.
   if (!asked.input.trim()) asked.input = SAMPLE_TEXT;
-  element("curl").textContent = curlOf(asked, base, about.needs_key);
-  element("python").textContent = pythonOf(asked, base, about.needs_key);
+  element("curl").textContent = curlExample(asked, base, about.needs_key);
+  element("python").textContent = pythonExample(asked, base, about.needs_key);
   element("key-variable").hidden = !about.needs_key;
 }
 
@@ -221,7 +221,7 @@ async function copy(button, text) {
   setTimeout(() => (button.textContent = "Copy"), 2000);
 }
 
-function wire() {
+function addListeners() {
   element("speak").addEventListener("submit", (event) => {
     event.preventDefault();
     if (busy) stop();
@@ -230,7 +230,7 @@ function wire() {
   element("text").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    if (!busy && !isLocked()) element("speak").requestSubmit();
+    if (!busy && !needsKey()) element("speak").requestSubmit();
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !element("sure").open) stop();
@@ -265,7 +265,7 @@ function wire() {
   });
 }
 
-async function listAll() {
+async function refreshLists() {
   try {
     await voices.list();
     await jobs.list();
@@ -275,7 +275,7 @@ async function listAll() {
 }
 
 async function fetchAbout() {
-  return (await ask("v1/about")).json();
+  return (await fetchOk("v1/about")).json();
 }
 
 async function begin() {
@@ -286,20 +286,20 @@ async function begin() {
   const page = { attempt, say, sure, model: () => settings.model, request };
   voices = new Voices(about, page);
   jobs = new Jobs(about, page);
-  fill(element("voice"), [["default", "Default"]]);
+  fillOptions(element("voice"), [["default", "Default"]]);
   const { id, sample_rate: rate } = about.models[0];
   element("server-line").textContent = rate ? `${id} · ${rate / 1000} kHz` : id;
   element("access").addEventListener("submit", (event) => {
     event.preventDefault();
     key.set(element("key").value.trim());
     attempt(async () => {
-      await listAll();
+      await refreshLists();
       element("text").focus();
     });
   });
   // Wide windows show the options next to the text.
   element("options").open = matchMedia("(min-width: 60rem)").matches;
-  wire();
+  addListeners();
   show();
   showAccess();
   showPrograms();
@@ -310,8 +310,8 @@ async function begin() {
     element("text").focus({ preventScroll: true });
     if (element("text").value === SAMPLE_TEXT) element("text").select();
   }
-  if (isLocked()) element("key").focus();
-  else await listAll();
+  if (needsKey()) element("key").focus();
+  else await refreshLists();
 }
 
 attempt(begin);

@@ -1,6 +1,6 @@
 // Records samples from the microphone.
 
-import { address } from "./server.js";
+import { absoluteUrl } from "./server.js";
 
 export class Microphone {
   pieces = [];
@@ -22,14 +22,14 @@ export class Microphone {
     return this.samples / this.rate;
   }
 
-  /** taken(piece): called with each Int16Array. Throws the browser's error if there is no microphone. */
-  async start(taken) {
+  /** onPiece(piece): called with each Int16Array. Throws the browser's error if there is no microphone. */
+  async start(onPiece) {
     // Unprocessed: call-quality filters distort the voice.
     const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
     this.#stream = await navigator.mediaDevices.getUserMedia({ audio });
     try {
       this.#context = new AudioContext();
-      await this.#context.audioWorklet.addModule(address("page/capture.js"));
+      await this.#context.audioWorklet.addModule(absoluteUrl("page/capture.js"));
     } catch (error) {
       this.stop();
       throw error;
@@ -39,7 +39,7 @@ export class Microphone {
       const piece = Int16Array.from(data, (value) => Math.round(Math.min(1, Math.max(-1, value)) * 32767));
       this.pieces.push(piece);
       this.samples += piece.length;
-      taken(piece);
+      onPiece(piece);
     };
     // Outputs silence, but a node without a destination is not processed.
     new MediaStreamAudioSourceNode(this.#context, { mediaStream: this.#stream }).connect(capture);

@@ -3,7 +3,7 @@
 const KEY_VARIABLE = "OPENAI_API_KEY";
 
 /** request: the body of /v1/audio/speech. base: the URL of /v1. */
-export function curlOf(request, base, needsKey) {
+export function curlExample(request, base, needsKey) {
   return [
     // --fail: an error must not be saved as audio.
     `curl --fail ${quoted(`${base}/audio/speech`)}`,
@@ -15,7 +15,7 @@ export function curlOf(request, base, needsKey) {
 }
 
 /** The same with OpenAI's client, which reads the key from the environment. */
-export function pythonOf(request, base, needsKey) {
+export function pythonExample(request, base, needsKey) {
   const known = ["model", "voice", "input", "instructions", "response_format", "speed"];
   const named = known.filter((name) => name in request);
   const others = Object.keys(request).filter((name) => !known.includes(name));

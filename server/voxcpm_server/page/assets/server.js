@@ -8,7 +8,7 @@ export const key = {
 };
 
 /** A request that failed. `status` is 0 if the server did not answer. */
-export class Refusal extends Error {
+export class RequestError extends Error {
   constructor(message, status) {
     super(message);
     this.status = status;
@@ -16,12 +16,12 @@ export class Refusal extends Error {
 }
 
 /** The absolute URL of a path; the server may be behind a reverse proxy's path prefix. */
-export const address = (path) => new URL(path, document.baseURI).href;
+export const absoluteUrl = (path) => new URL(path, document.baseURI).href;
 
-/** Sends a request. Throws Refusal, or an AbortError if its signal was aborted. */
-export async function ask(path, { json, headers = {}, ...options } = {}) {
+/** Sends a request. Throws RequestError, or an AbortError if its signal was aborted. */
+export async function fetchOk(path, { json, headers = {}, ...options } = {}) {
   // Such a key is invalid in a header, so it must be wrong.
-  if (/[^\x20-\xff]/.test(key.get())) throw new Refusal("", 401);
+  if (/[^\x20-\xff]/.test(key.get())) throw new RequestError("", 401);
   const sent = { ...headers };
   if (key.get()) sent.Authorization = `Bearer ${key.get()}`;
   if (json !== undefined) {
@@ -30,22 +30,22 @@ export async function ask(path, { json, headers = {}, ...options } = {}) {
   }
   let answer;
   try {
-    answer = await fetch(address(path), { ...options, headers: sent });
+    answer = await fetch(absoluteUrl(path), { ...options, headers: sent });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("Cannot connect to the server.", 0);
+    throw new RequestError("Cannot connect to the server.", 0);
   }
-  if (!answer.ok) throw await refusal(answer);
+  if (!answer.ok) throw await requestError(answer);
   return answer;
 }
 
 /** Encodes a name as a path segment. */
-export const part = encodeURIComponent;
+export const pathSegment = encodeURIComponent;
 
 /** Capitalizes the first letter. */
-export const sentence = (line) => line.charAt(0).toUpperCase() + line.slice(1);
+export const capitalize = (line) => line.charAt(0).toUpperCase() + line.slice(1);
 
-async function refusal(answer) {
+async function requestError(answer) {
   let line = `The server responded with ${answer.status} ${answer.statusText}`.trim();
   try {
     line = (await answer.json()).error.message;
@@ -53,5 +53,5 @@ async function refusal(answer) {
     // The response came from a proxy.
   }
   const wait = answer.headers.get("Retry-After");
-  return new Refusal(wait ? `${line} (retry in ${wait} s)` : line, answer.status);
+  return new RequestError(wait ? `${line} (retry in ${wait} s)` : line, answer.status);
 }

@@ -9,10 +9,10 @@ export class Settings extends EventTarget {
   constructor(about) {
     super();
     this.#about = about;
-    fill(this.#field("model"), about.models.map(({ id }) => [id, id]));
+    fillOptions(this.#field("model"), about.models.map(({ id }) => [id, id]));
     this.#field("model-field").hidden = about.models.length < 2;
     const formats = about.formats.map((name) => [name, name.toUpperCase()]);
-    fill(this.#field("format"), formats);
+    fillOptions(this.#field("format"), formats);
     this.reset();
     document.addEventListener("input", ({ target }) => target.form?.id === "speak" && this.#changed());
     // Unfold the section that hides an invalid number.
@@ -83,6 +83,6 @@ export class Settings extends EventTarget {
 }
 
 /** Fills a select element. entries: [value, text] pairs. */
-export function fill(list, entries) {
+export function fillOptions(list, entries) {
   list.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
 }

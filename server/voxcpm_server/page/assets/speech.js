@@ -1,6 +1,6 @@
 // A streamed speech: its samples as they arrive, and timing measurements.
 
-import { ask } from "./server.js";
+import { fetchOk } from "./server.js";
 
 const HEADER_BYTES = 44;
 // UTF-8 bytes per second of speech, estimated low: about 15 in English and in scripts with two or three bytes per
@@ -53,34 +53,34 @@ export class Speech {
    * length of the text and the measured speed.
    */
   delay(sample) {
-    const measured = this.samples - (this.pieces[0]?.length ?? 0);
+    const measuredSamples = this.samples - (this.pieces[0]?.length ?? 0);
     const factor = this.realTimeFactor;
     const isStarting = factor > 1 && this.elapsed - this.firstAudio < SLOW_SECONDS;
-    if (isStarting || measured < MEASURED_SECONDS * this.rate) return Infinity;
+    if (isStarting || measuredSamples < MEASURED_SECONDS * this.rate) return Infinity;
     const expected = Math.max(this.#expectedSeconds, LENGTH_MARGIN * this.seconds);
     const secondsToMake = SPEED_MARGIN * factor * (expected - this.seconds);
     return secondsToMake - (expected - sample / this.rate);
   }
 
   /**
-   * Calls began(rate) when the response begins, and taken(piece) with each Int16Array.
-   * Throws Refusal; cancellation is not an error.
+   * Calls onStart(rate) when the response begins, and onPiece(piece) with each Int16Array.
+   * Throws RequestError; cancellation is not an error.
    */
-  async read(began, taken) {
+  async read(onStart, onPiece) {
     const start = performance.now();
     // WAV has the voice's own rate; raw samples would have OpenAI's.
     const json = { ...this.request, response_format: "wav" };
     try {
-      const answer = await ask("v1/audio/speech", { json, signal: this.#abort.signal });
+      const answer = await fetchOk("v1/audio/speech", { json, signal: this.#abort.signal });
       this.seed = answer.headers.get("X-Seed");
       this.rate = Number(answer.headers.get("X-Sample-Rate"));
-      began(this.rate);
-      for await (const piece of piecesOf(answer.body)) {
+      onStart(this.rate);
+      for await (const piece of samplesOf(answer.body)) {
         this.elapsed = (performance.now() - start) / 1000;
         this.firstAudio ??= this.elapsed;
         this.pieces.push(piece);
         this.samples += piece.length;
-        taken(piece);
+        onPiece(piece);
       }
       this.whole = true;
     } catch (error) {
@@ -96,20 +96,20 @@ export class Speech {
 }
 
 /** Yields the 16-bit samples of a WAV body with a 44-byte header. Chunks may end within a sample. */
-async function* piecesOf(body) {
+async function* samplesOf(body) {
   const reader = body.getReader();
-  let left = new Uint8Array();
+  let rest = new Uint8Array();
   let header = HEADER_BYTES;
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
     const content = value.subarray(header);
     header -= value.length - content.length;
-    const bytes = new Uint8Array(left.length + content.length);
-    bytes.set(left);
-    bytes.set(content, left.length);
+    const bytes = new Uint8Array(rest.length + content.length);
+    bytes.set(rest);
+    bytes.set(content, rest.length);
     const whole = bytes.length - (bytes.length % 2);
-    left = bytes.slice(whole);
+    rest = bytes.slice(whole);
     if (!whole) continue;
     const view = new DataView(bytes.buffer, 0, whole);
     yield Int16Array.from({ length: whole / 2 }, (_, index) => view.getInt16(2 * index, true));

@@ -1,13 +1,13 @@
 // Voices: list, preview, delete, and create from a recording or a file.
 
-import { ask, part } from "./server.js";
+import { fetchOk, pathSegment } from "./server.js";
 import { Microphone } from "./microphone.js";
-import { wavOf } from "./wav.js";
+import { encodeWav } from "./wav.js";
 import { Waveform } from "./waveform.js";
-import { fill } from "./settings.js";
+import { fillOptions } from "./settings.js";
 
 const DEFAULT = "default";
-const TO_READ = "The birch canoe slid on the smooth planks, and the boy was there when the sun rose.";
+const SUGGESTED_TEXT = "The birch canoe slid on the smooth planks, and the boy was there when the sun rose.";
 const element = (id) => document.getElementById(id);
 
 export class Voices {
@@ -18,7 +18,7 @@ export class Voices {
   #own = [];
   #microphone = null;
   #recording = null;
-  #sound = null;
+  #audio = null;
 
   /** page: attempt(work) shows errors, say(line) sets the status, sure(question) confirms, model() is the selected one. */
   constructor(about, page) {
@@ -30,7 +30,7 @@ export class Voices {
     element("new-voice").addEventListener("click", () => this.#show(element("voice-form").hidden));
     element("cancel-voice").addEventListener("click", () => this.#show(false));
     element("record").addEventListener("click", () => page.attempt(() => this.#record()));
-    element("voice-file").addEventListener("change", () => this.#take(element("voice-file").files[0]));
+    element("voice-file").addEventListener("change", () => this.#setRecording(element("voice-file").files[0]));
     element("voice-form").addEventListener("submit", (event) => {
       event.preventDefault();
       page.attempt(() => this.#save());
@@ -39,16 +39,16 @@ export class Voices {
       const { samples = 0, rate = 1 } = this.#microphone ?? {};
       return { played: samples, samples, rate, open: true };
     });
-    const most = about.limits.recording_seconds;
+    const maxSeconds = about.limits.recording_seconds;
     element("recording-hint").textContent = Microphone.allowed
-      ? `Record a few seconds of clear speech, or choose an audio file; at most ${most} s.`
-      : `Choose an audio file of at most ${most} s. Browsers allow recording only on localhost and over HTTPS.`;
+      ? `Record a few seconds of clear speech, or choose an audio file; at most ${maxSeconds} s.`
+      : `Choose an audio file of at most ${maxSeconds} s. Browsers allow recording only on localhost and over HTTPS.`;
     element("record").disabled = !Microphone.allowed;
   }
 
   /** Fetches the list and selects a voice if it exists. */
   async list(chosen = element("voice").value) {
-    const { voices } = await (await ask("v1/audio/voices")).json();
+    const { voices } = await (await fetchOk("v1/audio/voices")).json();
     const others = [];
     this.#builtIn = [];
     this.#own = [];
@@ -56,12 +56,12 @@ export class Voices {
       if (id !== DEFAULT) (builtIn ? this.#builtIn : stored ? this.#own : others).push(id);
     }
     const list = element("voice");
-    fill(list, [[DEFAULT, "Default"]]);
+    fillOptions(list, [[DEFAULT, "Default"]]);
     for (const [label, ids] of [["Built in", this.#builtIn], ["Your own", this.#own], ["Other names", others]]) {
       if (!ids.length) continue;
       const group = document.createElement("optgroup");
       group.label = label;
-      fill(group, ids.map((id) => [id, id]));
+      fillOptions(group, ids.map((id) => [id, id]));
       list.append(group);
     }
     list.value = voices.some(({ id }) => id === chosen) ? chosen : DEFAULT;
@@ -71,7 +71,7 @@ export class Voices {
   }
 
   async #choose() {
-    this.#hush();
+    this.#stopPreview();
     const voice = element("voice").value;
     const own = this.#own.includes(voice);
     element("delete-voice").hidden = !own;
@@ -82,32 +82,32 @@ export class Voices {
     else if (!own) hint.textContent = "Another name for a voice, for client compatibility.";
     if (!own) return;
     await this.#page.attempt(async () => {
-      const facts = await (await ask(`v1/audio/voices/${part(voice)}`)).json();
-      if (element("voice").value === voice) hint.textContent = description(facts);
+      const voiceFacts = await (await fetchOk(`v1/audio/voices/${pathSegment(voice)}`)).json();
+      if (element("voice").value === voice) hint.textContent = description(voiceFacts);
     });
   }
 
   async #preview() {
-    if (this.#hush()) return;
+    if (this.#stopPreview()) return;
     const button = element("preview");
     button.disabled = true;
     try {
-      const answer = await ask(`v1/audio/voices/${part(element("voice").value)}/preview`);
-      this.#sound = new Audio(URL.createObjectURL(await answer.blob()));
-      this.#sound.addEventListener("ended", () => this.#hush());
+      const answer = await fetchOk(`v1/audio/voices/${pathSegment(element("voice").value)}/preview`);
+      this.#audio = new Audio(URL.createObjectURL(await answer.blob()));
+      this.#audio.addEventListener("ended", () => this.#stopPreview());
       button.textContent = "Stop";
     } finally {
       button.disabled = false;
     }
-    await this.#sound.play();
+    await this.#audio.play();
   }
 
   /** Stops a preview; returns whether one was playing. */
-  #hush() {
-    if (!this.#sound) return false;
-    this.#sound.pause();
-    URL.revokeObjectURL(this.#sound.src);
-    this.#sound = null;
+  #stopPreview() {
+    if (!this.#audio) return false;
+    this.#audio.pause();
+    URL.revokeObjectURL(this.#audio.src);
+    this.#audio = null;
     element("preview").textContent = "Preview";
     return true;
   }
@@ -115,7 +115,7 @@ export class Voices {
   async #delete() {
     const voice = element("voice").value;
     if (!(await this.#page.sure(`Delete the voice ${voice}? This cannot be undone.`))) return;
-    await ask(`v1/audio/voices/${part(voice)}`, { method: "DELETE" });
+    await fetchOk(`v1/audio/voices/${pathSegment(voice)}`, { method: "DELETE" });
     await this.list(DEFAULT);
     element("voice").focus();
     this.#page.say(`Voice ${voice} deleted.`);
@@ -126,13 +126,13 @@ export class Voices {
     element("new-voice").setAttribute("aria-expanded", String(open));
     if (open) {
       element("transcript").required = this.#page.model().needs_transcript === true;
-      element("transcript").placeholder = TO_READ;
+      element("transcript").placeholder = SUGGESTED_TEXT;
       element("voice-name").focus();
       return;
     }
     this.#endRecording();
     element("voice-form").reset();
-    this.#take(null);
+    this.#setRecording(null);
     element("new-voice").focus();
   }
 
@@ -141,17 +141,17 @@ export class Voices {
       this.#endRecording();
       return;
     }
-    this.#take(null);
+    this.#setRecording(null);
     element("voice-file").value = "";
     const microphone = new Microphone();
-    const most = this.#about.limits.recording_seconds;
+    const maxSeconds = this.#about.limits.recording_seconds;
     try {
       await microphone.start((piece) => {
         this.#level.push(piece);
         const label = `Stop (${Math.floor(microphone.seconds)} s)`;
         const shown = element("record").lastElementChild;
         if (shown.textContent !== label) shown.textContent = label;
-        if (microphone.seconds >= most - 0.5) this.#endRecording();
+        if (microphone.seconds >= maxSeconds - 0.5) this.#endRecording();
       });
     } catch (error) {
       throw new Error(`Cannot use the microphone: ${error.message}`);
@@ -171,12 +171,12 @@ export class Voices {
     element("record").setAttribute("aria-pressed", "false");
     element("record").lastElementChild.textContent = "Record again";
     element("level").hidden = true;
-    if (!element("transcript").value) element("transcript").value = TO_READ;
-    this.#take(wavOf(microphone.pieces, microphone.rate));
+    if (!element("transcript").value) element("transcript").value = SUGGESTED_TEXT;
+    this.#setRecording(encodeWav(microphone.pieces, microphone.rate));
   }
 
   /** Sets the recording: a file, a blob, or null. */
-  #take(recording) {
+  #setRecording(recording) {
     this.#recording = recording ?? null;
     const player = element("recorded");
     if (player.src) URL.revokeObjectURL(player.src);
@@ -201,7 +201,7 @@ export class Voices {
     button.disabled = true;
     this.#page.say("Creating the voice …");
     try {
-      await ask("v1/audio/voices", { method: "POST", body: form });
+      await fetchOk("v1/audio/voices", { method: "POST", body: form });
     } catch (error) {
       this.#page.say("");
       throw error;

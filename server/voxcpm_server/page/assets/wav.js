@@ -1,13 +1,13 @@
 // Writes 16-bit WAV files and saves downloads.
 
 /** pieces: Int16Arrays. rate: in Hz. */
-export function wavOf(pieces, rate) {
+export function encodeWav(pieces, rate) {
   const size = 2 * pieces.reduce((sum, piece) => sum + piece.length, 0);
   const bytes = new DataView(new ArrayBuffer(44 + size));
-  const letters = (at, text) => [...text].forEach((letter, i) => bytes.setUint8(at + i, letter.charCodeAt(0)));
-  letters(0, "RIFF");
+  const writeString = (at, text) => [...text].forEach((letter, i) => bytes.setUint8(at + i, letter.charCodeAt(0)));
+  writeString(0, "RIFF");
   bytes.setUint32(4, 36 + size, true);
-  letters(8, "WAVEfmt ");
+  writeString(8, "WAVEfmt ");
   bytes.setUint32(16, 16, true);
   bytes.setUint16(20, 1, true);
   bytes.setUint16(22, 1, true);
@@ -15,7 +15,7 @@ export function wavOf(pieces, rate) {
   bytes.setUint32(28, 2 * rate, true);
   bytes.setUint16(32, 2, true);
   bytes.setUint16(34, 16, true);
-  letters(36, "data");
+  writeString(36, "data");
   bytes.setUint32(40, size, true);
   let at = 44;
   for (const piece of pieces) {
