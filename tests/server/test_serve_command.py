@@ -52,7 +52,7 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         (("absent-bundle", "--port", "0"), "absent-bundle"),
         (("--bundle", "calm=absent"), "absent: no such folder"),
         (("--bundle", "calm=~nobody-of-this-name/calm"), "no user of this name"),
-        (("--max-memory", "8", "--port", "0"), "with its unit"),
+        (("--max-memory", "8", "--port", "0"), "with a unit"),
         (("absent-bundle", "--voices-folder", "file", "--port", "0"), "file: expected a folder"),
         (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no user of this name"),
     ],

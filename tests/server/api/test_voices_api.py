@@ -79,7 +79,7 @@ def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: A
         ({"name": "a" * 200}, 400, "at most 100 bytes"),
         ({"name": "default"}, 409, "reserved"),
         ({"name": ""}, 400, "name"),
-        ({"consent": "false"}, 400, "must have agreed"),
+        ({"consent": "false"}, 400, "must consent"),
         ({"consent": ""}, 400, "consent"),
         ({"transcript": ""}, 400, "VoxCPM2"),
     ],
@@ -104,7 +104,7 @@ def test_recordings_that_are_too_long_or_none_and_one_voice_too_many(
     assert "longer than 1 s" in too_long.json()["error"]["message"]
     assert upload(url, b"no audio").status_code == 400
     full = upload(serve(max_voices=0).url, recording)
-    assert (full.status_code, "0 voices are stored" in full.text) == (409, True)
+    assert (full.status_code, "0 are stored" in full.text) == (409, True)
 
 
 def test_names_do_not_lead_out_of_the_folder(

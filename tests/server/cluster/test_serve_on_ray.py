@@ -132,11 +132,11 @@ def test_what_cannot_work_on_a_cluster_is_one_line(
 ) -> None:
     there = ("--ray", "--ray-address", cluster.address)
     for options, words in (
-        ((*there,), "name it with --voices-folder"),
-        ((*there, "--voices-folder", tmp_path, "--port", 0), "name the port"),
+        ((*there,), "requires --voices-folder"),
+        ((*there, "--voices-folder", tmp_path, "--port", 0), "expected a fixed port"),
         ((*there, "--bundle", "a=b"), "--bundle is not supported with --ray"),
         (("--ray", "--replicas", 10_000), "replicas need 10000 CPUs"),
-        (("--ray", "--device", "cuda:1"), "Ray chooses the GPU"),
+        (("--ray", "--device", "cuda:1"), "Ray chooses each process's GPU"),
         (("--ray", "--ray-address", "127.0.0.1:1"), "cannot connect"),
         (("--replicas", 2), "need --ray"),
         (("--ray", "--replicas", 4, "--max-replicas", 2), "at least --replicas 4"),

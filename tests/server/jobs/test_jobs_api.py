@@ -93,8 +93,8 @@ def test_what_cannot_be_spoken_is_refused_at_once(serve: Serve, jobs: Any, tmp_p
         ({"input": "a" * 201}, 400, "at most 200 characters"),
         ({"input": " \n"}, 400, "empty"),
         ({"model": "tts-9"}, 404, "expected one of"),
-        ({"voice": "nobody"}, 404, "no voice"),
-        ({"sample_rate": 12_345, "response_format": "mp3"}, 400, "mp3 has 8000"),
+        ({"voice": "nobody"}, 404, "unknown voice"),
+        ({"sample_rate": 12_345, "response_format": "mp3"}, 400, "mp3 supports 8000"),
         ({"cfg_value": 99}, 400, "cfg_value"),
     ):
         answer = client.submit(**fields)

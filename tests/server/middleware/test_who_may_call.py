@@ -50,7 +50,7 @@ def test_keys_come_from_the_command_line_a_file_and_the_environment(
         read_keys(Settings(api_key_file=tmp_path / "keys"))
     with pytest.raises(InputError, match="cannot read"):
         read_keys(Settings(api_key_file=tmp_path / "absent"))
-    with pytest.raises(InputError, match="leave the option out"):
+    with pytest.raises(InputError, match="omit it"):
         read_keys(Settings(api_key=[""]))
 
 

@@ -216,7 +216,7 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
     ("messages", "words", "param"),
     [
         (["[" * 50_000], "a JSON object", None),
-        ([b"\x00\xff"], "got bytes", None),
+        ([b"\x00\xff"], "got a binary one", None),
         ([{}], "expected start, text", "type"),
         ([HELLO], "send start first", "type"),
         ([START, START], "a speech is in progress", "type"),
@@ -226,7 +226,7 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
         ([START, {"type": "text", "text": "Hi \ud83d"}, {"type": "end"}], "not valid Unicode", "text"),
         ([START, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"}], "letters a to z", "text"),
         ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),
-        ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 has 8000", "sample_rate"),
+        ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 supports 8000", "sample_rate"),
         ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
     ],
 )

@@ -155,13 +155,13 @@ def test_it_speaks_fragments_while_they_come(server: Any, tts: VoxCPM) -> None:
 
 def test_a_wrong_request_is_told_what_is_wrong(server: Any) -> None:
     for events, words in (
-        ([Synthesize("Hello.", voice=SynthesizeVoice(name="nobody"))], "no voice 'nobody'"),
+        ([Synthesize("Hello.", voice=SynthesizeVoice(name="nobody"))], "unknown voice 'nobody'"),
         ([Synthesize("<speak/>", text_format="ssml")], "expected text"),
         ([Synthesize("a" * 5000)], "at most 4096 characters"),
-        ([SynthesizeChunk("Hello.")], "expected synthesize-start before"),
+        ([SynthesizeChunk("Hello.")], "expected synthesize-start first"),
         (
             [SynthesizeStart(), SynthesizeStop(), SynthesizeChunk("Hello.")],
-            "expected synthesize-start before",
+            "expected synthesize-start first",
         ),
         ([SynthesizeStart(), SynthesizeStart()], "a speech is in progress"),
         ([Synthesize(LONG), Synthesize(LONG)], "a speech is in progress"),
@@ -259,7 +259,7 @@ def test_sigterm_ends_silent_connections_and_takes_no_more(started: Callable[...
         speaking.sendall(json.dumps(asked).encode() + b"\n")
         assert b"audio-start" in speaking.recv(100)
         process.send_signal(signal.SIGTERM)
-        assert silent.makefile("rb").read().count(b"the server ends") == 1
+        assert silent.makefile("rb").read().count(b"the server is shutting down") == 1
         # It still speaks, but takes no other connection.
         until(is_refused)
         speaking.setblocking(False)
