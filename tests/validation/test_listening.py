@@ -181,9 +181,9 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recogniser", "."], "expected a Whisper in CTranslate2's format"),
+        (["--recogniser", "."], "expected a Whisper model in CTranslate2 format"),
         (["--precision", "int4"], "--precision int4: the bundle has"),
-        (["--saved", "nowhere.json"], "nowhere.json: expected a listening.json of this version"),
+        (["--saved", "nowhere.json"], "nowhere.json: expected a listening.json of this release"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -73,7 +73,7 @@ def test_another_lora_or_none_is_refused(
             validate_bundle(folder, str(tiny_checkpoint), lora=given)
         assert "\n" not in str(caught.value)
 
-    refused("was converted with the LoRA voice; give it with --lora", bundle, None)
+    refused("was converted with the LoRA voice; pass it with --lora", bundle, None)
     other = write_lora(tmp_path / "voice", tiny_checkpoint, seed=1, **EVERYWHERE)
     refused(r"not the LoRA that .* was converted with \(voice\)", bundle, other)
     same_weights = shutil.copytree(lora, tmp_path / "alpha")
@@ -83,4 +83,4 @@ def test_another_lora_or_none_is_refused(
     refused(r"not the LoRA that .* was converted with \(voice\)", bundle, same_weights)
     plain = Path(shutil.copytree(bundle, tmp_path / "plain"))
     edit_manifest(plain, lambda document: document["source"].pop("lora"))
-    refused("was converted without a LoRA; leave it out, or convert with it", plain, lora)
+    refused("was converted without a LoRA; omit it, or convert with it", plain, lora)

@@ -1,4 +1,4 @@
-"""The command `benchmark`: how fast a bundle speaks on this machine, and how much memory that takes."""
+"""The command `benchmark`: speed and memory of a bundle on this machine."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def benchmark(
     precision: PrecisionOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     text: Annotated[str, typer.Option(help="Text to speak.")] = DEFAULT_TEXT,
-    patches: Annotated[int, typer.Option(help="Patches to speak.", min=2)] = 24,
-    repeats: Annotated[int, typer.Option(help="Maximum timed calls of each step model.", min=1)] = 20,
+    patches: Annotated[int, typer.Option(help="Patches to generate.", min=2)] = 24,
+    repeats: Annotated[int, typer.Option(help="Maximum timed calls per step model.", min=1)] = 20,
     threads: Annotated[int | None, typer.Option(help="Threads per operation (portable).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N] (portable).")] = CPU_DEVICE,
-    cold: Annotated[bool, typer.Option(help="Also time a start with an empty cache.")] = True,
+    cold: Annotated[bool, typer.Option(help="Also time start-up with an empty cache.")] = True,
 ) -> None:
-    """Time a bundle: each step model, prefill, speech and start-up; and measure its memory."""
+    """Benchmark a bundle: step models, prefill, speech, start-up and memory."""
     check_engine("auto", threads, AUTO, device=device)
     # Opened before start-up is timed, so that a bad bundle is a one-line error, not a failed child process.
     tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads, device=device)
@@ -76,7 +76,7 @@ def benchmark(
 
 
 def _measured(tts: VoxCPM, text: str, patches: int, repeats: int) -> dict[str, Any]:
-    """Medians of wall-clock time, and the peak memory of this process."""
+    """Median wall-clock times, and this process's peak memory."""
     a, manifest = tts.bundle.architecture, tts.bundle.manifest
     steps = {
         f"{name}[{length}]": 1e3 * seconds
@@ -117,7 +117,7 @@ def _step_seconds(tts: VoxCPM, declared: StepModel, repeats: int) -> dict[int, f
 
 
 def _speech_seconds(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]:
-    """Median seconds to the first audio, and to the last."""
+    """Median seconds to the first and to the last audio."""
     firsts: list[float] = []
 
     def speak() -> None:
@@ -137,7 +137,7 @@ def _one_utterance(patches: int) -> dict[str, Any]:
 
 
 def _startup_seconds(tts: VoxCPM, device: str, *, cold: bool) -> dict[str, float | None]:
-    """Seconds in which a new process opens the bundle: with an empty cache (if `cold`), and with a filled one."""
+    """Seconds for a new process to open the bundle: with an empty cache (if `cold`), and with a warm one."""
     command = [sys.executable, "-c", _OPEN, str(tts.bundle.folder), tts.bundle.precision, device]
 
     def start(environment: dict[str, str]) -> float:

@@ -23,38 +23,38 @@ if TYPE_CHECKING:
     from voxcpm_runtime.backends.loading import Backend
     from voxcpm_validation.report import Report
 
-_IN_THE_REPORT_ONLY = ("calls", "waveform SNR dB")
-"""Columns that would make a table wider than a terminal."""
+_REPORT_ONLY = ("calls", "waveform SNR dB")
+"""Columns hidden on the terminal, to keep tables narrow."""
 _MAX_UNBROKEN = 17
-"""Characters of the longest cell in a column that is not broken: those of the longest step model."""
+"""Columns up to this width are not wrapped: the length of the longest step model name."""
 
 
 def validate(
     bundle: Annotated[str, typer.Argument(help="Bundle folder.")],
-    checkpoint: Annotated[str, typer.Option(help="The checkpoint that the bundle was converted from.")],
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint that the bundle was converted from.")],
     lora: Annotated[
-        Path | None, typer.Option(help="The LoRA that was merged into the bundle: its folder or weight file.")
+        Path | None, typer.Option(help="Folder or weight file of the LoRA merged into the bundle.")
     ] = None,
     precision: Annotated[
         list[str] | None,
-        typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all that the bundle has."),
+        typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all in the bundle."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Folder for validation.json and validation.md.")] = None,
     text: Annotated[str | None, typer.Option(help="Text to speak.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Prompt audio of the continuation case.")] = None,
     prompt_text: Annotated[str | None, typer.Option(help="Transcript of the prompt audio.")] = None,
-    patches: Annotated[int, typer.Option(help="Patches to speak in each case.", min=2)] = 12,
+    patches: Annotated[int, typer.Option(help="Patches to generate per case.", min=2)] = 12,
     seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
     backend: Annotated[
         str, typer.Option(help="Backend of the end-to-end cases: auto, coreml, coreai or portable.")
     ] = "auto",
 ) -> None:
-    """Compare each step model and the loop with upstream's PyTorch code. Exit code 1: a figure below its floor."""
+    """Compare step models and the loop with upstream's PyTorch code. Exits with 1 if a figure is below its floor."""
     unknown = [p for p in precision or () if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
     if (prompt is None) != (prompt_text is None):
-        raise InputError("--prompt and --prompt-text: give both or neither")
+        raise InputError("--prompt and --prompt-text: pass both or neither")
     if report is not None:
         inputs = (bundle, checkpoint, lora, prompt)
         report_folder(report, ("validation.json", "validation.md"), inputs)
@@ -104,11 +104,11 @@ def _show(findings: Report, bundle: Path, report: Path | None) -> None:
 
 
 def _narrow_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table that fits 80 columns: headers and long names are broken over lines, figures are not."""
+    """A table that fits 80 columns: headers and long names wrap, figures do not."""
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0
     )
-    shown = [index for index, name in enumerate(header) if name not in _IN_THE_REPORT_ONLY]
+    shown = [index for index, name in enumerate(header) if name not in _REPORT_ONLY]
     for index in shown:
         width = max(len(row[index]) for row in rows)
         name = "\n".join(textwrap.wrap(header[index], width, break_long_words=False))

@@ -1,4 +1,4 @@
-"""The whole loop compared with upstream's: with the same text, prompt and noise, free-running and teacher-forced."""
+"""The whole loop compared with upstream, with the same text, prompt and noise: free-running and teacher-forced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONTROL = "a calm voice, slow"
 
 @dataclass(frozen=True)
 class Case:
-    """One utterance. patches: exactly so many are generated; with None the stop head decides."""
+    """One utterance. patches: the exact number to generate; None leaves it to the stop head."""
 
     name: str
     text: str
@@ -39,18 +39,18 @@ class Case:
 
     @property
     def min_len(self) -> int:
-        """Patches that are generated at least."""
+        """Minimum number of patches."""
         return 2 if self.patches is None else self.patches
 
     @property
     def max_len(self) -> int:
-        """Patches that are generated at most."""
+        """Maximum number of patches."""
         return 2000 if self.patches is None else self.patches
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """Speech by upstream: audio (samples,) at the model's output rate, and latents (patches, frames, latent_dim)."""
+    """Upstream's speech: audio (samples,) at the model's output rate, and latents (patches, frames, latent_dim)."""
 
     audio: Floats
     latents: Floats
@@ -84,12 +84,11 @@ def cases(
     prompt_text: str | None = None,
     speak: Callable[[Case], Spoken] | None = None,
 ) -> Iterator[list[Case]]:
-    """A context with the cases that `model`'s generation supports; `patches` of each are generated.
+    """Yield the cases that the model's generation supports, each of `patches` patches.
 
-    Always zero-shot and continuation. Without `prompt_wav`, the prompt is upstream's own zero-shot speech of `text`;
-    its transcript is `prompt_text`, or else `text`. `speak` gives that speech if it was spoken before. VoxCPM2 also has
-    voice design, a reference voice with and without a style, and a reference voice together with a prompt; the
-    prompt's audio is the reference.
+    Always zero-shot and continuation. Without `prompt_wav`, the prompt is upstream's own zero-shot speech of `text`,
+    from `speak` if given; its transcript is `prompt_text`, or else `text`. VoxCPM2 adds voice design, a reference voice
+    with and without a style, and a reference voice with a prompt; the prompt's audio is the reference.
     """
     zero_shot = Case("zero-shot", text, seed, patches=patches)
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +106,7 @@ def cases(
                 Case("voice design", styled, seed + 4, patches=patches),
                 Case("style control", styled, seed + 5, **reference),
             ]
-        # If the caller drops upstream's model, this context must not hold it in memory.
+        # If the caller drops upstream's model, this context must not keep it alive.
         del model, speak
         yield spoken
 
@@ -123,7 +122,7 @@ def speak_upstream(model: Any, case: Case) -> Spoken:
 
 
 def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
-    """Speak a case with upstream's noise, first free-running, then with teacher forcing by upstream's patches."""
+    """Speak a case with upstream's noise, first free-running, then teacher-forced with upstream's patches."""
     asked: dict[str, Any] = {
         "prompt_wav_path": case.prompt_wav,
         "prompt_text": case.prompt_text,
@@ -131,7 +130,7 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         "retry_badcase": False,
         "min_len": case.min_len,
         "max_len": None if case.patches is None else case.max_len,
-        # One utterance, as upstream speaks it.
+        # As a single utterance, like upstream.
         "segment_tokens": SEGMENT_TOKENS,
     }
     speech = tts.speak(case.text, rng=np.random.default_rng(case.seed), **asked)

@@ -1,4 +1,4 @@
-"""Measures of the agreement between two arrays."""
+"""Measures of agreement between two arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Array = npt.NDArray[np.floating]
 
 
 class Agreement(BaseModel):
-    """The agreement of values with a reference, over all elements, computed in float64."""
+    """Agreement of values with a reference, over all elements, computed in float64."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,7 +23,7 @@ class Agreement(BaseModel):
 
 
 def agreement(values: Array, reference: Array) -> Agreement:
-    """The agreement of values with a reference of the same shape. Raises ValueError for another shape."""
+    """Compare values with a reference. Raises ValueError if their shapes differ."""
     if values.shape != reference.shape:
         raise ValueError(f"expected shape {reference.shape}, got {values.shape}")
     got, want = values.astype(np.float64).ravel(), reference.astype(np.float64).ravel()

@@ -1,7 +1,7 @@
 """Reference calls for each step model: inputs and outputs of upstream's fp32 modules on a real utterance.
 
 Upstream speaks the utterance; its latents, waveform and DiT calls are recorded. Upstream's language models process the
-whole sequence in one causal pass. The reference cuts it into prefill chunks and single steps, so that agreement at a
+whole sequence in one causal pass. The reference is split into prefill chunks and single steps, so that agreement at a
 late position shows that the cache was written and read correctly at all earlier ones.
 """
 
@@ -32,7 +32,7 @@ DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference b
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One call of a step model: its inputs, and upstream's outputs for them. State passes from call to call."""
+    """One call of a step model: its inputs, and upstream's outputs. State is carried from call to call."""
 
     inputs: dict[str, npt.NDArray[Any]]
     outputs: dict[str, Floats]
@@ -48,12 +48,11 @@ def record_reference(
     patches: int = 12,
     seed: int = 0,
 ) -> dict[str, list[RecordedCall]]:
-    """Calls of every step model by name, from one utterance of `patches` patches by upstream's fp32 `model`.
+    """Record calls of every step model, by name, in one utterance of `patches` patches by upstream's fp32 `model`.
 
-    The noise is that of `seed`. The calls of a language model start with the text's positions. Every length of every
-    step model is called, each but the first with a filled state: where the utterance is too short for that, its patches
-    are repeated, as far as the caches reach. With `sizes.solver_steps`, upstream's solver turns the noise of each patch
-    into a patch once more, in as many steps.
+    seed: that of the noise. A language model's calls start with the text's positions. Every length of every step model
+    is called, all but the first with a non-empty state: if the utterance is too short, its patches are repeated, up to
+    the length of the caches. With `sizes.solver_steps`, upstream's solver solves each patch again, in that many steps.
     """
     with _recorded_estimator(model, a.dit_config.hidden_dim) as dit_calls, _recorded_solves(model) as solves:
         audio, latents = upstream_generate(
@@ -67,7 +66,7 @@ def record_reference(
         names.BASE_LM_STEP: sizes.prefill_chunks,
         names.RESIDUAL_LM_STEP: sizes.prefill_chunks,
     }
-    # Positions of text come first; then one patch a unit, the last of them in single steps.
+    # Text positions come first, then one patch per unit, the last ones in single steps.
     texts = {name: tokens.size(1) if "lm" in name else 0 for name in chunks}
     single = {name: len(latents) if texts[name] else min(4, len(latents)) for name in chunks}
     units = {name: max(texts[name] + len(latents), sum(chunks[name]) + single[name]) for name in chunks}
@@ -94,14 +93,14 @@ def record_reference(
 
 
 def repeated(values: Floats, length: int) -> Floats:
-    """The first `length` elements along the first axis of `values`, again and again."""
+    """Repeat or truncate `values` to `length` along the first axis."""
     return np.resize(values, (length, *values.shape[1:]))
 
 
 def cut_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
-    """Chunk lengths that add up to `units`, of which the last `single` are 1.
+    """Chunk lengths that add up to `units`; the last `single` are 1.
 
-    First each length once, the smallest first, so that the others start with a filled state; then the largest that fit.
+    First each length once, ascending, so that all but the first start with a non-empty state; then the largest fits.
     """
     plan: list[int] = []
     for length in sorted(chunks):
@@ -118,7 +117,7 @@ def cut_calls(
     outputs: Mapping[str, Floats],
     plan: Sequence[int],
 ) -> list[RecordedCall]:
-    """Cut whole sequences into calls, along time: the last axis of the AudioVAE's tensors, the second of all others.
+    """Split whole sequences into calls along time: the AudioVAE's last axis, the second axis of all others.
 
     plan: units (patches, or positions of a language model) of each call. `position`, if the declaration has it, is the
     number of units before the call.
@@ -185,9 +184,9 @@ def _language_models(
 
 @contextmanager
 def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
-    """A context that records the DiT's calls in a list, in the order of the solver's steps.
+    """Record the DiT's calls, in the order of the solver's steps.
 
-    width: of the time embeddings, which our step model takes in place of the times.
+    width: that of the time embeddings, which our step model takes instead of times.
     """
     calls: list[RecordedCall] = []
 
@@ -206,7 +205,7 @@ def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
 
 @contextmanager
 def _recorded_solves(model: Any) -> Iterator[list[dict[str, Any]]]:
-    """A context that records what upstream's solver is given for each patch: x (the noise), mu, cond and cfg_value."""
+    """Record the inputs of upstream's solver for each patch: x (the noise), mu, cond and cfg_value."""
     solves: list[dict[str, Any]] = []
     solve_euler = model.feat_decoder.solve_euler
 
@@ -220,7 +219,7 @@ def _recorded_solves(model: Any) -> Iterator[list[dict[str, Any]]]:
 
 
 def _solved(model: Any, a: Architecture, solve: dict[str, Any], steps: int) -> RecordedCall:
-    """A call of `locdit_solve`, whose output is the patch of upstream's whole solver in `steps` steps."""
+    """A call of `locdit_solve`, with the patch of upstream's solver in `steps` steps as output."""
     noise = solve["x"].numpy()
     mu, cond, cfg_value = solve["mu"], solve["cond"], solve["cfg_value"]
     with recorded_noise(SimpleNamespace(standard_normal=noise.reshape)):

@@ -1,4 +1,4 @@
-"""The report of a validation: all figures, those below their floors, and tables as JSON, Markdown and text."""
+"""The validation report: all figures, those below their floors, and tables as JSON, Markdown and text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.sensitivity import MARGIN, Sensitivity
 from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
 
-# Lowest correlations that a bundle must reach. int8's step models have no floors: they are lossy, and their figures are
-# only reported. So are those of int4's free-running and teacher-forced speech, which depend on the voice. The floors of
-# int4's step models are 1.5 times as far from 1 as the worst measured correlation.
+# Minimum correlations of step models. int8 has no floors: it is lossy, and its figures are only reported. So are those
+# of int4's free-running and teacher-forced speech, which depend on the voice. int4's floors are 1.5 times as far from 1
+# as the worst measured correlation.
 STEP_FLOORS: dict[Precision, dict[str, float]] = {
     "fp32": dict.fromkeys(PUBLISHED_FP16, 0.999999),
     # The published figures are rounded to six places.
@@ -32,9 +32,9 @@ STEP_FLOORS: dict[Precision, dict[str, float]] = {
         "locdit_step": 0.998,
     },
 }
-# Floors on Core AI's runtime. fp32 is the proof. Those of fp16 are of the half arithmetic of Apple's runtime for Linux,
-# which rounds each partial sum of a product, and say nothing of a GPU. 1.5 times as far from 1 as the worst length of
-# the built-in voice (TRIALS.md).
+# Floors on Core AI's runtime. fp32 proves correctness. fp16's are for Apple's Linux runtime, which rounds every partial
+# sum of a product, and say nothing about a GPU: 1.5 times as far from 1 as the worst length of the built-in voice
+# (TRIALS.md).
 CORE_AI_FLOORS: dict[Precision, dict[str, float]] = {
     "fp32": dict.fromkeys(PUBLISHED_FP16, 0.9999999),
     "fp16": {
@@ -46,15 +46,15 @@ CORE_AI_FLOORS: dict[Precision, dict[str, float]] = {
         "locdit_step": 0.99998,
     },
 }
-# Floors of speech hold in each case. In a case in which upstream itself parts over small differences, those of fp16
-# are lowered to what upstream does (`sensitivity`); a defect of the loop spoils most patches, and so the median.
+# Floors of speech apply to each case. Where upstream itself diverges under small perturbations, those of fp16 are
+# lowered accordingly (`sensitivity`); a defect in the loop affects most patches, and so the median.
 FREE_RUNNING_FLOORS: dict[Precision, float] = {"fp32": 0.99999, "fp16": 0.999}
 TEACHER_FORCED_FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.9999}
 MEDIAN_PATCH_FLOORS: dict[Precision, float] = {"fp32": 0.999998, "fp16": 0.999998}
-# What 8-bit weights cost depends on the checkpoint, and was measured on the built-in voice only (TRIALS.md).
+# The loss from 8-bit weights depends on the checkpoint; measured on the built-in voice only (TRIALS.md).
 BUILT_IN_MEDIAN_PATCH_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "int8": 0.9975}
-# Linux's half arithmetic on Core AI: 1.5 times as far from 1 as the worst case of the built-in voice. Defects that fit
-# into these floors are found in fp32, and by those of step models.
+# Core AI's half precision on Linux: 1.5 times as far from 1 as the worst case of the built-in voice. Defects that pass
+# these floors are caught in fp32, and by the floors of step models.
 CORE_AI_FORCED_FLOORS: dict[Precision, float] = {**TEACHER_FORCED_FLOORS, "fp16": 0.9983}
 CORE_AI_MEDIAN_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "fp16": 0.9997}
 
@@ -62,7 +62,7 @@ _MEDIAN = "teacher-forced, median patch"
 
 
 class Missed(NamedTuple):
-    """A figure of a case that is below its floor. judged: False if disturbed upstream says that it means nothing."""
+    """A figure of a case below its floor. judged: False if perturbed upstream is too low to judge it."""
 
     figure: str
     value: float
@@ -84,7 +84,7 @@ class Report(BaseModel):
     steps: tuple[StepAgreement, ...]
     end_to_end: tuple[EndToEnd, ...]
     notes: tuple[str, ...] = ()
-    """What was measured on less than was asked for, and why."""
+    """Measurements that were reduced, and why."""
 
     @property
     def on_core_ai(self) -> bool:
@@ -107,9 +107,9 @@ class Report(BaseModel):
         return [*lines, *(f"{where} is below {missed.floor:.7g}" for where, missed in missed)]
 
     def unjudged(self) -> list[str]:
-        """One line for each low figure that upstream itself does not reach with this text when it is disturbed."""
+        """One line for each low figure that perturbed upstream does not reach with this text either."""
         return [
-            f"{where} cannot be judged with this text, which upstream disturbed does not reproduce either"
+            f"{where} cannot be judged with this text, which perturbed upstream does not reproduce either"
             for where, missed in self._missed()
             if not missed.judged
         ]
@@ -118,18 +118,18 @@ class Report(BaseModel):
         """The outcome of the validation, in one sentence."""
         count = len(self.failures())
         if not count:
-            return "Every figure that can be judged is at or above its floor."
+            return "All judged figures are at or above their floors."
         return f"{count} figure{'s' * (count > 1)} below the floor or not finite."
 
     def _missed(self) -> Iterable[tuple[str, Missed]]:
-        disturbed = {(s.case, s.precision): s for s in self.sensitivity}
+        perturbed = {(s.case, s.precision): s for s in self.sensitivity}
         for e in self.end_to_end:
-            drift = disturbed.get((e.case, e.precision))
+            drift = perturbed.get((e.case, e.precision))
             for missed in below_floors(e, drift, built_in=self.built_in, core_ai=self.on_core_ai):
                 yield f"{e.case} {e.precision}: {missed.figure}: correlation {missed.value:.7f}", missed
 
     def write(self, folder: Path) -> None:
-        """Write `validation.json` and `validation.md` into a folder, which is created if it is absent."""
+        """Write `validation.json` and `validation.md` into a folder, which is created if missing."""
         make_folder(folder)
         with whole_file(folder / "validation.json") as file:
             file.write(self.model_dump_json(indent=1).encode() + b"\n")
@@ -193,8 +193,8 @@ class Report(BaseModel):
                 ],
             ),
             (
-                "Upstream against itself, with its patches disturbed",
-                ["case", "for", "disturbance", "latents r, lowest", "forced, worst r", "median r"],
+                "Upstream against itself, with perturbed patches",
+                ["case", "for", "perturbation", "latents r, lowest", "forced, worst r", "median r"],
                 [
                     [s.case, s.precision, f"{s.disturbance:g}", f"{s.free_running:.7f}", f"{s.forced_worst:.7f}",
                      f"{s.forced_median:.7f}"]
@@ -208,7 +208,7 @@ class Report(BaseModel):
 def below_floors(
     speech: EndToEnd, drift: Sensitivity | None = None, *, built_in: bool = False, core_ai: bool = False
 ) -> list[Missed]:
-    """The figures of a case below their floors, which `drift`, measured in this case, lowers if it is given.
+    """The figures of a case below their floors. drift: the case's sensitivity, which lowers the floors.
 
     The median forced patch is always judged. built_in: the checkpoint is the built-in voice's. core_ai: the speech is
     Core AI's.
@@ -225,10 +225,10 @@ def below_floors(
     ):
         floor, judged = floors.get(speech.precision, -1.0), True
         if drift is not None:
-            disturbed = getattr(drift, name)
-            # The median has no margin: a loop with a defect of 1 % would fit into it.
-            floor = drift.floor(disturbed, floor, margin=1.0 if figure == _MEDIAN else MARGIN)
-            judged = figure == _MEDIAN or drift.judges(disturbed)
+            perturbed = getattr(drift, name)
+            # No margin for the median: a defect of 1 % in the loop would fit into it.
+            floor = drift.floor(perturbed, floor, margin=1.0 if figure == _MEDIAN else MARGIN)
+            judged = figure == _MEDIAN or drift.judges(perturbed)
         if not value >= floor:  # NaN is below every floor
             below.append(Missed(figure, value, floor, judged))
     return below
@@ -244,10 +244,10 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def add_to_model_card(bundle: Path, report: Report) -> bool:
-    """Enter the report's correlations into the README.md of a bundle; what stood there before is replaced.
+    """Write the report's correlations into a bundle's README.md, replacing earlier ones.
 
-    Returns False, and changes nothing, if the bundle has no card of the conversion's form, or if the card is a link,
-    as in a hub's cache. Raises OSError if the card cannot be written.
+    Returns False without changes if the bundle has no model card from the conversion, or if the card is a symlink, as
+    in a hub's cache. Raises OSError if the card cannot be written.
     """
     card = bundle / MODEL_CARD_FILE
     if card.is_symlink() or not card.is_file():
@@ -270,13 +270,13 @@ def card_section(report: Report) -> str:
     return "\n".join(
         [
             f"Correlation with upstream's PyTorch code, by `voxcpm-coreml validate` ({versions}). The step models ran",
-            f"on {runtime}, with the inputs and the state that upstream had:",
+            f"on {runtime}, with upstream's inputs and state:",
             "",
             *table(
                 ("step model", *precisions),
                 ([model, *(f"{figures[model, p]:.6f}" for p in precisions)] for model in models),
             ),
-            "Whole utterances from the same noise, where every patch builds on the patches before it:",
+            "Whole utterances with the same noise, where every patch depends on the previous ones:",
             "",
             *table(
                 ("case", "precision", "patches", "latents", "waveform"),

@@ -24,7 +24,7 @@ the portable executor's. core-ai: Apple's runtime, in the program's own arithmet
 
 NEAR_LIMIT = 65504.0 / 4
 
-# Correlations with PyTorch that the published conversion states for fp16, rounded to six places.
+# The published conversion's fp16 correlations with PyTorch, rounded to six places.
 PUBLISHED_FP16 = {
     "audio_vae_encoder": 0.999989,
     "audio_vae_decoder": 0.999999,
@@ -45,7 +45,7 @@ class NearLimit(BaseModel):
 
 
 class StepAgreement(BaseModel):
-    """The agreement of one step model in one precision and arithmetic, for each output over all calls."""
+    """Agreement of one step model in one precision and arithmetic, for each output over all calls."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,12 +57,12 @@ class StepAgreement(BaseModel):
     calls: int
     outputs: dict[str, Agreement]
     lengths: dict[int, Agreement] = {}
-    """The agreement of the first output, for the calls of each length alone."""
+    """Agreement of the first output, by the length of the call."""
     near_fp16_limit: tuple[NearLimit, ...] = ()
 
     @property
     def correlation(self) -> float:
-        """Correlation of the first output, which the published figures refer to."""
+        """Correlation of the first output, as in the published figures."""
         return next(iter(self.outputs.values())).correlation
 
     @property
@@ -79,7 +79,7 @@ def measure_step(
     arithmetic: Arithmetic,
     calls: Sequence[RecordedCall],
 ) -> StepAgreement:
-    """Replay the recorded calls, passing the state from call to call, and compare each output over all calls.
+    """Replay the recorded calls, carrying the state from call to call, and compare each output over all calls.
 
     Runs on the portable executor, or on Core AI's runtime. Raises what loading a step model raises.
     """
@@ -116,11 +116,11 @@ def measure_step(
 
 
 _Replayed = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]
-"""What a step model returned for a recorded call, and what upstream did."""
+"""A step model's outputs for a recorded call, and upstream's."""
 
 
 def _over_calls(pairs: Sequence[_Replayed], output: str) -> Agreement:
-    """The agreement of one output over all calls."""
+    """Agreement of one output over all calls."""
     got, want = (
         np.concatenate([side[output].ravel() for side in sides]) for sides in zip(*pairs, strict=True)
     )
@@ -131,7 +131,7 @@ def _near_limit(
     operations: Sequence[str], results: Sequence[Mapping[str, npt.NDArray[Any]]]
 ) -> tuple[NearLimit, ...]:
     peaks = np.max([result[PROBE_OUTPUT] for result in results], axis=0)
-    # `not peak < limit` also lists a NaN.
+    # `not peak < limit` also catches NaN.
     near = [
         (float(peak), name) for name, peak in zip(operations, peaks, strict=True) if not peak < NEAR_LIMIT
     ]

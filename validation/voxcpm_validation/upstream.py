@@ -56,9 +56,7 @@ def import_upstream() -> types.ModuleType:
 
 
 def _stubs() -> dict[str, types.ModuleType]:
-    """Modules in place of torchaudio and librosa, with the functions that upstream calls: they read audio and resample
-    it as the runtime does.
-    """
+    """Stubs of the torchaudio and librosa functions that upstream calls, with the runtime's reading and resampling."""
 
     def load_torchaudio(path: str) -> tuple[torch.Tensor, int]:
         audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
@@ -96,7 +94,7 @@ def load_upstream(
     device: str = "cpu",
     optimize: bool = False,
 ) -> Any:
-    """Upstream's `VoxCPMModel` or `VoxCPM2Model` of a checkpoint folder, through its `from_local`.
+    """Load upstream's `VoxCPMModel` or `VoxCPM2Model` from a checkpoint folder, with its `from_local`.
 
     dtype: arithmetic of everything but the AudioVAE, which is always float32 in upstream; overrides config.json's.
     max_length: positions of upstream's KV caches; overrides config.json's, which may need much memory and time.
@@ -111,7 +109,7 @@ def load_upstream(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {"dtype": dtype, "device": device, "max_length": max_length or architecture.max_length}
     with tempfile.TemporaryDirectory() as view, _quiet():
-        # Links to the same files, with another config.json, so that nothing is written into the checkpoint.
+        # Symlinks to the same files, with another config.json, so that nothing is written into the checkpoint.
         for path in folder.iterdir():
             if path.name != "config.json":
                 (Path(view) / path.name).symlink_to(path)
@@ -125,7 +123,7 @@ def load_upstream(
 
 
 def _lora_config(model_class: Any, lora: Lora) -> Any:
-    """Upstream's `LoRAConfig`, which upstream's class and not ours reads from lora_config.json."""
+    """Upstream's `LoRAConfig`, parsed from lora_config.json by upstream's class, not ours."""
     config_class = sys.modules[model_class.__module__].LoRAConfig
     if lora.config_file is not None:
         return config_class(**json.loads(lora.config_file.read_text(encoding="utf-8"))["lora_config"])
@@ -134,7 +132,7 @@ def _lora_config(model_class: Any, lora: Lora) -> Any:
 
 
 def _own_tokenizer(folder: Path) -> Any:
-    """The tokenizer of tokenizer.json in upstream's wrapper for Chinese characters; None if Llama's serves.
+    """tokenizer.json in upstream's wrapper for Chinese characters; None if upstream's own loading is correct.
 
     Upstream's `LlamaTokenizerFast` uses the file's normalizer with transformers 4. transformers 5 builds Llama's own
     pipeline instead: a tokenizer that lower-cases would then lose capital letters.
@@ -152,12 +150,12 @@ def _own_tokenizer(folder: Path) -> Any:
 
 @contextlib.contextmanager
 def recorded_noise(rng: NoiseSource) -> Iterator[None]:
-    """A context in which upstream's solver uses the runtime's noise: (1, feat_dim, patch_size) for each patch in turn.
+    """Make upstream's solver use the runtime's noise: (1, feat_dim, patch_size) for each patch in turn.
 
-    Upstream's release takes no seed, so the context replaces `torch.randn`, in all threads.
+    Upstream's release takes no seed, so this replaces `torch.randn`, in all threads.
     """
 
-    # A compiler that tries kernels out while upstream speaks calls it, too, and with a number.
+    # Kernel autotuning of torch.compile also calls it, with an int.
     def draw(
         size: int | tuple[int, ...], *, device: Any = None, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
@@ -185,7 +183,7 @@ def upstream_generate(
 ) -> tuple[Floats, Floats]:
     """Speak with upstream's public methods, `build_prompt_cache` and `generate_with_prompt_cache`, without retries.
 
-    prompt_cache: a prompt as upstream's `merge_prompt_cache` makes it, instead of recordings.
+    prompt_cache: a prompt from upstream's `merge_prompt_cache`, instead of recordings.
     Returns the audio (samples,) at the model's output rate, and the generated latents (patches, patch_size, feat_dim)
     without the prompt's. Upstream generates at most 6 patches for each text token + 10, whatever `max_len` is. After a
     prompt of one patch, VoxCPM 0.5B and 1.5 cut two patches of context from the audio although they put in only one:
@@ -217,7 +215,7 @@ def build_prompt_cache(
     prompt_text: str | None = None,
     reference_wav: str | Path | None = None,
 ) -> dict[str, Any] | None:
-    """Upstream's cache of a prompt and a reference, read as the runtime reads audio; None without either.
+    """Upstream's cache of a prompt and a reference, with the runtime's audio reading; None without either.
 
     Raises InputError for a reference voice on VoxCPM 0.5B and 1.5.
     """
@@ -250,7 +248,7 @@ def traits_of(model: Any) -> Traits:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A context that hides what upstream prints to stderr, such as progress bars, and the warnings of its libraries."""
+    """Hide upstream's stderr output, such as progress bars, and its libraries' warnings."""
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

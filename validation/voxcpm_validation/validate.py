@@ -21,12 +21,12 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
 from voxcpm_validation.report import Report, below_floors
-from voxcpm_validation.sensitivity import DISTURBANCES, Sensitivity, measure_sensitivity
+from voxcpm_validation.sensitivity import PERTURBATIONS, Sensitivity, measure_sensitivity
 from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
 FEW_PATCHES = 4
-"""Patches of each utterance where half arithmetic is emulated: the base LM takes a tenth of a second for a position."""
+"""Patches per utterance where half precision is emulated: the base LM then takes a tenth of a second per position."""
 
 
 def validate_bundle(
@@ -43,14 +43,14 @@ def validate_bundle(
     backend: Backend = "auto",
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Compare every step model and the whole loop with upstream; `report` is called with the name of each part.
+    """Compare every step model and the whole loop with upstream. report: called with the name of each part.
 
     The step models run on the portable executor, or on Core AI's runtime if the bundle is for macOS 27.
 
     lora: the LoRA that was merged into the bundle; upstream applies it on top of the checkpoint's weights.
-    patches: patches of each utterance; Core AI off the Mac speaks at most FEW_PATCHES in half arithmetic.
+    patches: patches per utterance; Core AI off the Mac speaks at most FEW_PATCHES in half precision.
 
-    Raises InputError for a checkpoint or LoRA that the bundle was not made from, or a precision that it lacks.
+    Raises InputError for a checkpoint or LoRA that the bundle was not converted from, or a precision that it lacks.
     """
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.folder
@@ -61,24 +61,24 @@ def validate_bundle(
     chosen = tuple(p for p in manifest.precisions if precisions is None or p in precisions)
     if not chosen:
         raise InputError(
-            f"{bundle} has the precisions {', '.join(manifest.precisions)}; asked for {', '.join(precisions or ())}"
+            f"{bundle}: expected precision {', '.join(manifest.precisions)}, got {', '.join(precisions or ())}"
         )
-    # Both sides get the text as the runtime spells it; for published vocabularies that is the text itself.
+    # Both sides get the runtime's spelling; for published vocabularies that is the text itself.
     text = spelled(text, opened.tokenizer)
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
     kv_length = manifest.sizes.kv_length
     load = partial(load_upstream, source.folder, max_length=kv_length, lora=source.lora)
     model = load()
-    # The continuation's: without a recording, its prompt is the zero-shot speech.
+    # For the continuation: without a recording, its prompt is the zero-shot speech.
     needed = len(model.text_tokenizer(transcript + text)) + 1 + (patches if prompt_wav else 2 * patches)
     if needed > kv_length:
         raise InputError(
-            f"a continuation of --text by {patches} patches needs {needed} positions, and {bundle} has {kv_length}; "
-            "give a shorter --text or fewer --patches"
+            f"a continuation of --text by {patches} patches needs {needed} positions, but {bundle} has {kv_length}; "
+            "use a shorter --text or fewer --patches"
         )
     lengths = {p: min(patches, FEW_PATCHES) if _is_slow(manifest.target, p) else patches for p in chosen}
-    # The zero-shot case is the prompt of the others, too.
+    # Cached: the zero-shot speech is also the prompt of other cases.
     speak = cache(partial(speak_upstream, model))
     references: dict[int, Mapping[str, Sequence[RecordedCall]]] = {}
     expected: dict[int, list[tuple[Case, Spoken]]] = {}
@@ -93,7 +93,7 @@ def validate_bundle(
                 )
             )  # fmt: skip
             expected[length] = [(case, speak(case)) for case in utterances]
-        # The bundle's models need the memory that upstream uses: VoxCPM2 would need more than 22 GB for both.
+        # Free upstream's memory for the bundle's models: VoxCPM2 would need more than 22 GB for both.
         del model, speak
         steps: list[StepAgreement] = []
         spoken: list[EndToEnd] = []
@@ -107,12 +107,12 @@ def validate_bundle(
         drifting = {
             (s.case, s.precision)
             for s in spoken
-            if s.precision in DISTURBANCES and below_floors(s, core_ai=on_core_ai)
+            if s.precision in PERTURBATIONS and below_floors(s, core_ai=on_core_ai)
         }
         sensitivity: list[Sensitivity] = []
         if drifting:
-            # Only here: steady checkpoints need not wait for it.
-            report("upstream, disturbed")
+            # Only if needed, as it takes long.
+            report("upstream, perturbed")
             model = load()
             sensitivity = [
                 measure_sensitivity(model, precision, case, upstream)
@@ -124,8 +124,8 @@ def validate_bundle(
     recorded, notes = manifest.source, []
     if fewer := ", ".join(precision for precision, length in lengths.items() if length < patches):
         notes.append(
-            f"{fewer}: utterances of {FEW_PATCHES} patches, not {patches}, and step models with the calls of so many, "
-            "as Core AI off the Mac computes half arithmetic slowly; every length is called"
+            f"{fewer}: utterances and step models' calls of {FEW_PATCHES} patches instead of {patches}, "
+            "as Core AI off the Mac emulates half precision slowly; every length is called"
         )
     return Report(
         bundle=str(bundle),
@@ -140,7 +140,7 @@ def validate_bundle(
 
 
 def _is_slow(target: Target, precision: Precision) -> bool:
-    """Whether half arithmetic is emulated: Core AI's runtime does so off the Mac."""
+    """Whether half precision is emulated, as by Core AI's runtime off the Mac."""
     return target == CORE_AI and precision != "fp32" and macos() is None
 
 
@@ -151,11 +151,9 @@ def _check_source(bundle: Path, recorded: Source, given: Source, checkpoint: str
             f"{checkpoint}: not the checkpoint that {bundle} was converted from ({recorded.checkpoint})"
         )
     if offered is not None and merged is None:
-        raise InputError(
-            f"--lora {lora}: {bundle} was converted without a LoRA; leave it out, or convert with it"
-        )
+        raise InputError(f"--lora {lora}: {bundle} was converted without a LoRA; omit it, or convert with it")
     if offered is None and merged is not None:
-        raise InputError(f"{bundle} was converted with the LoRA {merged.name}; give it with --lora")
+        raise InputError(f"{bundle} was converted with the LoRA {merged.name}; pass it with --lora")
     # The name is not compared, as the LoRA's folder may have been renamed.
     if offered and merged and offered != merged.model_copy(update={"name": offered.name}):
         raise InputError(f"--lora {lora}: not the LoRA that {bundle} was converted with ({merged.name})")

@@ -1,1 +1,1 @@
-"""Checks of a bundle, without a Mac, for what Core ML and Core AI reject or compute wrongly on real hardware."""
+"""Checks a bundle, without a Mac, for what Core ML and Core AI reject or compute wrongly on real hardware."""

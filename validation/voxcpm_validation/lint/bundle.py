@@ -1,4 +1,4 @@
-"""The lint of a bundle: every function of every package in each precision."""
+"""Lints a bundle: every function of every package in each precision."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def lint_bundle(
 ) -> LintReport:
     """Check a bundle's packages against every rule.
 
-    bundle: a folder or hub id; None is the built-in voice. precisions: those to check; by default all.
+    bundle: a folder or hub id; None is the built-in voice. precisions: those to check. Default: all.
     `report` is called with the path of each package.
 
-    Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks and where
-    Core AI's package is missing, which its programs need.
+    Raises BundleError for a missing or damaged bundle, InputError for a precision that it lacks, or if it needs Core
+    AI's package and that is not installed.
     """
-    # A bundle of the hub is downloaded in one precision a call, always into the same folder.
+    # Each call downloads one precision of a hub's bundle, always into the same folder.
     for other in precisions[1:]:
         locate_bundle(bundle, other)
     folder = locate_bundle(bundle, precisions[0] if precisions else None)
@@ -51,7 +51,7 @@ def lint_bundle(
 def lint_function(
     function: Function | CoreAIFunction, package: str, rules: Sequence[Rule]
 ) -> Iterator[Finding]:
-    """All findings in one function of a package, in the order of the rules. package: how findings name it."""
+    """All findings in one function of a package, in the order of the rules. package: its name in findings."""
     for rule in rules:
         reason = rule.accepted if rule.accepts(function) else None
         for violation in rule.check(function):

@@ -1,4 +1,4 @@
-"""The checks behind the rules for Core ML: of shapes, sizes and arithmetic."""
+"""The checks behind the rules for Core ML: shapes, sizes and arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from voxcpm_runtime.backends.portable.package import Blob, Operation
 
 from .function import INPUT, PROGRAM, Function, Violation, agrees, constants_of, shown, violation
 
-# Operations, and the inputs whose values decide the size of the result.
+# Operations, and the inputs whose values determine the output shape.
 SIZES: dict[str, tuple[str, ...]] = {
     "conv_transpose": ("output_shape",),
     "fill": ("shape",),
@@ -38,15 +38,15 @@ SIZES: dict[str, tuple[str, ...]] = {
     "upsample_nearest_neighbor": ("scale_factor_height", "scale_factor_width"),
 }
 
-# Operations whose result is as long as the values of their input make it.
+# Operations whose output length depends on the values of their input.
 COUNTED = ("non_zero", "non_maximum_suppression")
 
 
 def value_shaped(function: Function) -> Iterator[Violation]:
-    """No tensor's size is computed while the model runs."""
+    """No tensor's shape is computed at run time."""
     for operation in function.program.operations:
         if operation.kind in COUNTED:
-            yield violation(operation, "a result as long as its input's values make it", "a known length")
+            yield violation(operation, "a length that depends on values", "a known length")
         if operation.kind == "slice_by_index" and not _is_sized_by_bounds(function, operation):
             continue
         for size in SIZES.get(operation.kind, ()):
@@ -55,7 +55,7 @@ def value_shaped(function: Function) -> Iterator[Violation]:
 
 
 def _is_sized_by_bounds(function: Function, operation: Operation) -> bool:
-    """Whether a slice keeps an axis of which it does not take everything: one that is squeezed has a known size."""
+    """Whether a slice keeps an axis that it takes a part of; a squeezed axis has a known size."""
     none = [False] * len(function.type(operation.inputs["x"][0]).shape)
     begin, end, squeezed = (
         function.constant(operation, f"{mask}_mask", none) for mask in ("begin", "end", "squeeze")
@@ -82,11 +82,11 @@ def long_axes(function: Function) -> Iterator[Violation]:
 
 
 def declared_shapes(function: Function) -> Iterator[Violation]:
-    """Every declared shape is the one that ONNX infers at each enumerated length."""
+    """Declared shapes equal those that ONNX infers at each enumerated length."""
     for length in function.lengths:
         if length.failure:
             found = f"{length.failure}{function.at(length)}"
-            yield Violation(function.name, PROGRAM, found, "shapes that fit")
+            yield Violation(function.name, PROGRAM, found, "consistent shapes")
     for name, kind, type_ in function.values():
         for length in function.lengths:
             if not agrees(type_.shape, length.shapes.get(name, type_.shape)):
@@ -125,7 +125,7 @@ _SLICES = ("slice_by_index", "slice_by_size")
 
 
 def float32_arithmetic(function: Function) -> Iterator[Violation]:
-    """Packages other than fp32 compute in fp16; casts at the border are allowed."""
+    """Packages other than fp32 compute in fp16; casts at the boundary are allowed."""
     if function.declared.precision_in(function.precision) == "fp32":
         return
     for operation in function.program.operations:
@@ -153,10 +153,10 @@ def infinite_constants(function: Function) -> Iterator[Violation]:
 
 
 def selections(function: Function) -> Iterator[Violation]:
-    """No `select`; indices of 16 bits stay so. coremltools' default passes put both before every lookup."""
+    """No `select`, and no widened 16-bit indices. coremltools' default passes add both before every lookup."""
     for operation in function.program.operations:
         if operation.kind == "select":
-            yield violation(operation, "a selection", "a product with a mask, or indices from 0")
+            yield violation(operation, "a select", "multiplication by a mask, or non-negative indices")
         elif operation.kind == "cast":
             (x,), ((_, result),) = operation.inputs["x"], operation.outputs
             if result.dtype == "INT32" and (narrow := function.type(x).dtype) in ("INT16", "UINT16"):
@@ -187,7 +187,7 @@ def _is_product(function: Function, addition: Operation) -> bool:
 
 
 def blockwise_scales(function: Function) -> Iterator[Violation]:
-    """No `constexpr_blockwise_shift_scale` has fp16 scales: compressed weights in the form of macOS 15."""
+    """No `constexpr_blockwise_shift_scale`, macOS 15's form of compressed weights, has fp16 scales."""
     for operation in function.program.operations:
         if operation.kind == "constexpr_blockwise_shift_scale":
             (data,), (scale,) = operation.inputs["data"], operation.inputs["scale"]
@@ -215,9 +215,9 @@ def cropped_convolutions(function: Function) -> Iterator[Violation]:
 
 
 def padded_convolutions(function: Function) -> Iterator[Violation]:
-    """Transposed convolutions are padded equally, and an `output_shape` is what stride, kernel and padding give.
+    """Transposed convolutions are padded symmetrically, and `output_shape` matches stride, kernel and padding.
 
-    coremltools fills in an `output_shape` wherever lengths are fixed; that one is what they give.
+    coremltools sets a matching `output_shape` wherever lengths are fixed.
     """
     for operation in function.program.operations:
         if _is_transposed(operation):

@@ -23,11 +23,11 @@ def lint(
     ] = None,
     precision: Annotated[
         list[str] | None,
-        typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all that the bundle has."),
+        typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all in the bundle."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Every finding as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
 ) -> None:
-    """Check a bundle's packages for what real hardware rejects. Exit code 1: findings."""
+    """Check a bundle's packages for what real hardware rejects. Exits with 1 if there are findings."""
     # onnx and coremltools, which --help does not need.
     from .bundle import lint_bundle
 

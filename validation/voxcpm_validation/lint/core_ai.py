@@ -1,6 +1,6 @@
-"""Core AI programs as the rules see them, read through coreai-core's bindings of MLIR without torch.
+"""Core AI programs and their rules. Programs are read with coreai-core's MLIR bindings, without torch.
 
-Types are read from their text (`tensor<1x2x?xf16>`). The programs are for the GPU.
+Types are parsed from their text (`tensor<1x2x?xf16>`). The programs target the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rules import Rule
 
 MAX_PROGRAM = 2_000_000_000
 SMALL_KERNEL, SMALL_STRIDE = 8, 16
-"""Transposed convolutions are right below these."""
+"""Transposed convolutions are computed correctly below these."""
 ZOO = "john-rocky/coreai-model-zoo"
 
 _TENSOR = re.compile(r"tensor<((?:[\d?]+x)*)(\w+)>")
@@ -31,7 +31,7 @@ _ROUNDED_DOWN = {"floor", "ceil", "trunc"}
 
 @dataclass(frozen=True)
 class CoreAIFunction:
-    """One function of a Core AI program. `graph` is its MLIR operation, and `program` what its memory belongs to."""
+    """One function of a Core AI program. `graph` is its MLIR operation, whose memory `program` owns."""
 
     name: str
     graph: Any
@@ -43,7 +43,7 @@ class CoreAIFunction:
 
     @cached_property
     def operations(self) -> list[Any]:
-        """All operations in order, those of nested regions after the operation that they belong to."""
+        """All operations in order; those of nested regions follow their parent."""
         return list(_nested(self.graph))
 
     @property
@@ -85,7 +85,7 @@ def _nested(operation: Any) -> Iterator[Any]:
 
 
 def _kind(operation: Any) -> str:
-    """An operation's name, without the dialect and without `broadcasting_`: `mul` for both forms of a product."""
+    """An operation's name without dialect and `broadcasting_`: `mul` for both forms of a product."""
     return str(operation.operation.name).rpartition(".")[2].removeprefix("broadcasting_")
 
 
@@ -102,7 +102,7 @@ def _producer(value: Any) -> Any | None:
 
 
 def _numbers(value: Any) -> list[float] | None:
-    """The elements of a small constant, one for a splat; None for a value that is computed."""
+    """The elements of a small constant (one for a splat); None for a computed value."""
     owner = _producer(value)
     if owner is None or _kind(owner) != "constant":
         return None
@@ -113,10 +113,10 @@ def _numbers(value: Any) -> list[float] | None:
 def read_program(path: Path) -> list[CoreAIFunction]:
     """The functions of the program at `path`, the default one first.
 
-    Raises InputError where Core AI's package is missing, and BundleError for a program that it cannot read.
+    Raises InputError if Core AI's package is not installed, and BundleError for an unreadable program.
     """
     try:
-        # It takes half a second to import, and may be absent.
+        # Takes half a second to import, and may be missing.
         authoring = importlib.import_module("coreai.authoring")
     except ImportError:
         raise InputError(f"linting a macos27 bundle needs Apple's Core AI: {INSTALL_CORE_AI}") from None
@@ -136,7 +136,7 @@ def read_program(path: Path) -> list[CoreAIFunction]:
 def _operations(
     found_in: Callable[[Any], str | None], expected: str
 ) -> Callable[[CoreAIFunction], Iterator[Violation]]:
-    """A check for operations. found_in: what is wrong with one, or nothing."""
+    """A check of each operation. found_in: describes its fault; None if there is none."""
 
     def check(function: CoreAIFunction) -> Iterator[Violation]:
         for operation in function.operations:
@@ -159,7 +159,7 @@ def _dynamic_shapes(function: CoreAIFunction) -> Iterator[Violation]:
 
 
 def _written(function: CoreAIFunction) -> Iterator[Any]:
-    """The operations that compute what is written into a state."""
+    """Operations whose results are written into a state."""
     for operation in function.operations:
         if _kind(operation) == "write_handle" and (source := _producer(operation.operands[1])) is not None:
             yield source
@@ -179,7 +179,7 @@ def _computed_begins(function: CoreAIFunction) -> Iterator[Violation]:
 
 
 def _unread_writes(function: CoreAIFunction) -> Iterator[Violation]:
-    """Between two writes to a state something other than the second one reads it: the GPU merges such chains."""
+    """Finds consecutive writes to a state without a read in between, which the GPU merges."""
     unread: set[Any] = set()
     for operation in function.operations:
         if _kind(operation) == "read_handle":
@@ -190,7 +190,7 @@ def _unread_writes(function: CoreAIFunction) -> Iterator[Violation]:
             state = operation.operands[0]
             if state in unread:
                 name = function.name_of(state)
-                yield Violation(name, "write_handle", f"a second write to {name}", "a read of the first one")
+                yield Violation(name, "write_handle", f"a second write to {name}", "a read in between")
             unread.add(state)
 
 
@@ -204,7 +204,7 @@ def _large_transposed_convolution(operation: Any) -> str | None:
 
 
 def _rounded_down(operation: Any) -> str | None:
-    """The converter makes divisions by 1, rounded down, of floor, ceil and trunc."""
+    """The converter lowers floor, ceil and trunc to floor divisions by 1."""
     if _kind(operation) == "floor_divide" and _numbers(operation.operands[1]) == [1.0]:
         return "x // 1"
     return _kind(operation) if _kind(operation) in _ROUNDED_DOWN else None
@@ -232,15 +232,15 @@ CORE_AI_RULES: tuple[Rule, ...] = (
     Rule(
         "computed-begin",
         _computed_begins,
-        "A small program that does so traps on the GPU of macOS 27.0, and the Neural Engine refuses it.",
+        "A small program with one traps on the GPU of macOS 27.0, and the Neural Engine rejects it.",
         ("apple/coreai-models 5", "apple/coreai-torch 6", f"{ZOO} coreai-beta-mpsgraph-kvwrite-bug.md"),
-        "a risk: three published apps write their caches so on the GPU: VoxCPM and Unlimited-OCR of "
+        "a risk: three published apps write their caches this way on the GPU: VoxCPM and Unlimited-OCR of "
         f"{ZOO}, and RahulRachuri/pocket-tts-swift (NOTES 11)",
     ),
     Rule(
         "unread-write",
         _unread_writes,
-        "The GPU drops all but one of such writes.",
+        "The GPU drops all but one of these writes.",
         (f"{ZOO} pipelined-engine.md",),
     ),
     Rule(
@@ -249,13 +249,13 @@ CORE_AI_RULES: tuple[Rule, ...] = (
             _large_transposed_convolution,
             f"a kernel below {SMALL_KERNEL} and a stride below {SMALL_STRIDE}",
         ),
-        "Larger ones are computed wrongly on the CPU.",
+        "The CPU computes larger ones wrongly.",
         (f"{ZOO} 18",),
     ),
     Rule(
         "rounding-down",
         _operations(_rounded_down, "2·x // 2"),
-        "The GPU returns the value as it is; a division of twice the value by 2 is right.",
+        "The GPU returns the value unrounded; floor-dividing twice the value by 2 is correct.",
         ("apple/coreai-torch 10",),
     ),
     Rule(

@@ -1,7 +1,7 @@
-"""One function of a package as the rules see it: its program, its declaration, and its shapes at each length.
+"""One function of a package for the rules: its program, its declaration, and its shapes at each length.
 
-The shapes are inferred by ONNX from the lowered graph and the lengths of the inputs, without any shape that coremltools
-has declared, so that a wrong declaration is found.
+ONNX infers the shapes from the lowered graph and the input lengths, ignoring all shapes that coremltools declared, so
+that wrong declarations are found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROGRAM = "program"
 
 
 class Violation(NamedTuple):
-    """What a rule found at one operation, and what it expects there."""
+    """What a rule found at an operation, and what it expects."""
 
     operation: str
     kind: str
@@ -51,7 +51,7 @@ class Function:
     """One function of a package, with the declaration of the step model that it computes.
 
     `parameters` are the inputs of the MIL function itself, including states; `program.inputs` and `program.states`
-    are those of the model's description. `is_first`: checks of the whole package run on this function.
+    are those of the model description. `is_first`: checks of the whole package run on this function.
     """
 
     name: str
@@ -120,12 +120,12 @@ class Function:
         return (self.program.read(data) if isinstance(data, Blob) else data).tolist()
 
     def shape(self, argument: Argument, length: Length) -> Shape:
-        """The shape of an argument at one length: inferred, or if that failed as declared."""
+        """The shape of an argument at one length: inferred, or declared if inference failed."""
         declared = self.type(argument).shape
         return length.shapes.get(argument, declared) if isinstance(argument, str) else declared
 
     def at(self, length: Length) -> str:
-        """Words that name a length, for a function that accepts several: ` with audio (1, 1, 7056)`."""
+        """A suffix for the length, if the function accepts several: ` with audio (1, 1, 7056)`."""
         return f" with {length.label}" if len(self.lengths) > 1 else ""
 
 
@@ -139,13 +139,13 @@ def read_function(
 
 
 def violation(operation: Operation, found: str, expected: str) -> Violation:
-    """A violation at an operation. One without a result, which writes a state, has the state's name."""
+    """A violation at an operation. One without a result, which writes a state, is named after the state."""
     names = [name for name, _ in operation.outputs] or list(_names(operation))
     return Violation(names[0], operation.kind, found, expected)
 
 
 def constants_of(operation: Operation) -> Iterator[Constant]:
-    """The constants that are given within an operation: a `const` operation's value, or inputs that have no name."""
+    """The constants inside an operation: a `const` operation's value, or unnamed inputs."""
     given = (
         *operation.attributes.values(),
         *(a for arguments in operation.inputs.values() for a in arguments),
@@ -154,12 +154,12 @@ def constants_of(operation: Operation) -> Iterator[Constant]:
 
 
 def shown(shape: Shape) -> str:
-    """A shape in words, with `?` for an axis of unknown length: `(1, ?, 64)`."""
+    """A shape as text, with `?` for an unknown axis: `(1, ?, 64)`."""
     return "(" + ", ".join("?" if axis is None else str(axis) for axis in shape) + ")"
 
 
 def agrees(declared: Shape, actual: Shape) -> bool:
-    """Whether two shapes have the same rank, and the same length on each axis where both are known."""
+    """Whether two shapes have the same rank, and equal lengths wherever both are known."""
     return len(declared) == len(actual) and all(
         a is None or b is None or a == b for a, b in zip(declared, actual, strict=True)
     )
@@ -169,7 +169,7 @@ def _names(operation: Operation) -> Iterator[str]:
     return (a for arguments in operation.inputs.values() for a in arguments if isinstance(a, str))
 
 
-# ONNX Runtime's own form of a product whose factors may be transposed; ONNX does not know it.
+# ONNX Runtime's own matrix product with transposed factors, which ONNX does not know.
 _FUSED_PRODUCT = "FusedMatMul"
 
 
@@ -212,7 +212,7 @@ def infer_lengths(program: Program, declared: StepModel) -> tuple[Length, ...]:
             )
             for i in pure.inputs
         ]
-        # Without outputs, whose declared shapes would inform the inference.
+        # Without outputs, whose declared shapes would influence the inference.
         model = helper.make_model(
             helper.make_graph(nodes, "main", inputs, [], weights),
             opset_imports=[helper.make_opsetid(*opset) for opset in OPSETS],
@@ -225,7 +225,7 @@ def infer_lengths(program: Program, declared: StepModel) -> tuple[Length, ...]:
 
 
 def _standard(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[NodeProto]:
-    """The nodes, with each product of transposed factors as transpositions and a product."""
+    """The nodes, with each fused product expanded to transposes and a product."""
     for node in nodes:
         if node.op_type != _FUSED_PRODUCT:
             yield node
@@ -234,7 +234,7 @@ def _standard(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[
         factors = list(node.input)
         for index, attribute in enumerate(("transA", "transB")):
             if attribute in transposed:
-                # A weight that no MIL value stands for is a matrix.
+                # A weight without a MIL value is a matrix.
                 *leading, rows, columns = range(ranks.get(factors[index], 2))
                 name, perm = f"{node.name}/{attribute}", [*leading, columns, rows]
                 yield helper.make_node("Transpose", [factors[index]], [name], name=name, perm=perm)
@@ -245,8 +245,8 @@ def _standard(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[
 def _inferred(model: ModelProto) -> tuple[dict[str, tuple[int, ...]], str]:
     """The complete shapes by ONNX name, and why the others could not be inferred."""
     failure = ""
-    # With data propagation ONNX follows sizes that are computed, but it takes every sum of integers for one, and
-    # refuses those of several axes. What does not fit fails without it, too.
+    # With data propagation ONNX follows computed sizes, but treats every integer sum as one, and rejects sums over
+    # several axes. Real mismatches fail without it, too.
     for propagated in (True, False):
         try:
             return _shapes(shape_inference.infer_shapes(model, strict_mode=True, data_prop=propagated)), ""

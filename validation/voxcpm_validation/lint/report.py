@@ -1,4 +1,4 @@
-"""The findings of a lint: as JSON, as lines, and as one short table of a bundle."""
+"""Lint findings as JSON, as lines, and as a table."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Finding(_Record):
     why: str
     sources: tuple[str, ...]
     accepted: str | None = None
-    """Why it is accepted in this package; None for a fault."""
+    """Why the finding is accepted in this package; None for a fault."""
 
 
 class PrecisionReport(_Record):
-    """What was checked in one precision, and what was found."""
+    """Checks and findings of one precision."""
 
     packages: int
     functions: int
@@ -64,7 +64,7 @@ class LintReport(_Record):
         return [finding for report in self.precisions.values() for finding in report.faults]
 
     def lines(self) -> Iterator[str]:
-        """A line for each precision, with the reasons to accept findings."""
+        """A line per precision, with the reasons for accepted findings."""
         for precision, report in self.precisions.items():
             count = len(report.faults)
             verdict = f"{count} finding{'s' * (count > 1)}" if count else "clean"

@@ -1,4 +1,4 @@
-"""The table of rules for Core ML: what is checked, what happens otherwise, and who reported it."""
+"""The table of rules for Core ML: what is checked, what happens otherwise, and the report of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .function import Violation
 
 @dataclass(frozen=True)
 class Rule:
-    """What every function of a package must respect."""
+    """A rule that every function of a package must follow."""
 
     name: str
     check: Callable[[Any], Iterator[Violation]]
@@ -31,31 +31,31 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "select",
         checks.selections,
-        "Core ML refuses to load a `select` whose operands it would have to broadcast.",
+        "Core ML fails to load a `select` that broadcasts its operands.",
         ("onnxsim/onnxsim 1399", "kasper0406/stablehlo-coreml 91"),
     ),
     Rule(
         "value-shaped",
         checks.value_shaped,
-        "Core ML refuses tensors that are shaped by a computed value; enumerated shapes are allowed.",
+        "Core ML rejects tensors whose shape is a computed value; enumerated shapes are allowed.",
         ("onnxsim/onnxsim 1430",),
     ),
     Rule(
         "rank",
         checks.ranks,
-        "The Neural Engine's compiler fails on graphs with more.",
+        "The Neural Engine's compiler fails on graphs with higher ranks.",
         ("FluidInference/FluidAudio 679",),
     ),
     Rule(
         "long-axis",
         checks.long_axes,
-        "The Neural Engine refuses longer ones.",
+        "The Neural Engine rejects longer axes.",
         ("FluidInference/FluidAudio 121", "FluidInference/mobius 61"),
     ),
     Rule(
         "declared-shape",
         checks.declared_shapes,
-        "coremltools declares some results with a shape that they do not have, and Core ML plans with it.",
+        "coremltools declares wrong shapes for some results, and Core ML plans with them.",
         ("onnxsim/onnxsim 1399",),
     ),
     Rule(
@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "state-size",
         checks.state_sizes,
-        "The Neural Engine fails on other states.",
+        "The Neural Engine fails on states of other sizes.",
         ("apple/coremltools 2631",),
     ),
     Rule(
@@ -81,19 +81,19 @@ RULES: tuple[Rule, ...] = (
         checks.blockwise_scales,
         "On macOS 26 loading such weights for the Neural Engine aborted the process.",
         ("apple/coremltools 2688",),
-        "a risk on macOS 26: the report is about palettes, and coremltools writes int8 and int4 for macOS 15 so",
+        "a risk on macOS 26: the report is about palettes, but coremltools' int8 and int4 for macOS 15 look the same",
         lambda function: function.precision in ("int8", "int4"),
     ),
     Rule(
         "scatter-into-state",
         checks.scatters_into_states,
-        "The Neural Engine's compiler refuses `scatter` into a cache, whatever its precision and rank.",
+        "The Neural Engine's compiler rejects `scatter` into a cache of any precision and rank.",
         ("FluidInference/mobius 67", "FluidInference/FluidAudio 679"),
     ),
     Rule(
         "float32",
         checks.float32_arithmetic,
-        "The Neural Engine has no fp32, so each such operation leaves it.",
+        "The Neural Engine has no fp32, so such operations run elsewhere.",
         ("FluidInference/mobius 67", "john-rocky/coreai-model-zoo 36"),
     ),
     Rule(
@@ -105,13 +105,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cropped-convolution",
         checks.cropped_convolutions,
-        "Such slices leave the GPU on an iPhone.",
+        "Such slices do not run on an iPhone's GPU.",
         ("apple/coremltools 2550",),
     ),
     Rule(
         "padded-convolution",
         checks.padded_convolutions,
-        "Otherwise results on the CPU differ from those elsewhere.",
+        "Otherwise the CPU's results differ from those of other units.",
         ("microsoft/onnxruntime 21416", "apple/coremltools 2281", "apple/coremltools 2324"),
     ),
     Rule(

@@ -1,1 +1,1 @@
-"""A listening test by machine: a recogniser and a speaker encoder judge unseen sentences."""
+"""An automated listening test: a speech recogniser and a speaker encoder judge unseen texts."""

@@ -26,22 +26,22 @@ def listen(
         str | None, typer.Argument(help="Bundle of an English voice. Default: the built-in voice.")
     ] = None,
     prose: Annotated[
-        bool, typer.Option("--prose", help="Read prose of three kinds, zero-shot and in a voice.")
+        bool, typer.Option("--prose", help="Read three kinds of prose, zero-shot and as a continuation.")
     ] = False,
     short_texts: Annotated[
         bool, typer.Option("--short-texts", help="Read 20 texts of one or two words.")
     ] = False,
     narration: Annotated[
-        bool, typer.Option("--narration", help="Narrate a story, and measure it minute by minute.")
+        bool, typer.Option("--narration", help="Narrate a story, measured minute by minute.")
     ] = False,
     short_sentences: Annotated[
         bool,
-        typer.Option("--short-sentences", help="Read 50 sentences; the default part."),
+        typer.Option("--short-sentences", help="Read 50 sentences. The default."),
     ] = False,
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="The bundle's checkpoint, to test upstream's PyTorch code too, with the same noise "
+            help="The bundle's checkpoint, to also test upstream's PyTorch code with the same noise "
             "(except for the narration)."
         ),
     ] = None,
@@ -50,21 +50,21 @@ def listen(
         typer.Option(help="Precision to test; repeat for several, or `none`. Default: all of the bundle's."),
     ] = None,
     sentences: Annotated[
-        int | None, typer.Option(help="Number of short sentences, from the first. Default: all.", min=1)
+        int | None, typer.Option(help="Number of short sentences to read. Default: all.", min=1)
     ] = None,
     words: Annotated[
-        int | None, typer.Option(help="Words of each kind of prose. Default: all, about 760.", min=1)
+        int | None, typer.Option(help="Words per kind of prose. Default: all, about 760.", min=1)
     ] = None,
     upstream_words: Annotated[
-        int | None, typer.Option(help="Likewise for upstream, which is slower. Default: as --words.", min=1)
+        int | None, typer.Option(help="The same for upstream, which is slower. Default: --words.", min=1)
     ] = None,
     minutes: Annotated[float, typer.Option(help="Length of the narration in minutes.", min=1, max=30)] = 30,
     seed: Annotated[
-        int, typer.Option(help="Seed of a part's first text; each next one has the next seed.", min=0)
+        int, typer.Option(help="Seed of a part's first text; it increases by one per text.", min=0)
     ] = 0,
     recogniser: Annotated[
         Path | None,
-        typer.Option(help="Folder of a Whisper in CTranslate2's format. Default: Whisper tiny.en."),
+        typer.Option(help="Folder of a Whisper model in CTranslate2 format. Default: tiny.en."),
     ] = None,
     report: Annotated[
         Path | None,
@@ -75,11 +75,11 @@ def listen(
         typer.Option(help="A saved listening.json to show or merge; repeatable."),
     ] = None,
 ) -> None:
-    """Test speech with a recogniser: word errors, length, cuts, repetitions, likeness, pace and loudness."""
+    """Test speech with a recogniser: word errors, length, cuts, repetitions, similarity, pace and level."""
     if report is not None:
         inputs = (bundle, checkpoint, recogniser, *(saved or ()))
         report_folder(report, ("listening.json",), inputs)
-    # The recogniser and PyTorch: `--help` works without the extra.
+    # Imports the recogniser and PyTorch; `--help` works without the extra.
     from voxcpm_validation.listening.hearing import Listener
     from voxcpm_validation.listening.parts import Extent, Report, listen, tables
     from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
@@ -124,6 +124,4 @@ def _read(path: Path) -> Report:
         return Report.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(
-            f"{path}: expected a listening.json of this version of `listen` ({reason})"
-        ) from None
+        raise InputError(f"{path}: expected a listening.json of this release ({reason})") from None

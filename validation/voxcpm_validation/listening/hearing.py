@@ -1,4 +1,4 @@
-"""A text as a voice reads it, and each of its segments as a recogniser and a speaker encoder hear it."""
+"""Readings of a text, and what a recogniser and a speaker encoder measure in each segment."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SpokenSegment(NamedTuple):
     """One utterance of a reading."""
 
     written: str
-    """The segment as it stands in the text."""
+    """The segment as written in the text."""
     said: str
-    """The segment in the words that the voice was given."""
+    """The segment in the words that the voice got."""
     audio: Floats
     """(samples,)"""
     pause: float = 0.0
@@ -40,7 +40,7 @@ class SpokenSegment(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A text as one system reads it."""
+    """One system's reading of a text."""
 
     segments: Sequence[SpokenSegment]
     sample_rate: int
@@ -48,7 +48,7 @@ class Reading(NamedTuple):
 
 
 Speak = Callable[[str, "PromptVoice | None", int, "float | None"], Reading]
-"""A system under test: (text, voice, seed, seconds) → a reading that continues the voice's prompt, or is zero-shot for
+"""A system under test: (text, voice, seed, seconds) → a reading that continues the voice's prompt, or zero-shot for
 None. It stops after the first segment that ends later than `seconds`, if given."""
 
 
@@ -68,18 +68,18 @@ class TranscribedSegment(BaseModel):
     ends_abruptly: bool
     """Whether the last 30 ms are not quiet."""
     level: float
-    """Level of the speech without its pauses, in dB relative to full scale."""
+    """Level of the speech without its pauses, in dBFS."""
     embedding: tuple[float, ...] = Field(default=(), exclude=True)
-    """Speaker embedding of length 1; empty in a saved report."""
+    """Unit-length speaker embedding; empty in a saved report."""
 
     @property
     def letters(self) -> int:
-        """Number of letters and digits that were said."""
+        """Number of letters and digits said."""
         return sum(char.isalnum() for char in self.said)
 
     @property
     def words(self) -> int:
-        """Number of words that were said."""
+        """Number of words said."""
         return len(self.said.split())
 
 
@@ -92,11 +92,11 @@ class Case(NamedTuple):
     texts: Mapping[str, str]
     """The texts by name."""
     seconds: float | None = None
-    """Where the reading of each text stops; None for its end."""
+    """Seconds after which each reading stops; None for the whole text."""
 
 
 class HeardCase(NamedTuple):
-    """The segments heard of each text of a case."""
+    """The transcribed segments of each text of a case."""
 
     system: str
     case: Case
@@ -144,7 +144,7 @@ class Listener:
 
 
 def speech_level(audio: Floats, sample_rate: int) -> float:
-    """The root mean square, in dB relative to full scale, of the 20 ms frames within 30 dB of the loudest one."""
+    """RMS level in dBFS of the 20 ms frames within 30 dB of the loudest one."""
     size = int(_FRAME_SECONDS * sample_rate)
     frames = audio[: len(audio) // size * size].reshape(-1, size)
     power = np.mean(frames.astype(np.float64) ** 2, axis=1) if len(frames) else np.zeros(1)

@@ -15,7 +15,7 @@ _MATERIAL = files("voxcpm_validation") / "listening_test"
 
 
 class PromptVoice(BaseModel):
-    """A prompt, and the time that its speaker takes for each sentence."""
+    """A prompt, and its speaker's duration of each sentence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,7 +24,7 @@ class PromptVoice(BaseModel):
     """File name of the prompt."""
     transcript: str
     natural_seconds: tuple[float, ...] = ()
-    """Duration of each sentence as the speaker says it; empty if unknown."""
+    """Seconds that the speaker takes for each sentence; empty if unknown."""
     continued: bool
     """Whether the prompt is continued; otherwise clones are only compared with it."""
     unheard: bool = False
@@ -55,12 +55,12 @@ def short_texts() -> list[str]:
 
 
 def prose(words: int | None = None) -> dict[str, str]:
-    """The text of each kind of prose: all, or its first sentences until they have `words` words."""
+    """The text of each kind of prose: all, or its first sentences, up to at least `words` words."""
     return {kind: _beginning(_text(kind), words) for kind in ("licence", "story", "article")}
 
 
 def narration(words: int | None = None) -> str:
-    """A story of more than half an hour, or its beginning likewise."""
+    """A story of more than half an hour, or its beginning as in `prose`."""
     return _beginning(_text("narration"), words)
 
 

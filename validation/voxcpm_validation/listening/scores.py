@@ -1,4 +1,4 @@
-"""The scores of each part of the listening test: sentences, prose, short texts and a narration."""
+"""Scores of each part of the listening test: sentences, prose, short texts and a narration."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from voxcpm_validation.listening.material import PromptVoice
 from voxcpm_validation.listening.recognition import is_repeated, lost_words, normalized, word_errors
 
 LONG, SHORT = 1.4, 0.6
-"""A segment whose length divided by its natural length is not between these is suspicious."""
+"""A segment is suspicious if the ratio of its length to its natural length is not between these."""
 LOST_WORDS = 3
-"""A segment counts as cut if this many words in a row are missing."""
+"""A segment counts as cut if this many consecutive words are missing."""
 _NATURAL = 0.15
 _RUNAWAY = 2.0
 _MIN_SECONDS = 30.0
 
-# Words that sound the same without a sentence around them, in the recogniser's normal form, where numbers are digits.
+# Homophones that context would distinguish, in the recogniser's normal form, where numbers are digits.
 _SOUNDS_LIKE = {
     "to": "2", "too": "2", "for": "4", "ate": "8", "won": "1", "by": "bye", "buy": "bye", "know": "no", "y": "why",
     "knot": "not", "whose": "who is", "their": "there", "coarse": "course", "knight": "night",
@@ -33,7 +33,7 @@ NaturalSeconds = Callable[[int], float]
 
 
 def _column(heading: str, form: str = "{}", **field: Any) -> Any:
-    """A field that `tables` shows under this heading."""
+    """A field that `tables` shows with this heading."""
     return Field(title=heading, json_schema_extra={"form": form}, **field)
 
 
@@ -42,7 +42,7 @@ class _Record(BaseModel):
 
 
 class CaseScores(_Record):
-    """What the scores of all parts have."""
+    """Fields common to the scores of all parts."""
 
     system: str
     case: str = _column("case")
@@ -54,19 +54,19 @@ class SentenceScores(CaseScores):
     sentences: int
     word_error_rate: float = _column("WER", "{:.1%}")
     length_ratio: float | None = _column("length", "{:.2f}", default=None)
-    """Total length divided by the natural one; for zero-shot speech, by the mean of the continued voices'.
+    """Ratio of total length to natural length; for zero-shot speech, to the mean of the continued voices'.
 
-    None if the speaker's own lengths are unknown, as are the three figures that follow.
+    None if the speaker's own lengths are unknown, like the next three figures.
     """
     within_natural: float | None = _column("within 15 %", "{:.0%}", default=None)
     """Share of sentences whose length is within 15 % of natural."""
     longest_ratio: float | None = _column("longest", "{:.2f}", default=None)
-    """Largest length of a sentence divided by its natural one."""
+    """Largest ratio of a sentence's length to its natural length."""
     runaways: int | None = None
     """Number of sentences more than twice as long as natural."""
     cut_ends: int = _column("cut ends")
-    tried_again: int = _column("again")
-    similarity: float | None = _column("likeness", "{:.2f}", default=None)
+    tried_again: int = _column("retried")
+    similarity: float | None = _column("similarity", "{:.2f}", default=None)
     """Mean cosine similarity to the prompt's voice."""
     other_similarity: float | None = _column("others'", "{:.2f}", default=None)
     """Mean cosine similarity to the most similar of the other voices."""
@@ -78,10 +78,10 @@ class SentenceScores(CaseScores):
 def sentence_scores(heard: HeardCase, listener: Listener, _: object = None) -> Iterator[SentenceScores]:
     """The scores of a case of short sentences."""
     segments, voice = heard.segments, heard.case.voice
-    asked = [voice] if voice else [v for v in listener.voices if v.continued and v.natural_seconds]
+    compared = [voice] if voice else [v for v in listener.voices if v.continued and v.natural_seconds]
     figures: dict[str, Any] = {}
-    if all(v.natural_seconds for v in asked):
-        natural = np.mean([v.natural_seconds[: len(segments)] for v in asked], axis=0)
+    if all(v.natural_seconds for v in compared):
+        natural = np.mean([v.natural_seconds[: len(segments)] for v in compared], axis=0)
         seconds = np.array([segment.seconds for segment in segments])
         ratios = seconds / natural
         figures = {
@@ -91,7 +91,7 @@ def sentence_scores(heard: HeardCase, listener: Listener, _: object = None) -> I
             "runaways": int(np.sum(ratios > _RUNAWAY)),
         }
     if voice:
-        figures |= _likeness(voice, segments, listener)
+        figures |= _similarities(voice, segments, listener)
     yield SentenceScores(
         system=heard.system,
         case=heard.case.name,
@@ -104,7 +104,7 @@ def sentence_scores(heard: HeardCase, listener: Listener, _: object = None) -> I
     )
 
 
-def _likeness(
+def _similarities(
     voice: PromptVoice, segments: Sequence[TranscribedSegment], listener: Listener
 ) -> dict[str, float]:
     clones = np.array([segment.embedding for segment in segments])
@@ -118,13 +118,13 @@ def _likeness(
 
 
 class ProseSegment(_Record):
-    """A segment with the figures that depend on its text."""
+    """A segment with its text-dependent figures."""
 
     heard: TranscribedSegment
     length_ratio: float
-    """Length divided by the natural one."""
+    """Ratio of length to natural length."""
     lost: int
-    """Largest number of words in a row that are missing."""
+    """Longest run of missing words."""
     repeated: bool
 
 
@@ -134,24 +134,24 @@ class ProseScores(CaseScores):
     kind: str = _column("text")
     words: int = _column("words")
     word_error_rate: float = _column("WER", "{:.1%}")
-    """Errors relative to the words that the voice was given, in which numbers are words."""
+    """Errors relative to the words that the voice got, with numbers spelled out."""
     written_word_error_rate: float = _column("written", "{:.1%}")
-    """Errors relative to the text as it is written."""
+    """Errors relative to the text as written."""
     length_ratio: float = _column("length", "{:.2f}")
     longest_ratio: float = _column("longest", "{:.2f}")
     long: int = _column("> 1.4")
     """Number of segments longer than 1.4 times natural, after all attempts."""
-    long_untried: int = _column("untried")
-    """Those of them that were not tried again."""
+    long_untried: int = _column("not retried")
+    """Those of them that were not retried."""
     cut: int = _column("cut")
-    """Number of segments shorter than 0.6 times natural, or with three words in a row missing."""
+    """Number of segments shorter than 0.6 times natural, or with three consecutive words missing."""
     repeated: int = _column("repeated")
-    """Number of segments with three words in a row that are heard more often than asked."""
-    tried_again: int = _column("again")
+    """Number of segments with three consecutive words heard more often than they occur."""
+    tried_again: int = _column("retried")
     suspicious: int = _column("reported")
-    """Number of segments whose last attempt the runtime itself reports as bad."""
+    """Number of segments whose last attempt the runtime reports as bad."""
     words_per_minute: float = _column("w/min", "{:.0f}")
-    similarity: float | None = _column("likeness", "{:.2f}", default=None)
+    similarity: float | None = _column("similarity", "{:.2f}", default=None)
     """Mean cosine similarity to the prompt's voice."""
     segments: tuple[ProseSegment, ...]
 
@@ -161,7 +161,7 @@ def prose_scores(
 ) -> Iterator[ProseScores]:
     """The scores of each text of a case of prose, then of all its texts.
 
-    natural: by default the median time of a letter in the case.
+    natural: Default: the median seconds per letter in the case.
     """
     natural = natural or _median_pace(heard.segments)
     own = listener.gallery[heard.case.voice.name] if heard.case.voice else None
@@ -209,8 +209,8 @@ class ShortTextScores(CaseScores):
     understood: int = _column("understood")
     """Number of texts whose transcript sounds the same."""
     misunderstood: tuple[tuple[str, str], ...]
-    """The other texts, each with its transcript."""
-    tried_again: int = _column("again")
+    """The other texts, with their transcripts."""
+    tried_again: int = _column("retried")
     longest_seconds: float = _column("longest, s", "{:.2f}")
 
 
@@ -230,7 +230,7 @@ def short_text_scores(heard: HeardCase, *_: object) -> Iterator[ShortTextScores]
 
 
 def is_understood(text: str, heard: str) -> bool:
-    """Whether the transcript sounds like the text, word by word; spaces do not count ("good night", "goodnight")."""
+    """Whether the transcript sounds like the text, word by word; spaces are ignored ("good night", "goodnight")."""
 
     def sound(words: str) -> str:
         return "".join(_SOUNDS_LIKE.get(word, word) for word in normalized(words).split()).replace(" ", "")
@@ -239,12 +239,12 @@ def is_understood(text: str, heard: str) -> bool:
 
 
 class Minute(_Record):
-    """One minute of a narration: the segments whose middle lies in it."""
+    """One minute of a narration: the segments whose midpoint is in it."""
 
     minute: int = _column("minute")
     word_error_rate: float = _column("WER", "{:.1%}")
     words_per_minute: float = _column("w/min", "{:.0f}")
-    """Words said in a minute of the narration, pauses included."""
+    """Words per minute, including pauses."""
     level: float = _column("level", "{:.1f} dB")
     """Level of the speech without its pauses, in dB relative to full scale."""
     similarity: float = _column("likeness", "{:.2f}")
@@ -254,8 +254,8 @@ class Minute(_Record):
 class NarrationScores(CaseScores):
     """Scores over a long narration.
 
-    A drift is the change from end to end of a line through the minutes, a spread the largest departure of a minute from
-    their mean. Those of the pace are relative to the mean words per minute, those of the level are in dB.
+    A drift is the end-to-end change of a linear fit over the minutes, a spread the largest deviation of a minute from
+    the mean. Those of the pace are relative to the mean words per minute, those of the level are in dB.
     """
 
     words: int = _column("words")
@@ -264,9 +264,9 @@ class NarrationScores(CaseScores):
     pace_spread: float = _column("pace spread", "{:.1%}")
     level_drift: float = _column("level drift", "{:.1f} dB")
     level_spread: float = _column("level spread", "{:.1f} dB")
-    min_similarity: float = _column("least likeness", "{:.2f}")
-    """Smallest similarity of a minute's voice to that of the first."""
-    tried_again: int = _column("again")
+    min_similarity: float = _column("min similarity", "{:.2f}")
+    """Minimum similarity of a minute's voice to that of the first."""
+    tried_again: int = _column("retried")
     suspicious: int = _column("reported")
     minutes: tuple[Minute, ...]
     segments: tuple[TranscribedSegment, ...]

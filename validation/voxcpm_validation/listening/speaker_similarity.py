@@ -1,7 +1,7 @@
 """Similarity of two voices: the cosine of speaker embeddings (generalised end-to-end loss, Wan et al. 2018).
 
 The trained network is in the wheel `Resemblyzer` (Apache-2.0). Its code is not used: for one spectrogram it needs
-librosa with numba, and a voice activity detector that has to be compiled.
+librosa with numba, and a voice activity detector that must be compiled.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SpeakerEncoder(torch.nn.Module):
 
     @torch.inference_mode()
     def embed(self, audio: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.float32]:
-        """Speaker embedding (256,) of audio (samples,), with length 1.
+        """Unit-length speaker embedding (256,) of audio (samples,).
 
-        It is the mean over windows of 1.6 s that overlap by half.
+        The mean over windows of 1.6 s that overlap by half.
         """
         mel = _mel_power(_at_level(resample(audio, sample_rate, _RATE)))
         mel = np.pad(mel, ((0, max(0, _PARTIAL_FRAMES - len(mel))), (0, 0)))
@@ -59,7 +59,7 @@ def _weights() -> Path:
 
 
 def _at_level(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Audio at the level that the network was trained with."""
+    """Scale audio to the level that the network was trained with."""
     rms = float(np.sqrt(np.mean(audio**2))) or 1.0
     return audio * np.float32(10 ** (_LEVEL_DBFS / 20) / rms)
 

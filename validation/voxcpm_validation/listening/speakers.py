@@ -1,4 +1,4 @@
-"""The speakers of a listening test: upstream's PyTorch code, and a bundle in one precision."""
+"""Systems under test: upstream's PyTorch code, and a bundle in one precision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAUSE = GenerationOptions().paragraph_pause
 
 
 def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
-    """A speaker from a bundle on this machine's backend. Raises what opening a bundle raises."""
+    """A speaker that uses a bundle on this machine's backend. Raises the same as opening a bundle."""
     # One thread: these step models are too small for more, and the recogniser runs at the same time.
     tts = VoxCPM.from_bundle(bundle, precision, threads=1 if choose_backend("auto") == "portable" else None)
 
@@ -42,7 +42,7 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
 
         planned = tts.plan(text, *_prompt(voice), seed=seed, progress=watch, cancel=enough, keep_partial=True)
         with warnings.catch_warnings():
-            # What they say is in the result.
+            # The result has the same information.
             warnings.simplefilter("ignore", UserWarning)
             speech = tts.speak_plan(planned)
         whole = speech.segments[:-1] if speech.cancelled and len(speech.segments) > 1 else speech.segments
@@ -63,9 +63,9 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
 
 
 def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
-    """A speaker from upstream's model in float32, with the noise that a bundle gets for the same seed.
+    """A speaker that uses upstream's model in float32, with the noise that a bundle gets for the same seed.
 
-    Upstream does not split long texts: it speaks the segments that the runtime would speak with this bundle, each as a
+    Upstream does not split long texts, so it speaks the segments that the runtime plans with this bundle, each as a
     continuation of the same prompt, or of its own first segments. One attempt each, and always to the end.
     """
     model = load_upstream(checkpoint)
@@ -90,7 +90,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
 
 
 def _prompt(voice: PromptVoice | None) -> tuple[Any, str | None]:
-    """The recording and transcript that a voice's prompt is for the runtime."""
+    """A voice's prompt as the runtime's recording and transcript."""
     return (None, None) if voice is None else (prompt_clip(voice), voice.transcript)
 
 
@@ -102,7 +102,7 @@ def _voice_cache(model: Any, voice: PromptVoice, planned: Plan) -> Any:
 
 
 def _said(planned: Plan, segment: PlannedSegment) -> str:
-    """The words that the voice gets for a segment."""
+    """The words of a segment as given to the voice."""
     return spelled(segment.transcript.strip(), planned.bundle.tokenizer)
 
 
@@ -112,6 +112,6 @@ def _as_prompt(planned: Plan, transcript: str) -> str:
 
 
 def natural_seconds(bundle: str | Path) -> NaturalSeconds | None:
-    """The natural length of speech by the bundle's own figures; None if its checkpoint has none."""
+    """The natural length of speech from the bundle's own profile; None if it has none."""
     profile = Manifest.read(Path(bundle)).speech
     return None if profile is None else profile.expected_seconds
