@@ -16,7 +16,7 @@ from voxcpm_runtime.backends.step_function import Floats, StepFunction
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import Case, Spoken, cases, speak_upstream
+from voxcpm_validation.end_to_end import Case, SpokenCase, cases, speak_upstream
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.reference import RecordedCall, record_reference
 from voxcpm_validation.step_agreement import StepAgreement, measure_step
@@ -84,7 +84,7 @@ def beside_torch(
     return calls
 
 
-def spoken(tts: VoxCPM, case: Case) -> Spoken:
+def spoken(tts: VoxCPM, case: Case) -> SpokenCase:
     speech = tts.speak(
         case.text,
         case.prompt_wav,
@@ -96,7 +96,7 @@ def spoken(tts: VoxCPM, case: Case) -> Spoken:
         max_len=case.max_len,
         segment_tokens=SEGMENT_TOKENS,
     )
-    return Spoken(speech.audio, speech.latents)
+    return SpokenCase(speech.audio, speech.latents)
 
 
 def check_utterances(model: Any, core_ai: VoxCPM, portable: VoxCPM, text: str = TEXT) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import agreement
-from voxcpm_validation.upstream import load_upstream, recorded_noise
+from voxcpm_validation.upstream import load_upstream, use_noise
 
 TURNS = ("the you and ", "the world and you. ", "you and the world")
 KEPT = {"min_len": 6, "max_len": 6}
@@ -40,7 +40,7 @@ def test_a_dialogue_is_upstreams(
 
     for seed, text in enumerate(TURNS):
         speech = tts.speak(text, voice=voice, rng=np.random.default_rng(seed), retry_badcase=False, **KEPT)
-        with recorded_noise(np.random.default_rng(seed)):
+        with use_noise(np.random.default_rng(seed)):
             _, _, features = model.generate_with_prompt_cache(text, cache, **KEPT)
         # VoxCPM 0.5B and 1.5 return patches of the prompt with the generated ones: see `upstream_generate`.
         generated = features.float().numpy().reshape(-1, model.patch_size, model.feat_dim)[-KEPT["max_len"] :]

@@ -13,13 +13,13 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.commands import cli
 from voxcpm_validation.listening.hearing import (
     Case,
-    HeardCase,
     Listener,
+    TranscribedCase,
     TranscribedSegment,
 )
 from voxcpm_validation.listening.material import prompt_clip, prompt_voices
 from voxcpm_validation.listening.parts import Extent, Report, listen, tables
-from voxcpm_validation.listening.recognition import WordErrors, is_repeated, lost_words, word_errors
+from voxcpm_validation.listening.recognition import WordErrors, is_repeated, longest_lost_run, word_errors
 from voxcpm_validation.listening.scores import (
     narration_scores,
     prose_scores,
@@ -55,8 +55,8 @@ def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> 
     return TranscribedSegment(said=said, heard=transcript, seconds=seconds, **fields)
 
 
-def heard_case(*segments: TranscribedSegment) -> HeardCase:
-    return HeardCase("system", Case("zero-shot", None, {}), {"story": segments})
+def heard_case(*segments: TranscribedSegment) -> TranscribedCase:
+    return TranscribedCase("system", Case("zero-shot", None, {}), {"story": segments})
 
 
 def test_word_errors_count_words_not_spelling_or_brackets() -> None:
@@ -64,14 +64,14 @@ def test_word_errors_count_words_not_spelling_or_brackets() -> None:
     assert word_errors(["one bird sang loudly today"], ["one word sang today now"]) == WordErrors(3, 5)
     said, everything = "the work (or a [part] of it) is <free>", "the work or a part of it is free"
     assert word_errors([said], [everything]) == WordErrors(0, 9)
-    assert lost_words(said, "the work is free") == 5
+    assert longest_lost_run(said, "the work is free") == 5
 
 
 def test_lost_and_repeated_words_are_told_from_wrong_ones() -> None:
     said = "the old man went down to the sea again to look for his boat"
 
-    assert lost_words(said, "The old man went again to look for his boat.") == 4
-    assert lost_words(said, "The old man went town to a sea again to look for this boat.") == 0
+    assert longest_lost_run(said, "The old man went again to look for his boat.") == 4
+    assert longest_lost_run(said, "The old man went town to a sea again to look for this boat.") == 0
     assert is_repeated(said, f"{said} for his boat")
     assert not is_repeated(said, said)
     # The text itself says it twice.
@@ -93,7 +93,7 @@ def test_prose_scores_find_what_is_long_cut_and_repeated() -> None:
     # Five segments are half like the prompt, and the last one is like it.
     gallery = {voice.name: np.array([0.5, 1.0])}
     segments[-1] = segments[-1].model_copy(update={"embedding": (0.0, 1.0)})
-    case = HeardCase("system", Case("continuation", voice, {}), {"story": segments})
+    case = TranscribedCase("system", Case("continuation", voice, {}), {"story": segments})
 
     # 37 letters: 3.7 s.
     listener = Listener(None, None, [voice], gallery)
@@ -162,7 +162,7 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
     segments = [heard("one", "One."), heard("two", "too", 2.5, embedding=(0.0, 1.0), ends_abruptly=True)]
 
     def scored(voice):
-        case = HeardCase("s", Case("continuation", voice, {}), {"1": segments[:1], "2": segments[1:]})
+        case = TranscribedCase("s", Case("continuation", voice, {}), {"1": segments[:1], "2": segments[1:]})
         (scores,) = sentence_scores(case, Listener(None, None, [voice], gallery))
         return scores
 

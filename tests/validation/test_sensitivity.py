@@ -13,7 +13,7 @@ import pytest
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, EndToEnd, SpokenCase, compare_speech, speak_upstream
 from voxcpm_validation.measures import Agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.sensitivity import Sensitivity, measure_sensitivity
@@ -28,7 +28,7 @@ class Judged:
 
     bundle: Path
     cases: list[Case]
-    expected: list[Spoken]
+    expected: list[SpokenCase]
     sensitivity: tuple[Sensitivity, ...]
 
     def failures(self, precision: str, defect: Callable[[VoxCPM], None] = lambda tts: None) -> list[str]:

@@ -19,7 +19,7 @@ from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
-from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, EndToEnd, SpokenCase, cases, compare_speech, speak_upstream
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.sensitivity import Sensitivity
@@ -171,7 +171,7 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module")
-def said_by_upstream() -> list[tuple[Case, Spoken]]:
+def said_by_upstream() -> list[tuple[Case, SpokenCase]]:
     model = load_upstream(DEFAULT_CHECKPOINT)
     cases_ = [Case("zero-shot", sentence, seed) for seed, sentence in enumerate(SENTENCES)]
     return [(case, speak_upstream(model, case)) for case in cases_]
@@ -179,7 +179,7 @@ def said_by_upstream() -> list[tuple[Case, Spoken]]:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_says_what_upstream_says(
-    speaking_bundle: Path, said_by_upstream: list[tuple[Case, Spoken]], precision: str
+    speaking_bundle: Path, said_by_upstream: list[tuple[Case, SpokenCase]], precision: str
 ) -> None:
     tts = VoxCPM.from_bundle(speaking_bundle, precision=precision)
     waveforms, forced, medians, moved = [], [], [], []

@@ -49,8 +49,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """Upstream's speech: audio (samples,) at the model's output rate, and latents (patches, frames, latent_dim)."""
+class SpokenCase:
+    """The speech of a case: audio (samples,) at the model's output rate, and latents (patches, frames, latent_dim)."""
 
     audio: Floats
     latents: Floats
@@ -82,7 +82,7 @@ def cases(
     seed: int,
     prompt_wav: Path | None = None,
     prompt_text: str | None = None,
-    speak: Callable[[Case], Spoken] | None = None,
+    speak: Callable[[Case], SpokenCase] | None = None,
 ) -> Iterator[list[Case]]:
     """Yield the cases that the model's generation supports, each of `patches` patches.
 
@@ -96,11 +96,11 @@ def cases(
             prompt_wav, prompt_text = Path(folder) / "prompt.wav", prompt_text or text
             prompt = speak(zero_shot) if speak else speak_upstream(model, zero_shot)
             soundfile.write(prompt_wav, prompt.audio, int(model.sample_rate), subtype="FLOAT")
-        spoken = [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
+        supported = [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
         if traits_of(model).takes_reference:
             reference: dict[str, Any] = {"patches": patches, "reference_wav": prompt_wav}
             styled = controlled(text, _CONTROL)
-            spoken += [
+            supported += [
                 Case("reference", text, seed + 2, **reference),
                 Case("reference and continuation", text, seed + 3, prompt_wav, prompt_text, **reference),
                 Case("voice design", styled, seed + 4, patches=patches),
@@ -108,22 +108,22 @@ def cases(
             ]
         # If the caller drops upstream's model, this context must not keep it alive.
         del model, speak
-        yield spoken
+        yield supported
 
 
-def speak_upstream(model: Any, case: Case) -> Spoken:
+def speak_upstream(model: Any, case: Case) -> SpokenCase:
     """Speak a case with upstream's model and the noise of the case's seed."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         name: getattr(case, name)
         for name in ("prompt_wav", "prompt_text", "reference_wav", "min_len", "max_len")
     }
     rng = np.random.default_rng(case.seed)
-    return Spoken(*upstream_generate(model, case.text, rng=rng, **given))
+    return SpokenCase(*upstream_generate(model, case.text, rng=rng, **arguments))
 
 
-def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
+def compare_speech(tts: VoxCPM, case: Case, upstream: SpokenCase) -> EndToEnd:
     """Speak a case with upstream's noise, first free-running, then teacher-forced with upstream's patches."""
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "prompt_wav_path": case.prompt_wav,
         "prompt_text": case.prompt_text,
         "reference_wav_path": case.reference_wav,
@@ -133,20 +133,20 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         # As a single utterance, like upstream.
         "segment_tokens": SEGMENT_TOKENS,
     }
-    speech = tts.speak(case.text, rng=np.random.default_rng(case.seed), **asked)
+    speech = tts.speak(case.text, rng=np.random.default_rng(case.seed), **arguments)
     shared = min(len(speech.latents), len(upstream.latents))
     samples = min(len(speech.audio), len(upstream.audio))
-    plan, driver = tts.plan(case.text, **asked), tts.driver
-    fed = utterance(plan, 0, plan.segments[0], plan.encoded_voice(driver))
+    plan, driver = tts.plan(case.text, **arguments), tts.driver
+    planned = utterance(plan, 0, plan.segments[0], plan.encoded_voice(driver))
     forced = driver.generate_patches(
-        driver.prefill(fed.sequence),
+        driver.prefill(planned.sequence),
         plan.options,
         np.random.default_rng(case.seed),
-        fed.limit,
+        planned.limit,
         teacher=list(upstream.latents),
     )
     pairs = zip((patch.latents for patch in forced), upstream.latents, strict=False)
-    matching = [agreement(*pair).correlation for pair in pairs]
+    correlations = [agreement(*pair).correlation for pair in pairs]
     return EndToEnd(
         case=case.name,
         precision=tts.bundle.precision,
@@ -154,6 +154,6 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         upstream_patches=len(upstream.latents),
         free_running_latents=agreement(speech.latents[:shared], upstream.latents[:shared]),
         waveform=agreement(speech.audio[:samples], upstream.audio[:samples]),
-        teacher_forced_worst=min(matching),
-        teacher_forced_median=float(np.median(matching)),
+        teacher_forced_worst=min(correlations),
+        teacher_forced_median=float(np.median(correlations)),
     )

@@ -25,7 +25,7 @@ from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_mode
 from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.flow_matching import euler_steps, time_embedding
-from voxcpm_validation.upstream import recorded_noise, upstream_generate
+from voxcpm_validation.upstream import upstream_generate, use_noise
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 
@@ -54,7 +54,7 @@ def record_reference(
     is called, all but the first with a non-empty state: if the utterance is too short, its patches are repeated, up to
     the length of the caches. With `sizes.solver_steps`, upstream's solver solves each patch again, in that many steps.
     """
-    with _recorded_estimator(model, a.dit_config.hidden_dim) as dit_calls, _recorded_solves(model) as solves:
+    with _record_estimator(model, a.dit_config.hidden_dim) as dit_calls, _record_solves(model) as solves:
         audio, latents = upstream_generate(
             model, text, rng=np.random.default_rng(seed), min_len=patches, max_len=patches
         )
@@ -72,10 +72,10 @@ def record_reference(
     units = {name: max(texts[name] + len(latents), sum(chunks[name]) + single[name]) for name in chunks}
     for name in (names.BASE_LM_STEP, names.RESIDUAL_LM_STEP):
         units[name] = min(units[name], sizes.kv_length)
-    patches_of = {name: repeated(latents, units[name] - texts[name]) for name in chunks}
+    patches_of = {name: tile(latents, units[name] - texts[name]) for name in chunks}
     sequences = {
         names.AUDIO_VAE_ENCODER: _vae_encoder(
-            model, a, repeated(audio, units[names.AUDIO_VAE_ENCODER] * a.patch_output_samples)
+            model, a, tile(audio, units[names.AUDIO_VAE_ENCODER] * a.patch_output_samples)
         ),
         names.AUDIO_VAE_DECODER: _vae_decoder(model, patches_of[names.AUDIO_VAE_DECODER]),
         names.FEAT_ENCODER: _feat_encoder(model, patches_of[names.FEAT_ENCODER]),
@@ -84,20 +84,20 @@ def record_reference(
     declarations = declare_step_models(a, sizes)
     calls = {}
     for name, (inputs, outputs) in sequences.items():
-        plan = cut_plan(units[name], chunks[name], single[name])
-        calls[name] = cut_calls(declarations[name], inputs, outputs, plan)
+        plan = split_plan(units[name], chunks[name], single[name])
+        calls[name] = split_calls(declarations[name], inputs, outputs, plan)
     calls[names.LOCDIT_STEP] = dit_calls
     if sizes.solver_steps:
-        calls[names.LOCDIT_SOLVE] = [_solved(model, a, solve, sizes.solver_steps) for solve in solves]
+        calls[names.LOCDIT_SOLVE] = [_record_solve(model, a, solve, sizes.solver_steps) for solve in solves]
     return calls
 
 
-def repeated(values: Floats, length: int) -> Floats:
+def tile(values: Floats, length: int) -> Floats:
     """Repeat or truncate `values` to `length` along the first axis."""
     return np.resize(values, (length, *values.shape[1:]))
 
 
-def cut_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
+def split_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
     """Chunk lengths that add up to `units`; the last `single` are 1.
 
     First each length once, ascending, so that all but the first start with a non-empty state; then the largest fits.
@@ -111,7 +111,7 @@ def cut_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
     return plan + [1] * (units - sum(plan))
 
 
-def cut_calls(
+def split_calls(
     declaration: StepModel,
     inputs: Mapping[str, npt.NDArray[Any]],
     outputs: Mapping[str, Floats],
@@ -124,16 +124,18 @@ def cut_calls(
     """
     axis = 2 if declaration.name in (names.AUDIO_VAE_ENCODER, names.AUDIO_VAE_DECODER) else 1
 
-    def cut(array: npt.NDArray[Any], start: int, length: int) -> npt.NDArray[Any]:
+    def split(array: npt.NDArray[Any], start: int, length: int) -> npt.NDArray[Any]:
         unit = array.shape[axis] // sum(plan)
         return np.ascontiguousarray(np.take(array, range(start * unit, (start + length) * unit), axis))
 
     calls, start = [], 0
     for length in plan:
-        fed = {name: cut(array, start, length) for name, array in inputs.items()}
+        chunk = {name: split(array, start, length) for name, array in inputs.items()}
         if declaration.has_caches:
-            fed["position"] = np.array([start], np.int32)
-        calls.append(RecordedCall(fed, {name: cut(array, start, length) for name, array in outputs.items()}))
+            chunk["position"] = np.array([start], np.int32)
+        calls.append(
+            RecordedCall(chunk, {name: split(array, start, length) for name, array in outputs.items()})
+        )
         start += length
     return calls
 
@@ -144,9 +146,9 @@ Sequences = tuple[dict[str, Floats], dict[str, Floats]]
 def _vae_encoder(model: Any, a: Architecture, audio: Floats) -> Sequences:
     at_input_rate = resample(audio, a.output_sample_rate, a.input_sample_rate)
     samples = len(at_input_rate) // a.patch_input_samples * a.patch_input_samples
-    heard = at_input_rate[None, None, :samples]
-    encoded = model.audio_vae.encode(torch.from_numpy(heard), a.input_sample_rate)
-    return {"audio": heard}, {"latents": encoded.numpy()}
+    audible = at_input_rate[None, None, :samples]
+    encoded = model.audio_vae.encode(torch.from_numpy(audible), a.input_sample_rate)
+    return {"audio": audible}, {"latents": encoded.numpy()}
 
 
 def _vae_decoder(model: Any, latents: Floats) -> Sequences:
@@ -169,11 +171,11 @@ def _language_models(
     hidden, _ = model.base_lm(inputs_embeds=embeddings, is_causal=True)
     quantized = model.fsq_layer(hidden)
     stop = model.stop_head(model.stop_actn(model.stop_proj(quantized)))
-    selected, heard = torch.where(is_audio, quantized, hidden), embeddings * is_audio
+    selected, audible = torch.where(is_audio, quantized, hidden), embeddings * is_audio
     if a.traits.fuses_residual_input:
-        residual_inputs = model.fusion_concat_proj(torch.cat((selected, heard), dim=-1))
+        residual_inputs = model.fusion_concat_proj(torch.cat((selected, audible), dim=-1))
     else:
-        residual_inputs = selected + heard
+        residual_inputs = selected + audible
     residual, _ = model.residual_lm(inputs_embeds=residual_inputs, is_causal=True)
     base_outputs = {"hidden": hidden.numpy(), "fsq_hidden": quantized.numpy(), "stop_logits": stop.numpy()}
     return {
@@ -183,7 +185,7 @@ def _language_models(
 
 
 @contextmanager
-def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
+def _record_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
     """Record the DiT's calls, in the order of the solver's steps.
 
     width: that of the time embeddings, which our step model takes instead of times.
@@ -193,8 +195,8 @@ def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
     def record(_: object, inputs: tuple[torch.Tensor, ...], velocity: torch.Tensor) -> None:
         x, mu, t, cond, dt = (tensor.numpy().copy() for tensor in inputs)
         times = {"t_embedding": time_embedding(t, width), "dt_embedding": time_embedding(dt, width)}
-        fed = {"x": x, "mu": mu, "cond": cond, **times}
-        calls.append(RecordedCall(fed, {"velocity": velocity.numpy().copy()}))
+        call_inputs = {"x": x, "mu": mu, "cond": cond, **times}
+        calls.append(RecordedCall(call_inputs, {"velocity": velocity.numpy().copy()}))
 
     handle = model.feat_decoder.estimator.register_forward_hook(record)
     try:
@@ -204,7 +206,7 @@ def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
 
 
 @contextmanager
-def _recorded_solves(model: Any) -> Iterator[list[dict[str, Any]]]:
+def _record_solves(model: Any) -> Iterator[list[dict[str, Any]]]:
     """Record the inputs of upstream's solver for each patch: x (the noise), mu, cond and cfg_value."""
     solves: list[dict[str, Any]] = []
     solve_euler = model.feat_decoder.solve_euler
@@ -218,16 +220,16 @@ def _recorded_solves(model: Any) -> Iterator[list[dict[str, Any]]]:
         yield solves
 
 
-def _solved(model: Any, a: Architecture, solve: dict[str, Any], steps: int) -> RecordedCall:
+def _record_solve(model: Any, a: Architecture, solve: dict[str, Any], steps: int) -> RecordedCall:
     """A call of `locdit_solve`, with the patch of upstream's solver in `steps` steps as output."""
     noise = solve["x"].numpy()
     mu, cond, cfg_value = solve["mu"], solve["cond"], solve["cfg_value"]
-    with recorded_noise(SimpleNamespace(standard_normal=noise.reshape)):
+    with use_noise(SimpleNamespace(standard_normal=noise.reshape)):
         patch = model.feat_decoder(
             mu=mu, n_timesteps=steps, patch_size=a.patch_size, cond=cond, cfg_value=cfg_value
         )
     times, lengths = euler_steps(steps, skipped=names.zero_velocity_steps(steps))
-    fed = {
+    call_inputs = {
         "noise": noise,
         "mu": mu.numpy(),
         "cond": cond.numpy(),
@@ -235,4 +237,4 @@ def _solved(model: Any, a: Architecture, solve: dict[str, Any], steps: int) -> R
         "step_lengths": lengths,
         "cfg_value": np.array([cfg_value], np.float32),
     }
-    return RecordedCall(fed, {"patch": patch.numpy()})
+    return RecordedCall(call_inputs, {"patch": patch.numpy()})

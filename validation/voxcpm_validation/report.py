@@ -61,7 +61,7 @@ CORE_AI_MEDIAN_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "fp16": 
 _MEDIAN = "teacher-forced, median patch"
 
 
-class Missed(NamedTuple):
+class MissedFloor(NamedTuple):
     """A figure of a case below its floor. judged: False if perturbed upstream is too low to judge it."""
 
     figure: str
@@ -103,14 +103,14 @@ class Report(BaseModel):
             found = step.lowest if self.on_core_ai else step.correlation
             if step.arithmetic != "faithful" and found < floor:
                 lines.append(f"{what}: correlation {found:.7f} is below {floor:.7f}")
-        missed = [(where, missed) for where, missed in self._missed() if missed.judged]
+        missed = [(where, missed) for where, missed in self._missed_floors() if missed.judged]
         return [*lines, *(f"{where} is below {missed.floor:.7g}" for where, missed in missed)]
 
     def unjudged(self) -> list[str]:
         """One line for each low figure that perturbed upstream does not reach with this text either."""
         return [
             f"{where} cannot be judged with this text, which perturbed upstream does not reproduce either"
-            for where, missed in self._missed()
+            for where, missed in self._missed_floors()
             if not missed.judged
         ]
 
@@ -121,7 +121,7 @@ class Report(BaseModel):
             return "All judged figures are at or above their floors."
         return f"{count} figure{'s' * (count > 1)} below the floor or not finite."
 
-    def _missed(self) -> Iterable[tuple[str, Missed]]:
+    def _missed_floors(self) -> Iterable[tuple[str, MissedFloor]]:
         perturbed = {(s.case, s.precision): s for s in self.sensitivity}
         for e in self.end_to_end:
             drift = perturbed.get((e.case, e.precision))
@@ -207,7 +207,7 @@ class Report(BaseModel):
 
 def below_floors(
     speech: EndToEnd, drift: Sensitivity | None = None, *, built_in: bool = False, core_ai: bool = False
-) -> list[Missed]:
+) -> list[MissedFloor]:
     """The figures of a case below their floors. drift: the case's sensitivity, which lowers the floors.
 
     The median forced patch is always judged. built_in: the checkpoint is the built-in voice's. core_ai: the speech is
@@ -230,7 +230,7 @@ def below_floors(
             floor = drift.floor(perturbed, floor, margin=1.0 if figure == _MEDIAN else MARGIN)
             judged = figure == _MEDIAN or drift.judges(perturbed)
         if not value >= floor:  # NaN is below every floor
-            below.append(Missed(figure, value, floor, judged))
+            below.append(MissedFloor(figure, value, floor, judged))
     return below
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_validation.end_to_end import Case, Spoken, speak_upstream
+from voxcpm_validation.end_to_end import Case, SpokenCase, speak_upstream
 from voxcpm_validation.measures import agreement
 
 PERTURBATIONS: dict[Precision, float] = {"fp16": 0.005}
@@ -64,7 +64,7 @@ class Sensitivity(BaseModel):
         return min(fixed, max(MIN_FLOOR, 1 - margin * (1 - measured)))
 
 
-def measure_sensitivity(model: Any, precision: Precision, case: Case, plain: Spoken) -> Sensitivity:
+def measure_sensitivity(model: Any, precision: Precision, case: Case, plain: SpokenCase) -> Sensitivity:
     """Speak a case with perturbed upstream, DRAWS times free and DRAWS times forced. plain: the unperturbed speech.
 
     Patches are compared before they are perturbed, to measure only the drift caused by earlier ones.

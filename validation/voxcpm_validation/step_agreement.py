@@ -97,7 +97,7 @@ def measure_step(
     state = runner.new_state() if declaration.state else None
     replayed = [(runner(call.inputs, state), call.outputs) for call in calls]
     tensor, axis = declaration.chunk_axis
-    by_length: dict[int, list[_Replayed]] = {}
+    by_length: dict[int, list[_OutputPair]] = {}
     for call, pair in zip(calls, replayed, strict=True):
         by_length.setdefault(call.inputs[tensor.name].shape[axis], []).append(pair)
     first = declaration.outputs[0].name
@@ -115,11 +115,11 @@ def measure_step(
     )
 
 
-_Replayed = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]
+_OutputPair = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]
 """A step model's outputs for a recorded call, and upstream's."""
 
 
-def _over_calls(pairs: Sequence[_Replayed], output: str) -> Agreement:
+def _over_calls(pairs: Sequence[_OutputPair], output: str) -> Agreement:
     """Agreement of one output over all calls."""
     got, want = (
         np.concatenate([side[output].ravel() for side in sides]) for sides in zip(*pairs, strict=True)

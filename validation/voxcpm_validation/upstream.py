@@ -149,7 +149,7 @@ def _own_tokenizer(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def recorded_noise(rng: NoiseSource) -> Iterator[None]:
+def use_noise(rng: NoiseSource) -> Iterator[None]:
     """Make upstream's solver use the runtime's noise: (1, feat_dim, patch_size) for each patch in turn.
 
     Upstream's release takes no seed, so this replaces `torch.randn`, in all threads.
@@ -191,7 +191,7 @@ def upstream_generate(
     Raises InputError for a reference voice on VoxCPM 0.5B and 1.5.
     """
     cache = prompt_cache or build_prompt_cache(model, prompt_wav, prompt_text, reference_wav)
-    with recorded_noise(rng), _quiet():
+    with use_noise(rng), _quiet():
         audio, _, features = model.generate_with_prompt_cache(
             text,
             cache,

@@ -18,7 +18,7 @@ from voxcpm_runtime.backends.loading import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, EndToEnd, SpokenCase, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
 from voxcpm_validation.report import Report, below_floors
 from voxcpm_validation.sensitivity import PERTURBATIONS, Sensitivity, measure_sensitivity
@@ -71,17 +71,17 @@ def validate_bundle(
     load = partial(load_upstream, source.folder, max_length=kv_length, lora=source.lora)
     model = load()
     # For the continuation: without a recording, its prompt is the zero-shot speech.
-    needed = len(model.text_tokenizer(transcript + text)) + 1 + (patches if prompt_wav else 2 * patches)
-    if needed > kv_length:
+    positions = len(model.text_tokenizer(transcript + text)) + 1 + (patches if prompt_wav else 2 * patches)
+    if positions > kv_length:
         raise InputError(
-            f"a continuation of --text by {patches} patches needs {needed} positions, but {bundle} has {kv_length}; "
+            f"a continuation of --text by {patches} patches needs {positions} positions, but {bundle} has {kv_length}; "
             "use a shorter --text or fewer --patches"
         )
     lengths = {p: min(patches, FEW_PATCHES) if _is_slow(manifest.target, p) else patches for p in chosen}
     # Cached: the zero-shot speech is also the prompt of other cases.
     speak = cache(partial(speak_upstream, model))
     references: dict[int, Mapping[str, Sequence[RecordedCall]]] = {}
-    expected: dict[int, list[tuple[Case, Spoken]]] = {}
+    expected: dict[int, list[tuple[Case, SpokenCase]]] = {}
     with ExitStack() as prompts:
         for length in set(lengths.values()):
             references[length] = record_reference(
@@ -145,17 +145,17 @@ def _is_slow(target: Target, precision: Precision) -> bool:
 
 
 def _check_source(bundle: Path, recorded: Source, given: Source, checkpoint: str, lora: Path | None) -> None:
-    merged, offered = recorded.lora, given.lora
+    merged, passed = recorded.lora, given.lora
     if given.sha256 != recorded.sha256:
         raise InputError(
             f"{checkpoint}: not the checkpoint that {bundle} was converted from ({recorded.checkpoint})"
         )
-    if offered is not None and merged is None:
+    if passed is not None and merged is None:
         raise InputError(f"--lora {lora}: {bundle} was converted without a LoRA; omit it, or convert with it")
-    if offered is None and merged is not None:
+    if passed is None and merged is not None:
         raise InputError(f"{bundle} was converted with the LoRA {merged.name}; pass it with --lora")
     # The name is not compared, as the LoRA's folder may have been renamed.
-    if offered and merged and offered != merged.model_copy(update={"name": offered.name}):
+    if passed and merged and passed != merged.model_copy(update={"name": passed.name}):
         raise InputError(f"--lora {lora}: not the LoRA that {bundle} was converted with ({merged.name})")
 
 

@@ -16,7 +16,7 @@ from voxcpm_constants.bounds import (
 from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_runtime.backends.portable.package import Blob, Operation
 
-from .function import INPUT, PROGRAM, Function, Violation, agrees, constants_of, shown, violation
+from .function import INPUT, PROGRAM, Function, Violation, constants_of, format_shape, shapes_match, violation
 
 # Operations, and the inputs whose values determine the output shape.
 SIZES: dict[str, tuple[str, ...]] = {
@@ -67,7 +67,7 @@ def ranks(function: Function) -> Iterator[Violation]:
     """Tensors have at most LARGEST_RANK axes."""
     for name, kind, type_ in function.values():
         if len(type_.shape) > LARGEST_RANK:
-            found = f"rank {len(type_.shape)}: {shown(type_.shape)}"
+            found = f"rank {len(type_.shape)}: {format_shape(type_.shape)}"
             yield Violation(name, kind, found, f"at most rank {LARGEST_RANK}")
 
 
@@ -77,7 +77,7 @@ def long_axes(function: Function) -> Iterator[Violation]:
         shapes = [(function.shape(name, length), length) for length in function.lengths]
         shape, length = max(shapes, key=lambda one: max((axis or 0 for axis in one[0]), default=0))
         if any((axis or 0) > LONGEST_AXIS for axis in shape):
-            found = f"{shown(shape)}{function.at(length)}"
+            found = f"{format_shape(shape)}{function.at(length)}"
             yield Violation(name, kind, found, f"at most {LONGEST_AXIS} elements along an axis")
 
 
@@ -89,9 +89,9 @@ def declared_shapes(function: Function) -> Iterator[Violation]:
             yield Violation(function.name, PROGRAM, found, "consistent shapes")
     for name, kind, type_ in function.values():
         for length in function.lengths:
-            if not agrees(type_.shape, length.shapes.get(name, type_.shape)):
-                inferred = f"{shown(length.shapes[name])}{function.at(length)}"
-                yield Violation(name, kind, f"declared {shown(type_.shape)}", inferred)
+            if not shapes_match(type_.shape, length.shapes.get(name, type_.shape)):
+                inferred = f"{format_shape(length.shapes[name])}{function.at(length)}"
+                yield Violation(name, kind, f"declared {format_shape(type_.shape)}", inferred)
                 break
 
 
@@ -108,7 +108,7 @@ def state_sizes(function: Function) -> Iterator[Violation]:
         shape = state.fixed_shape or ()
         if any(axis % STATE_MULTIPLE for axis in shape[-2:]):
             expected = f"multiples of {STATE_MULTIPLE} as the last two axes"
-            yield Violation(state.name, "state", shown(tuple(shape)), expected)
+            yield Violation(state.name, "state", format_shape(tuple(shape)), expected)
 
 
 def weight_files(function: Function) -> Iterator[Violation]:
@@ -177,7 +177,9 @@ def masked_batches(function: Function) -> Iterator[Violation]:
             shape = function.shape(x, length)
             if any(axis is not None and axis >= MASKED_BATCH for axis in shape[:-2]):
                 expected = f"leading axes of less than {MASKED_BATCH}"
-                yield violation(operation, f"masked scores {shown(shape)}{function.at(length)}", expected)
+                yield violation(
+                    operation, f"masked scores {format_shape(shape)}{function.at(length)}", expected
+                )
                 break
 
 

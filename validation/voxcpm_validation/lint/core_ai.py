@@ -16,7 +16,7 @@ from typing import Any
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_runtime.backends.core_ai.step_model import INSTALL_CORE_AI
 
-from .function import INPUT, Shape, Violation, shown
+from .function import INPUT, Shape, Violation, format_shape
 from .rules import Rule
 
 MAX_PROGRAM = 2_000_000_000
@@ -155,10 +155,10 @@ def _dynamic_shapes(function: CoreAIFunction) -> Iterator[Violation]:
     values += [(value, _kind(operation)) for operation in function.operations for value in operation.results]
     for value, kind in values:
         if _TENSOR.search(str(value.type)) and None in (shape := _shape(value)):
-            yield Violation(function.name_of(value), kind, shown(shape), "fixed lengths")
+            yield Violation(function.name_of(value), kind, format_shape(shape), "fixed lengths")
 
 
-def _written(function: CoreAIFunction) -> Iterator[Any]:
+def _state_sources(function: CoreAIFunction) -> Iterator[Any]:
     """Operations whose results are written into a state."""
     for operation in function.operations:
         if _kind(operation) == "write_handle" and (source := _producer(operation.operands[1])) is not None:
@@ -166,14 +166,14 @@ def _written(function: CoreAIFunction) -> Iterator[Any]:
 
 
 def _scatters(function: CoreAIFunction) -> Iterator[Violation]:
-    for source in _written(function):
+    for source in _state_sources(function):
         if _kind(source).startswith("scatter"):
             yield _at(function, source, _kind(source), "slice_update")
 
 
 def _computed_begins(function: CoreAIFunction) -> Iterator[Violation]:
     expected = "a constant begin, or rows as outputs (--kv-cache rows)"
-    for source in _written(function):
+    for source in _state_sources(function):
         if _kind(source) == "slice_update" and source.operands[1] in function.computed:
             yield _at(function, source, "a computed begin", expected)
 

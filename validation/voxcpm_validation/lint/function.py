@@ -153,12 +153,12 @@ def constants_of(operation: Operation) -> Iterator[Constant]:
     return (argument for argument in given if isinstance(argument, Constant))
 
 
-def shown(shape: Shape) -> str:
+def format_shape(shape: Shape) -> str:
     """A shape as text, with `?` for an unknown axis: `(1, ?, 64)`."""
     return "(" + ", ".join("?" if axis is None else str(axis) for axis in shape) + ")"
 
 
-def agrees(declared: Shape, actual: Shape) -> bool:
+def shapes_match(declared: Shape, actual: Shape) -> bool:
     """Whether two shapes have the same rank, and equal lengths wherever both are known."""
     return len(declared) == len(actual) and all(
         a is None or b is None or a == b for a, b in zip(declared, actual, strict=True)
@@ -198,7 +198,7 @@ def infer_lengths(program: Program, declared: StepModel) -> tuple[Length, ...]:
     ranks = {i.name: len(i.shapes[0]) for i in pure.inputs}
     ranks |= {name: len(type_.shape) for op in pure.operations for name, type_ in op.outputs}
     nodes = list(
-        _standard(graph.nodes, {value: ranks[name] for name, value in values.items() if name in ranks})
+        _expand_products(graph.nodes, {value: ranks[name] for name, value in values.items() if name in ranks})
     )
     weights = [*graph.initializers.values(), *map(graph.external, graph.weights.values())]
     lengths = []
@@ -218,13 +218,13 @@ def infer_lengths(program: Program, declared: StepModel) -> tuple[Length, ...]:
             opset_imports=[helper.make_opsetid(*opset) for opset in OPSETS],
             ir_version=IR_VERSION,
         )
-        inferred, failure = _inferred(model)
+        inferred, failure = _infer_shapes(model)
         shapes = {name: inferred[value] for name, value in values.items() if value in inferred}
         lengths.append(Length(labels[chunk], shapes, failure))
     return tuple(lengths)
 
 
-def _standard(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[NodeProto]:
+def _expand_products(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[NodeProto]:
     """The nodes, with each fused product expanded to transposes and a product."""
     for node in nodes:
         if node.op_type != _FUSED_PRODUCT:
@@ -242,7 +242,7 @@ def _standard(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[
         yield helper.make_node("MatMul", factors, list(node.output), name=node.name)
 
 
-def _inferred(model: ModelProto) -> tuple[dict[str, tuple[int, ...]], str]:
+def _infer_shapes(model: ModelProto) -> tuple[dict[str, tuple[int, ...]], str]:
     """The complete shapes by ONNX name, and why the others could not be inferred."""
     failure = ""
     # With data propagation ONNX follows computed sizes, but treats every integer sum as one, and rejects sums over

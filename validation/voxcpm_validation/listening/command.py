@@ -87,7 +87,7 @@ def listen(
     chosen = {
         "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,
     }  # fmt: skip
-    parts = [part for part, asked in chosen.items() if asked] or ([] if saved else ["sentences"])
+    parts = [part for part, selected in chosen.items() if selected] or ([] if saved else ["sentences"])
     result = sum((_read(path) for path in saved or []), Report())
     if parts:
         folder = locate_bundle(bundle)
@@ -97,14 +97,14 @@ def listen(
             raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
         listener, natural = Listener.of(recogniser), natural_seconds(folder)
         with status_line("") as note:
-            given: dict[str, Any] = {"listener": listener, "natural": natural, "seed": seed, "report": note}
+            options: dict[str, Any] = {"listener": listener, "natural": natural, "seed": seed, "report": note}
             if checkpoint is not None:
                 speak, short = upstream_speaker(checkpoint, folder), [p for p in parts if p != "narration"]
                 extent = Extent(sentences, upstream_words or words)
-                result += listen("upstream fp32", speak, short, extent=extent, **given)
+                result += listen("upstream fp32", speak, short, extent=extent, **options)
             for p in precisions:
                 extent = Extent(sentences, words, minutes)
-                result += listen(f"bundle {p}", bundle_speaker(folder, p), parts, extent=extent, **given)
+                result += listen(f"bundle {p}", bundle_speaker(folder, p), parts, extent=extent, **options)
     output = Console()
     if not output.is_terminal:
         output.width = max(output.width, _WIDTH)

@@ -95,7 +95,7 @@ class Case(NamedTuple):
     """Seconds after which each reading stops; None for the whole text."""
 
 
-class HeardCase(NamedTuple):
+class TranscribedCase(NamedTuple):
     """The transcribed segments of each text of a case."""
 
     system: str
@@ -127,7 +127,7 @@ class Listener:
         gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in voices}
         return cls(Recogniser(recogniser), encoder, voices, gallery)
 
-    def hear(self, reading: Reading) -> list[TranscribedSegment]:
+    def transcribe(self, reading: Reading) -> list[TranscribedSegment]:
         """Every segment of a reading, transcribed and measured."""
         rate = reading.sample_rate
         return [

@@ -56,21 +56,21 @@ def short_texts() -> list[str]:
 
 def prose(words: int | None = None) -> dict[str, str]:
     """The text of each kind of prose: all, or its first sentences, up to at least `words` words."""
-    return {kind: _beginning(_text(kind), words) for kind in ("licence", "story", "article")}
+    return {kind: _truncate(_text(kind), words) for kind in ("licence", "story", "article")}
 
 
 def narration(words: int | None = None) -> str:
     """A story of more than half an hour, or its beginning as in `prose`."""
-    return _beginning(_text("narration"), words)
+    return _truncate(_text("narration"), words)
 
 
-def _beginning(text: str, words: int | None) -> str:
-    kept, count = "", 0
+def _truncate(text: str, words: int | None) -> str:
+    result, count = "", 0
     for sentence in each_sentence(text):
         if words is not None and count >= words:
             break
-        kept, count = kept + sentence.text, count + len(sentence.text.split())
-    return kept.strip()
+        result, count = result + sentence.text, count + len(sentence.text.split())
+    return result.strip()
 
 
 def _text(name: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from rich import box
 from rich.table import Table
 
-from voxcpm_validation.listening.hearing import Case, HeardCase, Listener, Speak, TranscribedSegment
+from voxcpm_validation.listening.hearing import Case, Listener, Speak, TranscribedCase, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice, narration, prose, short_sentences, short_texts
 from voxcpm_validation.listening.scores import (
     NarrationScores,
@@ -63,7 +63,7 @@ class Part(NamedTuple):
     texts: Callable[[Extent], Mapping[str, str]]
     voices: int | None
     """Number of prompts to continue; None for all."""
-    score: Callable[[HeardCase, Listener, NaturalSeconds | None], Iterable[BaseModel]]
+    score: Callable[[TranscribedCase, Listener, NaturalSeconds | None], Iterable[BaseModel]]
 
 
 PARTS: dict[str, Part] = {
@@ -118,12 +118,12 @@ def listen(
                 place = f"{name} ({i + 1} of {len(case.texts)})"
                 report(f"{system}, {case.name}: {place}, {time.monotonic() - start:.0f} s")
                 reading = speak(text, case.voice, seed + i, case.seconds)
-                futures[name] = listening.submit(listener.hear, reading)
+                futures[name] = listening.submit(listener.transcribe, reading)
             read.append((part, case, futures))
         report(f"{system}: listening to the rest")
     scores: dict[str, tuple[BaseModel, ...]] = dict.fromkeys(parts, ())
     for part, case, futures in read:
-        heard = HeardCase(system, case, {name: future.result() for name, future in futures.items()})
+        heard = TranscribedCase(system, case, {name: future.result() for name, future in futures.items()})
         scores[part] += tuple(PARTS[part].score(heard, listener, natural))
     return Report.model_validate(scores)
 

@@ -76,7 +76,7 @@ def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
     return WordErrors(errors, result.hits + result.substitutions + result.deletions)
 
 
-def lost_words(said: str, heard: str) -> int:
+def longest_lost_run(said: str, heard: str) -> int:
     """The longest run of words that were said but not heard."""
     import jiwer
 

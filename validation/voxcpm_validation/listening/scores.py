@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from voxcpm_validation.listening.hearing import HeardCase, Listener, TranscribedSegment
+from voxcpm_validation.listening.hearing import Listener, TranscribedCase, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
-from voxcpm_validation.listening.recognition import is_repeated, lost_words, normalized, word_errors
+from voxcpm_validation.listening.recognition import is_repeated, longest_lost_run, normalized, word_errors
 
 LONG, SHORT = 1.4, 0.6
 """A segment is suspicious if the ratio of its length to its natural length is not between these."""
@@ -75,7 +75,7 @@ class SentenceScores(CaseScores):
     heard: tuple[TranscribedSegment, ...]
 
 
-def sentence_scores(heard: HeardCase, listener: Listener, _: object = None) -> Iterator[SentenceScores]:
+def sentence_scores(heard: TranscribedCase, listener: Listener, _: object = None) -> Iterator[SentenceScores]:
     """The scores of a case of short sentences."""
     segments, voice = heard.segments, heard.case.voice
     compared = [voice] if voice else [v for v in listener.voices if v.continued and v.natural_seconds]
@@ -157,7 +157,7 @@ class ProseScores(CaseScores):
 
 
 def prose_scores(
-    heard: HeardCase, listener: Listener, natural: NaturalSeconds | None = None
+    heard: TranscribedCase, listener: Listener, natural: NaturalSeconds | None = None
 ) -> Iterator[ProseScores]:
     """The scores of each text of a case of prose, then of all its texts.
 
@@ -170,7 +170,7 @@ def prose_scores(
             ProseSegment(
                 heard=segment,
                 length_ratio=segment.seconds / natural(segment.letters),
-                lost=lost_words(segment.said, segment.heard),
+                lost=longest_lost_run(segment.said, segment.heard),
                 repeated=is_repeated(segment.said, segment.heard),
             )
             for segment in segments
@@ -214,10 +214,10 @@ class ShortTextScores(CaseScores):
     longest_seconds: float = _column("longest, s", "{:.2f}")
 
 
-def short_text_scores(heard: HeardCase, *_: object) -> Iterator[ShortTextScores]:
+def short_text_scores(heard: TranscribedCase, *_: object) -> Iterator[ShortTextScores]:
     """The scores of a case of short texts, each of which is one segment."""
     segments = heard.segments
-    wrong = [(s.written, s.heard) for s in segments if not is_understood(s.written, s.heard)]
+    wrong = [(s.written, s.heard) for s in segments if not sounds_alike(s.written, s.heard)]
     yield ShortTextScores(
         system=heard.system,
         case=heard.case.name,
@@ -229,7 +229,7 @@ def short_text_scores(heard: HeardCase, *_: object) -> Iterator[ShortTextScores]
     )
 
 
-def is_understood(text: str, heard: str) -> bool:
+def sounds_alike(text: str, heard: str) -> bool:
     """Whether the transcript sounds like the text, word by word; spaces are ignored ("good night", "goodnight")."""
 
     def sound(words: str) -> str:
@@ -272,7 +272,7 @@ class NarrationScores(CaseScores):
     segments: tuple[TranscribedSegment, ...]
 
 
-def narration_scores(heard: HeardCase, *_: object) -> Iterator[NarrationScores]:
+def narration_scores(heard: TranscribedCase, *_: object) -> Iterator[NarrationScores]:
     """The scores of a narration. A last minute of less than 30 s is not a row of its own."""
     segments = heard.segments
     by_minute = _by_minute(segments)

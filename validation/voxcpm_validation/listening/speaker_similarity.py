@@ -30,7 +30,7 @@ class SpeakerEncoder(torch.nn.Module):
         super().__init__()
         self.lstm = torch.nn.LSTM(_MELS, _WIDTH, num_layers=3, batch_first=True)
         self.linear = torch.nn.Linear(_WIDTH, _WIDTH)
-        state = torch.load(_weights(), map_location="cpu", weights_only=True)["model_state"]
+        state = torch.load(_weights_path(), map_location="cpu", weights_only=True)["model_state"]
         self.load_state_dict({k: v for k, v in state.items() if not k.startswith("similarity_")})
         self.eval()
 
@@ -40,7 +40,7 @@ class SpeakerEncoder(torch.nn.Module):
 
         The mean over windows of 1.6 s that overlap by half.
         """
-        mel = _mel_power(_at_level(resample(audio, sample_rate, _RATE)))
+        mel = _mel_power(_normalize_level(resample(audio, sample_rate, _RATE)))
         mel = np.pad(mel, ((0, max(0, _PARTIAL_FRAMES - len(mel))), (0, 0)))
         starts = range(0, len(mel) - _PARTIAL_FRAMES + 1, _PARTIAL_STEP)
         partials = torch.from_numpy(np.stack([mel[s : s + _PARTIAL_FRAMES] for s in starts]))
@@ -49,7 +49,7 @@ class SpeakerEncoder(torch.nn.Module):
         return torch.nn.functional.normalize(embeddings.mean(0), dim=0).numpy()
 
 
-def _weights() -> Path:
+def _weights_path() -> Path:
     spec = importlib.util.find_spec("resemblyzer")
     if spec is None or spec.origin is None:
         raise MissingExtraError(
@@ -58,7 +58,7 @@ def _weights() -> Path:
     return Path(spec.origin).with_name("pretrained.pt")
 
 
-def _at_level(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _normalize_level(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Scale audio to the level that the network was trained with."""
     rms = float(np.sqrt(np.mean(audio**2))) or 1.0
     return audio * np.float32(10 ** (_LEVEL_DBFS / 20) / rms)

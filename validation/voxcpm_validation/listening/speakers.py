@@ -34,28 +34,30 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
     tts = VoxCPM.from_bundle(bundle, precision, threads=1 if choose_backend("auto") == "portable" else None)
 
     def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None) -> Reading:
-        enough = CancelToken()
+        stop = CancelToken()
 
-        def watch(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             if seconds is not None and progress.audio_seconds >= seconds:
-                enough.cancel()
+                stop.cancel()
 
-        planned = tts.plan(text, *_prompt(voice), seed=seed, progress=watch, cancel=enough, keep_partial=True)
+        planned = tts.plan(
+            text, *_prompt(voice), seed=seed, progress=on_progress, cancel=stop, keep_partial=True
+        )
         with warnings.catch_warnings():
             # The result has the same information.
             warnings.simplefilter("ignore", UserWarning)
             speech = tts.speak_plan(planned)
-        whole = speech.segments[:-1] if speech.cancelled and len(speech.segments) > 1 else speech.segments
+        complete = speech.segments[:-1] if speech.cancelled and len(speech.segments) > 1 else speech.segments
         segments = [
             SpokenSegment(
                 spoken.text,
-                _said(planned, segment),
+                _spoken_words(planned, segment),
                 spoken.audio,
                 _PAUSE if spoken.ends_paragraph else 0.0,
                 spoken.attempts,
                 suspicious=bool(spoken.reason),
             )
-            for segment, spoken in zip(planned.segments, whole, strict=False)
+            for segment, spoken in zip(planned.segments, complete, strict=False)
         ]
         return Reading(segments, speech.sample_rate)
 
@@ -76,7 +78,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
         cache = None if voice is None else _voice_cache(model, voice, planned)
         spoken = []
         for index, segment in enumerate(planned.segments):
-            words = _said(planned, segment)
+            words = _spoken_words(planned, segment)
             noise = planned.noise(index, 0)
             audio, latents = upstream_generate(model, words, rng=noise, prompt_cache=cache)
             if segment.anchors:
@@ -101,7 +103,7 @@ def _voice_cache(model: Any, voice: PromptVoice, planned: Plan) -> Any:
         return build_prompt_cache(model, wav, _as_prompt(planned, voice.transcript))
 
 
-def _said(planned: Plan, segment: PlannedSegment) -> str:
+def _spoken_words(planned: Plan, segment: PlannedSegment) -> str:
     """The words of a segment as given to the voice."""
     return spelled(segment.transcript.strip(), planned.bundle.tokenizer)
 
