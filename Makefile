@@ -6,20 +6,20 @@ STAMP := $(VENV)/.installed
 RAY   := build/ray
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
-# A file to a worker, so that what a file makes for all its tests is made once; files that convert begin (conftest.py).
+# One file per worker, so that its fixtures are made once; files that convert come first (conftest.py).
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help clients venv lint types pytest test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray test-swift freeze torture soak load wheel built-in-voice demo lock mac-packages audit clean
 
-help:  ## this list
+help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP)  ## the environment, in .venv
 
 # torch goes first and by its exact version (see constraints.txt). Upstream's own requirements are gigabytes
 # that its model code does not use, so it comes without them; of Resemblyzer only the trained network is used.
-# Core AI's wheels are for macOS 26 and Linux alone, so failing to install them is an error only in Linux's CI.
+# Core AI has wheels for macOS 26 and Linux only, so failing to install them is an error only in CI on Linux.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
 	  { echo "error: expected Python 3.10 to 3.13, $(PYTHON) is another or missing; name one: make PYTHON=python3.12" >&2; exit 2; }
@@ -46,10 +46,10 @@ types: $(STAMP)  ## mypy
 test: lint  ## lint, types and tests: minutes on two cores: four once conversions are cached
 	@$(MAKE) --no-print-directory -j 2 types pytest MARKS="default"
 
-test-fast: lint  ## as test, but nothing that converts or runs torch: a few minutes
+test-fast: lint  ## like test, but nothing that converts or runs torch: a few minutes
 	@$(MAKE) --no-print-directory -j 2 types pytest MARKS="default and not converts"
 
-# Beside mypy, which has one core to itself for half a minute.
+# Runs in parallel with mypy, which occupies a core for half a minute.
 pytest: $(STAMP)
 	@$(BIN)/python -m pytest $(WORKERS) -m "$(MARKS)"
 
@@ -58,10 +58,10 @@ test-all: test test-core-ai test-listening test-long test-robustness test-page t
 test-core-ai: $(STAMP)  ## Core AI
 	@$(BIN)/python -m pytest $(WORKERS) -m core_ai
 
-test-listening: $(STAMP)  ## a recogniser hears what the built-in voice says
+test-listening: $(STAMP)  ## speech recognition of the built-in voice
 	@$(BIN)/python -m pytest $(WORKERS) -m listening
 
-test-long: $(STAMP)  ## tests that take long: other forms of bundles, benchmarks, many requests
+test-long: $(STAMP)  ## long tests: other forms of bundles, benchmarks, many requests
 	@$(BIN)/python -m pytest $(WORKERS) -m long
 
 test-robustness: $(STAMP)  ## some kills, failing system calls, damaged and hostile files
@@ -70,20 +70,20 @@ test-robustness: $(STAMP)  ## some kills, failing system calls, damaged and host
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
 
-test-page: $(STAMP)  ## the server's page in Chromium; pictures of it in build/screenshots
+test-page: $(STAMP)  ## the server's page in Chromium; screenshots in build/screenshots
 	@$(BIN)/python -m pytest -m browser -rs
 
-load: $(STAMP)  ## a server under 100 clients for a minute and a half: figures, and an error if an answer is wrong or memory grows
+load: $(STAMP)  ## load test with 100 clients for 90 seconds; fails on a wrong response or growing memory
 	@$(BIN)/python benchmarks/load.py
 
-freeze: $(STAMP)  ## samples, names, flags, answers, packages, figures and speed beside a revision's; make freeze REVISION=main~5
+freeze: $(STAMP)  ## compare samples, names, flags, responses, packages, figures and speed; make freeze REVISION=main~5
 	@$(BIN)/python tests/freeze/freeze.py $(or $(REVISION),HEAD~1)
 	@$(BIN)/python -m pytest tests/runtime/bundle/test_earlier_formats.py
 	@$(BIN)/python benchmarks/compare.py runtime/voxcpm_runtime/default_bundle \
 	  build/freeze/$$(git rev-parse --short=12 '$(or $(REVISION),HEAD~1)^{commit}')/tree .
 
-# Tests, not files, are shared out, and whoever is done first takes from the other: a conversion's faults are many tests.
-torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, made-up requests, a minute of soak; SEED=18, SHARE=0.1
+# Distributes tests, not files, with work stealing: a conversion's faults are many tests in one file.
+torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, generated requests, a minute of soak; SEED=18, SHARE=0.1
 	@mkdir -p build
 	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -rP -n 2 --dist worksteal --basetemp build/torture -m torture tests/robustness tests/server
 
@@ -96,23 +96,23 @@ wheel: $(STAMP)  ## dist/*.whl
 	@$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
 	@ls -l dist/*.whl
 
-# After a change of the checkpoint, of conversion or of its tools; tests/conversion/test_default_bundle.py says when.
-built-in-voice: $(STAMP)  ## convert the built-in voice's checkpoint again: the int8 bundle that is in the tree
+# After a change to the checkpoint, conversion or its tools; tests/conversion/test_default_bundle.py fails if needed.
+built-in-voice: $(STAMP)  ## convert the built-in voice's checkpoint again, to the int8 bundle in the tree
 	@$(BIN)/voxcpm-coreml convert conversion/voxcpm_conversion/default_checkpoint --precision int8 --max-length 1024 \
 	  --overwrite -o runtime/voxcpm_runtime/default_bundle
 
-test-wheel: wheel  ## install that wheel into an environment of its own and speak, offline: a minute or two
+test-wheel: wheel  ## install that wheel into a new environment and speak, offline: a minute or two
 	@$(BIN)/python -m pytest -m wheel
 
-# Prints where Swift is, or why there is none. In continuous integration (CI is set) that is an error.
-test-swift: $(STAMP)  ## the Swift package on Linux, beside Python: minutes; VOXCPM_MINUTES=30 of speech in flat memory
+# Prints the path of Swift, or why it is missing, which is an error in continuous integration (CI is set).
+test-swift: $(STAMP)  ## the Swift package on Linux against Python: minutes; VOXCPM_MINUTES=30 for long speech in constant memory
 	@swift=$$(tests/swift/toolchain.sh) && SWIFT=$$swift $(BIN)/python -m pytest -m swift tests/swift || \
 	  { test -z "$$swift" && test -z "$$CI"; }
 
 CLIENTS := .venv-clients
 
-# Pipecat and LiveKit need more packages than this project, in versions of their own. Where pip cannot get them, that says
-# nothing about the server; in continuous integration (CI is set) it is an error all the same, or nobody would see it.
+# Pipecat and LiveKit need more packages than this project, in their own versions. If pip cannot install them, their
+# tests are skipped; in continuous integration (CI is set) that is an error.
 $(CLIENTS)/.installed: tests/agents/requirements.txt
 	@echo "Installing the clients"
 	@$(PYTHON) -m venv $(CLIENTS)
@@ -121,12 +121,12 @@ $(CLIENTS)/.installed: tests/agents/requirements.txt
 
 clients: $(CLIENTS)/.installed  ## the environment of test-clients, in .venv-clients
 
-test-clients: $(STAMP) clients  ## voice agents' own services speak with a server: a minute or two
+test-clients: $(STAMP) clients  ## Pipecat's and LiveKit's services with a server: a minute or two
 	@if test -e $(CLIENTS)/.installed; then $(BIN)/python -m pytest -m clients tests/server; \
-	  else echo "1 skipped: the tests with Pipecat and LiveKit, whose packages are not to be had"; test -z "$$CI"; fi
+	  else echo "1 skipped: the tests with Pipecat and LiveKit, whose packages cannot be installed"; test -z "$$CI"; fi
 
-# Ray comes with forty packages, some of which the server would use if they were there. So it has an environment of its own
-# above the other one.
+# Ray brings forty packages, some of which the server would use if installed, so it has its own environment on top of the
+# other one.
 $(RAY)/.installed: $(STAMP)
 	@echo "Creating $(RAY)"
 	@$(BIN)/python -m venv $(RAY)
@@ -140,18 +140,18 @@ test-ray: $(RAY)/.installed  ## serve and batch on a Ray cluster of two nodes on
 
 SUPPLY := build/supply
 
-# Tools that only maintainers need, whose own packages are not this project's.
+# Tools for maintainers only, with their own requirements.
 $(SUPPLY)/.installed: constraints.txt
 	@echo "Creating $(SUPPLY)"
 	@$(PYTHON) -m venv $(SUPPLY)
 	@$(SUPPLY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt uv pip-audit
 	@touch $@
 
-lock: $(SUPPLY)/.installed  ## uv.lock anew; PACKAGE=numpy==2.4.6 changes a version
+lock: $(SUPPLY)/.installed  ## update uv.lock; PACKAGE=numpy==2.4.6 changes a version
 	@$(SUPPLY)/bin/uv lock --no-python-downloads $(addprefix --upgrade-package ,$(PACKAGE))
 
 # Strict: a package that the database does not know is an error, not a line among others.
-mac-packages: $(SUPPLY)/.installed  ## whether macOS 14, 15 and 26 have a wheel of each package, on Python 3.10 to 3.13
+mac-packages: $(SUPPLY)/.installed  ## check that macOS 14, 15 and 26 have a wheel of each package, on Python 3.10 to 3.13
 	@$(SUPPLY)/bin/python tests/mac_packages.py $(SUPPLY)/bin/uv
 
 audit: $(SUPPLY)/.installed  ## pip-audit: known vulnerabilities of the packages in uv.lock

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speak a text: python generate_coreml.py --text … [--prompt WAV --prompt-text …] [--output out.wav]
 
-This is `voxcpm-coreml generate` with the same options, except that the bundle is the option --bundle.
+Has the same options as `voxcpm-coreml generate`, except that the bundle is the option --bundle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_BUNDLE = "bundle"
 
 def main() -> int:
     """Run `voxcpm-coreml generate` and return its exit code."""
-    # These make the script run from a checkout in which only the requirements are installed.
+    # Runs from a checkout where only the requirements are installed.
     sys.path[:0] = [str(ROOT / "constants"), str(ROOT / "runtime")]
     from voxcpm_runtime.commands.cli import main as voxcpm_coreml
 

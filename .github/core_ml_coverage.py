@@ -1,8 +1,8 @@
-"""Which compute units the tests on Core ML covered, in Markdown, from pytest's JUnit files.
+"""A Markdown table of the compute units that the Core ML tests covered, from pytest's JUnit files.
 
     python .github/core_ml_coverage.py FOLDER UNIT...      reads FOLDER/coreml-UNIT.xml
 
-A unit whose tests were all skipped is named as not covered, so that a green run does not read as coverage.
+A unit whose tests were all skipped is listed as not covered, so that a green run is not mistaken for coverage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def coverage(folder: Path, units: list[str]) -> str:
-    """A table with a row for each unit, and a line that names the units that were not covered."""
+    """A table with a row per unit, and a line per unit that was not covered."""
     lines = [
         "### Step models on Core ML",
         "",
@@ -39,7 +39,7 @@ def coverage(folder: Path, units: list[str]) -> str:
 
 
 def outcomes(report: Path) -> tuple[Counter[str], set[str]]:
-    """How many tests passed, failed and were skipped, and why these were skipped."""
+    """Numbers of tests that passed, failed and were skipped, and the reasons for skipping."""
     counts: Counter[str] = Counter()
     reasons = set()
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - written by our own tests

@@ -1,4 +1,4 @@
-"""The doctor's trials as a table in Markdown, from what `voxcpm-coreml doctor --json` printed.
+"""The doctor's trials as a Markdown table, from the output of `voxcpm-coreml doctor --json`.
 
 python .github/doctor_table.py FILE
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def table(path: Path) -> str:
-    """A row for each trial, in which a star marks the unit that was chosen, then the advice."""
+    """A row per trial, with a star for the chosen unit, then the advice."""
     lines = ["### The doctor", ""]
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def table(path: Path) -> str:
 
 
 def worst(agreement: dict[str, Any] | None) -> float | None:
-    """The lowest correlation of a trial's streams and of the state that they leave."""
+    """The lowest correlation of a trial's streams and their final state."""
     if agreement is None:
         return None
     state = agreement["state"]
@@ -43,7 +43,7 @@ def worst(agreement: dict[str, Any] | None) -> float | None:
 
 
 def number(value: float | None, factor: float, places: int) -> str:
-    """A number times a factor; empty for none."""
+    """A number times a factor; empty for None."""
     return "" if value is None else f"{factor * value:.{places}f}"
 
 

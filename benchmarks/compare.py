@@ -1,4 +1,4 @@
-"""Two or more contenders on one bundle, call by call in turn, as ratios to the first.
+"""Interleaved benchmark of two or more contenders on one bundle, as ratios to the first.
 
     python benchmarks/compare.py BUNDLE CONTENDER CONTENDER ... [--rounds 9] [--only locdit_step] [--start] [--json]
 
@@ -7,18 +7,18 @@ A contender is a checkout of this project, or upstream's PyTorch code on the bun
     TREE                                  a folder; `.` is the current one
     TREE:precision=fp16,threads=1         with keywords of `VoxCPM.from_bundle`
     TREE:device=cuda,graphs=off           without CUDA graphs
-    TREE:bundle=FOLDER                    with a bundle of its own: an old tree cannot read a newer one's manifest
+    TREE:bundle=FOLDER                    with its own bundle: an old tree cannot read a newer manifest
     upstream:float32, upstream:bfloat16   needs --checkpoint; runs on --device
 
     python benchmarks/compare.py voxcpm-1.5 ../before .
     python benchmarks/compare.py voxcpm-1.5 upstream:float32 upstream:bfloat16 . --checkpoint VoxCPM1.5
     python benchmarks/compare.py voxcpm-1.5 .:device=cuda .:device=cuda,graphs=off --parity
 
-Each contender is a process with its own tree's environment (`TREE/.venv`, if there is one) and an empty cache folder of
-its own, which is filled before anything is measured. It stays open and waits while another works. In each round every
-contender measures a figure once, in the order A B, then B A, and so on, so that other load on the machine slows all of
-them. A figure is the median over the rounds; a ratio is the median of the ratios within a round, with their quartiles:
-if these include 1, there is no measurable difference.
+Each contender is a process with its own tree's environment (`TREE/.venv`, if it exists) and its own cache folder, which
+is warmed up before anything is measured. It idles while another one runs. In each round every contender measures each
+figure once, in alternating order (A B, then B A), so that other load on the machine slows all of them. A figure is the
+median over the rounds; a ratio is the median of the ratios within a round, with their quartiles: if these include 1,
+there is no measurable difference.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Figures = dict[str, list[list[float]]]
 
 @dataclass(frozen=True)
 class Contender:
-    """What takes part: a tree with options, or upstream in a dtype."""
+    """A checkout with options, or upstream in a dtype."""
 
     name: str
     tree: Path
@@ -62,7 +62,7 @@ class Worker:
 
     def __init__(self, contender: Contender, arguments: argparse.Namespace, cache: str) -> None:
         """Start one. cache: its cache folder."""
-        given = {
+        job = {
             "bundle": str(Path(contender.options.get("bundle", arguments.bundle)).resolve()),
             "checkpoint": arguments.checkpoint,
             "dtype": contender.dtype,
@@ -71,7 +71,7 @@ class Worker:
                 name: getattr(arguments, name) for name in ("threads", "patches", "steps", "device", "parity")
             },
         }
-        given["options"].pop("bundle", None)
+        job["options"].pop("bundle", None)
         python = contender.tree / ".venv" / "bin" / "python"
         environment = {
             **os.environ,
@@ -82,14 +82,14 @@ class Worker:
         self._name = contender.name
         began = time.perf_counter()
         self._process: Any = subprocess.Popen(  # noqa: S603 - the file next to this one
-            [str(python if python.exists() else sys.executable), str(WORKER), json.dumps(given)],
+            [str(python if python.exists() else sys.executable), str(WORKER), json.dumps(job)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
-        opened = self._answer()
+        opened = self._read_response()
         if isinstance(opened, str):
-            _refuse(f"{self._name}: {opened}")
+            _fail(f"{self._name}: {opened}")
         self.measurements: list[str] = opened
-        """What it can measure."""
+        """Names of its measurements."""
         self.start_seconds = time.perf_counter() - began
         """Seconds from a new process to an open bundle."""
 
@@ -98,17 +98,17 @@ class Worker:
         if measurement not in ("memory", *self.measurements):
             return {}
         print(measurement, file=self._process.stdin, flush=True)
-        return self._answer()
+        return self._read_response()
 
     def close(self) -> None:
         """End the process."""
         self._process.stdin.close()
         self._process.wait()
 
-    def _answer(self) -> Any:
+    def _read_response(self) -> Any:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._name} ended with exit code {self._process.wait()}; its reason is above")
+            raise SystemExit(f"{self._name} exited with code {self._process.wait()}; see the reason above")
         return json.loads(line)
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     """Measure all contenders in turn and print their ratios, as a table or as JSON."""
     arguments = _arguments()
     load = os.getloadavg()[0]
-    measured = {name: _compared(values) for name, values in _measured(arguments).items()}
+    measured = {name: _compare(values) for name, values in _measure(arguments).items()}
     result = {
         "processor": chip(),
         "features": cpu_features(),
@@ -141,11 +141,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="the bundle's checkpoint, for upstream")
     parser.add_argument("--device", default="cpu", help="PyTorch's device, for upstream")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--patches", type=int, default=32, help="of speech; VoxCPM 1.5 needs 32 for the text")
+    parser.add_argument("--patches", type=int, default=32, help="VoxCPM 1.5 needs 32 patches for the text")
     parser.add_argument("--steps", type=int, default=10, help="Euler steps")
     parser.add_argument("--only", action="append", help="measure only this: a step model, prefill, speech")
     parser.add_argument("--parity", action="store_true", help="also compare latents with float32 on the CPU")
-    parser.add_argument("--start", action="store_true", help="also new processes, with full and empty caches")
+    parser.add_argument("--start", action="store_true", help="also time start-up, with warm and empty caches")
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -173,8 +173,8 @@ def _contender(name: str) -> Contender:
     return Contender(name, tree, None, options)
 
 
-def _measured(arguments: argparse.Namespace) -> Figures:
-    """The values of each figure, by contender, one a round; a contender that lacks a figure has none."""
+def _measure(arguments: argparse.Namespace) -> Figures:
+    """Values of each figure, by contender, one per round; none if a contender lacks the figure."""
     figures: Figures = {}
     contenders: list[Contender] = arguments.contenders
 
@@ -184,7 +184,7 @@ def _measured(arguments: argparse.Namespace) -> Figures:
             for name, value in call(i).items():
                 figures.setdefault(name, [[] for _ in contenders])[i].append(value)
 
-    # A cache folder for each contender: trees with different graphs would remove each other's prepared forms.
+    # One cache folder per contender: trees with different graphs would evict each other's entries.
     with tempfile.TemporaryDirectory() as caches:
         folders = [f"{caches}/{i}" for i in range(len(contenders))]
         for contender, folder in zip(contenders, folders, strict=True):
@@ -193,9 +193,9 @@ def _measured(arguments: argparse.Namespace) -> Figures:
                 Worker(contender, arguments, folder).close()
         workers = [Worker(c, arguments, folder) for c, folder in zip(contenders, folders, strict=True)]
         names = list(dict.fromkeys(name for worker in workers for name in worker.measurements))
-        asked = _asked([name for name in names if name != "parity"], arguments.only)
+        selected = _selected([name for name in names if name != "parity"], arguments.only)
         for turn in range(arguments.rounds):
-            for name in asked:
+            for name in selected:
                 in_turn(lambda i: workers[i].figures(name), turn)  # noqa: B023 - called immediately
             print(f"round {turn + 1} of {arguments.rounds}", file=sys.stderr)
         for name in ("memory", "parity"):
@@ -209,21 +209,21 @@ def _measured(arguments: argparse.Namespace) -> Figures:
     return figures
 
 
-def _asked(names: list[str], only: list[str] | None) -> list[str]:
-    """The measurements that `--only` names, or all; a step model stands for all its lengths."""
+def _selected(names: list[str], only: list[str] | None) -> list[str]:
+    """The measurements named by `--only`, or all; a step model includes all its lengths."""
     short = [name.partition("[")[0] for name in names]
     if unknown := [name for name in only or [] if name not in short]:
-        _refuse(f"--only {unknown[0]}: expected one of {', '.join(dict.fromkeys(short))}")
+        _fail(f"--only {unknown[0]}: expected one of {', '.join(dict.fromkeys(short))}")
     return [name for name, own in zip(names, short, strict=True) if not only or own in only]
 
 
-def _refuse(reason: str) -> NoReturn:
+def _fail(reason: str) -> NoReturn:
     print(f"compare.py: {reason}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def _starts(contender: Contender, arguments: argparse.Namespace, cache: str) -> dict[str, float]:
-    """Seconds from a new process to an open bundle: with an empty cache, then with a full one."""
+    """Seconds from a new process to an open bundle: with an empty cache, then with a warm one."""
     seconds = {}
     for kind in ("cold", "warm"):
         worker = Worker(contender, arguments, cache)
@@ -232,8 +232,8 @@ def _starts(contender: Contender, arguments: argparse.Namespace, cache: str) -> 
     return seconds
 
 
-def _compared(values: Sequence[Sequence[float]]) -> list[dict[str, Any] | None]:
-    """For each contender the median of a figure, and the quartiles of its ratios to the first one's; None without."""
+def _compare(values: Sequence[Sequence[float]]) -> list[dict[str, Any] | None]:
+    """Each contender's median of a figure, and quartiles of its ratios to the first contender; None without values."""
     first = values[0]
     return [
         {

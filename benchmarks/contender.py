@@ -1,8 +1,8 @@
-"""One contender of compare.py: a process that opens a bundle, or upstream's model, and times what it is asked to.
+"""A contender process of compare.py: opens a bundle, or upstream's model, and runs measurements on request.
 
-Its first line of JSON is the list of its measurements, or the reason why it cannot open what it is given. Then it reads
-the name of a measurement from each line of its standard input, and answers with a line of JSON: figures by name. It
-runs in the contender's own tree, which may be old, so it finds names that have moved.
+Its first line of JSON is the list of its measurements, or the reason why opening failed. Then it reads the name of a
+measurement from each line of its standard input, and responds with a line of JSON: figures by name. It runs in the
+contender's own tree, which may be old, so it also looks for modules under former names.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ Measurements = dict[str, Callable[[], dict[str, float]]]
 TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 PREFILL_TOKENS = 128
 PARITY_PATCHES = 12
-# Maximum seconds and calls of one measurement: the contenders' turns must be close to each other in time.
+# Maximum seconds and calls of one measurement, so that the contenders' turns are close in time.
 TURN_SECONDS = 0.3
 TURN_CALLS = 20
 
 
 def main() -> None:
-    """Answer until standard input ends."""
-    given = json.loads(sys.argv[1])
-    # Whatever else is printed must not mix with the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Serve requests until standard input ends."""
+    job = json.loads(sys.argv[1])
+    # Other output must not mix with the responses.
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        measurements = _upstream(given) if given["dtype"] else _bundle(given)
-    # A wrong name of an option, or a wrong value.
+        measurements = _upstream(job) if job["dtype"] else _bundle(job)
+    # An invalid option name or value.
     except (TypeError, _module("voxcpm_constants.errors").VoxCPMError) as error:
-        print(json.dumps(str(error)), file=answers, flush=True)
+        print(json.dumps(str(error)), file=responses, flush=True)
         raise SystemExit(2) from None
-    print(json.dumps(list(measurements)), file=answers, flush=True)
+    print(json.dumps(list(measurements)), file=responses, flush=True)
     measurements["memory"] = _memory
     for line in sys.stdin:
-        print(json.dumps(measurements[line.strip()]()), file=answers, flush=True)
+        print(json.dumps(measurements[line.strip()]()), file=responses, flush=True)
 
 
-def _bundle(given: dict[str, Any]) -> Measurements:
-    options, patches = given["options"], given["patches"]
+def _bundle(job: dict[str, Any]) -> Measurements:
+    options, patches = job["options"], job["patches"]
     if options.pop("graphs", "on") == "off":
         _module(
             "voxcpm_runtime.backends.gpu.device", "voxcpm_runtime.backends.devices"
         ).Device.captures = False
     open_bundle = _module("voxcpm_runtime.voxcpm").VoxCPM.from_bundle
-    tts = open_bundle(given["bundle"], **options)
+    tts = open_bundle(job["bundle"], **options)
     sizes, a, models = tts.bundle.manifest.sizes, tts.bundle.architecture, tts.driver.models
     measurements: Measurements = {}
 
@@ -86,7 +86,7 @@ def _bundle(given: dict[str, Any]) -> Measurements:
 
     def speech() -> dict[str, float]:
         began = time.perf_counter()
-        chunks = tts.generate_streaming(TEXT, seed=0, first_chunk_patches=1, **_utterance(patches, given))
+        chunks = tts.generate_streaming(TEXT, seed=0, first_chunk_patches=1, **_utterance(patches, job))
         next(chunks)
         first = time.perf_counter() - began
         for _ in chunks:
@@ -94,17 +94,17 @@ def _bundle(given: dict[str, Any]) -> Measurements:
         return {"first audio, ms": 1e3 * first, **_speed(time.perf_counter() - began, patches, a)}
 
     measurements["speech"] = speech
-    if given["parity"]:
+    if job["parity"]:
         options = {**options, "device": "cpu"}
-        measurements["parity"] = lambda: _parity(tts, open_bundle(given["bundle"], **options), given)
+        measurements["parity"] = lambda: _parity(tts, open_bundle(job["bundle"], **options), job)
     return measurements
 
 
-def _parity(tts: Any, host: Any, given: dict[str, Any]) -> dict[str, float]:
-    """Correlation of latents with the same bundle in float32 on the processor: a free run, and teacher forcing."""
-    utterance = {**_utterance(PARITY_PATCHES, given), "seed": 7, "retry_badcase": False}
+def _parity(tts: Any, host: Any, job: dict[str, Any]) -> dict[str, float]:
+    """Correlation of latents with the same bundle in float32 on the CPU: free-running and teacher-forced."""
+    utterance = {**_utterance(PARITY_PATCHES, job), "seed": 7, "retry_badcase": False}
     ours, theirs = (either.speak(TEXT, **utterance).latents for either in (tts, host))
-    options = _module("voxcpm_runtime.options").GenerationOptions(inference_timesteps=given["steps"])
+    options = _module("voxcpm_runtime.options").GenerationOptions(inference_timesteps=job["steps"])
 
     def forced(either: Any) -> list[Any]:
         """The patches that follow each of the host's."""
@@ -125,21 +125,21 @@ def _parity(tts: Any, host: Any, given: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _upstream(given: dict[str, Any]) -> Measurements:
+def _upstream(job: dict[str, Any]) -> Measurements:
     import torch
 
     from voxcpm_constants.manifest import Manifest
     from voxcpm_validation.upstream import load_upstream, upstream_generate
 
-    manifest = Manifest.read(Path(given["bundle"]))
+    manifest = Manifest.read(Path(job["bundle"]))
     a, positions = manifest.architecture, manifest.sizes.kv_length
-    torch.set_num_threads(given["threads"])
+    torch.set_num_threads(job["threads"])
     # The bundle's cache length: upstream attends to the whole cache in every step, as the step models do.
     # On a GPU it is compiled, as its package does.
-    device = given["device"]
+    device = job["device"]
     model = load_upstream(
-        given["checkpoint"],
-        dtype=given["dtype"],
+        job["checkpoint"],
+        dtype=job["dtype"],
         max_length=positions,
         device=device,
         optimize=device != "cpu",
@@ -148,7 +148,7 @@ def _upstream(given: dict[str, Any]) -> Measurements:
     tokens = min(PREFILL_TOKENS, positions)
 
     @torch.inference_mode()
-    def at_once() -> None:
+    def prefill() -> None:
         embeddings = torch.zeros(1, tokens, a.lm_config.hidden_size, **like)
         for lm in (model.base_lm, model.residual_lm):
             lm(inputs_embeds=embeddings, is_causal=True)
@@ -160,14 +160,14 @@ def _upstream(given: dict[str, Any]) -> Measurements:
             lm.forward_step(hidden, torch.tensor([positions - 1], device=device))
 
     def speech() -> dict[str, float]:
-        patches, began = given["patches"], time.perf_counter()
-        lengths = {"min_len": patches, "max_len": patches, "inference_timesteps": given["steps"]}
+        patches, began = job["patches"], time.perf_counter()
+        lengths = {"min_len": patches, "max_len": patches, "inference_timesteps": job["steps"]}
         upstream_generate(model, TEXT, rng=np.random.default_rng(0), **lengths)
         return _speed(time.perf_counter() - began, patches, a)
 
     return {
         "prefill": lambda: {
-            "prefill, ms/token": 1e3 / tokens * _seconds(at_once),
+            "prefill, ms/token": 1e3 / tokens * _seconds(prefill),
             "step by step, ms/token": 1e3 * _seconds(step),
         },
         "speech": speech,
@@ -186,7 +186,7 @@ def _speed(seconds: float, patches: int, a: Any) -> dict[str, float]:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Median seconds of a call, after one that is not counted: the caches held the other contender's weights."""
+    """Median seconds of a call, after a warm-up call: the CPU caches held the other contender's weights."""
     call()
     seconds: list[float] = []
     while not seconds or (sum(seconds) < TURN_SECONDS and len(seconds) < TURN_CALLS):
@@ -198,10 +198,10 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _module(*names: str) -> ModuleType:
     """The first of these modules that the tree has."""
-    return importlib.import_module(next(name for name in names if _is_there(name)))
+    return importlib.import_module(next(name for name in names if _exists(name)))
 
 
-def _is_there(name: str) -> bool:
+def _exists(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -213,10 +213,10 @@ def _sequence(tokens: list[int], a: Any) -> Any:
     return build(tokens, (a.patch_size, a.feat_dim))
 
 
-def _utterance(patches: int, given: dict[str, Any]) -> dict[str, Any]:
-    """Options for one utterance of exactly so many patches, as upstream speaks it."""
+def _utterance(patches: int, job: dict[str, Any]) -> dict[str, Any]:
+    """Options for a single utterance of exactly this many patches, as in upstream."""
     lengths = {"min_len": patches, "max_len": patches, "segment_tokens": 200}
-    return {**lengths, "inference_timesteps": given["steps"]}
+    return {**lengths, "inference_timesteps": job["steps"]}
 
 
 def _memory() -> dict[str, float]:

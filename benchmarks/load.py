@@ -1,22 +1,22 @@
-"""Many clients at once on a server of this checkout, over loopback, some of them slow, gone or wrong.
+"""Load test: many concurrent clients on a server of this checkout, some of them slow, disconnecting or invalid.
 
     python benchmarks/load.py [BUNDLE] [--clients 100] [--warm-up 30] [--seconds 60] [--seed 0] [--json FILE]
                               [--serve OPTIONS]
 
-Without a bundle it is the built-in voice. The server is a process of its own (`voxcpm-coreml serve`). Each client asks
-for one speech after another until the time is over: first for `--warm-up` seconds, in which the server takes the memory
-that this load needs, then for `--seconds` seconds, which are judged. Each request is drawn with the seed:
+The default bundle is the built-in voice. The server is its own process (`voxcpm-coreml serve`). Each client sends one
+request after another: first for `--warm-up` seconds, in which memory grows to what this load needs, then for
+`--seconds` seconds, which are judged. Requests are drawn with the seed:
 
     reader        reads the stream as fast as it arrives
     slow reader   reads at half the pace of playback
-    whole         waits for the whole answer ("stream": false)
+    whole         waits for the whole response ("stream": false)
     leaver        disconnects in the middle of the speech
-    wrong         sends a request that must be refused
+    wrong         sends a request that must be rejected
 
-A client that gets a 503 waits as long as `Retry-After` says, at most two seconds. The exit code is 1 unless
+A client that gets a 503 waits for `Retry-After`, at most two seconds. The exit code is 1 unless
 
-- every error is a 503 or the refusal of a wrong request with the right status;
-- every answer that was read has the samples of the same call alone, computed before in this process;
+- every error is a 503, or the right status for a wrong request;
+- every response has the samples of the same call alone, computed in advance in this process;
 - the server's resident memory does not grow after the warm-up.
 
 Times to first audio and underruns after the warm-up are printed with the other figures.
@@ -63,21 +63,21 @@ WRONG: tuple[tuple[int, dict[str, Any] | bytes], ...] = (
 KINDS = {"reader": 0.55, "slow reader": 0.15, "whole": 0.1, "leaver": 0.1, "wrong": 0.1}
 MAX_WAIT = 2.0
 MEMORY_ALLOWANCE = 0.03
-"""Growth of resident memory after the warm-up that is not a leak, as a share."""
+"""Relative growth of resident memory after the warm-up that is not considered a leak."""
 Expected = dict[tuple[str, int, bool], bytes]
-"""16-bit samples by text, seed, and whether the answer is whole."""
+"""16-bit samples by text, seed, and whether the response is whole."""
 
 
 @dataclass
 class Outcome:
-    """What all clients saw. Errors and wrong samples count from the first request on, all figures after the warm-up."""
+    """Results of all clients. Errors and wrong samples count from the first request, all figures after the warm-up."""
 
     judged_from: float
     """End of the warm-up, by `time.perf_counter`."""
     statuses: Counter[int] = field(default_factory=Counter)
-    """Answers by status; 0 is a connection that ended without one."""
+    """Responses by status; 0 is a connection that ended without one."""
     finished: Counter[str] = field(default_factory=Counter)
-    """Requests that went as they should, by kind."""
+    """Successful requests, by kind."""
     wrong: list[str] = field(default_factory=list)
     first_audio: list[float] = field(default_factory=list)
     """Seconds from a request to its first audio, of streams."""
@@ -96,8 +96,8 @@ class Server:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-        given = [*([bundle] if bundle else []), "--port", str(port), "--quiet", *options]
-        self.process = subprocess.Popen([sys.executable, "-c", program, "serve", *given])  # noqa: S603 - our own
+        arguments = [*([bundle] if bundle else []), "--port", str(port), "--quiet", *options]
+        self.process = subprocess.Popen([sys.executable, "-c", program, "serve", *arguments])  # noqa: S603 - our own
 
     def wait_until_ready(self, seconds: float = 300) -> None:
         """Wait until it accepts requests. Raises SystemExit if it does not."""
@@ -117,7 +117,7 @@ class Server:
         return 0
 
     def end(self) -> int:
-        """End it as a supervisor does: its exit code."""
+        """Terminate it like a supervisor, and return its exit code."""
         self.process.terminate()
         return self.process.wait(60)
 
@@ -136,7 +136,7 @@ def expected_samples(bundle: str | None) -> tuple[Expected, int]:
 
 
 class Client:
-    """One client, which sends one request after another."""
+    """A client that sends one request after another."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Client:
         self._http, self._expected, self._rate, self._outcome = http, expected, rate, outcome
 
     async def work(self, until: float) -> None:
-        """Send requests until then (`time.perf_counter`); the last one is read to its end."""
+        """Send requests until that time (`time.perf_counter`); the last one is completed."""
         while time.perf_counter() < until:
             kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
             try:
@@ -166,64 +166,72 @@ class Client:
         expected, body = self._random.choice(WRONG)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        answer = await self._http.post("/v1/audio/speech", content=content, headers=headers)
-        self._outcome.statuses[answer.status_code] += 1
-        if answer.status_code == expected:
+        response = await self._http.post("/v1/audio/speech", content=content, headers=headers)
+        self._outcome.statuses[response.status_code] += 1
+        if response.status_code == expected:
             self._outcome.finished["wrong"] += time.perf_counter() >= self._outcome.judged_from
-        elif answer.status_code != 503:
-            self._outcome.wrong.append(f"expected {expected} for {body!r:.80}, got {answer.status_code}")
-        return _retry_after(answer)
+        elif response.status_code != 503:
+            self._outcome.wrong.append(f"expected {expected} for {body!r:.80}, got {response.status_code}")
+        return _retry_after(response)
 
     async def _send(self, kind: str) -> float:
         text, seed, whole = self._random.choice(TEXTS), self._random.randrange(SEEDS), kind == "whole"
-        given = {"model": "tts-1", "input": text, "seed": seed, "stream": not whole}
-        given |= {"response_format": "pcm", "sample_rate": self._rate}
-        leaves_after = self._random.randrange(1, 40_000) if kind == "leaver" else None
+        request = {"model": "tts-1", "input": text, "seed": seed, "stream": not whole}
+        request |= {"response_format": "pcm", "sample_rate": self._rate}
+        disconnect_after = self._random.randrange(1, 40_000) if kind == "leaver" else None
         began = time.perf_counter()
         judged = began >= self._outcome.judged_from
-        async with self._http.stream("POST", "/v1/audio/speech", json=given) as answer:
-            self._outcome.statuses[answer.status_code] += 1
-            if answer.status_code != 200:
-                if answer.status_code != 503:
-                    self._outcome.wrong.append(f"expected 200 or 503 for {given}, got {answer.status_code}")
-                return _retry_after(answer)
-            body = await self._body(answer, kind, leaves_after, began, judged=judged)
-        wanted = self._expected[text, seed, whole]
-        if body == (wanted if leaves_after is None else wanted[: len(body)]):
+        async with self._http.stream("POST", "/v1/audio/speech", json=request) as response:
+            self._outcome.statuses[response.status_code] += 1
+            if response.status_code != 200:
+                if response.status_code != 503:
+                    self._outcome.wrong.append(
+                        f"expected 200 or 503 for {request}, got {response.status_code}"
+                    )
+                return _retry_after(response)
+            body = await self._body(response, kind, disconnect_after, began, judged=judged)
+        expected = self._expected[text, seed, whole]
+        if body == (expected if disconnect_after is None else expected[: len(body)]):
             self._outcome.finished[kind] += judged
             self._outcome.audio_seconds += judged * len(body) / 2 / self._rate
         else:
-            self._outcome.wrong.append(f"{kind}: other samples than alone for {given}")
+            self._outcome.wrong.append(f"{kind}: samples differ from the single run for {request}")
         return 0.0
 
     async def _body(
-        self, answer: httpx2.Response, kind: str, leaves_after: int | None, began: float, *, judged: bool
+        self,
+        response: httpx2.Response,
+        kind: str,
+        disconnect_after: int | None,
+        began: float,
+        *,
+        judged: bool,
     ) -> bytes:
-        body, played_until, ran_out = b"", 0.0, False
-        async for part in answer.aiter_raw():
+        body, played_until, underrun = b"", 0.0, False
+        async for part in response.aiter_raw():
             now = time.perf_counter()
             if judged and not body and kind != "whole":
                 self._outcome.first_audio.append(now - began)
-            ran_out = ran_out or (bool(body) and now > played_until)
+            underrun = underrun or (bool(body) and now > played_until)
             played_until = max(played_until, now) + len(part) / 2 / self._rate
             body += part
-            if leaves_after is not None and len(body) > leaves_after:
+            if disconnect_after is not None and len(body) > disconnect_after:
                 break
             if kind == "slow reader":
                 await asyncio.sleep(len(part) / self._rate)
-        self._outcome.underruns += judged and ran_out and kind == "reader"
+        self._outcome.underruns += judged and underrun and kind == "reader"
         return body
 
 
-def _retry_after(answer: httpx2.Response) -> float:
+def _retry_after(response: httpx2.Response) -> float:
     """Seconds to wait before the next request."""
-    return min(float(answer.headers.get("retry-after", 0)), MAX_WAIT)
+    return min(float(response.headers.get("retry-after", 0)), MAX_WAIT)
 
 
 async def load(
     server: Server, clients: int, warm_up: float, seconds: float, seed: int, bundle: str | None
 ) -> Outcome:
-    """Run the clients: what they saw."""
+    """Run the clients and return their results."""
     expected, rate = await asyncio.to_thread(expected_samples, bundle)
     outcome = Outcome(time.perf_counter() + warm_up)
 
@@ -232,7 +240,7 @@ async def load(
             outcome.memory.append((time.perf_counter() - outcome.judged_from, server.resident_bytes()))
             await asyncio.sleep(0.5)
 
-    # Each request has its own connection, as from clients of many programs.
+    # One connection per request, as from independent programs.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx2.AsyncClient(base_url=server.url, timeout=600, limits=limits) as http:
         watching = asyncio.ensure_future(watch())
@@ -244,7 +252,7 @@ async def load(
 
 
 def memory_growth(outcome: Outcome, seconds: float) -> float:
-    """Growth of resident memory in the judged time, as a share: of medians of its first and last tenth."""
+    """Relative growth of resident memory in the judged time, between medians of its first and last tenth."""
     judged = [size for at, size in outcome.memory if 0 <= at <= seconds]
     tenth = max(1, len(judged) // 10)
     if not judged or not judged[0]:
@@ -258,13 +266,13 @@ def figures(outcome: Outcome, seconds: float) -> dict[str, Any]:
     waits = sorted(outcome.first_audio)
     percentiles = {f"p{p}": round(waits[int(p / 100 * len(waits))], 3) if waits else None for p in (50, 95)}
     return {
-        "answers by status, warm-up included": dict(sorted(outcome.statuses.items())),
+        "responses by status, warm-up included": dict(sorted(outcome.statuses.items())),
         "finished, equal to the single run": dict(outcome.finished),
         "audio, s": round(outcome.audio_seconds, 1),
         "first audio of streams, s": percentiles,
         "readers": outcome.finished["reader"],
         "underruns": outcome.underruns,
-        "resident MB after the warm-up, least and most": [
+        "resident MB after the warm-up, min and max": [
             round(min(judged, default=0) / 1e6, 1), round(max(judged, default=0) / 1e6, 1),
         ],
         "resident MB, every ten seconds, warm-up included": [
@@ -276,19 +284,19 @@ def figures(outcome: Outcome, seconds: float) -> dict[str, Any]:
 
 
 def failures(outcome: Outcome, seconds: float) -> Iterator[str]:
-    """What does not hold."""
+    """Violated conditions, one line each."""
     yield from outcome.wrong
     if bad := {status for status in outcome.statuses if status >= 500 and status != 503}:
-        yield f"answers with {sorted(bad)}"
+        yield f"responses with status {sorted(bad)}"
     if not outcome.finished["reader"]:
         yield "no reader was served"
-    # In a few seconds memory that is used for the first time is no leak.
+    # In a short run, memory that is used for the first time is not a leak.
     if seconds >= 30 and (growth := memory_growth(outcome, seconds)) > MEMORY_ALLOWANCE:
         yield f"resident memory grew by {growth:.1%}"
 
 
 def main() -> None:
-    """Run it. Exits with 1 if something does not hold."""
+    """Run the load test. Exits with 1 if a condition is violated."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?")
     parser.add_argument("--clients", type=int, default=100)
@@ -297,19 +305,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="last: options of `serve`")
-    given = parser.parse_args()
-    server = Server(given.bundle, given.serve)
+    options = parser.parse_args()
+    server = Server(options.bundle, options.serve)
     try:
         server.wait_until_ready()
-        run = load(server, given.clients, given.warm_up, given.seconds, given.seed, given.bundle)
+        run = load(server, options.clients, options.warm_up, options.seconds, options.seed, options.bundle)
         outcome = asyncio.run(run)
-        found = figures(outcome, given.seconds)
+        found = figures(outcome, options.seconds)
     finally:
         code = server.end()
     print(json.dumps(found, indent=1))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
-    wrong = [*failures(outcome, given.seconds), *([f"the server ended with {code}"] if code else [])]
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    wrong = [*failures(outcome, options.seconds), *([f"the server exited with {code}"] if code else [])]
     for line in wrong[:20]:
         print(f"wrong: {line}", file=sys.stderr)
     sys.exit(bool(wrong))

@@ -161,7 +161,7 @@ def answers(_: Path) -> Record:
         base = f"http://127.0.0.1:{port}"
         for _ in range(300):
             with contextlib.suppress(OSError):
-                if _answer(base + "/readyz", None)[0] == 200:
+                if _answer(base + "/ready", None)[0] == 200:
                     break
             time.sleep(0.2)
         return {f"{index} {path}": _answer(base + path, body) for index, (path, body) in enumerate(REQUESTS)}
