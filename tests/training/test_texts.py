@@ -9,7 +9,7 @@ import pytest
 
 from voxcpm_training.architecture import PATCH
 from voxcpm_training.batches import Batch, Sampler
-from voxcpm_training.corpus import kept, spoken
+from voxcpm_training.corpus import filter_texts, spell_out
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids, encode
 
@@ -30,7 +30,7 @@ KNOWN = frozenset(
     ],
 )
 def test_a_sentence_as_it_is_said(sentence: str, expected: str | None) -> None:
-    assert spoken(sentence) == expected
+    assert spell_out(sentence) == expected
 
 
 def test_held_out_sentences_are_never_trained_on() -> None:
@@ -44,7 +44,7 @@ def test_held_out_sentences_are_never_trained_on() -> None:
         "The QUICK brown dog ran home.",
     ]
 
-    assert list(kept(candidates, held_out, KNOWN)) == ["The quick brown dog ran home."]
+    assert list(filter_texts(candidates, held_out, KNOWN)) == ["The quick brown dog ran home."]
 
 
 TEXTS = ("one bird sang.", "two birds flew away.", "it rained.", "they came home.")

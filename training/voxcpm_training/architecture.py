@@ -11,9 +11,9 @@ CONFIG: dict[str, Any] = json.loads(
     resources.files(__package__).joinpath("config.json").read_text(encoding="utf-8")
 )
 HOP: int = math.prod(CONFIG["audio_vae_config"]["encoder_rates"])
-"""Samples in a latent frame."""
+"""Samples per latent frame."""
 PATCH: int = CONFIG["patch_size"]
-"""Latent frames in a patch: one step of the language model."""
+"""Latent frames per patch, which is one step of the language model."""
 LATENT: int = CONFIG["feat_dim"]
 SAMPLE_RATE: int = CONFIG["audio_vae_config"]["sample_rate"]
-"""Samples in a second."""
+"""Hz"""

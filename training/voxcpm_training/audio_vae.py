@@ -1,9 +1,9 @@
 """Train the AudioVAE: `python -m voxcpm_training.audio_vae data -o vae`.
 
-The loss is reconstruction of multi-scale mel spectra; from `--adversarial-from` on, discriminators are added. The
-latents have unit variance. The decoder gets them with noise of a random level for each segment (like the sigma-VAE of
-arXiv 2412.08635), so that it tolerates the language model's errors. With `--decoder-only` the encoder is not trained,
-so that latents do not change.
+The loss is a multi-scale mel reconstruction loss; discriminators are added from `--adversarial-from` on. The latents
+have unit variance. The decoder gets them with noise of a random level per segment (like the sigma-VAE of
+arXiv 2412.08635), so that it tolerates the language model's errors. `--decoder-only` freezes the encoder, so that
+latents do not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from voxcpm_training.earlier_weights import audio_vae_weights
 from voxcpm_training.spectral_losses import MultiScaleMelLoss
 from voxcpm_training.speech import Signal
 from voxcpm_training.training_loop import (
-    Averaged,
+    AveragedWeights,
     CapturedStep,
     Gradients,
     Log,
@@ -43,7 +43,7 @@ _NOISE = 0.15
 
 
 class AudioVAETraining:
-    """AudioVAE, discriminators, optimizers and training speech, and a training step over them."""
+    """AudioVAE, discriminators, optimizers, training speech, and the training step."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
@@ -55,14 +55,14 @@ class AudioVAETraining:
         self.optimizer = adamw(self.trained, device, (0.8, 0.99))
         self.judges_optimizer = adamw(self.judges.parameters(), device, (0.8, 0.99))
         self.gradients, self.judges_gradients = Gradients(self.trained), Gradients(self.judges.parameters())
-        self.averaged = Averaged(self.vae, 0.999)
+        self.averaged = AveragedWeights(self.vae, 0.999)
         processes.synchronise(self.vae)
         processes.synchronise(self.judges)
         self.signal = Signal(options.data, device, options.hours)
         self.step, self.seconds = 0, 0.0
 
     def load(self, path: Path) -> None:
-        """Continue from audio_vae.pt."""
+        """Resume from audio_vae.pt."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self._start_from(state["averaged"])
         self.vae.load_state_dict(state["vae"])
@@ -72,7 +72,7 @@ class AudioVAETraining:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
-        """Start from another run's start.pt, or from a checkpoint's folder, which has no discriminators."""
+        """Initialise from another run's start.pt, or from a checkpoint's folder, which has no discriminators."""
         if path.is_dir():
             self._start_from(audio_vae_weights(path, self.device))
             return
@@ -85,12 +85,12 @@ class AudioVAETraining:
         for average, (name, _) in zip(self.averaged.average, self.vae.named_parameters(), strict=True):
             average.copy_(weights[name])
         if self.options.decoder_only:
-            # Latents stay as they are, so that language models trained on them do, too.
+            # Latents do not change, so language models trained on them stay valid.
             self.vae.encoder.requires_grad_(requires_grad=False)
             self.vae.normalisation.eval()
 
     def save(self, schedule: Schedule) -> None:
-        """Write audio_vae.pt to continue from, averaged.pt for later stages, and start.pt for other runs."""
+        """Write audio_vae.pt to resume from, averaged.pt for later stages, and start.pt for other runs."""
         folder: Path = self.options.output
         averaged = self.averaged.state_dict(self.vae)
         everything: dict[str, Any] = {
@@ -105,22 +105,22 @@ class AudioVAETraining:
         save(folder / "start.pt", {"averaged": averaged, "judges": judges})
 
     def reconstruction_gradients(self) -> Metrics:
-        """Gradients of a step without discriminators; returns its losses."""
+        """Compute gradients without discriminators; returns the losses."""
         return self._gradients(adversarial=False)
 
     def adversarial_gradients(self) -> Metrics:
-        """Gradients of a step of AudioVAE and discriminators; returns the losses."""
+        """Compute gradients of AudioVAE and discriminators; returns the losses."""
         return self._gradients(adversarial=True)
 
     def reconstruction_update(self) -> Metrics:
-        """Update the AudioVAE; returns its gradient's norm."""
+        """Update the AudioVAE; returns its gradient norm."""
         norm = self.gradients.clip(5.0)
         self.optimizer.step()
         self.averaged.update()
         return {"norm": norm}
 
     def adversarial_update(self) -> Metrics:
-        """Update AudioVAE and discriminators; returns the AudioVAE's gradient's norm."""
+        """Update AudioVAE and discriminators; returns the AudioVAE's gradient norm."""
         self.judges_gradients.clip(10.0)
         self.judges_optimizer.step()
         return self.reconstruction_update()
@@ -147,7 +147,7 @@ class AudioVAETraining:
             metrics: Metrics = {"mel": self.mel_loss(decoded, audio)}
             loss = _MEL * metrics["mel"]
             if adversarial:
-                # Both sides are judged by the same weights, so that speech is judged once a step.
+                # Both losses use the same weights, so the discriminators run once per step.
                 real_crop, decoded_crop = self._crops(audio, decoded)
                 real, made = self.judges(real_crop), self.judges(decoded_crop)
                 metrics["judges"] = discriminator_loss(real, made)
@@ -165,12 +165,12 @@ class AudioVAETraining:
         return distance
 
     def _crops(self, *signals: torch.Tensor) -> list[torch.Tensor]:
-        """The last `--judged` samples of each segment: discriminators need less context than the AudioVAE."""
+        """The last `--judged` samples of each segment, as discriminators need less context than the AudioVAE."""
         return [signal[:, -self.options.judged :] for signal in signals]
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train until the schedule ends, and save at intervals."""
+    """Train until the schedule ends, saving at intervals."""
     torch.manual_seed(options.seed)
     device = processes.start()
     torch.backends.cudnn.benchmark = True
@@ -227,24 +227,22 @@ def _rate(options: argparse.Namespace, progress: float) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's options."""
+    """The command-line parser."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("-o", "--output", type=Path, required=True)
     p.add_argument("--initial", type=Path, help="start.pt of an earlier run, or a checkpoint's folder")
     p.add_argument("--decoder-only", action="store_true")
     p.add_argument("--steps", type=int, default=60_000)
-    p.add_argument("--minutes", type=float, help="end after this time, whatever the step")
+    p.add_argument("--minutes", type=float, help="stop after this time, whatever the step")
     p.add_argument(
         "--adversarial-from", type=float, default=0.45, help="share of the training without discriminators"
     )
-    p.add_argument("--batch", type=int, default=16, help="segments in a batch")
-    p.add_argument("--segment", type=int, default=64 * HOP, help="samples in a segment")
-    p.add_argument(
-        "--judged", type=int, default=24 * HOP, help="samples of a segment that discriminators get"
-    )
-    p.add_argument("--hours", type=float, default=80, help="maximum hours of speech loaded to the device")
-    p.add_argument("--rate", type=float, default=9e-4, help="highest learning rate")
+    p.add_argument("--batch", type=int, default=16, help="segments per batch")
+    p.add_argument("--segment", type=int, default=64 * HOP, help="samples per segment")
+    p.add_argument("--judged", type=int, default=24 * HOP, help="samples of a segment for the discriminators")
+    p.add_argument("--hours", type=float, default=80, help="maximum hours of speech loaded onto the device")
+    p.add_argument("--rate", type=float, default=9e-4, help="peak learning rate")
     p.add_argument("--judges-rate", type=float, default=2e-4)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--log-every", type=int, default=200)

@@ -16,7 +16,7 @@ from voxcpm_training.fused_snake import snake, snake_depthwise
 
 
 class Snake(nn.Module):
-    """The activation x + sin²(alpha·x) / alpha, with one alpha for each channel."""
+    """The activation x + sin²(alpha·x) / alpha, with one alpha per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class CausalConv1d(nn.Conv1d):
 
 
 class PointwiseConv1d(nn.Conv1d):
-    """A convolution with a kernel of 1, as a matrix product."""
+    """A convolution with kernel size 1, as a matrix product."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, 1)
@@ -108,7 +108,7 @@ class Encoder(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [CausalConv1d(1, width, 7, left=6)]
         for stride in rates:
-            # For an odd stride, upstream pads one sample more than the window needs.
+            # For an odd stride, upstream pads one sample more than necessary.
             down = CausalConv1d(width, 2 * width, 2 * stride, left=2 * math.ceil(stride / 2), stride=stride)
             layers.append(_Block(*_units(width), Snake(width), down))
             width *= 2
@@ -144,13 +144,13 @@ class Decoder(nn.Module):
 
 
 class AudioVAE(nn.Module):
-    """Encoder, decoder and the normalisation of latents. Raises ValueError for one that is not depthwise."""
+    """Encoder, decoder and normalisation of latents. Raises ValueError if the config is not depthwise."""
 
     def __init__(self, config: dict[str, object]) -> None:
         super().__init__()
         c: dict[str, object] = config
         if not c["depthwise"]:
-            raise ValueError("only the depthwise AudioVAE is trained here")
+            raise ValueError("only a depthwise AudioVAE is supported")
         latent = int(str(c["latent_dim"]))
         self.encoder = Encoder(int(str(c["encoder_dim"])), list(c["encoder_rates"]), latent)  # type: ignore[call-overload]
         self.decoder = Decoder(int(str(c["decoder_dim"])), list(c["decoder_rates"]), latent)  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
 """Batches of single utterances and of pairs by one speaker, in a few fixed shapes.
 
 The sequence of a single utterance is [text tokens, audio start, patches]; that of a pair is [both texts, audio start,
-patches of both], as in inference with a prompt. With fixed shapes, a training step can be captured once for each shape.
+patches of both], as in inference with a prompt. With fixed shapes, a training step can be captured once per shape.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids
 
 LENGTHS = (40, 64, 88, 112, 136, 168, 208, 256, 312, 376, 448, 528, 624, 736)
-"""The possible lengths of a batch's sequences, in positions; longer sequences are left out."""
+"""Possible sequence lengths of a batch, in positions; longer sequences are dropped."""
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a batch: positions in a sequence, sequences, and the largest number of audio positions in all."""
+    """The shape of a batch: positions per sequence, sequences, and maximum total of audio positions."""
 
     length: int
     rows: int
@@ -31,17 +31,17 @@ class Shape:
 
     @classmethod
     def of(cls, length: int, tokens: int) -> Shape:
-        """The shape for sequences of `length` positions, about `tokens` positions in all."""
+        """The shape for sequences of `length` positions, about `tokens` positions in total."""
         rows = max(1, tokens // length)
         return cls(length, rows, int(0.40 * rows * length))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch as indices. tokens: token ids (rows, length); the others (patches,): an entry for each audio position.
+    """One batch as indices. tokens: token ids (rows, length); the others (patches,), an entry per audio position.
 
     places: index of the audio position among all rows·length positions; rows·length for padding.
-    patches, before: number of its patch and of the patch before it; the number of all patches if there is none.
+    patches, before: index of its patch and of the previous one; the total number of patches if there is none.
     last: 1 if the utterance ends with this patch, else 0.
     """
 
@@ -54,9 +54,9 @@ class Batch:
 
 
 class Sampler:
-    """A source of batches. tokens: positions in a batch. paired: share of the utterances that are put into pairs.
+    """Samples batches. tokens: positions per batch. paired: fraction of utterances that are paired.
 
-    Process `rank` of `world` gets every `world`-th batch; at each step, all processes get batches of one shape.
+    Process `rank` of `world` gets every `world`-th batch; at each step, all processes get batches of the same shape.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sampler:
     ) -> None:
         self._u, self._paired = utterances, paired
         self._rank, self._world = rank, world
-        # The plan is drawn alike in all processes, the rest of a batch in each by itself.
+        # All processes draw the same plan, but the rest of a batch independently.
         self._rng, self._own_rng = np.random.default_rng(seed), np.random.default_rng((seed, rank))
         self.shapes = tuple(Shape.of(length, tokens) for length in LENGTHS)
         self._space = character_ids()["▁"]
@@ -90,7 +90,7 @@ class Sampler:
                 count = max(1, int(fitting.sum()))
                 chosen = members[start : start + count]
                 start += count
-                # A small remainder would be mostly padding; its utterances are left to another epoch.
+                # A small remainder would be mostly padding; its utterances wait for another epoch.
                 if len(chosen) * 2 > shape.rows or count == 1 == shape.rows:
                     chunks.append(chosen)
             whole = len(chunks) // self._world * self._world
@@ -100,7 +100,7 @@ class Sampler:
             yield self._batch(shape, first[chosen], second[chosen])
 
     def _items(self) -> tuple[Ints, Ints]:
-        """Utterance numbers (first, second) of singles and pairs; second is -1 for a single."""
+        """Utterance indices (first, second) of singles and pairs; second is -1 for a single."""
         order = self._rng.permutation(np.nonzero(self._u.kept)[0])
         cut = int(len(order) * self._paired)
         pairable, singles = order[:cut], order[cut:]
@@ -121,7 +121,7 @@ class Sampler:
         tokens = np.zeros((shape.rows, shape.length), np.int64)
         audio: list[tuple[Ints, Ints]] = []
         before, last = [], []
-        # In inference, some transcripts of prompts lack the space at their end, so some pairs lack it too.
+        # At inference, some prompt transcripts have no trailing space, so some pairs have none either.
         joined = self._own_rng.random(len(first)) < 0.25
         for row, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
             text = self._text(a)
@@ -138,12 +138,12 @@ class Sampler:
             before.append(np.concatenate(([self.total_patches], numbers[:-1])))
             last.append(np.arange(len(numbers)) == len(numbers) - 1)
         pad = shape.patches - sum(len(places) for places, _ in audio)
-        nowhere, nothing = shape.rows * shape.length, self.total_patches
+        padding_place, padding_patch = shape.rows * shape.length, self.total_patches
         return Batch(
             shape=shape, tokens=tokens,
-            places=np.concatenate([*(places for places, _ in audio), np.full(pad, nowhere)]),
-            patches=np.concatenate([*(numbers for _, numbers in audio), np.full(pad, nothing)]),
-            before=np.concatenate([*before, np.full(pad, nothing)]),
+            places=np.concatenate([*(places for places, _ in audio), np.full(pad, padding_place)]),
+            patches=np.concatenate([*(numbers for _, numbers in audio), np.full(pad, padding_patch)]),
+            before=np.concatenate([*before, np.full(pad, padding_patch)]),
             last=np.concatenate([*last, np.zeros(pad, bool)]).astype(np.int64),
         )  # fmt: skip
 

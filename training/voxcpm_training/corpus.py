@@ -1,10 +1,10 @@
-"""Texts to speak, of one word to 20 seconds: `python -m voxcpm_training.corpus`.
+"""Build the text corpus, from single words to 20 seconds: `python -m voxcpm_training.corpus`.
 
-Running prose (the Brown corpus) is the larger part, in utterances of one or several sentences; definitions, examples,
-sayings and dictionaries of computing add words, exchanges add short sentences in a row, lists of words add the whole
-lexicon, and templates add what is read in words: numbers, dates, sums of money, addresses, abbreviations that are
-spelled. Every word must be in hibari's pronunciation lexicon, so that no voice guesses a pronunciation. A text that
-equals a held-out sentence, or shares five consecutive words with one, is dropped.
+Most of it is prose (the Brown corpus), in utterances of one or several sentences. Definitions, examples, sayings and
+computing dictionaries add vocabulary, exchanges add sequences of short sentences, word lists cover the whole lexicon,
+and templates add text that must be spelled out: numbers, dates, amounts of money, addresses, acronyms. Every word must
+be in hibari's pronunciation lexicon, so that no pronunciation is guessed. A text that equals a held-out sentence, or
+shares five consecutive words with one, is dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from num2words import num2words
 from voxcpm_training.templates import templates
 from voxcpm_training.text import is_speakable, words
 
-SHORTEST, LONGEST = 40, 290
-"""Characters that an utterance of several sentences may have; the longest is about 20 seconds."""
+MIN_LENGTH, MAX_LENGTH = 40, 290
+"""Characters per utterance of several sentences; the maximum is about 20 seconds."""
 _SHARED_WORDS = 5
 # The files of Debian's fortunes with English sentences; the others contain art, code, names or other languages.
 _FORTUNES = (
@@ -40,9 +40,9 @@ _EXPANDED = {
     "approx.": "approximately", "&": "and", "%": "percent", "+": "plus", "=": "equals",
 }  # fmt: skip
 _NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+|st|nd|rd|th)?\b")
-_DIGITS = 12  # longer numbers are not read
+_DIGITS = 12  # longer numbers are not spelled out
 _NOT_SPOKEN = re.compile(r"[^A-Za-z' ,.?!-]")
-_CAPITALS = re.compile(r"[A-Z]\w*[A-Z]")  # abbreviations, which a voice may spell or not
+_CAPITALS = re.compile(r"[A-Z]\w*[A-Z]")  # abbreviations, which may be spelled or not
 # Single letters, and fragments of abbreviations and split contractions.
 _FRAGMENTS = frozenset("bcdefghjklmnpqrstuvwxyz") | frozenset(
     ("st", "mr", "mrs", "ms", "dr", "co", "vs", "etc", "ft", "th", "nd", "rd", "jr")
@@ -50,7 +50,7 @@ _FRAGMENTS = frozenset("bcdefghjklmnpqrstuvwxyz") | frozenset(
 
 
 def wordnet(folder: Path) -> Iterator[str]:
-    """Definitions with their words, and quoted examples, of WordNet's data files."""
+    """WordNet's definitions, with the defined words, and its quoted examples."""
     for part in ("noun", "verb", "adj", "adv"):
         for line in (folder / f"data.{part}").read_text(encoding="utf-8", errors="replace").splitlines():
             head, bar, gloss = line.partition("|")
@@ -65,7 +65,7 @@ def wordnet(folder: Path) -> Iterator[str]:
 
 
 def brown(folder: Path) -> Iterator[list[str]]:
-    """The documents of the Brown corpus as lists of sentences. A line of it is a sentence of word/tag pairs."""
+    """The documents of the Brown corpus as lists of sentences. Each line is a sentence of word/tag pairs."""
     for path in sorted(folder.glob("c[a-r][0-9][0-9]")):
         sentences = []
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -76,7 +76,7 @@ def brown(folder: Path) -> Iterator[list[str]]:
 
 
 def sayings(folder: Path) -> Iterator[list[str]]:
-    """Debian's fortunes as lists of sentences, without the names of their authors."""
+    """Debian's fortunes as lists of sentences, without authors."""
     for name in _FORTUNES:
         path = folder / name
         if path.exists():
@@ -85,7 +85,7 @@ def sayings(folder: Path) -> Iterator[list[str]]:
 
 
 def dictionary(path: Path) -> Iterator[list[str]]:
-    """Paragraphs of a dictionary in dictd's compressed form, as lists of sentences."""
+    """Paragraphs of a dictionary in dictd's compressed format, as lists of sentences."""
     text = gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace")
     for paragraph in re.split(r"\n\s*\n", text):
         plain = " ".join(
@@ -94,8 +94,8 @@ def dictionary(path: Path) -> Iterator[list[str]]:
         yield re.split(r"(?<=[.!?])\s+(?=[A-Z])", plain)
 
 
-def spoken(sentence: str) -> str | None:
-    """The sentence as it is said: numbers in words, the marks that the voice knows. None if it cannot be said."""
+def spell_out(sentence: str) -> str | None:
+    """Spell out a sentence: numbers in words, and only supported punctuation. None if that is impossible."""
     for short, long in _EXPANDED.items():
         if short in sentence:
             sentence = re.sub(rf"(?<!\w){re.escape(short)}(?!\w)", long, sentence)
@@ -139,35 +139,35 @@ def _half_of_year(digits: str) -> str:
 
 
 def _plain(digits: str, to: str = "cardinal") -> str:
-    """A whole number in American words: without commas, and without "and" after the hundreds."""
+    """An integer in American English words: no commas, and no "and" after the hundreds."""
     return str(num2words(int(digits), to=to)).replace(",", "").replace(" and ", " ")
 
 
 def utterances(
     documents: Iterable[list[str]], rng: np.random.Generator, known: frozenset[str]
 ) -> Iterator[str]:
-    """Consecutive sentences that can be said, joined to utterances of random lengths."""
+    """Consecutive speakable sentences, joined to utterances of random length."""
     for document in documents:
         joined, target = "", 0.0
         for sentence in [*document, None]:
-            said = None if sentence is None else spoken(sentence)
+            said = None if sentence is None else spell_out(sentence)
             if said is not None and not all(is_known(word, known) for word in words(said.lower())):
                 said = None
             if joined and (said is None or len(joined) + len(said) + 1 > target):
                 yield joined
                 joined = ""
-            if said is None or not 2 <= len(said) <= LONGEST:
+            if said is None or not 2 <= len(said) <= MAX_LENGTH:
                 continue
             if not joined:
-                target = 0 if rng.random() < 0.3 else rng.uniform(SHORTEST, LONGEST)
+                target = 0 if rng.random() < 0.3 else rng.uniform(MIN_LENGTH, MAX_LENGTH)
             joined = f"{joined} {said}".strip()
 
 
 def exchanges(sentences: list[str], count: int, rng: np.random.Generator) -> Iterator[str]:
-    """Short sentences that do not belong together, LONGEST letters at most: half of them questions or exclamations."""
+    """Unrelated short sentences, joined to at most MAX_LENGTH; half of them are questions or exclamations."""
     lively = [s for s in sentences if s[-1] in "?!"]
     for _ in range(count):
-        target, joined = rng.uniform(SHORTEST, LONGEST - 60), ""
+        target, joined = rng.uniform(MIN_LENGTH, MAX_LENGTH - 60), ""
         while len(joined) < target:
             choices = lively if rng.random() < 0.5 else sentences
             joined = f"{joined} {choices[int(rng.integers(len(choices)))]}".strip()
@@ -175,7 +175,7 @@ def exchanges(sentences: list[str], count: int, rng: np.random.Generator) -> Ite
 
 
 def lists_of_words(known: Iterable[str], count: int, rng: np.random.Generator) -> Iterator[str]:
-    """Words of the lexicon, two to eight in a list, so that every word is spoken."""
+    """Lists of two to eight words that cover the lexicon."""
     plain = sorted(
         word for word in known if re.fullmatch(r"[a-z]{3,14}", word) and re.search("[aeiouy]", word)
     )
@@ -189,14 +189,14 @@ def lists_of_words(known: Iterable[str], count: int, rng: np.random.Generator) -
 
 
 def short_texts(frequent: list[str], count: int, rng: np.random.Generator) -> Iterator[str]:
-    """Texts of one or two words, with each of the three marks that end a sentence."""
+    """Texts of one or two words, ending in each of the three sentence marks."""
     for _ in range(count):
         chosen = rng.choice(frequent, int(rng.integers(1, 3)))
         yield f"{' '.join(chosen).capitalize()}{rng.choice(['.', '.', '!', '?'])}"
 
 
 def lexicon() -> frozenset[str]:
-    """The words, in lower case, for which hibari has a pronunciation."""
+    """Lower-case words with a pronunciation in hibari."""
     assets = resources.files("hibari").joinpath("assets")
     known: set[str] = set()
     for name in ("lexicon_us_gold.json.gz", "lexicon_us_silver.json.gz"):
@@ -213,42 +213,42 @@ def is_known(word: str, known: frozenset[str]) -> bool:
     return any(stem in known for stem in stems)
 
 
-def kept(candidates: Iterable[str], held_out: list[str], known: frozenset[str]) -> Iterator[str]:
-    """The texts to train on, without duplicates, unknown words and overlap with the held-out texts."""
-    spans = {span for text in held_out for span in _spans(text)} | {
+def filter_texts(candidates: Iterable[str], held_out: list[str], known: frozenset[str]) -> Iterator[str]:
+    """Drop duplicates, texts with unknown words, and texts that overlap with the held-out ones."""
+    held_out_ngrams = {ngram for text in held_out for ngram in _ngrams(text)} | {
         words(s.lower()) for s in held_out if len(words(s)) > 2
     }
     seen: set[str] = set()
     for text in candidates:
         said = words(text.lower())
-        if text in seen or not is_speakable(text.lower()) or len(text) > LONGEST or _CAPITALS.search(text):
+        if text in seen or not is_speakable(text.lower()) or len(text) > MAX_LENGTH or _CAPITALS.search(text):
             continue
         seen.add(text)
-        if said in spans or any(span in spans for span in _spans(text)):
+        if said in held_out_ngrams or any(ngram in held_out_ngrams for ngram in _ngrams(text)):
             continue
         if said and all(is_known(word, known) for word in said):
             yield text
 
 
-def _spans(text: str) -> list[tuple[str, ...]]:
+def _ngrams(text: str) -> list[tuple[str, ...]]:
     said = words(text.lower())
     return [said[i : i + _SHARED_WORDS] for i in range(len(said) - _SHARED_WORDS + 1)]
 
 
 def main() -> None:
-    """Write the corpus, shuffled, as a gzip file with one text in each line, as a reader would write it."""
+    """Write the shuffled corpus as a gzip file with one text per line, spelled for a reader."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wordnet", type=Path, required=True, help="folder of data.noun, data.verb, …")
     parser.add_argument("--brown", type=Path, required=True, help="folder of ca01, ca02, …")
     parser.add_argument("--fortunes", type=Path, required=True, help="folder of Debian's fortunes")
     parser.add_argument(
-        "--dictionaries", type=Path, nargs="*", default=[], help="files of dictd: foldoc.dict.dz, …"
+        "--dictionaries", type=Path, nargs="*", default=[], help="dictd files: foldoc.dict.dz, …"
     )
     parser.add_argument(
-        "--held-out", type=Path, nargs="+", required=True, help="text files that are never trained on"
+        "--held-out", type=Path, nargs="+", required=True, help="text files to exclude from training"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, required=True, help="corpus.txt.gz, one text in each line")
+    parser.add_argument("--output", type=Path, required=True, help="corpus.txt.gz, one text per line")
     options = parser.parse_args()
     held_out = [
         line for path in options.held_out for line in path.read_text(encoding="utf-8").splitlines() if line
@@ -272,14 +272,14 @@ def main() -> None:
         "dictionaries": [
             t for path in options.dictionaries for t in utterances(dictionary(path), rng, known)
         ],
-        "wordnet": [said for text in wordnet(options.wordnet) if (said := spoken(text)) is not None],
+        "wordnet": [said for text in wordnet(options.wordnet) if (said := spell_out(text)) is not None],
         "lists": list(lists_of_words(known, 14_000, rng)),
         "short": short,
         "templates": list(templates(12_000, rng, in_words)),
     }
     corpus: list[str] = []
     for name, texts in parts.items():
-        chosen = list(kept(texts, held_out, known))
+        chosen = list(filter_texts(texts, held_out, known))
         maximum = {"wordnet": 20_000, "dictionaries": 16_000}.get(name, len(chosen))
         chosen = [chosen[i] for i in rng.permutation(len(chosen))[:maximum]]
         print(name, len(chosen), sum(map(len, chosen)), "characters")  # noqa: T201

@@ -1,7 +1,7 @@
 """Synthesise the training speech: `python -m voxcpm_training.data corpus.txt.gz --kokoro kokoro -o data`.
 
-The corpus is cut into shards, one .npz file each. A shard appears only when it is complete, and an existing one is not
-made again. The speaker of a text depends only on the seed and the text's position in the corpus.
+The corpus is split into shards, one .npz file each. Shards are written atomically, and existing ones are skipped. The
+speaker of a text depends only on the seed and the text's position in the corpus.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from voxcpm_training.text import character_ids, encode
 from voxcpm_training.voices import SPEAKERS, KokoroVoices, Utterance, phonemes, recording
 
 SHARD = 512
-"""Utterances in a shard."""
+"""Utterances per shard."""
 _LONGEST_SECONDS = 22.0
 _SHORT, _SHORT_SHARE = 70, 0.35
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Path of a shard's file."""
+    """The path of a shard."""
     return folder / f"shard-{number:05d}.npz"
 
 
 @cache
 def _kokoro(folder: Path, device: str) -> KokoroVoices:
-    """The voices, loaded once in each process."""
+    """The voices, loaded once per process."""
     return KokoroVoices(folder, device)
 
 
@@ -49,7 +49,7 @@ def synthesise(
     devices: list[str],
     until: float,
 ) -> float:
-    """Write a numbered shard of the corpus. Returns the seconds of new speech.
+    """Write one shard of the corpus. Returns the seconds of new speech.
 
     Writes nothing and returns 0 if the shard exists already, or after the time `until`, in seconds since the epoch.
     """
@@ -61,7 +61,7 @@ def synthesise(
     voices = _kokoro(kokoro, devices[(identity[0] if identity else 0) % len(devices)])
     rng, ids = np.random.default_rng((seed, number)), character_ids()
     chosen = rng.choice(len(SPEAKERS), len(texts), p=np.array([s.share for s in SPEAKERS]))
-    asked = [
+    requests = [
         (written, int(index), Utterance(said, SPEAKERS[index], pace))
         for written, index, pace in zip(texts, chosen, rng.uniform(0.98, 1.02, len(texts)), strict=True)
         # A text without a phoneme cannot be spoken.
@@ -69,7 +69,7 @@ def synthesise(
     ]
     audio, phones, text, speakers = [], [], [], []
     for (written, index, _), spoken in zip(
-        asked, voices.speak([u for *_, u in asked], seed + number), strict=True
+        requests, voices.speak([u for *_, u in requests], seed + number), strict=True
     ):
         samples, labels = recording(
             spoken, SPEAKERS[index],
@@ -93,9 +93,9 @@ def synthesise(
 
 
 def main() -> None:
-    """Synthesise the shards of a corpus in parallel, and print progress as JSON lines."""
+    """Synthesise the shards of a corpus in parallel, printing progress as JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("corpus", type=Path, help="gzip file with one text in each line")
+    parser.add_argument("corpus", type=Path, help="gzip file with one text per line")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of shards")
     parser.add_argument(
         "--kokoro", type=Path, required=True, help="folder of part-1.bin …, and of the voices' .bin files"
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     texts = gzip.decompress(options.corpus.read_bytes()).decode().splitlines()
-    # Most short texts come last, as the synthesis may end before the corpus does.
+    # Most short texts come last, as synthesis may stop before the end of the corpus.
     chance = np.random.default_rng(options.seed).random(len(texts))
     late = [len(text) < _SHORT and p > _SHORT_SHARE for text, p in zip(texts, chance, strict=True)]
     texts = [texts[place] for place in np.argsort(late, kind="stable")]

@@ -1,4 +1,4 @@
-"""Small discriminators of speech: over periods of samples (HiFi-GAN) and over complex spectrograms (DAC)."""
+"""Small speech discriminators: over periods of samples (HiFi-GAN) and over complex spectrograms (DAC)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Discriminator(nn.Module):
     layers: nn.ModuleList
 
     def judge(self, x: Tensor) -> list[Tensor]:
-        """Outputs of all layers; the last one is the verdict."""
+        """Outputs of all layers; the last one is the score."""
         features = []
         for layer in self.layers[:-1]:
             x = F.leaky_relu(layer(x), 0.1)
@@ -76,12 +76,12 @@ class Discriminators(nn.Module):
         )
 
     def forward(self, audio: Tensor) -> list[list[Tensor]]:
-        """For each member, the outputs of all layers for audio (batch, samples)."""
+        """Outputs of all layers of each discriminator for audio (batch, samples)."""
         return [member(audio) for member in self.members]
 
 
 def discriminator_loss(real: list[list[Tensor]], decoded: list[list[Tensor]]) -> Tensor:
-    """Least-squares loss of the discriminators, whose target is 1 for real speech and 0 for decoded speech."""
+    """Least-squares discriminator loss, with targets of 1 for real and 0 for decoded speech."""
     terms = [
         (1 - r[-1].float()).square().mean() + d[-1].float().square().mean()
         for r, d in zip(real, decoded, strict=True)
@@ -90,7 +90,7 @@ def discriminator_loss(real: list[list[Tensor]], decoded: list[list[Tensor]]) ->
 
 
 def generator_losses(real: list[list[Tensor]], decoded: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
-    """The AudioVAE's losses: adversarial (least squares), and the relative distance of the layers' outputs."""
+    """The AudioVAE's losses: adversarial (least squares), and feature matching (relative distance of layer outputs)."""
     adversarial = torch.stack([(1 - d[-1].float()).square().mean() for d in decoded]).mean()
     distances = [
         (a.float().detach() - b.float()).abs().mean() / a.float().detach().abs().mean().clamp(min=1e-3)

@@ -1,4 +1,4 @@
-"""Weights of an earlier training, from its averaged.pt or from the folder of a checkpoint that was exported."""
+"""Weights of an earlier training, from its averaged.pt or an exported checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from voxcpm_training.audio_vae_modules import AudioVAE
 
 
 def audio_vae_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """State of an `AudioVAE`. In a checkpoint the normalisation is part of fc_mu, so here it changes nothing."""
+    """State of an `AudioVAE`. A checkpoint has the normalisation folded into fc_mu, so here it is the identity."""
     if not path.is_dir():
         state: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
         return state
@@ -35,7 +35,7 @@ def audio_vae_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
 
 
 def language_model_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """State of a `VoxCPM` of this package."""
+    """State of this package's `VoxCPM`."""
     if not path.is_dir():
         state: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
         return state

@@ -16,7 +16,7 @@ from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.latents import load_audio_vae
 from voxcpm_training.text import tokenizer_document
 
-# The posterior's constant log variance, that of the noise in the decoder's training; inference uses only the mean.
+# Constant log variance of the posterior: that of the decoder's training noise. Inference uses only the mean.
 _LOG_VARIANCE = 2 * math.log(0.15)
 _TOKENIZER_CONFIG = {
     "tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
@@ -26,7 +26,7 @@ _TOKENIZER_CONFIG = {
 
 
 def audio_vae_weights(path: Path) -> dict[str, Tensor]:
-    """The AudioVAE's weights with upstream's names and weight norm; normalisation of latents is folded into fc_mu."""
+    """The AudioVAE's weights with upstream's names and weight norm, and the normalisation folded into fc_mu."""
     vae = load_audio_vae(path, torch.device("cpu"))
     state = {
         name: tensor for name, tensor in vae.state_dict().items() if not name.startswith("normalisation.")
@@ -41,7 +41,7 @@ def audio_vae_weights(path: Path) -> dict[str, Tensor]:
             exported |= _weight_norm(name, tensor)
         else:
             exported[name] = tensor
-    # fc_logvar is constant: its weight is zero, but not its direction, by whose norm weight norm divides.
+    # fc_logvar is constant: its magnitude is zero, but not its direction, as weight norm divides by its norm.
     constant = torch.full_like(state["encoder.fc_mu.bias"], _LOG_VARIANCE)
     direction = torch.ones_like(state["encoder.fc_mu.weight"])
     exported |= {
@@ -59,13 +59,13 @@ def state_of_normalisation(vae: AudioVAE) -> tuple[Tensor, Tensor]:
 
 
 def _weight_norm(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """weight_g and weight_v of a weight. weight_v is the weight rounded to fp16, so that folding rounds only once."""
+    """weight_g and weight_v of a weight. weight_v is the weight rounded to fp16, so folding rounds only once."""
     direction = weight.half().float()
     return {f"{name}_g": direction.flatten(1).norm(dim=1)[:, None, None], f"{name}_v": direction}
 
 
 def write_checkpoint(audio_vae: Path, language_model: Path, out: Path) -> None:
-    """Write a checkpoint in upstream's layout from both trainings' averaged.pt, with weights in fp16."""
+    """Write a checkpoint in upstream's layout from both trainings' averaged.pt, in fp16."""
     out.mkdir(parents=True, exist_ok=True)
     for name, document in (
         ("config.json", CONFIG), ("tokenizer.json", tokenizer_document()), ("tokenizer_config.json", _TOKENIZER_CONFIG),
@@ -82,7 +82,7 @@ def write_checkpoint(audio_vae: Path, language_model: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Write the checkpoint that the options name."""
+    """Export a checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt")
     parser.add_argument("language_model", type=Path, help="the language model's averaged.pt")

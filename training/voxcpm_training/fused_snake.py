@@ -1,7 +1,7 @@
-"""Snake and the depthwise convolution after it as one GPU kernel each for the forward and the backward pass.
+"""Snake fused with the following depthwise convolution: one GPU kernel each for the forward and backward pass.
 
-The AudioVAE consists mostly of these two. As separate kernels, above all with cuDNN's depthwise convolution, they would
-take most of a training step. On the CPU the same functions are plain PyTorch.
+The AudioVAE consists mostly of these two. Unfused, especially with cuDNN's depthwise convolution, they would dominate a
+training step. On the CPU the same functions are plain PyTorch.
 """
 
 # Triton compiles the kernels and does not use annotations.
@@ -24,7 +24,7 @@ except ImportError:  # CPU builds of PyTorch do not include it
 
 KERNEL = 7
 _BLOCK = 1024
-# Gradients that the backward pass sums for each row: 7 weights, the bias and alpha.
+# Gradients that the backward pass sums per row: 7 weights, the bias and alpha.
 _SUMS = KERNEL + 2
 
 

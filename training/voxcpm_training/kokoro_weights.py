@@ -1,6 +1,6 @@
-"""The weights of Kokoro's int8 ONNX export, dequantised, for its PyTorch modules.
+"""Loads the dequantised weights of Kokoro's int8 ONNX export into its PyTorch modules.
 
-A node of the export is named after its module, so that the weights find their places by the nodes' names.
+Nodes of the export are named after their modules, so weights are matched by node name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 # ONNX orders an LSTM's gates as input, output, forget, cell; PyTorch as input, forget, cell, output.
 _GATES = (0, 2, 3, 1)
-# The exporter's wrapper and shortened names: start of a node's path -> start of the module's path.
+# The exporter's wrappers and shortened names: pattern in a node's path -> replacement in the module's path.
 _PATHS = (
     (r"^decoder\.decoder\.", "decoder."),
     (r"^encoder\.(F0|N|shared)([._])", r"predictor.\1\2"),
@@ -26,14 +26,14 @@ _PATHS = (
     (r"\.(cnn\.\d|asr_res)\.(cnn|asr_res)\.", r".\2."),
     (r"\.(LSTM|Conv|ConvTranspose|Gather|MatMul|Gemm_MatMul|LayerNormalization)(_quant)?$", ""),
 )
-# Parameters that the export lacks: scales and offsets of norms, which are 1 and 0, and a part of BERT without use.
+# Parameters missing from the export: scales and offsets of norms, which are 1 and 0, and an unused part of BERT.
 _ABSENT = re.compile(r"(norm[12]|adain[12]\.\d)\.norm\.|pooler")
 _PRODUCTS = frozenset(("ConvInteger", "MatMulInteger"))
 _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 
 
 def module_path(node: str) -> str:
-    """The path of the module that a node of the export computes, from the node's name."""
+    """The path of a node's module, from the node's name."""
     path = node.strip("/").replace("/", ".")
     for pattern, shorter in _PATHS:
         path = re.sub(pattern, shorter, path)
@@ -41,7 +41,7 @@ def module_path(node: str) -> str:
 
 
 def load(model: nn.Module, export: bytes) -> None:
-    """Copy the export's weights into the model. Raises ValueError if a parameter is left without one."""
+    """Copy the export's weights into the model. Raises ValueError if a parameter gets none."""
     import onnx
 
     graph = Graph(onnx.load_model_from_string(export).graph)
@@ -86,7 +86,7 @@ class Graph:
                 self._users.setdefault(name, []).append(node)
 
     def weight(self, node: Any) -> Array | None:
-        """The weight of a layer in PyTorch's order of axes; None for a node that has none."""
+        """A layer's weight in PyTorch's axis order; None for a node without one."""
         if node.op_type in _PRODUCTS:
             weight = self._dequantised(node.input[1], node.input[3] if len(node.input) > 3 else "")
             return weight.T if node.op_type == "MatMulInteger" else weight
@@ -98,15 +98,15 @@ class Graph:
         return self._constant(node.input[1]).T if node.op_type == "MatMul" else None
 
     def bias(self, node: Any) -> Array | None:
-        """The bias of a layer that has its own; None where the bias is an initializer with the parameter's name."""
+        """A layer's own bias; None if the bias is an initializer with the parameter's name."""
         if node.op_type in _CONVOLUTIONS:
             return self._constant(node.input[2])
-        return self._added(node) if node.op_type in _PRODUCTS else None
+        return self._added_bias(node) if node.op_type in _PRODUCTS else None
 
     def lstm(self, node: Any) -> Iterator[tuple[str, Array]]:
         """Name and value of each weight of a bidirectional LSTM.
 
-        The export has them as (2, inputs, 4·hidden), the biases as (2, 8·hidden).
+        In the export their shape is (2, inputs, 4·hidden), that of the biases (2, 8·hidden).
         """
         # Inputs of the node: weight, its scale and its zero point.
         places = {"ih": (1, 8, 9), "hh": (2, 10, 11)}
@@ -116,9 +116,9 @@ class Graph:
                 weight, scale, zero = (self.values[node.input[i]] for i in inputs)
                 scale, zero = scale.reshape(2, -1)[direction], zero.reshape(2, -1)[direction]
                 dequantised = (weight[direction].astype(np.float32) - zero.astype(np.float32)) * scale
-                yield f"weight_{kind}_l0{suffix}", _regated(dequantised.T)
+                yield f"weight_{kind}_l0{suffix}", _reorder_gates(dequantised.T)
             for kind, half in zip(places, np.split(biases[direction], 2), strict=True):
-                yield f"bias_{kind}_l0{suffix}", _regated(half)
+                yield f"bias_{kind}_l0{suffix}", _reorder_gates(half)
 
     def _dequantised(self, name: str, zero_point: str) -> Array:
         scale = self.values[f"{name.removesuffix('_quantized')}_scale"]
@@ -126,14 +126,14 @@ class Graph:
         return np.asarray((self.values[name].astype(np.float32) - zero.astype(np.float32)) * scale)
 
     def _constant(self, name: str) -> Array:
-        """A constant, also one that a DequantizeLinear makes."""
+        """A constant, or the output of a DequantizeLinear."""
         if name in self.values:
             return np.asarray(self.values[name], np.float32)
         data, scale, zero = (self.values[i].astype(np.float32) for i in self._makers[name].input[:3])
         return np.asarray((data - zero) * scale, np.float32)
 
-    def _added(self, node: Any) -> Array:
-        """The bias that is added to a product, before or after the product's scaling."""
+    def _added_bias(self, node: Any) -> Array:
+        """The bias added to a product, before or after scaling."""
         following = node
         for _ in range(4):
             following = self._users[following.output[0]][0]
@@ -156,6 +156,6 @@ class Graph:
         raise ValueError(f"no bias found for {node.name}")
 
 
-def _regated(x: Array) -> Array:
+def _reorder_gates(x: Array) -> Array:
     gates = np.split(x, 4)
     return np.concatenate([gates[i] for i in _GATES])

@@ -1,9 +1,9 @@
 """Train the language models, local encoder and DiT: `python -m voxcpm_training.language_model data vae -o lm`.
 
 The losses are upstream's (`VoxCPMModel.forward`: flow matching, and cross entropy of the stop head) and two auxiliary
-ones that teach the base LM its position in the text: the phones of the next patch from its hidden state, and the patch
-itself from the DiT's condition. The auxiliary heads are dropped at export. Input patches have noise of a random level
-each, so that the model tolerates its own errors when it generates.
+ones that teach the base LM its position in the text: predicting the phones of the next patch from its hidden state, and
+the patch itself from the DiT's condition. The auxiliary heads are dropped at export. Each input patch gets noise of a
+random level, so that the model tolerates its own errors during generation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from voxcpm_training.language_model_modules import VoxCPM
 from voxcpm_training.latents import encode_shards, load_audio_vae
 from voxcpm_training.speech import Utterances, finished_shards
 from voxcpm_training.training_loop import (
-    Averaged,
+    AveragedWeights,
     CapturedStep,
     Gradients,
     Log,
@@ -43,12 +43,12 @@ from voxcpm_training.voices import PHONE_CLASSES
 
 CHECKPOINT = "language_model.pt"
 _PHONES, _REGRESSION, _STOP = 0.2, 0.3, 0.5
-# Highest standard deviations of the noise on input patches.
+# Maximum standard deviations of the noise on input patches.
 _ENCODER_NOISE, _CONDITION_NOISE = 0.3, 0.3
 
 
 class Heads(nn.Module):
-    """The auxiliary heads, which are used in training only."""
+    """The auxiliary heads, for training only."""
 
     def __init__(self, hidden: int, dit_hidden: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class StaticBatch:
 
 
 class LanguageModelTraining:
-    """Model, auxiliary heads, optimizer and training data, and a training step over them."""
+    """Model, auxiliary heads, optimizer, training data, and the training step."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
@@ -83,7 +83,7 @@ class LanguageModelTraining:
         self.sampler = Sampler(
             utterances, options.tokens, options.paired, options.seed, processes.rank, processes.world
         )
-        # One patch of zeros at the end: it precedes an utterance's first patch, and it is the padding.
+        # A final patch of zeros precedes each utterance's first patch, and is the padding.
         self.latents = F.pad(latents.view(-1, PATCH, LATENT), (0, 0, 0, 0, 0, 1))
         phones = torch.from_numpy(utterances.phones).to(device).long()
         self.phones = F.pad(phones.view(-1, PATCH), (0, 0, 0, 1))
@@ -94,11 +94,11 @@ class LanguageModelTraining:
         parameters = [*self.model.parameters(), *self.heads.parameters()]
         self.optimizer = adamw(parameters, device, (0.9, 0.98))
         self.gradients = Gradients(parameters)
-        self.averaged = Averaged(self.model, options.average)
+        self.averaged = AveragedWeights(self.model, options.average)
         self.step, self.seconds = 0, 0.0
 
     def load(self, path: Path) -> None:
-        """Continue from language_model.pt."""
+        """Resume from language_model.pt."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
@@ -108,13 +108,13 @@ class LanguageModelTraining:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
-        """Start from another run's averaged.pt or a checkpoint's folder, with new heads and a new optimizer."""
+        """Initialise from another run's averaged.pt or a checkpoint's folder, with new heads and optimizer."""
         self.model.load_state_dict(language_model_weights(path, self.device))
         for average, parameter in zip(self.averaged.average, self.model.parameters(), strict=True):
             average.copy_(parameter.detach())
 
     def save(self, schedule: Schedule) -> None:
-        """Write language_model.pt to continue from, and averaged.pt in fp16 for export."""
+        """Write language_model.pt to resume from, and averaged.pt in fp16 for export."""
         averaged = self.averaged.state_dict(self.model)
         everything: dict[str, Any] = {
             "model": self.model.state_dict(), "heads": self.heads.state_dict(), "averaged": averaged,
@@ -124,7 +124,7 @@ class LanguageModelTraining:
         save(self.options.output / "averaged.pt", {name: tensor.half() for name, tensor in averaged.items()})
 
     def gradients_on(self, batch: StaticBatch) -> Metrics:
-        """Gradients of all losses on one batch; returns the losses."""
+        """Compute gradients of all losses on a batch; returns the losses."""
         self.gradients.flat.zero_()
         # No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
         with torch.autocast(
@@ -136,21 +136,21 @@ class LanguageModelTraining:
         return {name: value.detach() for name, value in metrics.items()}
 
     def update(self) -> Metrics:
-        """Update the weights; returns the gradient's norm."""
+        """Update the weights; returns the gradient norm."""
         norm = self.gradients.clip(1.0)
         self.optimizer.step()
         self.averaged.update()
         return {"norm": norm}
 
     def losses(self, batch: StaticBatch) -> Metrics:
-        """The four losses by name, each a mean over the patches of the batch, without weights."""
+        """The four unweighted losses by name, each a mean over the patches of the batch."""
         model, nothing = self.model, self.latents.size(0) - 1
         target, condition = self.latents[batch.patches], self.latents[batch.before]
         real = (batch.patches != nothing).float()
         count = real.sum().clamp(min=1)
         embedded = model.enc_to_lm_proj(model.feat_encoder(_noisy(target, _ENCODER_NOISE)))
         text = model.base_lm.embed_tokens(batch.tokens).to(embedded.dtype)
-        # Padding is written to one additional position.
+        # Padding goes to one extra position.
         flat = F.pad(text.flatten(0, 1), (0, 0, 0, 1)).index_copy(0, batch.places, embedded)
         hidden = model.base_lm(self._rows(flat, batch), causal=True).flatten(0, 1)
         hidden = F.pad(hidden, (0, 0, 0, 1))
@@ -159,18 +159,20 @@ class LanguageModelTraining:
         residual = F.pad(
             model.residual_lm(self._rows(residual, batch), causal=True).flatten(0, 1), (0, 0, 0, 1)
         )
-        # The position before an audio position predicts it; the source of padding does not matter.
+        # Each audio position is predicted from the previous one; for padding it does not matter.
         source = batch.places - 1
         lm_hidden = quantized[source]
         mu = model.lm_to_dit_proj(lm_hidden) + model.res_to_dit_proj(residual[source])
         stop = model.stop_head(F.silu(model.stop_proj(lm_hidden))).float()
         phones = self.heads.phones(lm_hidden).float().view(-1, PHONE_CLASSES)
-        wanted = self.phones[batch.patches].flatten()
+        phone_targets = self.phones[batch.patches].flatten()
         regressed = self.heads.regression(mu).float().view_as(target)
         return {
             "flow": self._flow(target, mu, condition, real, count),
             "stop": (F.cross_entropy(stop, batch.last, reduction="none") * real).sum() / count,
-            "phones": (F.cross_entropy(phones, wanted, reduction="none").view(-1, PATCH).mean(1) * real).sum()
+            "phones": (
+                F.cross_entropy(phones, phone_targets, reduction="none").view(-1, PATCH).mean(1) * real
+            ).sum()
             / count,
             "regression": ((regressed - target).square().mean((1, 2)) * real).sum() / count,
         }
@@ -182,7 +184,7 @@ class LanguageModelTraining:
     def _flow(self, target: Tensor, mu: Tensor, condition: Tensor, real: Tensor, count: Tensor) -> Tensor:
         """Upstream's `UnifiedCFM.compute_loss`: the velocity noise - target at t = sigmoid(N(-0.4, 1))."""
         draws = self.options.draws
-        target, mu, condition, real = (_repeated(x, draws) for x in (target, mu, condition, real))
+        target, mu, condition, real = (_repeat(x, draws) for x in (target, mu, condition, real))
         kept = (
             torch.rand(len(target), 1, device=self.device)
             > CONFIG["dit_config"]["cfm_config"]["training_cfg_rate"]
@@ -197,17 +199,17 @@ class LanguageModelTraining:
         return (losses * real).sum() / (count * draws)
 
 
-def _repeated(x: Tensor, times: int) -> Tensor:
+def _repeat(x: Tensor, times: int) -> Tensor:
     return x if times == 1 else torch.cat([x] * times)
 
 
-def _noisy(patches: Tensor, highest: float) -> Tensor:
-    level = highest * torch.rand(len(patches), 1, 1, device=patches.device)
+def _noisy(patches: Tensor, max_level: float) -> Tensor:
+    level = max_level * torch.rand(len(patches), 1, 1, device=patches.device)
     return patches + level * torch.randn_like(patches)
 
 
 def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
-    """Batches without end, assembled in another thread while the training runs."""
+    """Endless batches, assembled in a background thread."""
     ready: queue.Queue[Batch] = queue.Queue(ahead)
 
     def assemble() -> None:
@@ -221,7 +223,7 @@ def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train until the schedule ends, and save at intervals."""
+    """Train until the schedule ends, saving at intervals."""
     torch.manual_seed(options.seed)
     device = processes.start()
     torch.set_float32_matmul_precision("high")
@@ -273,22 +275,20 @@ def train(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's options."""
+    """The command-line parser."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt, or a checkpoint's folder")
     p.add_argument("-o", "--output", type=Path, required=True)
     p.add_argument("--initial", type=Path, help="averaged.pt of an earlier run, or a checkpoint's folder")
     p.add_argument("--steps", type=int, default=60_000)
-    p.add_argument("--minutes", type=float, help="end after this time, whatever the step")
-    p.add_argument("--tokens", type=int, default=12_288, help="positions in a batch")
+    p.add_argument("--minutes", type=float, help="stop after this time, whatever the step")
+    p.add_argument("--tokens", type=int, default=12_288, help="positions per batch")
     p.add_argument(
-        "--draws", type=int, default=2, help="flow-matching draws (time and noise) for each patch in a step"
+        "--draws", type=int, default=2, help="flow-matching draws (time and noise) per patch and step"
     )
-    p.add_argument(
-        "--paired", type=float, default=0.4, help="share of the utterances that are put into pairs"
-    )
-    p.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
+    p.add_argument("--paired", type=float, default=0.4, help="fraction of the utterances that are paired")
+    p.add_argument("--rate", type=float, default=1e-3, help="peak learning rate")
     p.add_argument("--average", type=float, default=0.9995)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--log-every", type=int, default=200)

@@ -44,7 +44,7 @@ class Attention(nn.Module):
             projection(x).view(batch, length, -1, self.width).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = _rotated(q, rope), _rotated(k, rope)
+        q, k = _rotate(q, rope), _rotate(k, rope)
         groups = q.size(1) // k.size(1)
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         return out
 
 
-def _rotated(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (table.to(x.dtype) for table in rope)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
@@ -91,7 +91,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """MiniCPM4's layers and final norm, and with a `vocabulary` greater than 0 an embedding table."""
+    """MiniCPM4's layers and final norm, with an embedding table if `vocabulary` is not 0."""
 
     cos: Tensor
     sin: Tensor
@@ -209,7 +209,7 @@ class ScalarQuantizer(nn.Module):
 
 
 class VoxCPM(nn.Module):
-    """All modules whose parameters model.safetensors contains. It has no `forward`."""
+    """All modules with parameters in model.safetensors. It has no `forward`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

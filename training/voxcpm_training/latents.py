@@ -1,4 +1,4 @@
-"""Latents of all utterances by a trained AudioVAE, computed in the device's memory, which takes seconds."""
+"""Latents of all utterances from a trained AudioVAE, computed in device memory within seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READ_AHEAD = 4
 
 
 def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
-    """The AudioVAE of an averaged.pt by `audio_vae`, or of a checkpoint's folder, for inference."""
+    """Load the AudioVAE of an averaged.pt or a checkpoint's folder, for inference."""
     vae = AudioVAE(CONFIG["audio_vae_config"]).to(device)
     vae.load_state_dict(audio_vae_weights(path, device))
     return vae.eval().requires_grad_(requires_grad=False)
@@ -31,8 +31,8 @@ def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
 def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, batch: int = 64) -> Tensor:
     """Normalised latents (frames, latent) of the shards' utterances, concatenated, float32.
 
-    Utterances are padded on the right. The encoder is causal, so that the padding does not change their latents. Each
-    process encodes its share of the shards, and all get the latents of all.
+    Utterances are padded on the right, which does not change their latents, as the encoder is causal. Each process
+    encodes its share of the shards, and gets the latents of all.
     """
     parts = []
     for samples, audio in _read(paths[processes.rank :: processes.world]):
@@ -49,11 +49,11 @@ def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, bat
             for row, i in enumerate(chosen):
                 latents[starts[i] // HOP : starts[i + 1] // HOP] = encoded[row, : samples[i] // HOP]
         parts.append(latents)
-    return torch.cat(processes.gathered(parts, CONFIG["feat_dim"], device))
+    return torch.cat(processes.gather(parts, CONFIG["feat_dim"], device))
 
 
 def _read(paths: list[Path]) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]]:
-    """Lengths and audio of the shards, in order. The next shards are read while the caller is at work."""
+    """Lengths and audio of the shards, in order, with read-ahead."""
 
     def read(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
         with np.load(path) as shard:

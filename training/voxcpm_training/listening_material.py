@@ -1,9 +1,9 @@
-"""Prompts and natural lengths for the listening test, spoken by the synthesizer that the training speech is from.
+"""Prompts and natural lengths for the listening test, from the synthesizer of the training speech.
 
     python -m voxcpm_training.listening_material FOLDER --kokoro kokoro
 
-Reads FOLDER/sentences.txt; writes a FLAC file for each voice, and its entry in FOLDER/voices.json. Entries of other
-voices stay as they are.
+Reads FOLDER/sentences.txt; writes a FLAC file per voice, and its entry in FOLDER/voices.json. Entries of other voices
+are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import soundfile
 from voxcpm_training.architecture import HOP, SAMPLE_RATE
 from voxcpm_training.voices import KokoroVoices, Speaker, Utterance, phonemes, recording
 
-# Name, Kokoro's voice, transcript, and whether the training left this voice out.
+# Name, Kokoro's voice, transcript, and whether this voice was excluded from training.
 PROMPTS = (
     (
         "heart",

@@ -1,4 +1,4 @@
-"""Training by several processes, one a GPU: `torchrun --nproc-per-node N -m …`. Without torchrun there is one."""
+"""Distributed training with one process per GPU: `torchrun --nproc-per-node N -m …`; one process without torchrun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ world = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def start() -> torch.device:
-    """Join the other processes; returns this one's device."""
+    """Initialise the process group; returns this process's device."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
@@ -25,26 +25,26 @@ def start() -> torch.device:
 
 
 def stop() -> None:
-    """Leave the other processes."""
+    """Destroy the process group."""
     if world > 1:
         dist.destroy_process_group()
 
 
 def synchronise(module: nn.Module) -> None:
-    """Give every process the first one's parameters and buffers."""
+    """Broadcast the first process's parameters and buffers."""
     if world > 1:
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, 0)
 
 
 def average(tensor: Tensor) -> None:
-    """Replace a tensor by its mean over all processes."""
+    """Average a tensor over all processes, in place."""
     if world > 1:
         dist.all_reduce(tensor)
         tensor.div_(world)
 
 
-def of_first(value: float) -> float:
+def broadcast_value(value: float) -> float:
     """The first process's value."""
     if world == 1:
         return value
@@ -58,8 +58,8 @@ def of_first(value: float) -> float:
     return float(shared.item())
 
 
-def gathered(parts: list[Tensor], width: int, device: torch.device) -> list[Tensor]:
-    """All processes' tensors, each (rows, width), float32; process i gives those at places i, i + world and so on."""
+def gather(parts: list[Tensor], width: int, device: torch.device) -> list[Tensor]:
+    """All processes' tensors, each (rows, width), float32; process i provides those at i, i + world, and so on."""
     if world == 1:
         return parts
     counts: list[list[int]] = [[] for _ in range(world)]

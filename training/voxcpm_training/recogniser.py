@@ -1,4 +1,4 @@
-"""Whisper tiny.en on a GPU, many utterances at once: 256 of them in less than a second."""
+"""Batched Whisper tiny.en on a GPU: 256 utterances in less than a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxcpm_training.whisper_weights import SUPPRESSED, SUPPRESSED_FIRST, expanded
+from voxcpm_training.whisper_weights import SUPPRESSED, SUPPRESSED_FIRST, expand
 
 Audio = npt.NDArray[np.int16]
 
@@ -20,16 +20,16 @@ _END, _START, _NO_TIMESTAMPS = 50256, 50257, 50362
 _PROMPT = (_START, _NO_TIMESTAMPS)
 _MAX_TOKENS = 110
 _WHISPER_RATE, _WINDOW = 16_000, 30 * 16_000
-# Utterances whose spectrogram and encoder run at once: it bounds the memory for activations.
+# Utterances per encoder batch, which limits activation memory.
 _ENCODED_AT_ONCE = 64
-# Asking whether all transcripts have ended waits for the device, so not at every step.
+# Checking whether all transcripts have ended synchronises with the device, so not at every step.
 _STEPS_BETWEEN_ENDS = 8
 
 
 class Recogniser:
     """Whisper tiny.en with batched greedy decoding; fp16 on CUDA, fp32 on the CPU.
 
-    weights: the file of `whisper_weights`. tokenizer: Whisper's tokenizer.json.
+    weights: the output of `whisper_weights`. tokenizer: Whisper's tokenizer.json.
     """
 
     def __init__(self, weights: Path, tokenizer: Path, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class Recogniser:
         with np.load(weights) as file:
             arrays = dict(file)
         never, never_first = (torch.from_numpy(arrays.pop(n)).long() for n in (SUPPRESSED, SUPPRESSED_FIRST))
-        state = {name: torch.from_numpy(value) for name, value in expanded(arrays).items()}
+        state = {name: torch.from_numpy(value) for name, value in expand(arrays).items()}
         state["proj_out.weight"] = state["model.decoder.embed_tokens.weight"]
         config = WhisperConfig(
             vocab_size=51864, num_mel_bins=80, d_model=384, encoder_layers=4, decoder_layers=4,
@@ -70,17 +70,17 @@ class Recogniser:
         self._kernel = resampling_kernel().to(device)
 
     def transcribe(self, audio: list[Audio]) -> list[str]:
-        """Transcripts of 24 kHz signals, each (samples,); of a longer one than 30 s, of its first 30 s."""
+        """Transcripts of 24 kHz signals, each (samples,), of which only the first 30 s are used."""
         rows = self._tokens(audio).cpu().tolist()
         texts = self._tokenizer.decode_batch([[token for token in row if token < _END] for row in rows])
         return [text.strip() for text in texts]
 
     def _features(self, audio: list[Audio]) -> Tensor:
-        """Log-mel spectra (batch, 80, 3000) of 24 kHz signals, each padded or cut to 30 s."""
+        """Log-mel spectra (batch, 80, 3000) of 24 kHz signals, padded or truncated to 30 s."""
         batch = torch.zeros(len(audio), max(3, *(len(a) for a in audio)), dtype=torch.int16)
         for row, samples in zip(batch, audio, strict=True):
             row[: len(samples)] = torch.from_numpy(np.ascontiguousarray(samples))
-        signal = resampled(batch.to(self.device).float() / 32768, self._kernel)[:, :_WINDOW]
+        signal = resample(batch.to(self.device).float() / 32768, self._kernel)[:, :_WINDOW]
         signal = F.pad(signal, (0, _WINDOW - signal.shape[1]))
         spectrum = torch.stft(
             signal, 400, 160, window=self._hann, center=True, pad_mode="reflect", return_complex=True
@@ -93,8 +93,8 @@ class Recogniser:
         """(batch, time, width) -> (batch, heads, time, width / heads)."""
         return states.unflatten(-1, (self._heads, -1)).transpose(1, 2)
 
-    def _encoded(self, audio: list[Audio]) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the audio for each layer of the decoder, each (batch, heads, time, width / heads)."""
+    def _encode(self, audio: list[Audio]) -> list[tuple[Tensor, Tensor]]:
+        """Cross-attention keys and values per decoder layer, each (batch, heads, time, width / heads)."""
         whisper, caches = self._whisper.model, list[tuple[Tensor, Tensor]]()
         for begin in range(0, len(audio), _ENCODED_AT_ONCE):
             part = slice(begin, begin + _ENCODED_AT_ONCE)
@@ -112,8 +112,8 @@ class Recogniser:
 
     @torch.inference_mode()
     def _tokens(self, audio: list[Audio]) -> Tensor:
-        """Greedy transcripts (batch, steps) as token ids, with the end token after each one's end."""
-        cross, count = self._encoded(audio), len(audio)
+        """Greedy transcripts (batch, steps) as token ids, padded with the end token."""
+        cross, count = self._encode(audio), len(audio)
         decoder = self._whisper.model.decoder
         own = [
             tuple(
@@ -130,17 +130,17 @@ class Recogniser:
             for layer, (keys, values), (cross_keys, cross_values) in zip(
                 decoder.layers, own, cross, strict=True
             ):
-                mine, theirs = layer.self_attn, layer.encoder_attn
+                self_attn, cross_attn = layer.self_attn, layer.encoder_attn
                 h = layer.self_attn_layer_norm(x)
-                keys[:, :, step] = self._split(mine.k_proj(h))[:, :, 0]
-                values[:, :, step] = self._split(mine.v_proj(h))[:, :, 0]
+                keys[:, :, step] = self._split(self_attn.k_proj(h))[:, :, 0]
+                values[:, :, step] = self._split(self_attn.v_proj(h))[:, :, 0]
                 h = F.scaled_dot_product_attention(
-                    self._split(mine.q_proj(h)), keys[:, :, : step + 1], values[:, :, : step + 1]
+                    self._split(self_attn.q_proj(h)), keys[:, :, : step + 1], values[:, :, : step + 1]
                 )
-                x = x + mine.out_proj(h.transpose(1, 2).flatten(2))
-                q = self._split(theirs.q_proj(layer.encoder_attn_layer_norm(x)))
+                x = x + self_attn.out_proj(h.transpose(1, 2).flatten(2))
+                q = self._split(cross_attn.q_proj(layer.encoder_attn_layer_norm(x)))
                 h = F.scaled_dot_product_attention(q, cross_keys, cross_values)
-                x = x + theirs.out_proj(h.transpose(1, 2).flatten(2))
+                x = x + cross_attn.out_proj(h.transpose(1, 2).flatten(2))
                 x = x + layer.fc2(F.gelu(layer.fc1(layer.final_layer_norm(x))))
             if step + 1 < len(_PROMPT):
                 current = torch.full_like(current, _PROMPT[step + 1])
@@ -156,9 +156,9 @@ class Recogniser:
 
 
 def resampling_kernel(radius: int = 36, cutoff: float = 0.96) -> Tensor:
-    """Windowed-sinc low-pass (2, 1, 2 · radius + 2) that gives two 16 kHz samples for three 24 kHz samples.
+    """Windowed-sinc low-pass (2, 1, 2 · radius + 2) from three 24 kHz samples to two 16 kHz samples.
 
-    cutoff: relative to the 8 kHz that 16 kHz can hold. The two phases stand at 0 and 1.5 input samples.
+    cutoff: relative to 8 kHz, the Nyquist frequency of 16 kHz. The two phases are at 0 and 1.5 input samples.
     """
     phases = torch.tensor([[0.0], [1.5]], dtype=torch.float64)
     at = torch.arange(-radius, radius + 2, dtype=torch.float64) - phases
@@ -167,8 +167,8 @@ def resampling_kernel(radius: int = 36, cutoff: float = 0.96) -> Tensor:
     return (kernel / kernel.sum(1, keepdim=True))[:, None].float()
 
 
-def resampled(signal: Tensor, kernel: Tensor) -> Tensor:
-    """24 kHz (batch, samples) at 16 kHz: (batch, 2 / 3 · samples, rounded up to an even number)."""
+def resample(signal: Tensor, kernel: Tensor) -> Tensor:
+    """Resample 24 kHz (batch, samples) to 16 kHz (batch, 2 / 3 · samples, rounded up to an even number)."""
     radius = kernel.shape[2] // 2 - 1
     padded = F.pad(signal, (radius, radius + 1 + -signal.shape[1] % 3))
     return F.conv1d(padded[:, None], kernel, stride=3).transpose(1, 2).flatten(1)

@@ -1,4 +1,4 @@
-"""Distances between spectra at several resolutions, the AudioVAE's reconstruction loss."""
+"""Multi-resolution spectral distances: the AudioVAE's reconstruction loss."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class MultiScaleMelLoss(nn.Module):
         total = torch.zeros((), device=audio.device)
         for length in self.windows:
             window, mel = getattr(self, f"window_{length}"), getattr(self, f"mel_{length}")
-            got, wanted = (self._log_mel(x, window, mel) for x in (decoded, audio))
-            total = total + (got - wanted).abs().mean()
+            got, expected = (self._log_mel(x, window, mel) for x in (decoded, audio))
+            total = total + (got - expected).abs().mean()
         return total / len(self.windows)
 
     @staticmethod

@@ -20,12 +20,12 @@ def finished_shards(folder: Path) -> list[Path]:
 
 
 def keep_path(shard: Path) -> Path:
-    """Path of the file with a bool for each utterance of a shard: whether a recogniser understood it."""
+    """Path of a shard's filter result: a bool per utterance, whether a recogniser understood it."""
     return shard.with_suffix(".keep.npy")
 
 
 class Signal:
-    """All speech so far, up to `hours`, as one int16 tensor on the device; shards may be added during training."""
+    """All speech so far, up to `hours`, as one int16 tensor on the device; shards may appear during training."""
 
     def __init__(self, folder: Path, device: torch.device, hours: float) -> None:
         self._folder, self._seen = folder, set[Path]()
@@ -35,7 +35,7 @@ class Signal:
         self.refresh()
 
     def refresh(self, maximum: int | None = None) -> int:
-        """Load new shards, at most `most` and as far as they fit. Returns the number of all loaded shards."""
+        """Load new shards, at most `maximum` and as far as they fit. Returns the total number of loaded shards."""
         for path in [p for p in finished_shards(self._folder) if p not in self._seen][:maximum]:
             with np.load(path) as shard:
                 audio = torch.from_numpy(shard["audio"])
@@ -61,19 +61,19 @@ class Utterances:
     text: npt.NDArray[np.uint8]
     """Token ids of all texts."""
     characters: npt.NDArray[np.int64]
-    """Tokens of each utterance."""
+    """Number of tokens per utterance."""
     phones: npt.NDArray[np.uint8]
     """Phone class of every latent frame."""
     frames: npt.NDArray[np.int64]
-    """Latent frames of each utterance."""
+    """Number of latent frames per utterance."""
     speaker: npt.NDArray[np.uint16]
     """Index in `voices.SPEAKERS` for each utterance."""
     kept: npt.NDArray[np.bool_]
-    """Whether a recogniser understood the utterance; True where none listened."""
+    """Whether a recogniser understood the utterance; True if it was not judged."""
 
     @classmethod
     def of_shards(cls, paths: list[Path]) -> Utterances:
-        """The utterances of the given shards."""
+        """Load the utterances of shards."""
         columns: dict[str, list[npt.NDArray[Any]]] = {}
         for path in paths:
             with np.load(path) as shard:

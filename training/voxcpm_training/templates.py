@@ -1,4 +1,4 @@
-"""Sentences with what a reader turns into words: numbers, dates, sums of money, times, addresses, spelled letters."""
+"""Sentences with spelled-out numbers, dates, amounts of money, times, addresses and letters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LETTERS = {
     "j": "jay", "k": "kay", "l": "ell", "m": "em", "n": "en", "o": "oh", "p": "pee", "q": "cue", "r": "are", "s": "ess",
     "t": "tee", "u": "you", "v": "vee", "w": "double you", "x": "ex", "y": "why", "z": "zee",
 }  # fmt: skip
-"""How a letter that is said singly is written for the voice."""
+"""The spelling of each letter's name."""
 _MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
@@ -42,7 +42,7 @@ _FRAMES = (
 
 
 def templates(count: int, rng: np.random.Generator, in_words: Callable[[str], str]) -> Iterator[str]:
-    """Random sentences. in_words: reads a number of digits."""
+    """Random sentences. in_words: spells out a number."""
 
     def one_of(choices: tuple[str, ...]) -> str:
         return str(choices[int(rng.integers(len(choices)))])

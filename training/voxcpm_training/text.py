@@ -1,4 +1,4 @@
-"""The character tokenizer, and the text that it accepts: lower-case English letters, space, and ' - , . ? !"""
+"""The character tokenizer. Its text is lower-case English letters, space, and ' - , . ? !"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_speakable(text: str) -> bool:
 
 
 def tokenizer_document() -> dict[str, Any]:
-    """The contents of tokenizer.json: one token for each character, with upstream's ids for its audio tokens."""
+    """The contents of tokenizer.json: one token per character, with upstream's ids for its audio tokens."""
     document: dict[str, Any] = json.loads(
         resources.files(__package__).joinpath("tokenizer.json").read_text(encoding="utf-8")
     )
@@ -37,7 +37,7 @@ def character_ids() -> dict[str, int]:
 
 
 def encode(text: str, ids: dict[str, int]) -> npt.NDArray[np.uint8]:
-    """Token ids (characters + 1,): a word mark, then one token for each character, as tokenizer.json encodes text."""
+    """Token ids (characters + 1,): a word mark, then one token per character, as tokenizer.json encodes text."""
     return np.array([ids[c] for c in SPACE + text.replace(" ", SPACE)], dtype=np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The common parts of both trainings: schedule, averaged weights, gradients, CUDA graphs, checkpoints, log."""
+"""Shared by both trainings: schedule, averaged weights, gradients, CUDA graphs, checkpoints, log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from voxcpm_training import processes
 
 Metrics = dict[str, Tensor]
-# The processes' clocks differ, and to agree on one they must wait for the GPU.
+# Processes' clocks differ, and agreeing on one synchronises with the GPU.
 _STEPS_BETWEEN_CLOCKS = 50
 
 
 class Schedule:
-    """Progress from 0 to 1 over `steps`, or over `minutes` of wall clock if these end first.
+    """Progress from 0 to 1 over `steps`, or over `minutes` of wall-clock time, whichever ends first.
 
-    A limit of time suits a machine that is available for a fixed time; a number of steps makes a run repeatable.
+    A time limit suits a machine that is available for a fixed time; a number of steps makes a run reproducible.
     """
 
     def __init__(self, steps: int, minutes: float | None, done_seconds: float = 0.0) -> None:
@@ -32,7 +32,7 @@ class Schedule:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far, those of earlier runs included."""
+        """Seconds of training so far, including earlier runs."""
         return time.monotonic() - self._started
 
     def progress(self, step: int) -> float:
@@ -41,16 +41,16 @@ class Schedule:
             by_clock = 0.0 if self._seconds is None else self.seconds / self._seconds
             self._shared = min(1.0, max(step / self._steps, by_clock))
             if self._seconds is not None:
-                self._shared = processes.of_first(self._shared)
+                self._shared = processes.broadcast_value(self._shared)
         return self._shared
 
 
 def cosine(progress: float, first: float, last: float) -> float:
-    """A value that falls along a cosine from `first` at progress 0 to `last` at progress 1."""
+    """Cosine schedule from `first` at progress 0 to `last` at progress 1."""
     return last + (first - last) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
 
-class Averaged:
+class AveragedWeights:
     """Exponential moving average of a module's parameters."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -60,11 +60,11 @@ class Averaged:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the current parameters, after a step."""
+        """Update the average after a step."""
         torch._foreach_lerp_(self.average, [p.detach() for p in self._parameters], 1 - self._decay)
 
     def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
-        """The module's state with averaged parameters and its current buffers."""
+        """The module's state with averaged parameters and current buffers."""
         state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
         for (name, _), average in zip(module.named_parameters(), self.average, strict=True):
             state[name] = average.clone()
@@ -74,7 +74,7 @@ class Averaged:
 def adamw(
     parameters: Iterable[nn.Parameter], device: torch.device, betas: tuple[float, float]
 ) -> torch.optim.AdamW:
-    """AdamW. On a GPU its learning rate is a tensor, so that a captured step can be replayed with another rate."""
+    """AdamW. On a GPU the learning rate is a tensor, so that a captured step can be replayed with another rate."""
     on_gpu = device.type == "cuda"
     rate: Any = torch.tensor(0.0, device=device) if on_gpu else 0.0
     return torch.optim.AdamW(
@@ -92,7 +92,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class Gradients:
-    """All gradients of some parameters in one tensor, so that a single operation clears, averages or clips them."""
+    """All gradients in one flat tensor, so that a single operation clears, averages or clips them."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -105,18 +105,18 @@ class Gradients:
         """Add the gradients of a loss with respect to these parameters only."""
         loss.backward(inputs=self._parameters, retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
-    def clip(self, longest: float) -> Tensor:
-        """Scale the gradients down to a norm of at most `longest`. Returns the norm that they had."""
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the gradient norm. Returns the norm before clipping."""
         norm = self.flat.norm()
-        self.flat.mul_((longest / (norm + 1e-6)).clamp(max=1.0))
+        self.flat.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
 
 class CapturedStep:
-    """A function without arguments, whose kernels are recorded once on a GPU and then replayed.
+    """A function without arguments, captured once as a CUDA graph and then replayed.
 
-    These models are small and a step has thousands of kernels: launching them one by one takes longer than running
-    them. The function reads static tensors that the caller fills before, and returns tensors that a replay overwrites.
+    These models are small and a step has thousands of kernels: launching them takes longer than running them. The
+    function reads static tensors that the caller fills before, and returns tensors that each replay overwrites.
     """
 
     _WARM_UP = 3
@@ -134,7 +134,7 @@ class CapturedStep:
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as that of NCCL, may call CUDA meanwhile.
+        # Other threads, such as NCCL's, may call CUDA meanwhile.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._metrics = step()
         self._graph = graph
@@ -154,7 +154,7 @@ class Log:
         self._path = path
 
     def write(self, **record: float | str) -> None:
-        """Append one line; only the first process does."""
+        """Append one line; a no-op except in the first process."""
         if processes.rank:
             return
         line = json.dumps({key: round(v, 5) if isinstance(v, float) else v for key, v in record.items()})
@@ -164,9 +164,9 @@ class Log:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: a run that is interrupted while writing leaves the earlier file.
+    """Write a checkpoint atomically: an interrupted write leaves the previous file.
 
-    Only the first process writes.
+    A no-op except in the first process.
     """
     if processes.rank:
         return

