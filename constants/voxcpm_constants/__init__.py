@@ -1,1 +1,1 @@
-"""Definitions that conversion and runtime share: architecture, step models, constants, manifest, errors."""
+"""Definitions shared by conversion and runtime: architecture, step models, constants, manifest, errors."""

@@ -1,6 +1,6 @@
-"""Hyper-parameters of a VoxCPM checkpoint: its `config.json`, read strictly, and the sizes that follow from it.
+"""Hyper-parameters of a VoxCPM checkpoint: its `config.json`, parsed strictly, and derived sizes.
 
-Defaults are upstream's; `generations` holds everything that differs between generations.
+Defaults are upstream's; `generations` has everything that differs between generations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Config(BaseModel):
 
 
 class RopeScaling(_Config):
-    """LongRoPE's factors, head_dim / 2 of each kind: one for each rotated pair of a head's dimensions."""
+    """LongRoPE's factors, head_dim / 2 of each kind: one per rotated pair of a head's dimensions."""
 
     type: str = "longrope"
     long_factor: _Factors
@@ -42,7 +42,7 @@ class RopeScaling(_Config):
 
 
 class LanguageModelConfig(_Config):
-    """`lm_config`: the base language model (MiniCPM4). The other transformers share all but their own widths."""
+    """`lm_config`: the base language model (MiniCPM4). The other transformers override only their sizes."""
 
     hidden_size: _Width
     intermediate_size: _Width
@@ -74,7 +74,7 @@ class LocalTransformerConfig(_Config):
 
 
 class CfmConfig(_Config):
-    """`cfm_config`: conditional flow matching. Steps and guidance of a call are chosen at run time, not here."""
+    """`cfm_config`: conditional flow matching. Steps and guidance are options of each call instead."""
 
     sigma_min: float = 1e-6
     solver: str = "euler"
@@ -112,7 +112,7 @@ class AudioVAEConfig(_Config):
 
 @dataclass(frozen=True)
 class Transformer:
-    """Sizes of one MiniCPM4 stack, after inheritance from the language model is resolved."""
+    """Sizes of one MiniCPM4 stack, including those inherited from the language model."""
 
     hidden_size: int
     intermediate_size: int
@@ -183,7 +183,7 @@ class Architecture(_Config):
 
     @classmethod
     def from_document(cls, document: object, name: str = "config.json") -> Architecture:
-        """Check a parsed `config.json`. Raises CheckpointError, whose message starts with `name`."""
+        """Validate a parsed `config.json`. Raises CheckpointError, whose message starts with `name`."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:

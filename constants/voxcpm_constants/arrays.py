@@ -1,4 +1,4 @@
-"""The constants of a bundle: numpy arrays that the runtime itself computes with, shared by all precisions.
+"""The constants of a bundle: arrays for the arithmetic between step models, shared by all precisions.
 
 | file | shape | use |
 |---|---|---|
@@ -23,13 +23,13 @@ LM_TO_DIT = "lm_to_dit_proj"
 RESIDUAL_TO_DIT = "res_to_dit_proj"
 FUSION = "fusion_concat_proj"
 
-_MAX_HEADER_BYTES = 512  # The largest header of an `.npy` file that is read; a bundle's have 118
-# bfloat16 and float16 weights fit float16 to within half of its smallest step; float32 ones need not.
+_MAX_HEADER_BYTES = 512  # Of an `.npy` file; a bundle's have 118
+# bfloat16 and float16 weights fit in float16 to within half of its smallest step; float32 ones may not.
 _LOSSLESS_FLOAT16 = 2.0**-25
 
 
 def constant_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shape of every constant of this architecture, by the name of its file without `.npy`."""
+    """Shape of every constant of this architecture, by file stem."""
     hidden, dit = a.lm_config.hidden_size, a.dit_config.hidden_dim
     projections = {LM_TO_DIT: (dit, hidden), RESIDUAL_TO_DIT: (dit, hidden)}
     if a.traits.fuses_residual_input:
@@ -70,7 +70,7 @@ def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.fl
                 f"{path}: expected float32 or float16 of shape {shape}, got {mapped.dtype} of {mapped.shape}; "
                 "convert again"
             )
-        # The embedding table is not read as a whole: the driver checks the rows of a text's tokens.
+        # The embedding table stays on disk: the driver checks the rows of a text's tokens.
         arrays[stem] = mapped if stem == EMBED_TOKENS else np.array(mapped)
         if stem != EMBED_TOKENS and not np.isfinite(arrays[stem]).all():
             raise BundleError(f"{path}: expected finite numbers, found infinities or NaN; convert again")

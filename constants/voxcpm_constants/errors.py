@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VoxCPMError(Exception):
-    """Base class of errors caused by the input, not by the program."""
+    """Base class of errors caused by the input."""
 
     exit_code = 2
 
@@ -33,7 +33,7 @@ class BundleError(VoxCPMError):
 class InputError(VoxCPMError, ValueError):
     """A text, audio file, option or output path that cannot be used; also a ValueError, which upstream raises.
 
-    argument: the name of the argument of `VoxCPM.speak` at fault, for programs; None if unknown.
+    argument: name of the wrong argument of `VoxCPM.speak`, for programs; None if unknown.
     """
 
     def __init__(self, message: str = "", *, argument: str | None = None) -> None:
@@ -54,7 +54,7 @@ SYSTEM_ERRORS = (OSError, RecursionError, MemoryError)
 
 
 def system_reason(error: BaseException) -> str:
-    """The reason of one of SYSTEM_ERRORS in one line, with the path if there is one."""
+    """A one-line message for one of SYSTEM_ERRORS, with the path if there is one."""
     if isinstance(error, MemoryError):
         return "not enough memory" + (f" ({first_line(error)})" if str(error).strip() else "")
     if isinstance(error, RecursionError):
@@ -80,7 +80,7 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
 
 
 def is_refused_memory(error: ImportError) -> bool:
-    """Whether a library could not be loaded for lack of memory, by the words of the system's loader."""
+    """Whether a library could not be loaded for lack of memory, by the system loader's message."""
     return re.search("failed to map segment|[Cc]annot allocate memory", str(error)) is not None
 
 
@@ -89,7 +89,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# Strings as the system prints them in a dictionary.
+# Parts of a printed NSError.
 _STRING = r'"((?:[^"\\]|\\.)*)"'
 _DESCRIPTION = re.compile(rf"NSLocalizedDescription = (?:{_STRING}|([^;\n]*));")
 _UNDERLYING = re.compile(rf"NSUnderlyingError = {_STRING};")
@@ -98,9 +98,9 @@ _ESCAPED = re.compile(r"\\(U[0-9a-fA-F]{4}|.)")
 
 
 def core_ml_reason(error: BaseException) -> str:
-    """The description in an error of coremltools, with the underlying error's if there is one, in one line.
+    """The description in an error of coremltools, and of the underlying error if there is one, in one line.
 
-    coremltools raises the `userInfo` of Core ML's NSError, printed as a dictionary of several lines.
+    coremltools raises the `userInfo` of Core ML's NSError, printed as a multi-line dictionary.
     """
     text = str(error)
     described = _DESCRIPTION.search(text)

@@ -1,4 +1,4 @@
-"""Locks on files and folders between processes, which the system releases when a process ends in any way."""
+"""Inter-process locks on files and folders, which the system releases when a process ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 class Lock:
-    """A lock, held until `release`, or the end of this object or of the process. descriptor: of a locked file."""
+    """A lock, until `release`, garbage collection or the end of the process. descriptor: of the locked file."""
 
     def __init__(self, descriptor: int) -> None:
         self.release = weakref.finalize(self, os.close, descriptor)
-        """release(): closes the descriptor. Releasing again does nothing."""
+        """release(): closes the descriptor. A second call is a no-op."""
 
 
 def try_lock(descriptor: int) -> bool | None:
@@ -26,7 +26,7 @@ def try_lock(descriptor: int) -> bool | None:
     except BlockingIOError:
         return False
     except OSError:
-        # Some network file systems have no locks.
+        # Some network file systems do not support locks.
         return None
     return True
 
@@ -42,7 +42,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 def lock_folder(folder: Path) -> Lock:
     """Lock an existing folder.
 
-    Raises BlockingIOError if it is locked, FileNotFoundError if it is absent, and OSError for a link.
+    Raises BlockingIOError if it is locked, FileNotFoundError if it is missing, and OSError for a link.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     lock = Lock(descriptor)

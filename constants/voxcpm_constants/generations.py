@@ -17,9 +17,9 @@ Generation = Literal["voxcpm", "voxcpm2"]
 class Traits:
     """The properties of one generation."""
 
-    modes: tuple[str, ...]  # The ways to speak that it supports, as the documentation names them
+    modes: tuple[str, ...]  # Supported modes, as named in the documentation
     takes_reference: bool
-    """Whether it can take its voice from a reference recording, and accepts a control: a voice or style in words."""
+    """Whether it supports a reference recording of the voice, and a control: a voice or style in words."""
     mu_tokens: int
     """Tokens of the DiT's condition: 1, the sum of the two language models' projections; 2, both concatenated."""
     fuses_residual_input: bool
@@ -28,15 +28,14 @@ class Traits:
     """Prompt patches that the AudioVAE decoder receives before the generated ones (streaming_prefix_len - 1)."""
     context_counts_as_speech: bool
     """Whether upstream counts those patches when it checks whether speech is too long for its text."""
-    encoder_output_padding: (
-        bool  # Whether an encoder convolution of odd stride needs one sample less of left context
-    )
+    encoder_output_padding: bool
+    """Whether an encoder convolution of odd stride needs one sample less of left context."""
     mean_mode_in_dit_config: bool
     """Whether `dit_mean_mode` is read from `dit_config`; otherwise from the top of config.json."""
     stores_rate_boundaries: bool  # Whether the AudioVAE's weight file holds `sr_bin_boundaries`
     upstream_class: str  # Name of upstream's class for this generation
     languages: tuple[str, ...]
-    """Languages that upstream's model cards list, as codes of ISO 639; a checkpoint's `speech.json` knows better."""
+    """Languages in upstream's model cards, as ISO 639 codes; a checkpoint's `speech.json` overrides them."""
     config_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Upstream's defaults for keys missing from config.json, where they differ from those of 0.5B."""
     audio_vae_defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""Files from outside, with a bound on their size: as bytes, and as JSON.
+"""Reads untrusted files with a size limit, as bytes or as JSON.
 
-pydantic-core's parser rejects more than 200 levels of nesting and invalid Unicode, such as half of a surrogate pair.
+pydantic-core's parser rejects more than 200 levels of nesting and invalid Unicode, such as a lone surrogate.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from voxcpm_constants.bounds import MAX_JSON_BYTES
 
 
 def read_json(path: Path) -> Any:
-    """The document of a UTF-8 file. Raises OSError, and ValueError, one line, if it is not JSON or too large."""
+    """The document of a UTF-8 file. Raises OSError, and a one-line ValueError if it is not JSON or too large."""
     return parsed_json(json_content(path))
 
 
 def json_content(path: Path) -> bytes:
     """The content of a file for `parsed_json`. Raises OSError, and ValueError if it is too large."""
-    # Opening a pipe would wait for its other end.
+    # Opening a pipe would block.
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a regular file")
     with path.open("rb") as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
-        raise ValueError(f"it has more than {MAX_JSON_BYTES / 1e6:g} MB")
+        raise ValueError(f"it is larger than {MAX_JSON_BYTES / 1e6:g} MB")
     return content
 
 
 def parsed_json(content: str | bytes) -> Any:
-    """The document of a UTF-8 text. Raises ValueError, one line, if it is not JSON or nested too deeply."""
+    """The document of a UTF-8 text. Raises a one-line ValueError if it is not JSON or nested too deeply."""
     return from_json(content)
 
 
@@ -51,5 +51,5 @@ def bounded(file: BinaryIO, max_bytes: int) -> bytes:
     """The rest of an open file. Raises OSError for more than `max_bytes`."""
     content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"at most {max_bytes} bytes are read, and it has more")
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes")
     return content

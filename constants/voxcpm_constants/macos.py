@@ -1,4 +1,4 @@
-"""The version of macOS; the only place that asks for it."""
+"""The version and build of macOS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLATFORM_VERSION = ".SystemVersionPlatform.plist"
 
 
 class MacOS(NamedTuple):
-    """The version of macOS, such as (15, 5), and its build, such as "24F74", which every update changes."""
+    """The version of macOS, such as (15, 5), and its build, such as "24F74", which changes with every update."""
 
     version: tuple[int, ...]
     build: str

@@ -41,7 +41,7 @@ SCHEMA_VERSION = 5
 """The newest version that this release reads. 5 is for Core AI; bundles for other targets are still written as 3."""
 _SCHEMA_BEFORE_CORE_AI = 3
 MANIFEST_FILE = "manifest.json"
-# Not a field of the manifest: earlier releases refuse one that they do not know.
+# Not a field of the manifest, because earlier releases reject unknown fields.
 MANIFEST_DIGEST_FILE = "manifest.sha256"
 MODEL_CARD_FILE = "README.md"
 CONSTANTS_FOLDER = "constants"
@@ -125,7 +125,7 @@ class Manifest(_Record):
         path = bundle / MANIFEST_FILE
         if not path.is_file():
             raise BundleError(
-                f"{bundle}: no bundle here (expected a folder with {MANIFEST_FILE}; make one with `convert`)"
+                f"{bundle}: not a bundle (expected a folder with {MANIFEST_FILE}; create one with `convert`)"
             )
         try:
             content = json_content(path)
@@ -147,7 +147,7 @@ class Manifest(_Record):
             ) from None
         _check_own_digest(bundle, content)
         if manifest.target == CORE_AI and manifest.schema_version < SCHEMA_VERSION:
-            raise BundleError(f"{path}: Core AI programs of an earlier release; convert again")
+            raise BundleError(f"{path}: Core AI programs from an earlier release; convert again")
         return manifest
 
     @property
@@ -157,7 +157,7 @@ class Manifest(_Record):
         return decoder is not None and decoder.precision_in("fp16") == "fp32"
 
     def parts(self, step_model: str) -> tuple[StepModel, ...]:
-        """The declarations of a step model's packages: usually one, its own."""
+        """The declarations of a step model's packages, usually just its own."""
         return parts(self.step_models[step_model], self.sizes)
 
     def form(self, package: StepModel) -> PackageForm:
@@ -178,18 +178,18 @@ class Manifest(_Record):
         ]
 
     def check_complete(self, bundle: Path) -> None:
-        """Raises BundleError if a file that is needed for speech is not listed, and so would not be verified."""
+        """Raises BundleError if a file that speech needs is not listed, so that it would not be verified."""
         needed = [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE]
         needed += [f"{CONSTANTS_FOLDER}/{stem}.npy" for stem in constant_shapes(self.architecture)]
         folders = {"/".join(PurePosixPath(name).parts[:2]) for name in self.files}
         for name in (*needed, *self.package_folders(self.precisions)):
             if name not in folders:
                 raise BundleError(
-                    f"{bundle / MANIFEST_FILE}: {name} is not in its list of files; convert again"
+                    f"{bundle / MANIFEST_FILE}: {name} is missing from its list of files; convert again"
                 )
 
     def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
-        """Raises BundleError for a file or link, other than the system's, that is not listed in a folder of speech."""
+        """Raises BundleError for an unlisted file or link in the folders that speech needs, except the system's own."""
         for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *self.package_folders(precisions)):
             for path in sorted((bundle / folder).rglob("*")):
                 listed = path.relative_to(bundle).as_posix() in self.files
@@ -210,14 +210,14 @@ class Manifest(_Record):
         return {path: record for path, record in self.files.items() if path.startswith(f"{VECTORS_FOLDER}/")}
 
     def digest(self, precision: Precision) -> str:
-        """SHA-256 over what determines how a text sounds: the digests of the precision's files, and `speech`."""
+        """SHA-256 over everything that determines the sound: the digests of the precision's files, and `speech`."""
         files = {path: record.sha256 for path, record in self.files_of(precision).items()}
         if self.speech is not None:
             files["speech"] = self.speech.model_dump_json()
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def package_key(self, precision: Precision, package: str) -> str:
-        """SHA-256 over the digests of one package: a key for caches derived from it."""
+        """SHA-256 over the digests of one package, as a cache key."""
         prefix = f"{self.package_path(precision, package)}/"
         records = sorted(
             (path, record.sha256) for path, record in self.files.items() if path.startswith(prefix)
@@ -231,7 +231,7 @@ def schema_version(target: Target) -> int:
 
 
 def package_path(precision: str, package: str, target: Target = "macOS14") -> PurePosixPath:
-    """Path of a package, relative to a bundle. package: the name of a step model, or of a part of one."""
+    """Path of a package, relative to a bundle. package: name of a step model, or of a part of one."""
     return PurePosixPath(precision) / f"{package}{PACKAGE_SUFFIXES[target]}"
 
 
@@ -254,7 +254,7 @@ def _check_own_digest(bundle: Path, content: bytes) -> None:
 
 
 def record_file(path: Path) -> FileRecord:
-    """Size and digest of a file, read in blocks."""
+    """Size and digest of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -275,7 +275,7 @@ def record_folder(folder: Path) -> dict[str, FileRecord]:
 def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool) -> None:
     """Compare the sizes of files with their records, and with `digests` also their contents.
 
-    Raises BundleError, naming the first wrong file, also for a link to a file outside the bundle.
+    Raises BundleError, naming the first wrong file, also for a link to outside the bundle.
     """
     allowed = bundle.resolve()
     if allowed.parent.name == "snapshots" and (allowed.parents[1] / "blobs").is_dir():
@@ -285,7 +285,7 @@ def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool)
         path = bundle / name
         if not path.resolve().is_relative_to(allowed):
             raise BundleError(
-                f"{path}: a link that leaves the bundle; put the file itself there, or convert again"
+                f"{path}: a link to outside the bundle; replace it by the file, or convert again"
             )
         if not path.is_file():
             raise BundleError(

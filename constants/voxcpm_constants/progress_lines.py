@@ -1,4 +1,4 @@
-"""Progress in a log: a line at intervals, where there is no terminal for a status line."""
+"""Periodic progress lines, for output that is not a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-LINE_SECONDS = 10.0  # Seconds between two lines, and before the first one
+LINE_SECONDS = 10.0  # Seconds before the first line, and between lines
 
 
 @contextlib.contextmanager
 def progress_lines(text: str = "") -> Iterator[Callable[[str], None]]:
     """Write the latest text to standard error every LINE_SECONDS, if it has changed. The yielded function sets it."""
-    # Converters replace standard error while they run.
+    # Converters replace sys.stderr while they run.
     stream, latest, ended = sys.stderr, [text], threading.Event()
 
     def write() -> None:

@@ -1,7 +1,7 @@
-"""`speech.json`: the lengths of utterances that a checkpoint was trained for, an optional file next to `config.json`.
+"""`speech.json`: the utterance lengths that a checkpoint was trained for, an optional file next to `config.json`.
 
-A bundle's manifest contains it, so that the runtime and apps split texts and judge speech by the checkpoint's figures.
-Without it upstream's rules apply.
+It is part of a bundle's manifest, for the runtime and apps to split texts and check lengths by. Without it upstream's
+rules apply.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SpeechProfile(BaseModel):
     """Seconds of speech per letter or digit, measured on good speech of this checkpoint."""
     seconds_beside: float = Field(default=0.0, ge=0, le=10)
     """Seconds of an utterance that do not depend on its text, such as silence at both ends."""
-    language: str | None = None  # Language of the texts, as a code of ISO 639 such as "en"
+    language: str | None = None  # Language of the texts, as an ISO 639 code such as "en"
     licence: str = ""  # Licence of the weights, as an SPDX identifier; empty if unknown
     figures: dict[str, str] = {}  # Measured figures by name, for the model card
 
@@ -38,7 +38,7 @@ class SpeechProfile(BaseModel):
     def _a_word_fits(self) -> SpeechProfile:
         if self.expected_seconds(_MIN_TOKENS) > self.longest_seconds:
             raise ValueError(
-                f"longest_seconds is {self.longest_seconds:g}, but by the other figures {_MIN_TOKENS} letters take "
+                f"longest_seconds is {self.longest_seconds:g}, but by the other fields {_MIN_TOKENS} letters take "
                 f"{self.expected_seconds(_MIN_TOKENS):g} seconds"
             )
         return self

@@ -1,6 +1,6 @@
 """The six step models: names, inputs, outputs, state, shapes and dtypes, declared once.
 
-The export and its example inputs, the manifest, the runtime's checks and the validation all follow this declaration.
+Export, example inputs, manifest, runtime checks and validation are derived from this declaration.
 A step model is a pure function (inputs, state) -> (outputs, state); each state tensor is an input `name` and an output
 `name_out` of the same shape, and a stream starts with zeros.
 """
@@ -42,7 +42,7 @@ PASSED_ON = "hidden_states"  # The output of each part except the last: the `emb
 _CACHES_OF_A_LAYER = 2
 
 ContextDtype = Literal["float32", "compute"]
-"""The dtype of the AudioVAE's contexts, which is that of its arithmetic."""
+"""The dtype of the AudioVAE's contexts and arithmetic."""
 
 Axis = int | tuple[int, ...]  # The length of an axis, or all lengths that an enumerated axis may have
 
@@ -69,12 +69,12 @@ class TensorSpec(_Declared):
         return f"{self.name}_out"
 
     def shape_at(self, chunk: int) -> tuple[int, ...]:
-        """The shape in which an enumerated axis has its `chunk`-th length, counted from 0."""
+        """The shape with each enumerated axis at its `chunk`-th length, counted from 0."""
         return tuple(axis if isinstance(axis, int) else axis[chunk] for axis in self.shape)
 
 
 class StepModel(_Declared):
-    """The tensors that one step model takes and returns, in their order."""
+    """The inputs, outputs and state of one step model, in order."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -82,7 +82,7 @@ class StepModel(_Declared):
     state: tuple[TensorSpec, ...] = ()
 
     def precision_in(self, folder: Precision) -> Precision:
-        """The precision of the package in a folder of the bundle: fp32 in each if the state is declared as float32."""
+        """The precision of the package in that folder of the bundle: fp32 if the state is declared as float32."""
         return "fp32" if any(t.dtype == "float32" for t in self.state) else folder
 
     @property
@@ -98,7 +98,7 @@ class StepModel(_Declared):
 
     @property
     def chunk_lengths(self) -> tuple[int, ...]:
-        """The lengths of the axis `chunk_axis`."""
+        """The possible lengths of `chunk_axis`."""
         tensor, index = self.chunk_axis
         axis = tensor.shape[index]
         return (axis,) if isinstance(axis, int) else axis
@@ -109,7 +109,7 @@ class StepModel(_Declared):
         return len(self.chunk_lengths)
 
     def at(self, chunk: int) -> StepModel:
-        """The model with every enumerated axis fixed at its `chunk`-th length."""
+        """The step model with every enumerated axis fixed at its `chunk`-th length."""
 
         def fixed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(t.model_copy(update={"shape": t.shape_at(chunk)}) for t in tensors)
@@ -118,27 +118,24 @@ class StepModel(_Declared):
 
 
 class StepSizes(_Declared):
-    """Sizes that the user chooses at conversion: the cache length, and the chunk lengths of the step models."""
+    """Sizes chosen by the user at conversion, such as the cache length and chunk lengths."""
 
     kv_length: int = Field(default=1024, gt=0, le=MAX_POSITIONS)
     """Positions in both KV caches: text tokens, prompt patches and generated patches together."""
-    prefill_chunks: tuple[int, ...] = (
-        1,
-        16,
-        64,
-    )  # The possible numbers of embeddings in one call of an LM step
+    prefill_chunks: tuple[int, ...] = (1, 16, 64)
+    """The possible numbers of embeddings in one call of an LM step."""
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; 1 is always one of them."""
 
     base_lm_parts: int = Field(default=1, ge=1, le=MAX_LAYERS)
-    """Packages that hold the base LM's layers in turn (`parts`)."""
+    """Number of packages into which the base LM's layers are split (`parts`)."""
     solver_steps: int = Field(default=0, ge=0, le=MAX_EULER_STEPS)
     """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_batch(cls, sizes: Any) -> Any:
-        """Earlier releases could convert for several utterances in one call."""
+        """Accept the field `batch` of earlier releases if it is 1."""
         if isinstance(sizes, dict) and "batch" in sizes:
             if sizes["batch"] != 1:
                 raise ValueError(f"expected batch 1, found {sizes['batch']!r:.20}")
@@ -154,7 +151,7 @@ class StepSizes(_Declared):
 def declare_step_models(
     architecture: Architecture, sizes: StepSizes, *, audio_vae_fp32: bool = False
 ) -> dict[str, StepModel]:
-    """All step models of a bundle by name, in the order of STEP_MODEL_NAMES; `locdit_solve` last, if it is wanted.
+    """All step models of a bundle by name, in the order of STEP_MODEL_NAMES; `locdit_solve` last, if it is included.
 
     audio_vae_fp32: the AudioVAE computes in float32 in every precision.
     """
@@ -281,7 +278,7 @@ def _locdit_step(a: Architecture) -> StepModel:
 
 
 def zero_velocity_steps(steps: int) -> int:
-    """Number of first steps with zero velocity (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
+    """Number of initial steps with zero velocity (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
     return max(1, int((steps + 1) * _ZERO_VELOCITY_FRACTION))
 
 
@@ -352,9 +349,9 @@ def _residual_unit_contexts(channels: int) -> Iterator[tuple[int, int]]:
 
 
 def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
-    """The step models that run one after the other as `model`, each in its own package; usually `model` alone.
+    """The step models that run in sequence as `model`, each in its own package; usually just `model`.
 
-    A base LM whose weights are too large for one package has several, each with some of the layers and their caches.
+    A base LM whose weights are too large for one package is split, each part with some of the layers and their caches.
     The first one takes the embeddings, the others the previous part's hidden states, under the same name.
     """
     count = sizes.base_lm_parts if model.name == BASE_LM_STEP else 1

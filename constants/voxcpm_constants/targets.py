@@ -29,7 +29,7 @@ PACKAGE_SUFFIXES: dict[Target, str] = {
     "macOS15": ".mlpackage",
     "macOS27": ".aimodel",
 }
-"""The end of a package's name, by target."""
+"""Suffix of a package's name, by target."""
 
 KVCache = Literal["scatter", "rows"]
 """How a macOS 14 package returns its KV caches: whole, or only the rows that a call computed."""
@@ -49,7 +49,7 @@ class PackageForm(NamedTuple):
 
 
 def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter") -> PackageForm:
-    """The form of a step model's package for a deployment target; kv_cache: not for macOS 15."""
+    """The form of a step model's package for a deployment target. kv_cache: only "scatter" for macOS 15."""
     state: StateForm = "passed"
     if model.has_caches and kv_cache == "rows":
         state = "rows"
@@ -64,7 +64,7 @@ def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter"
 
 
 def with_stacked_caches(model: StepModel) -> StepModel:
-    """A language model with two caches for all layers, (layers, 1, kv_heads, positions, head_dim) each."""
+    """A language model with its caches stacked in two (layers, 1, kv_heads, positions, head_dim): keys and values."""
     layers = len(model.state) // 2
     stacked = (
         TensorSpec(

@@ -1,4 +1,4 @@
-"""Files of tensors: safetensors, written reproducibly, and the weights of a Core ML package."""
+"""Tensor files: reproducible safetensors, and the weight file of a Core ML package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tensor_file(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, 
 
 
 def header_of(content: bytes) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file that can be read, and the byte where its tensors start."""
+    """The header of a valid safetensors file, and the offset of its tensors in bytes."""
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     return parsed_json(content[_LENGTH_BYTES:start]), start
 
@@ -47,10 +47,9 @@ _ALIGNMENT = 64
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a weight.bin has as many weights as its header says, and ends with the data of the last one.
+    """Whether a weight.bin is complete, with as many weights as its header says.
 
-    coremltools updates the header with each weight, and does not notice if the last write fails. Raises OSError for a
-    file that cannot be read.
+    coremltools updates the header with each weight, and does not check that the last write succeeds. Raises OSError.
     """
     end = path.stat().st_size
     with path.open("rb") as file:

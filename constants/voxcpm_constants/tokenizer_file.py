@@ -1,4 +1,4 @@
-"""The tokenizer's files, opened in the same way by conversion and runtime, so that what converts also opens.
+"""Opens the tokenizer of a checkpoint or bundle, so that whatever converts also opens.
 
 Upstream (`model/utils.py`) wraps `LlamaTokenizerFast`, without BOS. Its behaviour depends on the release of
 transformers: 4 runs `tokenizer.json` unchanged, 5 takes its vocabulary and merges and builds Llama's pipeline around
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class _AddedToken(BaseModel):
-    """A token that is cut out of a text before BPE, with the library's defaults."""
+    """A token that is matched before BPE, with the library's defaults."""
 
     model_config = ConfigDict(strict=True)
 
@@ -89,7 +89,7 @@ class _Config(BaseModel):
         return _content(self.unk_token or _UNKNOWN)
 
     def named(self) -> list[str]:
-        """The special tokens that have names, in the order in which transformers adds them."""
+        """The named special tokens, in the order in which transformers adds them."""
         own = [
             *(self.bos_token, self.eos_token, self.unk_token, self.sep_token),
             *(self.pad_token, self.cls_token, self.mask_token),
@@ -102,8 +102,8 @@ class _Config(BaseModel):
 def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenizer, str]:
     """The tokenizer of a folder, and its unknown token.
 
-    needs_config: whether `tokenizer_config.json` must exist, as in a bundle; a checkpoint may lack it. Raises
-    ValueError, one line with the path, for a file that is missing, damaged, or not of a BPE tokenizer.
+    needs_config: whether `tokenizer_config.json` must exist, as in a bundle; a checkpoint may lack it. Raises a
+    one-line ValueError with the path for a file that is missing, damaged, or not a BPE tokenizer.
     """
     config_path, path = folder / TOKENIZER_CONFIG_FILE, folder / TOKENIZER_FILE
     settings = _read(config_path, read_json) if needs_config or config_path.exists() else {}
@@ -125,17 +125,17 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an error is from tokenizers' Rust code: a panic, which is not an Exception, or a bare Exception."""
+    """Whether an error comes from tokenizers' Rust code: a panic, which is not an Exception, or a bare Exception."""
     return type(error).__name__ == "PanicException" or type(error) is Exception
 
 
 def _bpe_document(path: Path) -> dict[str, Any]:
     document = read_json(path)
     if not isinstance(document, dict):
-        raise ValueError("expected a JSON object")  # noqa: TRY004 - of the file, not of the argument
+        raise ValueError("expected a JSON object")  # noqa: TRY004 - about the file, not the argument
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        raise ValueError("expected a BPE tokenizer, as every VoxCPM has")
+        raise ValueError("expected a BPE tokenizer, like VoxCPM's")
     if model.get("dropout"):
         raise ValueError("expected BPE without dropout, which makes tokens random")
     _check_steps(document)
@@ -167,7 +167,7 @@ def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
 
 
 def _added_tokens(document: dict[str, Any], config: _Config) -> list[AddedToken]:
-    """Tokens cut out before BPE, by id: those of the configuration, or else of the file, then the named ones."""
+    """Tokens matched before BPE, by id: those of the configuration, or else of the file, then the named ones."""
     listed = config.added_tokens_decoder
     records = _listed_tokens(document) if listed is None else [token for _, token in sorted(listed.items())]
     added = [AddedToken(**record.model_dump(exclude_unset=True)) for record in records]
@@ -203,21 +203,20 @@ _MAX_STEPS = 16
 
 
 def _check_steps(document: dict[str, Any]) -> None:
-    """Raises ValueError, one line, for steps that no VoxCPM has.
+    """Raises a one-line ValueError for unsupported steps.
 
-    Others can panic in tokenizers (0.23), which prints lines of Rust on standard error, take any time, or make a text
-    much longer.
+    Some can panic in tokenizers (0.23), which prints lines of Rust to standard error, take unbounded time, or make a
+    text much longer.
     """
     for part, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         whole = document.get(part)
         steps = whole.get(inner) if isinstance(whole, dict) and whole.get("type") == "Sequence" else [whole]
         if not isinstance(steps, list) or len(steps) > _MAX_STEPS:
-            raise ValueError(f"expected a list of at most {_MAX_STEPS} steps as its {part}")
+            raise ValueError(f"expected at most {_MAX_STEPS} steps in its {part}")
         for step in steps:
             is_metaspace = isinstance(step, dict) and step.get("type") == "Metaspace"
             if step is not None and not (step in _NORMALIZER_STEPS if part == "normalizer" else is_metaspace):
                 known = "Llama's and Lowercase" if part == "normalizer" else "Metaspace"
                 raise ValueError(
-                    f"expected no steps of its {part} but {known}, got {str(step)[:60]}; "
-                    "leave it out, as every VoxCPM does"
+                    f"unsupported step in its {part}: expected {known}, as in VoxCPM, got {str(step)[:60]}; remove it"
                 )

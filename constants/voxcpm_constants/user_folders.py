@@ -1,10 +1,10 @@
-"""The folders of a user, by default and by two environment variables.
+"""The user's cache and data folders, and the environment variables that override them.
 
     $VOXCPM_COREML_CACHE     one folder for everything: compiled/, lowered/, verified/, measured/,
                              bundles/, voices/, jobs/
-    $VOXCPM_COREML_VOICES    the folder of the voices alone
+    $VOXCPM_COREML_VOICES    the folder of voices only
 
-Without them: the platform's user cache and user data folders. An empty variable counts as unset.
+Defaults are the platform's user cache and data folders. An empty variable counts as unset.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def cache_folder(kind: str) -> Path:
 
 
 def voices_folder() -> Path:
-    """The folder of the user's voices, which may not exist yet. Raises InputError if a variable names a file."""
+    """The folder of voices, which may not exist yet. Raises InputError if a variable names a file."""
     return _chosen(VOICES_VARIABLE) or _folder("voices", "user_data_dir")
 
 
 def jobs_folder() -> Path:
-    """The folder of a server's jobs, which may not exist yet. Raises InputError if the variable names a file."""
+    """The folder of jobs, which may not exist yet. Raises InputError if the variable names a file."""
     return _folder("jobs", "user_data_dir")
 
 
@@ -45,20 +45,20 @@ def _folder(kind: str, platform_folder: str) -> Path:
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """The path with `~` expanded. Raises InputError for a name that no file can have."""
+    """The path with `~` expanded. Raises InputError for an invalid path."""
     try:
-        # Python's functions raise different errors for both.
+        # Checked here, since Python's functions raise different errors.
         if b"\0" in os.fsencode(path):
-            raise InputError(f"{path!r}: a path has no null character")
+            raise InputError(f"{path!r}: a path cannot contain a null character")
         return Path(path).expanduser()
     except UnicodeEncodeError:
         raise InputError(f"{path!r}: the file system cannot encode these characters") from None
     except RuntimeError:
-        raise InputError(f"{path}: there is no user of this name, so ~ cannot be expanded") from None
+        raise InputError(f"{path}: ~ cannot be expanded, as there is no such user") from None
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form `organisation/name`. Callers look for a path of that name first."""
+    """Whether a name has the form `organisation/name`. Callers check first that no such path exists."""
     return _HUB_ID.fullmatch(name) is not None
 
 

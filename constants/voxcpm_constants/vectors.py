@@ -2,7 +2,7 @@
 
     vectors/<step model>.safetensors
 
-A *stream* is one call, or several with a common state. Each step model has these:
+A *stream* is one call, or several with a shared state. Each step model has these:
 
 | stream | calls | length | initial state |
 |---|---|---|---|
@@ -12,8 +12,8 @@ A *stream* is one call, or several with a common state. Each step model has thes
 
 `chain` and `first_L` begin at cache position 0, and `last_L` ends at the cache's last position. A tensor's name is
 `<stream>/<kind>/<name of the declaration>`, where kind is `in`, `out` or `state`. Inputs and outputs have the call as
-first axis. `state` is the final state: contexts as a whole, and of each KV cache the rows that were written,
-(1, kv_heads, utterances · rows, head_dim). Floats are float16, or float32 where float16 overflows.
+first axis. `state` is the final state: whole contexts, and the rows of each KV cache that were written,
+(1, kv_heads, rows, head_dim). Floats are float16, or float32 where float16 overflows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Vectors = Mapping[str, Array]  # The tensors of one step model by name: floats a
 
 
 class Stream(NamedTuple):
-    """Calls of a step model with a common state."""
+    """Calls of a step model with a shared state."""
 
     name: str
     declared: StepModel  # The step model at the stream's length
@@ -87,12 +87,12 @@ def is_cache(tensor: TensorSpec) -> bool:
 
 
 def filled_caches(left: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
-    """The KV caches before a stream that is `filled`, by name: the rows that `chain` left, again and again."""
+    """The initial KV caches of a `filled` stream, by name. left: the final rows of `chain`, which are repeated."""
     return {name: rows[:, :, np.arange(sizes.kv_length) % rows.shape[2]] for name, rows in left.items()}
 
 
 def left_by(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:
-    """The final state of a stream as in the file: contexts as a whole, and the cache rows that it wrote."""
+    """The final state of a stream, as stored: whole contexts, and the cache rows that it wrote."""
     return {
         t.name: state[t.name][:, :, stream.rows] if is_cache(t) else state[t.name]
         for t in stream.declared.state
@@ -100,13 +100,13 @@ def left_by(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def write_vectors(path: Path, step_model: str, arrays: Vectors) -> None:
-    """Write a step model's test vectors. Floats become float16 where they fit."""
+    """Write a step model's test vectors. Floats become float16 unless they overflow."""
     stored = {name: _narrowed(array) for name, array in arrays.items()}
     path.write_bytes(tensor_file(stored, {"format": VECTORS_FORMAT, "step_model": step_model}))
 
 
 def read_vectors(bundle: Path, model: StepModel, sizes: StepSizes) -> Vectors:
-    """The test vectors of a step model. Raises BundleError if one cannot be read or has another shape."""
+    """The test vectors of a step model. Raises BundleError if they cannot be read or have wrong shapes."""
     path = bundle / vectors_path(model.name)
     try:
         stored = load_file(path)

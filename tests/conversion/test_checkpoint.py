@@ -255,7 +255,7 @@ def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence
 def test_a_wrong_speech_json_is_one_clear_line(copy: Path) -> None:
     for wrong, reason in (
         ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
-        ({"longest_seconds": 0.4}, "the file: Value error, longest_seconds is 0.4, but by the other figures"),
+        ({"longest_seconds": 0.4}, "the file: Value error, longest_seconds is 0.4, but by the other fields"),
         ({"longest_second": 6}, "longest_second: Extra inputs are not permitted"),
     ):
         (copy / "speech.json").write_text(json.dumps(PROFILE | wrong))

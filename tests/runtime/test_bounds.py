@@ -59,7 +59,7 @@ def test_a_text_file_beyond_its_bound_is_refused(refused, folder, monkeypatch):
     monkeypatch.setattr("voxcpm_runtime.commands.shared_arguments.MAX_TEXT_BYTES", 10)
     (folder / "long.txt").write_text("ten of them")
 
-    assert "at most 10 bytes are read, and it has more" in refused("--text-file", "long.txt")
+    assert "it is larger than 10 bytes" in refused("--text-file", "long.txt")
 
 
 def test_a_text_beyond_its_bound_is_refused(monkeypatch):

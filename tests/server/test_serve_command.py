@@ -51,10 +51,10 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         (("--voice-aliases", "absent"), "cannot read"),
         (("absent-bundle", "--port", "0"), "absent-bundle"),
         (("--bundle", "calm=absent"), "absent: no such folder"),
-        (("--bundle", "calm=~nobody-of-this-name/calm"), "no user of this name"),
+        (("--bundle", "calm=~nobody-of-this-name/calm"), "no such user"),
         (("--max-memory", "8", "--port", "0"), "with a unit"),
         (("absent-bundle", "--voices-folder", "file", "--port", "0"), "file: expected a folder"),
-        (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no user of this name"),
+        (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no such user"),
     ],
 )
 def test_wrong_options_are_one_line(

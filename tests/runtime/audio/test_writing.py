@@ -53,7 +53,7 @@ def test_every_ending_is_written_and_read_back(tmp_path, ending):
         ("a file/out.wav", "a file is not a folder"),
         ("out.txt", "expected a name that ends in .wav"),
         ("folder.wav", "it is a folder"),
-        ("new/b\0c/out.wav", "no null character"),
+        ("new/b\0c/out.wav", "cannot contain a null character"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):

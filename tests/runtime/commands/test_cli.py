@@ -148,4 +148,4 @@ def test_the_script_is_the_command(tmp_path, arguments):
     ran = subprocess.run([*script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert ran.returncode == 2
-    assert ran.stderr.startswith(f"error: {arguments[1] if arguments else 'bundle'}: no bundle here")
+    assert ran.stderr.startswith(f"error: {arguments[1] if arguments else 'bundle'}: not a bundle")

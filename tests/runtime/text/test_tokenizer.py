@@ -118,10 +118,10 @@ def test_bytes_stand_for_what_a_published_vocabulary_lacks(published):
 
 REFUSED = [
     # Its time could double with each further letter a.
-    ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}}, "of its normalizer"),
+    ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}}, "in its normalizer"),
     ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}] * 17}}, "at most 16 steps"),
     # The library would panic, and print 160 lines.
-    ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "of its pre_tokenizer but Metaspace"),
+    ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "in its pre_tokenizer: expected Metaspace"),
     (
         {"added_tokens": [{"id": 9, "content": "l", "normalized": True, "special": False, "single_word": False,
                            "lstrip": True, "rstrip": False}]},

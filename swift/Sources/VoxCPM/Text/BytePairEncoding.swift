@@ -22,7 +22,7 @@ struct BytePairEncoding: Sendable {
     /// Throws a `Problem` for a model of another kind and for merges of tokens that it does not have.
     init(_ model: JSONText, isLlama: Bool) throws {
         guard model["type"].map({ $0.text == UTF8Text("BPE") }) ?? true, case .object(let entries)? = model["vocab"] else {
-            throw Problem("expected a BPE tokenizer, as every VoxCPM has")
+            throw Problem("expected a BPE tokenizer, like VoxCPM's")
         }
         if case .number(let dropout)? = model["dropout"], dropout != 0 {
             throw Problem("expected a BPE without dropout, which draws the tokens of a text by chance")

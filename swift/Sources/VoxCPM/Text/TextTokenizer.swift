@@ -47,7 +47,7 @@ public struct TextTokenizer: Sendable {
 
     /// Throws a `Problem`.
     private init(document: JSONText, _ config: TokenizerConfig) throws {
-        guard let json = document["model"] else { throw Problem("expected a BPE tokenizer, as every VoxCPM has") }
+        guard let json = document["model"] else { throw Problem("expected a BPE tokenizer, like VoxCPM's") }
         let isLlama = document["normalizer"] == TokenizerPipeline.llamaNormalizer
         model = try BytePairEncoding(json, isLlama: isLlama)
         pipeline = try TokenizerPipeline(document, config, isLlama: isLlama, vocabulary: model.ids)
