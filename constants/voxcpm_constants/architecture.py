@@ -162,7 +162,7 @@ class Architecture(_Config):
         return {**traits.config_defaults, **values}
 
     @model_validator(mode="after")
-    def _one_latent_width(self) -> Architecture:
+    def _check_latent_width(self) -> Architecture:
         if self.feat_dim != self.audio_vae_config.latent_dim:
             raise ValueError(
                 f"feat_dim ({self.feat_dim}) must equal "

@@ -43,11 +43,11 @@ MIN_SOLVER_STEPS = 2
 """Of `locdit_solve`, where CFG-zero* gives the first step zero velocity."""
 
 # Limits of packages for Apple's hardware; the rules of `voxcpm-coreml lint` give the sources.
-LARGEST_RANK = 4  # Axes of a tensor: the Neural Engine's compiler rejects programs with more
-LONGEST_AXIS = 16_384
+MAX_RANK = 4  # Axes of a tensor: the Neural Engine's compiler rejects programs with more
+MAX_AXIS_LENGTH = 16_384
 """Elements along one axis of an activation: the Neural Engine's limit for width, height and depth."""
 STATE_MULTIPLE = 32
 """The last two axes of a Core ML state are multiples of this: the Neural Engine failed on a width of 270."""
 MASKED_BATCH = 10  # Leading axis from which masked attention is wrong on macOS 26.2's GPU
-LARGEST_WEIGHT_FILE = 2_000_000_000
+MAX_WEIGHT_FILE_BYTES = 2_000_000_000
 """Bytes of one package's weights: an M1 loaded VoxCPM2's base LM (2.66 GB in fp16) only when split in two."""

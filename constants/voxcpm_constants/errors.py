@@ -79,7 +79,7 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
         raise kind(system_reason(error)) from error
 
 
-def is_refused_memory(error: ImportError) -> bool:
+def is_out_of_memory(error: ImportError) -> bool:
     """Whether a library could not be loaded for lack of memory, by the system loader's message."""
     return re.search("failed to map segment|[Cc]annot allocate memory", str(error)) is not None
 
@@ -109,13 +109,13 @@ def core_ml_reason(error: BaseException) -> str:
     if described is None:
         return first_line(error)
     underlying = _UNDERLYING.search(text)
-    cause = _CAUSE.search(_unescaped(underlying[1])) if underlying else None
-    found = [_unescaped(described[1] or described[2] or ""), _unescaped(cause[1]) if cause else ""]
+    cause = _CAUSE.search(_unescape(underlying[1])) if underlying else None
+    found = [_unescape(described[1] or described[2] or ""), _unescape(cause[1]) if cause else ""]
     lines = [said.strip().splitlines()[0] for said in found if said.strip() not in ("", "(null)")]
     return " ".join(dict.fromkeys(lines)) or "Core ML gives no reason"
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     def character(match: re.Match[str]) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) > 1 else {"n": "\n", "t": "\t"}.get(code, code)

@@ -50,7 +50,7 @@ TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer/tokenizer_config.json"
 VECTORS_FOLDER = "vectors"
-_OF_THE_SYSTEM = re.compile(r"\.DS_Store|Thumbs\.db|desktop\.ini|\._.*")
+_SYSTEM_FILES = re.compile(r"\.DS_Store|Thumbs\.db|desktop\.ini|\._.*")
 
 
 class _Record(BaseModel):
@@ -105,7 +105,7 @@ class Manifest(_Record):
 
     @field_validator("files")
     @classmethod
-    def _within_the_bundle(cls, files: dict[str, FileRecord]) -> dict[str, FileRecord]:
+    def _check_paths(cls, files: dict[str, FileRecord]) -> dict[str, FileRecord]:
         for name in files:
             path = PurePosixPath(name)
             plain = name == path.as_posix() and name.isprintable() and "\\" not in name and ":" not in name
@@ -188,13 +188,13 @@ class Manifest(_Record):
                     f"{bundle / MANIFEST_FILE}: {name} is missing from its list of files; convert again"
                 )
 
-    def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
+    def check_no_extra_files(self, bundle: Path, precisions: Collection[Precision]) -> None:
         """Raises BundleError for an unlisted file or link in the folders that speech needs, except the system's own."""
         for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *self.package_folders(precisions)):
             for path in sorted((bundle / folder).rglob("*")):
                 listed = path.relative_to(bundle).as_posix() in self.files
                 is_folder = path.is_dir() and not path.is_symlink()
-                if not (listed or is_folder or _OF_THE_SYSTEM.fullmatch(path.name)):
+                if not (listed or is_folder or _SYSTEM_FILES.fullmatch(path.name)):
                     raise BundleError(
                         f"{path}: not listed in the manifest, so it cannot be verified; remove it, copy the "
                         "bundle again or convert again"

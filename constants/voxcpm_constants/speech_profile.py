@@ -35,7 +35,7 @@ class SpeechProfile(BaseModel):
     figures: dict[str, str] = {}  # Measured figures by name, for the model card
 
     @model_validator(mode="after")
-    def _a_word_fits(self) -> SpeechProfile:
+    def _check_duration(self) -> SpeechProfile:
         if self.expected_seconds(_MIN_TOKENS) > self.longest_seconds:
             raise ValueError(
                 f"longest_seconds is {self.longest_seconds:g}, but by the other fields {_MIN_TOKENS} letters take "
@@ -44,7 +44,7 @@ class SpeechProfile(BaseModel):
         return self
 
     @classmethod
-    def beside(cls, checkpoint: Path) -> SpeechProfile | None:
+    def from_checkpoint(cls, checkpoint: Path) -> SpeechProfile | None:
         """The `speech.json` in a checkpoint's folder; None without one. Raises CheckpointError."""
         path = checkpoint / SPEECH_FILE
         if not path.exists():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.bounds import LONGEST_AXIS, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
+from voxcpm_constants.bounds import MAX_AXIS_LENGTH, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
 AUDIO_VAE_DECODER = "audio_vae_decoder"
@@ -38,8 +38,8 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 _MAX_ENCODED_PATCHES = 8
 _ZERO_VELOCITY_FRACTION = 0.04
 
-PASSED_ON = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
-_CACHES_OF_A_LAYER = 2
+PART_OUTPUT = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
+_CACHES_PER_LAYER = 2
 
 ContextDtype = Literal["float32", "compute"]
 """The dtype of the AudioVAE's contexts and arithmetic."""
@@ -47,11 +47,11 @@ ContextDtype = Literal["float32", "compute"]
 Axis = int | tuple[int, ...]  # The length of an axis, or all lengths that an enumerated axis may have
 
 
-class _Declared(BaseModel):
+class _Declaration(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TensorSpec(_Declared):
+class TensorSpec(_Declaration):
     """One input, output or state tensor.
 
     dtype "compute" is the package's own arithmetic: float32 in fp32 packages, float16 in all others.
@@ -73,7 +73,7 @@ class TensorSpec(_Declared):
         return tuple(axis if isinstance(axis, int) else axis[chunk] for axis in self.shape)
 
 
-class StepModel(_Declared):
+class StepModel(_Declaration):
     """The inputs, outputs and state of one step model, in order."""
 
     name: str
@@ -117,7 +117,7 @@ class StepModel(_Declared):
         return self.model_copy(update={"inputs": fixed(self.inputs), "outputs": fixed(self.outputs)})
 
 
-class StepSizes(_Declared):
+class StepSizes(_Declaration):
     """Sizes chosen by the user at conversion, such as the cache length and chunk lengths."""
 
     kv_length: int = Field(default=1024, gt=0, le=MAX_POSITIONS)
@@ -134,7 +134,7 @@ class StepSizes(_Declared):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_batch(cls, sizes: Any) -> Any:
+    def _accept_single_batch(cls, sizes: Any) -> Any:
         """Accept the field `batch` of earlier releases if it is 1."""
         if isinstance(sizes, dict) and "batch" in sizes:
             if sizes["batch"] != 1:
@@ -144,7 +144,7 @@ class StepSizes(_Declared):
 
     @field_validator("encode_patches")
     @classmethod
-    def _with_one(cls, patches: tuple[int, ...]) -> tuple[int, ...]:
+    def _include_one(cls, patches: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted({1, *patches}))
 
 
@@ -189,10 +189,10 @@ def _axis(lengths: tuple[int, ...], unit: int = 1) -> Axis:
 def encoder_patches(a: Architecture) -> tuple[int, ...]:
     """The possible numbers of patches in one call of the AudioVAE encoder, ascending; the first is 1.
 
-    With its left context no signal is longer than LONGEST_AXIS, unless a single patch is.
+    With its left context no signal is longer than MAX_AXIS_LENGTH, unless a single patch is.
     """
-    widest = max(width for _, width in encoder_contexts(a))
-    maximum = min(_MAX_ENCODED_PATCHES, (LONGEST_AXIS - widest) // a.patch_input_samples)
+    max_width = max(width for _, width in encoder_contexts(a))
+    maximum = min(_MAX_ENCODED_PATCHES, (MAX_AXIS_LENGTH - max_width) // a.patch_input_samples)
     return (1, maximum) if maximum > 1 else (1,)
 
 
@@ -357,14 +357,14 @@ def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
     count = sizes.base_lm_parts if model.name == BASE_LM_STEP else 1
     if count == 1:
         return (model,)
-    embeddings, total = model.inputs[0], len(model.state) // _CACHES_OF_A_LAYER
-    passed_on = TensorSpec(name=PASSED_ON, shape=embeddings.shape, meaning="after this part's layers")
-    bounds = [index * total // count * _CACHES_OF_A_LAYER for index in range(count + 1)]
+    embeddings, total = model.inputs[0], len(model.state) // _CACHES_PER_LAYER
+    part_output = TensorSpec(name=PART_OUTPUT, shape=embeddings.shape, meaning="after this part's layers")
+    bounds = [index * total // count * _CACHES_PER_LAYER for index in range(count + 1)]
     return tuple(
         model.model_copy(
             update={
                 "name": f"{model.name}_{index + 1}",
-                "outputs": model.outputs if index + 1 == count else (passed_on,),
+                "outputs": model.outputs if index + 1 == count else (part_output,),
                 "state": model.state[bounds[index] : bounds[index + 1]],
             }
         )
@@ -375,4 +375,4 @@ def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
 def layers(model: StepModel) -> range:
     """The layers of a language model, or of a part of it, by the caches in its state."""
     first = int(model.state[0].name.rpartition("_")[2])
-    return range(first, first + len(model.state) // _CACHES_OF_A_LAYER)
+    return range(first, first + len(model.state) // _CACHES_PER_LAYER)

@@ -20,7 +20,7 @@ from voxcpm_constants.step_models import StepModel, TensorSpec
 
 Target = Literal["macOS14", "macOS15", "macOS27"]
 TARGETS: tuple[Target, ...] = ("macOS14", "macOS15", "macOS27")
-OLDEST_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15, "macOS27": 27}
+MIN_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15, "macOS27": 27}
 """The oldest major version of macOS that opens packages of a target."""
 CORE_AI: Target = "macOS27"  # The target whose packages are Core AI's; those of the others are Core ML's
 

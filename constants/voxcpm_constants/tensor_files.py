@@ -46,7 +46,7 @@ BLOB_SENTINEL = 0xDEADBEEF
 _ALIGNMENT = 64
 
 
-def is_whole(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Whether a weight.bin is complete, with as many weights as its header says.
 
     coremltools updates the header with each weight, and does not check that the last write succeeds. Raises OSError.

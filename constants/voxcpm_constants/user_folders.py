@@ -28,7 +28,7 @@ def cache_folder(kind: str) -> Path:
 
 def voices_folder() -> Path:
     """The folder of voices, which may not exist yet. Raises InputError if a variable names a file."""
-    return _chosen(VOICES_VARIABLE) or _folder("voices", "user_data_dir")
+    return _from_environment(VOICES_VARIABLE) or _folder("voices", "user_data_dir")
 
 
 def jobs_folder() -> Path:
@@ -37,8 +37,8 @@ def jobs_folder() -> Path:
 
 
 def _folder(kind: str, platform_folder: str) -> Path:
-    if (everything := _chosen(CACHE_VARIABLE)) is not None:
-        return everything / kind
+    if (base := _from_environment(CACHE_VARIABLE)) is not None:
+        return base / kind
     import platformdirs  # slow to import, and only needed without the variable
 
     return Path(getattr(platformdirs, platform_folder)("voxcpm-coreml")) / kind
@@ -62,7 +62,7 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def _chosen(variable: str) -> Path | None:
+def _from_environment(variable: str) -> Path | None:
     """The folder that an environment variable names."""
     if not (value := os.environ.get(variable, "").strip()):
         return None

@@ -91,7 +91,7 @@ def filled_caches(left: Mapping[str, Array], sizes: StepSizes) -> dict[str, Arra
     return {name: rows[:, :, np.arange(sizes.kv_length) % rows.shape[2]] for name, rows in left.items()}
 
 
-def left_by(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:
+def stored_state(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:
     """The final state of a stream, as stored: whole contexts, and the cache rows that it wrote."""
     return {
         t.name: state[t.name][:, :, stream.rows] if is_cache(t) else state[t.name]
@@ -101,7 +101,7 @@ def left_by(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:
 
 def write_vectors(path: Path, step_model: str, arrays: Vectors) -> None:
     """Write a step model's test vectors. Floats become float16 unless they overflow."""
-    stored = {name: _narrowed(array) for name, array in arrays.items()}
+    stored = {name: _to_float16(array) for name, array in arrays.items()}
     path.write_bytes(tensor_file(stored, {"format": VECTORS_FORMAT, "step_model": step_model}))
 
 
@@ -132,7 +132,7 @@ def _shapes(model: StepModel, sizes: StepSizes) -> Iterator[tuple[str, tuple[int
             yield stream.key("state", tensor.name), shape
 
 
-def _narrowed(array: Array) -> Array:
+def _to_float16(array: Array) -> Array:
     if array.dtype == np.int32:
         return array
     with np.errstate(over="ignore"):

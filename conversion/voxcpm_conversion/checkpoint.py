@@ -140,7 +140,7 @@ class Checkpoint:
             raise CheckpointError(str(error)) from None
         files = (open_weight_file(_first(folder, MODEL_FILES)), open_weight_file(_first(folder, VAE_FILES)))
         merged = None if lora is None else Lora.open(lora, architecture)
-        return cls(folder, architecture, files, name, revision, SpeechProfile.beside(folder), merged)
+        return cls(folder, architecture, files, name, revision, SpeechProfile.from_checkpoint(folder), merged)
 
     def shapes(self) -> dict[str, Shape]:
         """Shape of every weight by upstream's name, after weight norm is folded; reads no tensor data."""

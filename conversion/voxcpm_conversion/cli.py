@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from voxcpm_constants.bounds import (
-    LONGEST_AXIS,
+    MAX_AXIS_LENGTH,
     MAX_EULER_STEPS,
     MAX_POSITIONS,
     MIN_SOLVER_STEPS,
@@ -140,10 +140,10 @@ def convert(
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
     for remark in opened.lora.remarks() if opened.lora else ():
         console.print(remark)
-    if sizes.kv_length > LONGEST_AXIS:
+    if sizes.kv_length > MAX_AXIS_LENGTH:
         console.print(
             f"--max-length {sizes.kv_length}: the Neural Engine does not support caches of more than "
-            f"{LONGEST_AXIS} positions, so the LM steps will run elsewhere"
+            f"{MAX_AXIS_LENGTH} positions, so the LM steps will run elsewhere"
         )
     if deployment == "macOS15" and sizes.kv_length % STATE_MULTIPLE:
         console.print(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.step_models import PASSED_ON, StepModel, StepSizes, TensorSpec, layers
+from voxcpm_constants.step_models import PART_OUTPUT, StepModel, StepSizes, TensorSpec, layers
 from voxcpm_constants.targets import StateForm
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
@@ -278,7 +278,7 @@ def build_step(
 
     def base_lm() -> nn.Module:
         lm = language_model(modules.base_lm, a.base_lm)
-        if declared.outputs[0].name == PASSED_ON:
+        if declared.outputs[0].name == PART_OUTPUT:
             return LMStep(lm)
         return BaseLMStep(lm, modules.fsq_layer, modules.stop_proj, modules.stop_head)
 

@@ -24,7 +24,7 @@ from voxcpm_constants.vectors import (
     Array,
     Stream,
     filled_caches,
-    left_by,
+    stored_state,
     streams,
     vectors_path,
     write_vectors,
@@ -84,7 +84,7 @@ def compute_vectors(
                 {("in", n): x for n, x in inputs.items()} | {("out", n): x for n, x in outputs.items()}
             )
         arrays |= {stream.key(*name): np.stack([call[name] for call in calls]) for name in calls[0]}
-        after = left_by(stream, state)
+        after = stored_state(stream, state)
         left = left or after
         arrays |= {stream.key("state", name): array for name, array in after.items()}
     return arrays

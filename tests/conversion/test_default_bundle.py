@@ -39,4 +39,4 @@ def test_the_bundle_in_the_tree_is_what_conversion_makes_of_the_checkpoint(speak
         exclude=of_the_conversion
     )
     assert in_tree.manifest.precisions == ("int8",)
-    assert Manifest.read(DEFAULT_BUNDLE).speech == SpeechProfile.beside(DEFAULT_CHECKPOINT)
+    assert Manifest.read(DEFAULT_BUNDLE).speech == SpeechProfile.from_checkpoint(DEFAULT_CHECKPOINT)

@@ -14,8 +14,8 @@ from voxcpm_constants.errors import core_ml_reason
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_constants.targets import MAIN, OLDEST_MACOS, StateForm, Target
-from voxcpm_constants.tensor_files import WEIGHT_FILE, is_whole
+from voxcpm_constants.targets import MAIN, MIN_MACOS, StateForm, Target
+from voxcpm_constants.tensor_files import WEIGHT_FILE, is_complete
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import export_step
@@ -118,7 +118,7 @@ def _require_whole(package: Path) -> None:
     """
     weights = package / WEIGHT_FILE
     listed = {each.name for each in package.iterdir()} == _IN_A_PACKAGE
-    if not listed or (weights.exists() and not is_whole(weights)):
+    if not listed or (weights.exists() and not is_complete(weights)):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -127,10 +127,8 @@ def why_not_compiled(target: Target) -> str | None:
     system = macos()
     if system is None:
         return "Apple's Core ML compiler runs on macOS only; a package is compiled where it is first loaded"
-    if system.version[0] < OLDEST_MACOS[target]:
-        return (
-            f"{target} packages are compiled on macOS {OLDEST_MACOS[target]} or newer, and this is {system}"
-        )
+    if system.version[0] < MIN_MACOS[target]:
+        return f"{target} packages are compiled on macOS {MIN_MACOS[target]} or newer, and this is {system}"
     return None
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import PASSED_ON, Precision, StepModel
+from voxcpm_constants.step_models import PART_OUTPUT, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
@@ -121,5 +121,5 @@ class PartsInTurn:
             raise ValueError(f"{self._declared[0].name}: pass a state of this step model")
         taken, outputs = self._declared[0].inputs[0].name, dict(inputs)
         for part, (own, _) in zip(self._parts, state.states, strict=True):
-            outputs = part({**inputs, taken: outputs.get(PASSED_ON, inputs[taken])}, own)
+            outputs = part({**inputs, taken: outputs.get(PART_OUTPUT, inputs[taken])}, own)
         return outputs

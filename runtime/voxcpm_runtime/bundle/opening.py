@@ -89,7 +89,7 @@ def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
         files = manifest.files_of(chosen)
         check_files(folder, files, digests=False)
         check_digests(folder, files)
-    manifest.check_nothing_else(folder, manifest.precisions if verify else (chosen,))
+    manifest.check_no_extra_files(folder, manifest.precisions if verify else (chosen,))
     return Bundle(
         folder=folder,
         manifest=manifest,

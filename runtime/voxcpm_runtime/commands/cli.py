@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import SYSTEM_ERRORS, VoxCPMError, is_refused_memory, system_reason
+from voxcpm_constants.errors import SYSTEM_ERRORS, VoxCPMError, is_out_of_memory, system_reason
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(error, ModuleNotFoundError) and extra is not None:
                 install = f'pip install "voxcpm-coreml[{extra}]"'
                 return _complain(f"{given[0]} needs {module}; install it with: {install}", _USER_ERROR)
-            if is_refused_memory(error):
+            if is_out_of_memory(error):
                 return _complain(system_reason(MemoryError()), _USER_ERROR)
             raise
 

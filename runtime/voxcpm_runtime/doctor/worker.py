@@ -28,8 +28,8 @@ from voxcpm_constants.vectors import (
     Stream,
     Vectors,
     filled_caches,
-    left_by,
     read_vectors,
+    stored_state,
     streams,
 )
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, COREAI, PORTABLE
@@ -175,7 +175,7 @@ def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors
         if state is not None:
             every_row = state.rows(0, max(t.shape_at(0)[2] for t in tensors.state))
             expected = {t.name: vectors[stream.key("state", t.name)] for t in tensors.state}
-            states.append(lowest_correlation(left_by(stream, every_row), expected))
+            states.append(lowest_correlation(stored_state(stream, every_row), expected))
     lowest = {name: min(calls) for name, calls in by_stream.items()}
     return Agreement(streams=lowest, chain=by_stream[CHAIN], state=min(states, default=None))
 

@@ -43,7 +43,7 @@ def test_the_command_is_silent_about_a_clean_bundle(
 def test_findings_are_a_table_and_exit_code_1(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "LARGEST_WEIGHT_FILE", 1)
+    monkeypatch.setattr(checks, "MAX_WEIGHT_FILE_BYTES", 1)
     monkeypatch.setenv("COLUMNS", "150")
 
     assert cli.main(["lint", str(tiny_bundle), "--precision", "fp16"]) == 1

@@ -260,7 +260,7 @@ def test_a_program_breaks_its_rule_and_no_other(
     tmp_path: Path, rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rule == "weight-file":
-        monkeypatch.setattr(checks, "LARGEST_WEIGHT_FILE", 100)
+        monkeypatch.setattr(checks, "MAX_WEIGHT_FILE_BYTES", 100)
 
     findings = lint(case, tmp_path)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from voxcpm_constants.bounds import (
-    LARGEST_RANK,
-    LARGEST_WEIGHT_FILE,
-    LONGEST_AXIS,
     MASKED_BATCH,
+    MAX_AXIS_LENGTH,
+    MAX_RANK,
+    MAX_WEIGHT_FILE_BYTES,
     STATE_MULTIPLE,
 )
 from voxcpm_constants.tensor_files import WEIGHT_FILE
@@ -64,21 +64,21 @@ def _is_sized_by_bounds(function: Function, operation: Operation) -> bool:
 
 
 def ranks(function: Function) -> Iterator[Violation]:
-    """Tensors have at most LARGEST_RANK axes."""
+    """Tensors have at most MAX_RANK axes."""
     for name, kind, type_ in function.values():
-        if len(type_.shape) > LARGEST_RANK:
+        if len(type_.shape) > MAX_RANK:
             found = f"rank {len(type_.shape)}: {format_shape(type_.shape)}"
-            yield Violation(name, kind, found, f"at most rank {LARGEST_RANK}")
+            yield Violation(name, kind, found, f"at most rank {MAX_RANK}")
 
 
 def long_axes(function: Function) -> Iterator[Violation]:
-    """No axis of an activation has more than LONGEST_AXIS elements at any enumerated length."""
+    """No axis of an activation has more than MAX_AXIS_LENGTH elements at any enumerated length."""
     for name, kind, _ in function.values():
         shapes = [(function.shape(name, length), length) for length in function.lengths]
         shape, length = max(shapes, key=lambda one: max((axis or 0 for axis in one[0]), default=0))
-        if any((axis or 0) > LONGEST_AXIS for axis in shape):
+        if any((axis or 0) > MAX_AXIS_LENGTH for axis in shape):
             found = f"{format_shape(shape)}{function.at(length)}"
-            yield Violation(name, kind, found, f"at most {LONGEST_AXIS} elements along an axis")
+            yield Violation(name, kind, found, f"at most {MAX_AXIS_LENGTH} elements along an axis")
 
 
 def declared_shapes(function: Function) -> Iterator[Violation]:
@@ -112,10 +112,10 @@ def state_sizes(function: Function) -> Iterator[Violation]:
 
 
 def weight_files(function: Function) -> Iterator[Violation]:
-    """The weights of a package have at most LARGEST_WEIGHT_FILE bytes."""
+    """The weights of a package have at most MAX_WEIGHT_FILE_BYTES bytes."""
     weights = function.program.weights
-    if function.is_first and weights is not None and weights.nbytes > LARGEST_WEIGHT_FILE:
-        limit = f"at most {LARGEST_WEIGHT_FILE / 1e9:g} GB"
+    if function.is_first and weights is not None and weights.nbytes > MAX_WEIGHT_FILE_BYTES:
+        limit = f"at most {MAX_WEIGHT_FILE_BYTES / 1e9:g} GB"
         yield Violation(WEIGHT_FILE.name, "file", f"{weights.nbytes / 1e9:.2f} GB", limit)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
-from voxcpm_constants.targets import OLDEST_MACOS, Target
+from voxcpm_constants.targets import MIN_MACOS, Target
 from voxcpm_runtime.backends.compilation import (
     LOCK_SECONDS,
     CompiledPackage,
@@ -62,7 +62,7 @@ class RefusedError(BundleError):
 
 def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
     """Raises BundleError for a bundle whose target is newer than this system."""
-    oldest = OLDEST_MACOS[target]
+    oldest = MIN_MACOS[target]
     if system is not None and system.version[0] < oldest:
         raise BundleError(
             f"{folder}: this bundle needs macOS {oldest} or newer, but this is {system}; "

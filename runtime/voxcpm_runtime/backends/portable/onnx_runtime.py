@@ -9,7 +9,7 @@ for hours, each to the need of its peak number of threads (TRIALS.md).
 
 import os
 
-from voxcpm_constants.errors import MissingExtraError, first_line, is_refused_memory
+from voxcpm_constants.errors import MissingExtraError, first_line, is_out_of_memory
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError:
     raise
 except ImportError as error:
-    if is_refused_memory(error):
+    if is_out_of_memory(error):
         raise MemoryError from error
     # onnxruntime and onnxruntime-gpu share a folder: removing one leaves half of the other.
     raise MissingExtraError(
