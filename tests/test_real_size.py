@@ -17,7 +17,7 @@ from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle
-from voxcpm_runtime.doctor.worker import FLOORS, lowest_correlation
+from voxcpm_runtime.doctor.worker import FLOORS, min_correlation
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.validate import validate_bundle
@@ -145,7 +145,7 @@ def test_a_call_on_core_ai_agrees_with_torch(
             state.set_rows(0, filled_caches(left, sizes))
     outputs = model({t.name: vectors[stream.key("in", t.name)][0] for t in declared.inputs}, state)
     expected = {t.name: vectors[stream.key("out", t.name)][0] for t in declared.outputs}
-    assert lowest_correlation(outputs, expected) >= FLOORS[precision]
+    assert min_correlation(outputs, expected) >= FLOORS[precision]
     if precision == "fp16":
         first = declared.outputs[0].name
         assert agreement(outputs[first], expected[first]).correlation >= HALF_CALLS[name]

@@ -32,7 +32,13 @@ from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, CancelToken, Keywords
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
-from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, Gathered, checked_chunking, chunked, stream
+from voxcpm_runtime.speech.stream import (
+    DEFAULT_CHUNK_PATCHES,
+    SpeechBuilder,
+    checked_chunking,
+    chunked,
+    stream,
+)
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
@@ -219,10 +225,10 @@ class VoxCPM:
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan for this bundle. Errors and warnings: see `speak`."""
         try:
-            gathered = Gathered(plan)
-            for _ in self._stream(plan, plan.each_segment(), gathered):
+            builder = SpeechBuilder(plan)
+            for _ in self._stream(plan, plan.each_segment(), builder):
                 pass
-            return gathered.speech()
+            return builder.speech()
         finally:
             if plan.arguments.saved_segments is not None:
                 plan.arguments.saved_segments.release()
@@ -325,7 +331,7 @@ class VoxCPM:
         """
         valid_unicode(text_argument(name, "name"), "name", "name")
         switch(trim_silence_vad, "trim_silence_vad")
-        recordings = Recordings.of_a_new_voice(audio, transcript, reference)
+        recordings = Recordings.for_new_voice(audio, transcript, reference)
         unencoded = recordings.decoded(self.bundle.architecture, trimmed=trim_silence_vad)
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
         return unencoded.encoded(self.driver, name, origin)
@@ -336,7 +342,7 @@ class VoxCPM:
         return self.plan(given) if isinstance(given, str) else self.plan(**{"text": None, **given})
 
     def _stream(
-        self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: Gathered | None = None
+        self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: SpeechBuilder | None = None
     ) -> Iterator[Piece]:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")

@@ -19,8 +19,8 @@ from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     Engine,
     Quiet,
-    loaded,
-    opened,
+    load_voxcpm,
+    open_with_engine,
     takes_groups,
 )
 from voxcpm_runtime.commands.status_line import status_line
@@ -86,9 +86,9 @@ def serve(
 
 def _source(path: str | None, engine: Engine) -> Source:
     def unloaded() -> Unloaded:
-        bundle = opened(path, engine)
+        bundle = open_with_engine(path, engine)
         size = sum(file.bytes for file in bundle.manifest.files_of(bundle.precision).values())
-        return Unloaded(size, bundle.architecture.generation, partial(loaded, bundle, engine))
+        return Unloaded(size, bundle.architecture.generation, partial(load_voxcpm, bundle, engine))
 
     return unloaded
 

@@ -26,7 +26,7 @@ from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import declare_step_models
 from voxcpm_runtime import voxcpm
-from voxcpm_runtime.backends.loading import Placed
+from voxcpm_runtime.backends.loading import PlacedStepModel
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver
@@ -182,7 +182,7 @@ def tts(bundle_folder, architecture, sizes, constants, models):
 @pytest.fixture
 def speaking(bundle_folder, monkeypatch, models, network):
     """A bundle with the tiny step models, whose stop head ends the speech as soon as it may."""
-    placed = {name: Placed(model, "portable") for name, model in models.items()}
+    placed = {name: PlacedStepModel(model, "portable") for name, model in models.items()}
     monkeypatch.setattr(voxcpm, "place_step_models", lambda *_, **__: placed)
     network.stop_bias = np.array([-1e3, 0], np.float32)
     return str(bundle_folder)

@@ -17,7 +17,7 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.speech.utterance import utterance
-from voxcpm_runtime.text.control import controlled
+from voxcpm_runtime.text.control import with_control
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import traits_of, upstream_generate
@@ -99,7 +99,7 @@ def cases(
         supported = [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
         if traits_of(model).takes_reference:
             reference: dict[str, Any] = {"patches": patches, "reference_wav": prompt_wav}
-            styled = controlled(text, _CONTROL)
+            styled = with_control(text, _CONTROL)
             supported += [
                 Case("reference", text, seed + 2, **reference),
                 Case("reference and continuation", text, seed + 3, prompt_wav, prompt_text, **reference),

@@ -83,16 +83,16 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int, *, overwrite: 
 def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes, int]:
     """The content of the file that `write_audio` would write to the path, and the number of clipped samples."""
     path = user_path(path)
-    form = _format(path)
+    format_ = _format(path)
     require_finite(audio, str(path))
-    if form.rates and sample_rate not in form.rates:
-        wanted = min((rate for rate in form.rates if rate > sample_rate), default=form.rates[-1])
-        audio, sample_rate = resample(audio, sample_rate, wanted), wanted
-    samples = pcm16(audio) if form.subtype == "PCM_16" else np.clip(audio, -1.0, 1.0)
+    if format_.rates and sample_rate not in format_.rates:
+        nearest = min((rate for rate in format_.rates if rate > sample_rate), default=format_.rates[-1])
+        audio, sample_rate = resample(audio, sample_rate, nearest), nearest
+    samples = pcm16(audio) if format_.subtype == "PCM_16" else np.clip(audio, -1.0, 1.0)
     # Encoded in memory, because libsndfile does not report a full disk.
     encoded = io.BytesIO()
     try:
-        soundfile.write(encoded, samples, sample_rate, format=form.container, subtype=form.subtype)
+        soundfile.write(encoded, samples, sample_rate, format=format_.container, subtype=format_.subtype)
     except (soundfile.LibsndfileError, OSError) as error:
         reason = getattr(error, "error_string", "") or getattr(error, "strerror", "") or error
         raise InputError(f"{path}: cannot be written ({reason})") from None
@@ -121,13 +121,13 @@ def write_audio_file(
 
 
 def _format(path: Path) -> _Format:
-    form = FORMATS.get(path.suffix.lower())
+    format_ = FORMATS.get(path.suffix.lower())
     with contextlib.suppress(OSError):
-        form = form or (FORMATS[".wav"] if replaced_file(path) is None else None)
-    if form is None:
+        format_ = format_ or (FORMATS[".wav"] if replaced_file(path) is None else None)
+    if format_ is None:
         raise InputError(
             f"{path}: expected a name that ends in {', '.join(FORMATS)}, got {path.suffix or 'no ending'!r}"
         )
-    if not soundfile.check_format(form.container, form.subtype):
+    if not soundfile.check_format(format_.container, format_.subtype):
         raise InputError(f"{path}: the installed libsndfile cannot write {path.suffix}; use .wav")
-    return form
+    return format_

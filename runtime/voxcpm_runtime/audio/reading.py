@@ -40,7 +40,7 @@ _MAX_PEAK = 100.0
 _FRAME, _HOP = 2048, 512
 """Samples of a frame whose level is computed, and from one frame to the next, at any sample rate."""
 _RANGE_DB = 35.0  # Frames this many decibels below the loudest one are silence
-_KEPT_MS = 200
+_MARGIN_MS = 200
 _MIN_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equally loud
 
 
@@ -189,17 +189,17 @@ def audio_content(source: object, name: str) -> bytes:
     return content
 
 
-def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> Audio:
-    """The samples (samples,) resampled from `rate` to `wanted` Hz by soxr, as in upstream's librosa.load.
+def resample(samples: Audio, rate: object, target_rate: int, name: str = "audio") -> Audio:
+    """The samples (samples,) resampled from `rate` to `target_rate` Hz by soxr, as in upstream's librosa.load.
 
     name: of the audio in messages. Raises InputError for a rate that is not a whole number in range.
     """
-    given = _checked_rate(rate, name)
-    if given == wanted:
+    source_rate = _checked_rate(rate, name)
+    if source_rate == target_rate:
         return samples
     import soxr  # needed only if the rates differ
 
-    return np.asarray(soxr.resample(samples, given, wanted), np.float32)
+    return np.asarray(soxr.resample(samples, source_rate, target_rate), np.float32)
 
 
 def _checked_rate(rate: object, name: str) -> int:
@@ -224,8 +224,8 @@ def trim_silence(audio: Audio, sample_rate: int) -> Audio:
         # Trailing noise passes that test, but is not within the same range of the highest peak.
         voiced = np.flatnonzero(_levels(audio) >= np.abs(audio).max() * 10.0 ** (-_RANGE_DB / 20.0))
         end = min(end, int(voiced[-1]) * _HOP + _FRAME) if len(voiced) else end
-    kept = _KEPT_MS * sample_rate // 1000
-    return audio[max(0, start - kept) : end + kept]
+    margin = _MARGIN_MS * sample_rate // 1000
+    return audio[max(0, start - margin) : end + margin]
 
 
 def _levels(audio: Audio) -> npt.NDArray[np.float32]:

@@ -42,7 +42,7 @@ class CompiledPackage:
     def __init__(self, package: Path, digest: str, compile_with: Compile, kind: str) -> None:
         self._package, self._compile, self._kind = package, compile_with, kind
         self._digest = digest[:_DIGITS]
-        self._own: Path | None = None
+        self._temp_form: Path | None = None
 
     def before_first_load(self, compiled: Path, use: str, prepare: Callable[[], None]) -> None:
         """Call `prepare`, unless it succeeded before for this form and use. use: the function and compute unit."""
@@ -61,8 +61,8 @@ class CompiledPackage:
         If the cache cannot be written, the package is compiled into a temp folder, with a warning. Raises the
         compiler's errors.
         """
-        if self._own is not None:
-            return self._own, False
+        if self._temp_form is not None:
+            return self._temp_form, False
         try:
             return self.cached(damaged)
         except (OSError, NotImplementedError) as error:
@@ -76,7 +76,7 @@ class CompiledPackage:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         compiled = folder / f"{self._package.stem}-{self._kind}"
         self._compile(self._package, compiled)
-        self._own = compiled
+        self._temp_form = compiled
         return compiled, True
 
     def cached(self, damaged: int | None = None) -> tuple[Path, bool]:

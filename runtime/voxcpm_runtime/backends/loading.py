@@ -27,7 +27,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import (
     chosen_units,
     is_auto,
 )
-from voxcpm_runtime.backends.core_ml.loading import Note, Placed, check_system, place_on_core_ml
+from voxcpm_runtime.backends.core_ml.loading import Note, PlacedStepModel, check_system, place_on_core_ml
 from voxcpm_runtime.backends.machine import backends, cores
 from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
 from voxcpm_runtime.backends.step_function import NextPatch, StepFunction
@@ -146,7 +146,7 @@ def place_step_models(
     device: str = CPU_DEVICE,
     compute_units: ComputeUnits = AUTO,
     first_use: Note | None = lambda _: None,
-) -> dict[str, Placed]:
+) -> dict[str, PlacedStepModel]:
     """Step models of an open bundle, in its precision, with the unit of each one.
 
     names: by default all. threads: per operation. device: "cpu" or a GPU (portable backend only). compute_units: see
@@ -159,29 +159,32 @@ def place_step_models(
     """
     chosen = check_engine(backend, threads, compute_units, bundle, device=device)
     opened = (bundle.folder, bundle.manifest, bundle.precision)
-    wanted = tuple(bundle.manifest.step_models if names is None else names)
+    selected = tuple(bundle.manifest.step_models if names is None else names)
     if chosen == "coreai":
         from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 
-        models = CoreAIWorker(bundle.folder, bundle.precision, wanted).step_models
-        return {name: Placed(models[name], COREAI) for name in wanted}
+        models = CoreAIWorker(bundle.folder, bundle.precision, selected).step_models
+        return {name: PlacedStepModel(models[name], COREAI) for name in selected}
     portable = partial(load_portable_step_model, *opened, threads=threads, device=gpu_device(device))
     has_fallback = backend == "auto" and PORTABLE in backends()
     if chosen == "coreml":
         try:
             check_system(bundle.folder, bundle.manifest.target, macos())
         except BundleError as error:
-            if not has_fallback or not all(is_auto(compute_units, name) for name in wanted):
+            if not has_fallback or not all(is_auto(compute_units, name) for name in selected):
                 raise
             warnings.warn(f"{error}; using the portable backend", stacklevel=2)
             chosen = "portable"
     if chosen == "portable":
-        return {name: Placed(model, PORTABLE) for name, model in _all_at_once(wanted, portable).items()}
+        return {
+            name: PlacedStepModel(model, PORTABLE)
+            for name, model in _load_in_parallel(selected, portable).items()
+        }
     if has_fallback:
-        return place_on_core_ml(bundle, wanted, compute_units, first_use, portable, "")
+        return place_on_core_ml(bundle, selected, compute_units, first_use, portable, "")
     install = f"install the portable backend: {INSTALL_PORTABLE}"
     advice = install if backend == "auto" else "try --backend portable"
-    return place_on_core_ml(bundle, wanted, compute_units, first_use, None, advice)
+    return place_on_core_ml(bundle, selected, compute_units, first_use, None, advice)
 
 
 def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: str) -> NextPatch | None:
@@ -233,7 +236,7 @@ def load_portable_step_model(
     return open_step_model(folder, manifest, precision, name, open_package)
 
 
-def _all_at_once(names: Sequence[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
+def _load_in_parallel(names: Sequence[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
     """Load step models in parallel: each uses one core, without the GIL."""
     # The slowest first.
     order = sorted(names, key=lambda name: name != BASE_LM_STEP)

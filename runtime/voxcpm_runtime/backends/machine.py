@@ -17,8 +17,8 @@ from voxcpm_constants.macos import macos
 _BACKENDS = {"coreml": ("coremltools",), "coreai": ("coreai",), "portable": ("onnx", "onnxruntime")}
 """Backend -> the libraries that it needs."""
 _CPU_INFO = Path("/proc/cpuinfo")
-_CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _FEATURES = {
     "AVX2": {"avx2"},
     "AVX-512": {"avx512f"},
@@ -50,11 +50,11 @@ def chip() -> str:
         if name == "model name":
             return value
     try:
-        asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        answer = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603 - a fixed command
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603 - a fixed command
     except (OSError, subprocess.SubprocessError):
         return platform.machine()
-    return answer.stdout.strip() or platform.machine()
+    return result.stdout.strip() or platform.machine()
 
 
 @functools.cache
@@ -95,9 +95,9 @@ def fair_threads() -> int | None:
 def _cores_of_quota() -> int | None:
     """The CPU quota of this process's control group (cgroup v2), in whole cores, at least 1; None for no limit."""
     try:
-        groups = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+        groups = _OWN_CGROUP.read_text(encoding="utf-8").splitlines()
         own = next(line.removeprefix("0::/") for line in groups if line.startswith("0::/"))
-        quota, period = (_CONTROL_GROUPS / own / "cpu.max").read_text(encoding="utf-8").split()
+        quota, period = (_CGROUPS / own / "cpu.max").read_text(encoding="utf-8").split()
         return max(1, int(quota) // int(period))
     except (OSError, StopIteration, ValueError):  # another system, the root group, or "max"
         return None

@@ -59,7 +59,7 @@ def open_step_model(
 
     declared = manifest.parts(name)
     parts = [opened(part) for part in declared]
-    return parts[0] if len(parts) == 1 else PartsInTurn(declared, parts)
+    return parts[0] if len(parts) == 1 else SplitStepModel(declared, parts)
 
 
 class FunctionsByLength:
@@ -81,15 +81,15 @@ class FunctionsByLength:
         length = inputs[self._input].shape[self._axis]
         chunk = self._chunks.get(length)
         if chunk is None:
-            taken = ", ".join(map(str, self._chunks))
-            raise ValueError(f"{self._name}: {self._input} may have the lengths {taken}, not {length}")
+            lengths = ", ".join(map(str, self._chunks))
+            raise ValueError(f"{self._name}: {self._input} may have the lengths {lengths}, not {length}")
         with self._loading:
             if chunk not in self._loaded:
                 self._loaded[chunk] = self._load(chunk)
         return self._loaded[chunk](inputs, state)
 
 
-class StatesInTurn(NamedTuple):
+class SplitState(NamedTuple):
     """The combined state of all parts. states: each with the names of its tensors."""
 
     states: Sequence[tuple[StepState, frozenset[str]]]
@@ -104,22 +104,22 @@ class StatesInTurn(NamedTuple):
             state.set_rows(start, {name: rows[name] for name in names & rows.keys()})
 
 
-class PartsInTurn:
+class SplitStepModel:
     """A step model in several packages (`voxcpm_constants.step_models.parts`), called in sequence."""
 
     def __init__(self, declared: Sequence[StepModel], parts: Sequence[StepFunction]) -> None:
         self._declared, self._parts = declared, parts
 
-    def new_state(self) -> StatesInTurn:
+    def new_state(self) -> SplitState:
         """See `StepFunction`."""
         names = [frozenset(t.name for t in declared.state) for declared in self._declared]
-        return StatesInTurn([(p.new_state(), n) for p, n in zip(self._parts, names, strict=True)])
+        return SplitState([(p.new_state(), n) for p, n in zip(self._parts, names, strict=True)])
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """See `StepFunction`."""
-        if not isinstance(state, StatesInTurn) or len(state.states) != len(self._parts):
+        if not isinstance(state, SplitState) or len(state.states) != len(self._parts):
             raise ValueError(f"{self._declared[0].name}: pass a state of this step model")
-        taken, outputs = self._declared[0].inputs[0].name, dict(inputs)
+        first_input, outputs = self._declared[0].inputs[0].name, dict(inputs)
         for part, (own, _) in zip(self._parts, state.states, strict=True):
-            outputs = part({**inputs, taken: outputs.get(PART_OUTPUT, inputs[taken])}, own)
+            outputs = part({**inputs, first_input: outputs.get(PART_OUTPUT, inputs[first_input])}, own)
         return outputs

@@ -69,7 +69,7 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
     precision that is missing.
     """
     try:
-        return _opened(locate_bundle(path, precision), precision, verify=verify)
+        return _open_folder(locate_bundle(path, precision), precision, verify=verify)
     except BundleError as error:
         if path is not None:
             raise
@@ -79,7 +79,7 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
         ) from None
 
 
-def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
+def _open_folder(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
     manifest = Manifest.read(folder)
     _check_declaration(folder, manifest)
     chosen = choose_precision(folder, manifest, precision)
@@ -99,20 +99,20 @@ def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
     )
 
 
-def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Precision:
+def choose_precision(folder: Path, manifest: Manifest, requested: str | None) -> Precision:
     """The requested precision, or the first of DEFAULT_ORDER in the bundle. Raises InputError if it is missing."""
-    if asked is not None and (not isinstance(asked, str) or asked not in PRECISIONS):
-        raise wrong_type(asked, "precision", f"one of {', '.join(PRECISIONS)}")
+    if requested is not None and (not isinstance(requested, str) or requested not in PRECISIONS):
+        raise wrong_type(requested, "precision", f"one of {', '.join(PRECISIONS)}")
     for precision in DEFAULT_ORDER:
-        if precision in manifest.precisions and asked in (None, precision):
+        if precision in manifest.precisions and requested in (None, precision):
             return precision
     present = ", ".join(manifest.precisions)
     if folder == DEFAULT_BUNDLE:
         raise InputError(
-            f"the built-in voice is available in {present} only; for {asked}, convert its checkpoint "
+            f"the built-in voice is available in {present} only; for {requested}, convert its checkpoint "
             "(conversion/voxcpm_conversion/default_checkpoint in the source tree) and open that bundle"
         )
-    raise InputError(f"{folder} has no {asked or 'known'} precision (it has {present}); convert again")
+    raise InputError(f"{folder} has no {requested or 'known'} precision (it has {present}); convert again")
 
 
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:

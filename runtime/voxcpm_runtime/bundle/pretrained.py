@@ -43,9 +43,9 @@ def pretrained_bundle(
         raise InputError(
             f"{model}: expected a folder with a checkpoint or a bundle, or a hub id (organisation/name)"
         )
-    convert = _convert(model)
+    convert = _convert_command(model)
     chosen = precision or DEFAULT_PRECISION
-    folder = cache_folder("bundles") / _name(model, lora, chosen)
+    folder = cache_folder("bundles") / _cache_name(model, lora, chosen)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f"{folder.name}.lock")):
         if not (folder / MANIFEST_FILE).is_file():
@@ -60,7 +60,7 @@ def pretrained_bundle(
     return folder
 
 
-def _convert(model: str) -> Callable[..., object]:
+def _convert_command(model: str) -> Callable[..., object]:
     """The function of the command `convert`."""
     try:
         for tool in _TOOLS:
@@ -73,19 +73,19 @@ def _convert(model: str) -> Callable[..., object]:
         ) from None
 
 
-def _name(model: str, lora: str | None, precision: str) -> str:
+def _cache_name(model: str, lora: str | None, precision: str) -> str:
     """The bundle's name in the cache, with a digest of its inputs and the versions of the tools."""
     parts: list[Any] = [precision, *(version(tool) for tool in _TOOLS)]
     for given in (model, lora):
         path = None if given is None else user_path(given)
         # A hub id is not resolved to a revision: the first conversion stays valid.
-        parts.append(given if path is None or not path.exists() else _identity(path.resolve()))
+        parts.append(given if path is None or not path.exists() else _fingerprint(path.resolve()))
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     last = "".join(char if char.isalnum() or char in "._-" else "-" for char in Path(model).name)[:60]
     return f"pretrained-{last}-{digest}"
 
 
-def _identity(path: Path) -> list[Any]:
+def _fingerprint(path: Path) -> list[Any]:
     """Names, sizes and times of a file, or of the files in a folder."""
     files = sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
     stats = [(file.name, os.stat(file)) for file in files]  # noqa: PTH116 - follows links, as in the hub's cache

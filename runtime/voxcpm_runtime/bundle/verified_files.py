@@ -46,11 +46,11 @@ def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
     with contextlib.suppress(OSError, ValueError):
         known = read_json(record)
     known = known if isinstance(known, dict) else {}
-    unknown = {name: file for name, file in expected.items() if known.get(name) != _mark(bundle / name, file)}
+    unknown = {name: file for name, file in expected.items() if known.get(name) != _key(bundle / name, file)}
     if not unknown:
         return
     check_files(bundle, unknown, digests=True)
-    fresh = {name: _mark(bundle / name, file) for name, file in unknown.items()}
+    fresh = {name: _key(bundle / name, file) for name, file in unknown.items()}
     # If the cache cannot be written, the next start only takes longer.
     with contextlib.suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
             written.write(json.dumps({**known, **fresh}).encode())
 
 
-def _mark(path: Path, file: FileRecord) -> list[int | str]:
+def _key(path: Path, file: FileRecord) -> list[int | str]:
     stat = path.stat()
     # Programs can set the modification time, as `touch -r` does, but not the change time.
     return [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]

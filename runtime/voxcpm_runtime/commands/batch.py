@@ -32,8 +32,8 @@ from voxcpm_runtime.commands.shared_arguments import (
     Quiet,
     VoiceArguments,
     input_file,
-    loaded,
-    opened,
+    load_voxcpm,
+    open_with_engine,
     takes_groups,
 )
 from voxcpm_runtime.commands.status_line import Notes, progress_text, status_line
@@ -102,8 +102,8 @@ def batch(
     defaults = Arguments(recordings=voice.recordings(), control=voice.control, options=options, seed=seed)
     # The cluster's machines may have devices that this one lacks.
     local_engine = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
-    bundle = opened(name, local_engine, checkpoint=checkpoint)
-    executor = partial(_speak_here, bundle, engine) if ray is None else _on_ray(ray, name, bundle, engine)
+    bundle = open_with_engine(name, local_engine, checkpoint=checkpoint)
+    executor = partial(_local_executor, bundle, engine) if ray is None else _on_ray(ray, name, bundle, engine)
     # Fail early if the defaults are invalid.
     checked_control(defaults.control, bundle.architecture, continues=defaults.recordings.continues)
     defaults.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad)
@@ -148,14 +148,14 @@ def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine) -> E
     raise MissingExtraError('batch --ray is not installed; install it with: pip install "voxcpm-coreml[ray]"')
 
 
-def _speak_here(
+def _local_executor(
     bundle: Bundle, engine: Engine, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
 ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
     """The local executor; loads the step models only if there is a line to speak."""
     ready = list(lines)
     if not ready:
         return
-    tts = loaded(bundle, engine, note)
+    tts = load_voxcpm(bundle, engine, note)
     for index, line in enumerate(ready, start=1):
         if cancel.cancelled:
             return
@@ -208,7 +208,7 @@ class _Run:
     def speak(self, lines: Sequence[BatchLine | Failure], executor: Executor, cancel: CancelToken) -> None:
         """Speak the lines whose file is missing or out of date. Only this process writes files, not the executor."""
         with status_line("prefill …", shown=not self._quiet) as note:
-            for line, result in executor(self._unfinished(lines), cancel, note, _warn):
+            for line, result in executor(self._unfinished_lines(lines), cancel, note, _warn):
                 if isinstance(result, Cancelled):
                     continue
                 try:
@@ -234,7 +234,7 @@ class _Run:
         for failure in sorted(self.failures):
             typer.echo(f"failed: {failure}", err=True)
 
-    def _unfinished(self, lines: Sequence[BatchLine | Failure]) -> Iterator[BatchLine]:
+    def _unfinished_lines(self, lines: Sequence[BatchLine | Failure]) -> Iterator[BatchLine]:
         for line in lines:
             if isinstance(line, Failure):
                 self._fail(*line)

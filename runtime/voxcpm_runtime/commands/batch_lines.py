@@ -142,7 +142,7 @@ def _recordings(given: dict[str, Any], folder: Path, defaults: Recordings) -> Re
         if own.get(name) is not None:
             own[name] = str(folder / user_path(own[name]))
     if "voice" in given:
-        return Recordings(**own).in_voice(given["voice"])
+        return Recordings(**own).with_voice(given["voice"])
     if not own:
         return defaults
     if own.keys() & {"prompt", "prompt_text"}:

@@ -26,15 +26,15 @@ PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
 _USER_ERROR = 2
 
-_HOMES = {
+_MODULES = {
     **dict.fromkeys(("generate", "design", "clone"), "commands.generate"),
     **{name: f"commands.{name}" for name in ("batch", "voices", "inspect", "publish")},
     "clear-cache": "commands.clear_cache",
     "doctor": "doctor.command",
 }
-_OWN = {
+_RUNTIME_COMMANDS = {
     name: EntryPoint(name, f"voxcpm_runtime.{module}:{name.replace('-', '_')}", COMMAND_GROUP)
-    for name, module in _HOMES.items()
+    for name, module in _MODULES.items()
 }
 """The runtime's commands; those of other packages are entry points in pyproject.toml."""
 
@@ -64,32 +64,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _run(given)
         except VoxCPMError as error:
-            return _complain(str(error), error.exit_code)
+            return _print_error(str(error), error.exit_code)
         except SYSTEM_ERRORS as error:
-            return _complain(system_reason(error), _USER_ERROR)
+            return _print_error(system_reason(error), _USER_ERROR)
         except (KeyboardInterrupt, typer.Abort):
-            return _complain("interrupted", INTERRUPTED)
+            return _print_error("interrupted", INTERRUPTED)
         except ImportError as error:
             module = error.name or ""
             extra = next((e for e, modules in _EXTRAS.items() if module.partition(".")[0] in modules), None)
             if isinstance(error, ModuleNotFoundError) and extra is not None:
                 install = f'pip install "voxcpm-coreml[{extra}]"'
-                return _complain(f"{given[0]} needs {module}; install it with: {install}", _USER_ERROR)
+                return _print_error(f"{given[0]} needs {module}; install it with: {install}", _USER_ERROR)
             if is_out_of_memory(error):
-                return _complain(system_reason(MemoryError()), _USER_ERROR)
+                return _print_error(system_reason(MemoryError()), _USER_ERROR)
             raise
 
 
 def commands() -> dict[str, EntryPoint]:
     """Every command by name, including those of other installed packages, without importing any."""
     installed = {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
-    return dict(sorted({**installed, **_OWN}.items()))
+    return dict(sorted({**installed, **_RUNTIME_COMMANDS}.items()))
 
 
 def build_app(chosen: str | None) -> typer.Typer:
     """An app with only the command `chosen`, or with all commands listed if there is no such command."""
     # Entry points are searched in every installed package, which is slow.
-    known = _OWN if chosen in _OWN else commands()
+    known = _RUNTIME_COMMANDS if chosen in _RUNTIME_COMMANDS else commands()
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.")
     # A callback keeps the command's name in the usage line even if there is only one command.
     app.callback()(_program)
@@ -115,15 +115,15 @@ def _run(arguments: list[str]) -> int:
             raise
         # Empty if a group was called without a subcommand: its help has been printed.
         message = error.format_message().strip()
-        return _complain(f"{message} (see {PROGRAM} --help)", _USER_ERROR) if message else _USER_ERROR
+        return _print_error(f"{message} (see {PROGRAM} --help)", _USER_ERROR) if message else _USER_ERROR
     if result == INTERRUPTED:
         # typer turns Ctrl-C into an exit code.
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"{PROGRAM} {version(PROGRAM)}")
         raise typer.Exit
 
@@ -153,7 +153,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> N
         typer.echo(f"warning: {message}", err=True)
 
 
-def _complain(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     typer.echo(f"error: {' '.join(message.split())}", err=True)
     return code
 

@@ -23,14 +23,14 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     CheckpointArguments,
-    Delivery,
     Engine,
+    OutputArguments,
     RecordingArguments,
+    TextArguments,
     VoiceArguments,
-    Words,
     input_file,
-    loaded,
-    opened,
+    load_voxcpm,
+    open_with_engine,
     takes_groups,
 )
 from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_summary, status_line
@@ -43,90 +43,90 @@ from voxcpm_runtime.storage.whole_file import replaced_file
 STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141  # Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it
 # `design` accepts these options only to reject them by name.
-_OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
+_VOICE_OPTIONS = ("voice", *(field.name for field in fields(RecordingArguments)))
 
 
 @dataclass(frozen=True)
-class Asked(CheckpointArguments, Engine, Delivery, VoiceArguments, Words):
-    """The arguments of `generate`, `design` and `clone`, except for bundle and options; help lists `Words` first."""
+class GenerateFlags(CheckpointArguments, Engine, OutputArguments, VoiceArguments, TextArguments):
+    """The arguments of `generate`, `design` and `clone`, except for bundle and options; `TextArguments` come first."""
 
 
 @takes_groups
-def generate(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
+def generate(*, bundle: BundleArgument = None, flags: GenerateFlags, options: GenerationOptions) -> None:
     """Generate an audio file from a text of any length, in any mode of the bundle."""
-    _speak(bundle, asked, options)
+    _speak(bundle, flags, options)
 
 
-@functools.partial(takes_groups, hidden=_OF_A_VOICE)
-def design(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
+@functools.partial(takes_groups, hidden=_VOICE_OPTIONS)
+def design(*, bundle: BundleArgument = None, flags: GenerateFlags, options: GenerationOptions) -> None:
     """Generate speech in a voice described in words (VoxCPM2), or in the checkpoint's own voice."""
-    given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked, name) is not None]
+    given = [f"--{name.replace('_', '-')}" for name in _VOICE_OPTIONS if getattr(flags, name) is not None]
     if given:
         raise InputError(
             f"design makes a voice from a description, not from a recording, got {', '.join(given)}; use clone"
         )
-    _speak(bundle, asked, options)
+    _speak(bundle, flags, options)
 
 
 @takes_groups
-def clone(*, bundle: BundleArgument = None, asked: Asked, options: GenerationOptions) -> None:
+def clone(*, bundle: BundleArgument = None, flags: GenerateFlags, options: GenerationOptions) -> None:
     """Generate speech in the voice of a recording (a prompt, or with VoxCPM2 a reference), or in a saved voice."""
-    if (asked.voice, asked.prompt, asked.reference) == (None, None, None):
+    if (flags.voice, flags.prompt, flags.reference) == (None, None, None):
         raise InputError(
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
             "without one, use generate or design"
         )
-    _speak(bundle, asked, options)
+    _speak(bundle, flags, options)
 
 
-def _speak(bundle: str | None, asked: Asked, options: GenerationOptions) -> None:
+def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions) -> None:
     # Check as much as possible before opening the bundle, and the rest before loading its models.
     # Not pathlib, which raises for a text that is too long to be a file name.
     is_folder = bundle is None or is_hub_id(bundle) or os.path.isdir(bundle)  # noqa: PTH112
-    if not is_folder and asked.text is None and asked.text_file is None:
+    if not is_folder and flags.text is None and flags.text_file is None:
         raise InputError(
             f"{shown(bundle)}: expected a bundle, but this is not a folder; to speak it, use --text or --text-file"
         )
     target = None
-    if asked.output != STANDARD_OUTPUT:
-        inputs = (input_file(asked.text_file), *asked.files())
-        target = check_output_path(asked.output, inputs=inputs, overwrite=asked.overwrite)
+    if flags.output != STANDARD_OUTPUT:
+        inputs = (input_file(flags.text_file), *flags.files())
+        target = check_output_path(flags.output, inputs=inputs, overwrite=flags.overwrite)
     arguments = Arguments(
-        text=asked.words(),
-        recordings=asked.recordings(),
-        control=asked.control,
+        text=flags.text_to_speak(),
+        recordings=flags.recordings(),
+        control=flags.control,
         options=options,
-        seed=asked.seed,
+        seed=flags.seed,
         keep_partial=True,
     )
     arguments.recordings.check_files()
-    opened_bundle = opened(bundle, asked, checkpoint=asked)
+    opened_bundle = open_with_engine(bundle, flags, checkpoint=flags)
     if target is None:
-        _stream(arguments, opened_bundle, asked)
+        _stream(arguments, opened_bundle, flags)
     else:
-        _write(arguments, target, opened_bundle, asked)
+        _write(arguments, target, opened_bundle, flags)
 
 
-def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> None:
+def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFlags) -> None:
     """Speak into a file. A killed or interrupted run leaves its finished segments next to it, for the next one."""
     token = CancelToken()
     seed = first_seed(arguments.seed) or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
     # Nothing can be saved next to a pipe or a device.
-    file = replaced_file(target, overwrite=asked.overwrite)
+    file = replaced_file(target, overwrite=flags.overwrite)
     saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
     arguments = replace(arguments, seed=saved.seed if saved else seed, saved_segments=saved, cancel=token)
-    with status_line("reading …", shown=not asked.quiet) as note:
+    with status_line("reading …", shown=not flags.quiet) as note:
         planned = plan(bundle, replace(arguments, progress=lambda progress: note(progress_text(progress))))
         note("loading …")
-        tts = loaded(bundle, asked, note)
+        tts = load_voxcpm(bundle, flags, note)
         note("prefill …")
         with interruptible(token):
             speech = tts.speak_plan(planned)
-    writes = not speech.cancelled or (asked.keep_partial and len(speech.audio) > 0)
+    writes = not speech.cancelled or (flags.keep_partial and len(speech.audio) > 0)
     if writes:
-        clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=asked.overwrite)
-        if not asked.quiet:
+        clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=flags.overwrite)
+        if not flags.quiet:
             # The output may be standard output itself.
             typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
     if speech.cancelled:
@@ -137,9 +137,9 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
         saved.discard()
 
 
-def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
+def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
     """Speak to standard output as 16-bit little-endian mono, each chunk as soon as it is spoken."""
-    rate, quiet = bundle.architecture.output_sample_rate, asked.quiet
+    rate, quiet = bundle.architecture.output_sample_rate, flags.quiet
     if sys.stdout is None or sys.stdout.closed:
         raise InputError("-o -: standard output is closed; name a file")
     if sys.stdout.isatty():
@@ -149,7 +149,7 @@ def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
         )
     token = CancelToken()
     planned = plan(bundle, replace(arguments, cancel=token))
-    tts = loaded(bundle, asked)
+    tts = load_voxcpm(bundle, flags)
     if not quiet:
         # Raw samples have no header.
         typer.echo(f"raw PCM: 16-bit little-endian, mono, {rate} Hz", err=True)

@@ -14,7 +14,7 @@ from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime.bundle.opening import open_bundle
 
-_REFUSALS = {
+_HINTS = {
     401: "invalid token; log in with `hf auth login`, or set HF_TOKEN",
     403: "the token has no write access to this organisation or user; use one that has",
     404: "no such repository or branch, or the token cannot see it; check the name and the token",
@@ -37,8 +37,8 @@ def publish(
         raise InputError(f"{repository}: expected a hub id to upload to, organisation/name")
     if not user_path(bundle).is_dir():
         raise InputError(f"{bundle}: expected the folder of a bundle")
-    opened = open_bundle(bundle, verify=True)
-    folder, manifest = opened.folder, opened.manifest
+    opened_bundle = open_bundle(bundle, verify=True)
+    folder, manifest = opened_bundle.folder, opened_bundle.manifest
     names = (*manifest.files, MANIFEST_FILE, MANIFEST_DIGEST_FILE, MODEL_CARD_FILE)
     files = {name: (folder / name).stat().st_size for name in sorted(names) if (folder / name).exists()}
     if (folder / MODEL_CARD_FILE).is_symlink():
@@ -54,19 +54,19 @@ def publish(
         return
     message = message or f"{manifest.source.checkpoint} for Core ML: {', '.join(manifest.precisions)}"
     try:
-        typer.echo(_uploaded(folder, files, repository, private, branch, message))
+        typer.echo(_upload(folder, files, repository, private, branch, message))
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - the hub's HTTP library, and its errors, differ by release
         status = getattr(getattr(error, "response", None), "status_code", None)
-        known = _REFUSALS.get(status) if isinstance(status, int) else None
+        known = _HINTS.get(status) if isinstance(status, int) else None
         reason = f"{status}: {known}" if known else first_line(error)
         raise InputError(f"{repository}: not published ({reason})") from None
     if branch is None:
         typer.echo(f"open it with: voxcpm-coreml inspect {repository}", err=True)
 
 
-def _uploaded(
+def _upload(
     folder: Path, files: Collection[str], repository: str, private: bool, branch: str | None, message: str
 ) -> str:
     """Upload the files, replacing those of an earlier bundle, and return the URL of the commit.
@@ -81,7 +81,7 @@ def _uploaded(
         raise InputError(
             "publishing needs a Hugging Face token: log in with `hf auth login`, or set HF_TOKEN"
         )
-    # Git LFS, even if `hf-xet` is installed, whose errors have no HTTP status for `_REFUSALS`.
+    # Git LFS, even if `hf-xet` is installed, whose errors have no HTTP status for `_HINTS`.
     constants.HF_HUB_DISABLE_XET = True
     api = HfApi()
     # None: public, unless the organisation's own default is private.

@@ -45,13 +45,13 @@ _no_effect = functools.partial(typer.Option, hidden=True, help="Ignored; for com
 
 
 @dataclass(frozen=True)
-class Words:
+class TextArguments:
     """The text to speak, given directly or in a file."""
 
     text: Annotated[str | None, typer.Option("--text", "-t", help="Text to speak.")] = None
     text_file: Annotated[str | None, typer.Option(help="UTF-8 file with the text; - is stdin.")] = None
 
-    def words(self) -> str:
+    def text_to_speak(self) -> str:
         """The text with its paragraphs. Raises InputError unless exactly one is given."""
         if (self.text is None) == (self.text_file is None):
             raise InputError("expected one of --text and --text-file")
@@ -61,7 +61,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class OutputArguments:
     """The output file, and how to write it."""
 
     output: Annotated[
@@ -121,7 +121,7 @@ class VoiceArguments(RecordingArguments):
 
     def recordings(self) -> Recordings:
         """The recordings or the voice, which is loaded. Raises InputError for contradictions and an unknown voice."""
-        return Recordings(self.prompt, self.transcript(), self.reference).in_voice(self.voice)
+        return Recordings(self.prompt, self.transcript(), self.reference).with_voice(self.voice)
 
     def files(self) -> list[str | None]:
         """The files of the voice; None for one that is not given."""
@@ -190,7 +190,9 @@ class CheckpointArguments:
         return str(converted)
 
 
-def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArguments | None = None) -> Bundle:
+def open_with_engine(
+    bundle: str | None, engine: Engine, *, checkpoint: CheckpointArguments | None = None
+) -> Bundle:
     """The open bundle, without its step models; a checkpoint is converted on first use.
 
     Raises BundleError, DeviceError, InputError, and the errors of a conversion.
@@ -203,7 +205,7 @@ def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArgument
     return found
 
 
-def loaded(bundle: Bundle, engine: Engine, note: Notes = lambda _: None) -> VoxCPM:
+def load_voxcpm(bundle: Bundle, engine: Engine, note: Notes = lambda _: None) -> VoxCPM:
     """The bundle with its step models loaded. note: `from_bundle`'s `on_first_use`.
 
     Raises BundleError, DeviceError and InputError.

@@ -13,8 +13,8 @@ from voxcpm_runtime.commands.shared_arguments import (
     Engine,
     Quiet,
     RecordingArguments,
-    loaded,
-    opened,
+    load_voxcpm,
+    open_with_engine,
     takes_groups,
 )
 from voxcpm_runtime.commands.status_line import status_line
@@ -47,17 +47,17 @@ def add(
             "--prompt needs a transcript (--prompt-text or --prompt-file); without one, give the recording as "
             "--reference (VoxCPM2)"
         )
-    recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
+    recordings = Recordings.for_new_voice(given.prompt, given.transcript(), given.reference)
     recordings.check_files()
-    opened_bundle = opened(bundle, engine)
+    opened_bundle = open_with_engine(bundle, engine)
     unencoded = recordings.decoded(opened_bundle.architecture, trimmed=trim_silence)
     with status_line("loading …", shown=not quiet) as note:
-        tts = loaded(opened_bundle, engine, note)
+        tts = load_voxcpm(opened_bundle, engine, note)
         note("encoding …")
         voice = unencoded.encoded(tts.driver, name, recordings.provenance(opened_bundle.manifest.source))
     voice = store.add(voice, overwrite=overwrite)
     if not quiet:
-        typer.echo(f"{voice.path}: {_described(voice)}")
+        typer.echo(f"{voice.path}: {_description(voice)}")
 
 
 @voices.command("list")
@@ -67,13 +67,13 @@ def list_voices() -> None:
     own = store.names()
     for name in own:
         try:
-            described = _described(store.load(name))
+            described = _description(store.load(name))
         except InputError as error:
             described = str(error)
         typer.echo(f"{name}: {described}")
     for name, voice in built_in_voices().items():
         if name not in own:
-            typer.echo(f"{name}: built in; {_described(voice)}")
+            typer.echo(f"{name}: built in; {_description(voice)}")
 
 
 @voices.command("show")
@@ -91,7 +91,7 @@ def remove(name: _Name) -> None:
     VoiceStore().remove(name)
 
 
-def _described(voice: Voice) -> str:
+def _description(voice: Voice) -> str:
     parts = [f"{voice.header.generation}, {voice.header.sample_rate} Hz"]
     if voice.prompt is not None:
         parts.append(f"prompt of {voice.prompt_patches} patches: {voice.transcript.strip()!r}")

@@ -64,14 +64,16 @@ def doctor(
     check_files(opened.folder, opened.manifest.vector_files(), digests=True)
     with status_line("starting …", shown=not as_json) as note:
 
-        def begun(name: str, unit: str) -> None:
+        def on_start(name: str, unit: str) -> None:
             note(f"{name} on {unit} …")
 
         names = tuple(opened.manifest.step_models)
-        found = [t for unit in units for t in trials(opened, unit, names, limit=timeout, begun=begun)]
-        lasted = list(endurance(opened, found, minutes, limit=timeout, begun=begun)) if minutes else []
-    report = Report(opened, found, refusal, lasted)
-    saved = _saved(report)
+        found = [t for unit in units for t in trials(opened, unit, names, limit=timeout, on_start=on_start)]
+        endurance_trials = (
+            list(endurance(opened, found, minutes, limit=timeout, on_start=on_start)) if minutes else []
+        )
+    report = Report(opened, found, refusal, endurance_trials)
+    saved = _save_choice(report)
     if as_json:
         typer.echo(json.dumps(report.document(saved=saved), indent=1, ensure_ascii=False))
     else:
@@ -87,20 +89,20 @@ def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
     """
     choose_backend(backend, bundle)
     core_ai = bundle.manifest.target == CORE_AI
-    asked = [name for name in backends() if backend in ("auto", name) and (name == "coreai") == core_ai]
+    names = [name for name in backends() if backend in ("auto", name) and (name == "coreai") == core_ai]
     refusal = ""
-    if "coreml" in asked:
+    if "coreml" in names:
         try:
             check_system(bundle.folder, bundle.manifest.target, macos())
         except BundleError as error:
-            asked.remove("coreml")
-            if not asked:
+            names.remove("coreml")
+            if not names:
                 raise
             refusal = str(error)
-    return tuple(unit for name in asked for unit in UNITS[name]), refusal
+    return tuple(unit for name in names for unit in UNITS[name]), refusal
 
 
-def _saved(report: Report) -> bool:
+def _save_choice(report: Report) -> bool:
     """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved."""
     units = {name: trial.unit for name, trial in report.chosen.items()}
     if units and any(trial.unit in COMPUTE_UNITS for trial in report.trials):

@@ -24,7 +24,7 @@ from voxcpm_runtime.doctor.worker import FLOORS, Agreement, Event
 
 Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
 Ending = Literal["done", "crashed", "hung"]
-Begun = Callable[[str, str], None]  # begun(step model, unit): called when the trial of a step model begins
+OnStart = Callable[[str, str], None]  # on_start(step model, unit): called at the start of a trial
 
 # A child has one more minute until its first event, because importing coremltools is slow.
 _PROGRAM = """
@@ -63,7 +63,9 @@ class Endurance(BaseModel):
     message: str = ""
 
 
-def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, begun: Begun) -> list[Trial]:
+def trials(
+    bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, on_start: OnStart
+) -> list[Trial]:
     """One trial of each step model on a unit, in order. limit: timeout in seconds for each.
 
     After a crash, a new child continues with the next step model.
@@ -72,13 +74,13 @@ def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, beg
     while left := names[len(found) :]:
         events: dict[str, Event] = {}
 
-        def heard(event: Event, events: dict[str, Event] = events) -> None:
+        def on_event(event: Event, events: dict[str, Event] = events) -> None:
             name = event["step_model"]
             if name not in events:
-                begun(name, unit)
+                on_start(name, unit)
             events[name] = events.get(name, {}) | event
 
-        ending, message = _run_child(bundle, dict.fromkeys(left, unit), limit, heard)
+        ending, message = _run_child(bundle, dict.fromkeys(left, unit), limit, on_event)
         for name in left:
             event = events.get(name, {"step_model": name, "stage": "start"})
             finished = "outcome" in event or event["stage"] == "done"
@@ -105,7 +107,7 @@ def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
 
 
 def endurance(
-    bundle: Bundle, found: Sequence[Trial], minutes: float, *, limit: float, begun: Begun
+    bundle: Bundle, found: Sequence[Trial], minutes: float, *, limit: float, on_start: OnStart
 ) -> Iterator[Endurance]:
     """Endurance trials with the best compute units, until one succeeds.
 
@@ -119,12 +121,12 @@ def endurance(
             return
         last: Event = {"step_model": next(iter(units)), "elapsed": 0.0}
 
-        def heard(event: Event, units: dict[str, str] = units, last: Event = last) -> None:
+        def on_event(event: Event, units: dict[str, str] = units, last: Event = last) -> None:
             last.update(event)
             place = f"{units[event['step_model']]}, {last['elapsed'] / 60:.1f} of {minutes:g} minutes"
-            begun(event["step_model"], place)
+            on_start(event["step_model"], place)
 
-        outcome, message = _run_child(bundle, units, limit, heard, 60 * minutes)
+        outcome, message = _run_child(bundle, units, limit, on_event, 60 * minutes)
         failed = "" if outcome == "done" else last["step_model"]
         yield Endurance(
             units=units, outcome=outcome, seconds=last["elapsed"], step_model=failed, message=message
@@ -138,10 +140,10 @@ def _run_child(
     bundle: Bundle,
     units: Mapping[str, str],
     limit: float,
-    heard: Callable[[Event], None],
+    on_event: Callable[[Event], None],
     seconds: float = 0.0,
 ) -> tuple[Ending, str]:
-    """Run step models in a child process, and pass its events to `heard`. Returns how it ended, and why.
+    """Run step models in a child process, and pass its events to `on_event`. Returns how it ended, and why.
 
     seconds: duration of an endurance trial, otherwise 0. The child is killed when this function returns or raises, as
     Ctrl-C does not reach it.
@@ -167,7 +169,7 @@ def _run_child(
             for line in reported:
                 said = errors.seek(0, os.SEEK_END)
                 if line.endswith(b"\n"):  # not cut off by a crash
-                    heard(parsed_json(line))
+                    on_event(parsed_json(line))
             code = child.wait()
         finally:
             # macOS refuses a signal to a process group with only a zombie.
@@ -176,10 +178,10 @@ def _run_child(
             child.wait()
         if code == -signal.SIGALRM:
             return "hung", "did not start in time" if said is None else f"no answer within {limit:g} s"
-        return ("done", "") if code == 0 else ("crashed", _last_words(code, errors, said or 0))
+        return ("done", "") if code == 0 else ("crashed", _crash_reason(code, errors, said or 0))
 
 
-def _last_words(code: int, errors: IO[bytes], said: int) -> str:
+def _crash_reason(code: int, errors: IO[bytes], said: int) -> str:
     """How the child ended, and the last line of its output after the first `said` bytes."""
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     errors.seek(max(said, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -46,10 +46,10 @@ portable backend, also with every result rounded to fp16 (TRIALS.md). The base L
 sometimes rounds to another level, and in int4 because of its weights."""
 
 _BACKENDS: dict[str, Backend] = {PORTABLE: "portable", COREAI: "coreai"}
-_IMPORTED = {PORTABLE: "voxcpm_runtime.backends.portable", COREAI: "coreai.runtime"}
+_IMPORTS = {PORTABLE: "voxcpm_runtime.backends.portable", COREAI: "coreai.runtime"}
 """Unit -> its slow import; the others import coremltools."""
 _TIMED_CALLS = 30
-_SECONDS_IN_TURN = 1.0
+_TURN_SECONDS = 1.0
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
 
 def _trials(bundle: Bundle, units: dict[str, str]) -> Iterator[Event]:
     # Imported first, so that it does not count as a step model's loading time.
-    importlib.import_module(_IMPORTED.get(next(iter(units.values())), "coremltools"))
+    importlib.import_module(_IMPORTS.get(next(iter(units.values())), "coremltools"))
     for name, unit in units.items():
         try:
             for event in _trial(bundle, name, unit):
@@ -88,7 +88,7 @@ def _trial(bundle: Bundle, name: str, unit: str) -> Iterator[Event]:
     model = load_step_models(bundle, backend, names=[name], compute_units=units, first_use=None)[name]
     yield {"stage": "check", "load_seconds": time.perf_counter() - began}
     vectors = _vectors(bundle, declared)
-    agreement = None if vectors is None else compared(model, declared, sizes, vectors).model_dump()
+    agreement = None if vectors is None else compare(model, declared, sizes, vectors).model_dump()
     yield {"stage": "time", "agreement": agreement}
     call = _repeatable_call(model, declared, sizes, vectors)
     yield {"stage": "done", "call_seconds": median_seconds(call, _TIMED_CALLS)}
@@ -111,7 +111,7 @@ def _endurance(bundle: Bundle, units: dict[str, str], seconds: float) -> Iterato
         if elapsed >= seconds:
             break
         yield {"step_model": name, "stage": "running", "elapsed": elapsed}
-        until = time.monotonic() + _SECONDS_IN_TURN
+        until = time.monotonic() + _TURN_SECONDS
         while time.monotonic() < until:
             calls[name]()
     yield {"step_model": names[-1], "stage": "done", "elapsed": time.monotonic() - began}
@@ -151,12 +151,12 @@ def correlation(values: Array, reference: Array) -> float:
     return 2 * float(v @ r) / power if power else 1.0
 
 
-def lowest_correlation(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+def min_correlation(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
     """The lowest correlation among the expected tensors with those found, by name."""
     return min(correlation(found[name], array) for name, array in expected.items())
 
 
-def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> Agreement:
+def compare(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> Agreement:
     """The agreement of a step model with its test vectors."""
     by_stream: dict[str, tuple[float, ...]] = {}
     states: list[float] = []
@@ -170,12 +170,12 @@ def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors
         for call in range(stream.calls):
             outputs = model(_inputs(stream, call, vectors), state)
             expected = {t.name: vectors[stream.key("out", t.name)][call] for t in tensors.outputs}
-            calls.append(lowest_correlation(outputs, expected))
+            calls.append(min_correlation(outputs, expected))
         by_stream[stream.name] = tuple(calls)
         if state is not None:
             every_row = state.rows(0, max(t.shape_at(0)[2] for t in tensors.state))
             expected = {t.name: vectors[stream.key("state", t.name)] for t in tensors.state}
-            states.append(lowest_correlation(stored_state(stream, every_row), expected))
+            states.append(min_correlation(stored_state(stream, every_row), expected))
     lowest = {name: min(calls) for name, calls in by_stream.items()}
     return Agreement(streams=lowest, chain=by_stream[CHAIN], state=min(states, default=None))
 

@@ -51,7 +51,7 @@ def _date(found: re.Match[str], *, day_first: bool = False) -> str:
     return f"{article}{ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
 
 
-def _numeric(found: re.Match[str]) -> str:
+def _numeric_date(found: re.Match[str]) -> str:
     """A numeric date; unchanged if neither number can be a month."""
     both = int(found["day"]), int(found["month"])
     return _date(found) if 0 < min(both) <= len(_MONTHS) and max(both) <= 31 else found[0]
@@ -98,9 +98,9 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
         {
             # 2024-05-03T14:30 is a date and a time.
             r"(?<=\d\d-\d\d)T(?=\d\d:\d\d)": " ",
-            r"(?<![\w-])(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?![\w-])": _numeric,
-            r"(?<![\w/])(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d\d)(?![\w/])": _numeric,
-            r"(?<![\w.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?!\w|\.\d)": _numeric,
+            r"(?<![\w-])(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?![\w-])": _numeric_date,
+            r"(?<![\w/])(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d\d)(?![\w/])": _numeric_date,
+            r"(?<![\w.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?!\w|\.\d)": _numeric_date,
             rf"(?<!\w){any_of(DAYS)}\b\.?(?={weekday_before})": lambda found: DAYS[found[0].rstrip(".")],
             rf"\b(?P<article>{_ARTICLE} )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": partial(
                 _date, day_first=True
@@ -154,8 +154,8 @@ _SCALES = table_pairs("scales")  # What follows an amount of money
 
 # Bounded repetitions keep the search linear on long lines of digits.
 _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
-_LEAST = rf"(?P<least>{_NUMBER})\s?[–-]\s?"
-_AMOUNT = rf"(?:{_LEAST})?(?P<number>{_NUMBER})"
+_LOW = rf"(?P<low>{_NUMBER})\s?[–-]\s?"
+_AMOUNT = rf"(?:{_LOW})?(?P<number>{_NUMBER})"
 _BEFORE = r"(?P<article>\b[Aa]n?\s)?(?P<sign>(?<![\w.)])[-−])?"
 _SCALE = rf"(?:(?P<joined>-)?\s?(?P<scale>{any_of(_SCALES)})\b)?"
 _SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in _CURRENCIES if not symbol.isalpha())})"
@@ -171,14 +171,14 @@ _COUNTED = any_of(table_words("numbered in parts"))
 _CALLED_IN_PAIRS = any_of(table_words("numbered in pairs"))
 
 
-def _with_least(found: re.Match[str], said: str) -> str:
+def _with_range(found: re.Match[str], said: str) -> str:
     """A range, if the match has a lower end: three to five dollars."""
-    return f"{decimal(found['least'])} to {said}" if found["least"] else said
+    return f"{decimal(found['low'])} to {said}" if found["low"] else said
 
 
 def _is_one(found: re.Match[str]) -> bool:
     """Whether the unit is in the singular: after 1, and in a 5 km run."""
-    return found["article"] is not None or (found["number"] == "1" and found["least"] is None)
+    return found["article"] is not None or (found["number"] == "1" and found["low"] is None)
 
 
 def _money(found: re.Match[str], *, spelled: bool) -> str:
@@ -192,14 +192,14 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
     unit = one if joined or (_is_one(found) and not (scale and not article)) else several
     if scale or len(part) not in (0, 2) or not coin_names:
         said = " ".join(filter(None, (decimal(number), _SCALES.get(scale or ""), unit)))
-        return article + _with_least(found, sign + said)
+        return article + _with_range(found, sign + said)
     coins = f"{cardinal(str(int(part)))} {coin_names[int(part) != 1]}" if part.strip("0") else ""
-    note = one if whole == "1" and not found["least"] else unit
+    note = one if whole == "1" and not found["low"] else unit
     notes = f"{cardinal(whole)} {note}" if whole.strip("0") or not coins else ""
-    return article + _with_least(found, sign + " and ".join(filter(None, (notes, coins))))
+    return article + _with_range(found, sign + " and ".join(filter(None, (notes, coins))))
 
 
-def _is_no_unit(found: re.Match[str]) -> bool:
+def _is_name(found: re.Match[str]) -> bool:
     """Whether a letter after a number and a space is not a unit, as in 3 V necks and Section 5 A."""
     numbered = re.search(r"\b[A-Z][a-z]+\s$", found.string[: found.start()][-20:])
     return bool(numbered) or not re.match(
@@ -210,16 +210,16 @@ def _is_no_unit(found: re.Match[str]) -> bool:
 
 def _measure(found: re.Match[str]) -> str:
     unit, _, per = found["unit"].partition("/")
-    if found["dash"] == " " and unit in _LETTER_UNITS and _is_no_unit(found):
+    if found["dash"] == " " and unit in _LETTER_UNITS and _is_name(found):
         return found[0]
-    words = _named(unit, one=_is_one(found) or found["dash"] == "-")
+    words = _unit_name(unit, one=_is_one(found) or found["dash"] == "-")
     if per:
-        words += f" per {_named(per, one=True)}"
-    number = _with_least(found, decimal(found["number"]))
+        words += f" per {_unit_name(per, one=True)}"
+    number = _with_range(found, decimal(found["number"]))
     return f"{found['article'] or ''}{'minus ' if found['sign'] else ''}{number} {words}"
 
 
-def _named(unit: str, *, one: bool) -> str:
+def _unit_name(unit: str, *, one: bool) -> str:
     symbol, _, power = unit.partition("^")
     if symbol not in _UNITS:  # a word: per person
         return unit
@@ -231,10 +231,10 @@ def _named(unit: str, *, one: bool) -> str:
 
 def _height(found: re.Match[str]) -> str:
     pairs = ((found[1], "ft"), (found[2], "in"))
-    return " ".join(f"{cardinal(number)} {_named(unit, one=number == '1')}" for number, unit in pairs)
+    return " ".join(f"{cardinal(number)} {_unit_name(unit, one=number == '1')}" for number, unit in pairs)
 
 
-def _groups(found: re.Match[str]) -> str:
+def _telephone_number(found: re.Match[str]) -> str:
     """A telephone number: digits, with a pause after each group."""
     groups = ", ".join(digit_names(group) for group in re.findall(r"\d+", found[0]))
     return f"plus {groups}" if found[0].startswith("+") else groups
@@ -295,18 +295,18 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
     return rules(
         {
             # Telephone and Internet numbers.
-            r"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])": _groups,
-            r"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])": _groups,
-            r"(?<![\w.,-])\d{3}-\d{4}(?![\w-]|[.,]\d)": _groups,
-            r"(?<![\w.,+-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-]|[.,]\d)": _groups,
-            r"(?<=\bISBN )[\d-]{10,17}": _groups,
+            r"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])": _telephone_number,
+            r"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])": _telephone_number,
+            r"(?<![\w.,-])\d{3}-\d{4}(?![\w-]|[.,]\d)": _telephone_number,
+            r"(?<![\w.,+-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-]|[.,]\d)": _telephone_number,
+            r"(?<=\bISBN )[\d-]{10,17}": _telephone_number,
             r"(?<=\b[Cc]all )\d{3}\b|(?<=\b[Dd]ial )\d{3}\b": lambda found: digit_names(found[0]),
             r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)": lambda found: " dot ".join(
                 map(digit_names, found[0].split("."))
             ),
             # Money.
             r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)": " to ",
-            rf"{_BEFORE}{_SYMBOL}\s?(?:{_LEAST}(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}": money,
+            rf"{_BEFORE}{_SYMBOL}\s?(?:{_LOW}(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}": money,
             rf"{_BEFORE}(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)": money,
             rf"{_BEFORE}(?<!\w){_CODE_BEFORE}\s?{_AMOUNT}{_SCALE}(?!\w)": money,
             # Measures. With a dot within a sentence, in. means inches.
@@ -316,7 +316,7 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
             rf"{_BEFORE}(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?{_MEASURE}(?:\.(?=,|\s+[a-z]))?": (
                 _measure
             ),
-            rf"(?<=[a-z])/({_PER})\b": lambda found: f" per {_named(found[1], one=True)}",
+            rf"(?<=[a-z])/({_PER})\b": lambda found: f" per {_unit_name(found[1], one=True)}",
             # ZIP codes after a state.
             r"(?<=\b[A-Z]{2} )\d{5}\b": lambda found: digit_names(found[0]),
         }

@@ -53,7 +53,7 @@ _GREEK = table_pairs("Greek letters")
 _ARROWS = "[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>"
 _ELISIONS = r"(?:tis|twas|twere|em|til|cause|bout|round|n)\b"
 
-_BESIDE_NUMBERS = rules(
+_SYMBOLS_NEAR_NUMBERS = rules(
     {
         _ARROWS: ", ",
         r"(?<=\s)<=(?=\s)": " less than or equal to ",
@@ -124,13 +124,13 @@ _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})('?s|'S)?(?![\w]|'[a-rt-z])")
 _ANY_WORD = re.compile(r"[A-Za-z]{2,}")
 
 
-def with_capitals_said(sentence: str) -> str:
+def read_capitals(sentence: str) -> str:
     """The sentence with each word of capitals in lower case, or as the names of its letters."""
     found = _ANY_WORD.findall(sentence)
     capitals = list(filter(str.isupper, found))
     heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
     sentence = _SHOUTED.sub(lambda found: found[0].lower(), sentence)
-    return _CAPITALS.sub(partial(_read_capitals, heading=heading), sentence)
+    return _CAPITALS.sub(partial(_read_capital_word, heading=heading), sentence)
 
 
 def _is_word(capitals: str) -> bool:
@@ -139,7 +139,7 @@ def _is_word(capitals: str) -> bool:
     return is_sayable(capitals) or (len(capitals) >= 6 and has_vowel(capitals))
 
 
-def _read_capitals(found: re.Match[str], *, heading: bool) -> str:
+def _read_capital_word(found: re.Match[str], *, heading: bool) -> str:
     capitals, ending = found[1], (found[2] or "").lower()
     if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
         return found[0].lower()
@@ -163,7 +163,7 @@ def _initial(found: re.Match[str]) -> str:
     return f"{letter_by_letter(found[1])} "
 
 
-LETTERS_SAID_SINGLY = rules(
+SINGLE_LETTERS = rules(
     {
         # Initials: U.S., J.R.R. Tolkien, George W. Bush.
         r"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?": lambda found: letter_by_letter(
@@ -192,7 +192,7 @@ def read_aloud(sentence: str, *, spelled: bool = True) -> str:
     """
     text = sentence.translate(_PLAIN) if sentence.isascii() else _plain_characters(sentence, spelled)
     text = substituted(text, _rules(spelled, numbered=re.search(r"\d", text) is not None))
-    return substituted(with_capitals_said(text), _MARKS) if spelled else substituted(text, _SPACES)
+    return substituted(read_capitals(text), _MARKS) if spelled else substituted(text, _SPACES)
 
 
 @functools.cache
@@ -206,11 +206,11 @@ def _rules(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, ...]:
         *quantities(spelled),
         *abbreviations(spelled),
         *YEARS,
-        *_BESIDE_NUMBERS,
+        *_SYMBOLS_NEAR_NUMBERS,
         *numbers(spelled),
         *_SYMBOLS,
         *ROMAN_NUMERALS,
-        *(LETTERS_SAID_SINGLY if spelled else ()),
+        *(SINGLE_LETTERS if spelled else ()),
     )
 
 

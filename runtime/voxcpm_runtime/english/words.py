@@ -66,8 +66,8 @@ def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
 
 def _first(found: re.Match[str]) -> str:
     """The numeral I before a verb, unless the sentence has other words of the first person."""
-    beside = f"{found.string[: found.start('numeral')][-200:]} {found.string[found.end() :][:200]}"
-    if re.search(r"\b(?:I|[Mm]e|[Mm]y|[Ww]e)\b", re.sub(rf"\b{_MONARCHS}\sI\b", "", beside)):
+    context = f"{found.string[: found.start('numeral')][-200:]} {found.string[found.end() :][:200]}"
+    if re.search(r"\b(?:I|[Mm]e|[Mm]y|[Ww]e)\b", re.sub(rf"\b{_MONARCHS}\sI\b", "", context)):
         return found[0]
     return f"{found['before']} {'one' if found['title'] is None else 'the first'}"
 
@@ -109,7 +109,7 @@ def list_markers(spelled: bool) -> tuple[Substitution, ...]:
     return rules({r"^\s*\(?(?P<mark>\d{1,2}|[A-Za-z](?=\))|[ivx]{2,5})(?P<stop>\)|\.(?=\s+\w))\s*": said})
 
 
-_BESIDE_NUMBERS = rules(
+_BEFORE_NUMBERS_RULES = rules(
     {
         # Digits of telephone numbers are already words here.
         rf"(?i)\btel\.:?\s?(?=\+|\d|{_DIGIT_NAMES}\b)": "telephone ",
@@ -120,7 +120,7 @@ _BESIDE_NUMBERS = rules(
         r"\bArt\.\s?(?=\d)": "article ",
     }
 )
-_BESIDE_NAMES = rules(
+_NAME_RULES = rules(
     {
         # St. and Dr. after a name are not titles: I live on Oak Dr. Turn left.
         rf"(?P<name>\b(?:(?:on|along|down|off)\s|\d\s){_STREET})Dr(?=\.\s+[A-Z])": r"\g<name>drive",
@@ -139,8 +139,8 @@ def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
     phrases = _PHRASES if spelled else _SYMBOL_PHRASES
     return (
         *rules({rf"(?<![\w.&'/]){any_of(phrases)}(?![\w'&/]|\.\w)": _phrase}),
-        *_BESIDE_NUMBERS,
-        *(_BESIDE_NAMES if spelled else ()),
+        *_BEFORE_NUMBERS_RULES,
+        *(_NAME_RULES if spelled else ()),
         *_MONTHS,
     )
 

@@ -42,7 +42,7 @@ from voxcpm_runtime.backends.step_function import (
     StepState,
 )
 from voxcpm_runtime.model.audio_vae import encode_audio, patch_decoder
-from voxcpm_runtime.model.flow_matching import NoiseSource, drawn, solve, solve_at_once, solver_inputs
+from voxcpm_runtime.model.flow_matching import NoiseSource, draw_noise, solve, solve_at_once, solver_inputs
 from voxcpm_runtime.model.projections import Projections
 from voxcpm_runtime.model.sequence import Latents, Sequence, plan_chunks
 from voxcpm_runtime.options import GenerationOptions
@@ -108,7 +108,7 @@ class Driver:
         self.next_patch = next_patch
         self.check: Callable[[], object] = lambda: None
 
-    def checking(self, check: Callable[[], object]) -> Driver:
+    def with_check(self, check: Callable[[], object]) -> Driver:
         """A copy that calls `check` before every step; it may raise, to cancel."""
         driver = copy.copy(self)
         driver.check = check
@@ -129,7 +129,7 @@ class Driver:
         """The prefix of a voice. lead: its positions before the text. prompt: its prompt's patches."""
         states = self._new_states()
         if len(lead):
-            self._run(lead, self.embed_patches(lead.patches), states, 0)
+            self._run_language_models(lead, self.embed_patches(lead.patches), states, 0)
         base_rows, residual_rows = (state.rows(0, len(lead)) for state in states.values())
         return Prefix(base_rows, residual_rows, self.embed_patches(prompt))
 
@@ -145,7 +145,7 @@ class Driver:
             for state, rows in zip(states.values(), (prefix.base_rows, prefix.residual_rows), strict=True):
                 state.set_rows(0, {name: array[:, :, :shared] for name, array in rows.items()})
             rest, embeddings = sequence.after(shared), prefix.prompt_embeddings
-        hidden, residual_hidden, stop_logits = self._run(rest, embeddings, states, shared)
+        hidden, residual_hidden, stop_logits = self._run_language_models(rest, embeddings, states, shared)
         return Prefilled(
             states[BASE_LM_STEP], states[RESIDUAL_LM_STEP], len(sequence), hidden=hidden,
             residual_hidden=residual_hidden, stop_logits=stop_logits, last_patch=sequence.last_patch,
@@ -173,9 +173,9 @@ class Driver:
         )
         given = (prefilled, predicted, options, rng, count, teacher)
         if self.next_patch is not None and self._solves_at_once(options):
-            following = self._by_one_call(self.next_patch, *given, ahead=ahead)
+            following = self._patches_by_call(self.next_patch, *given, ahead=ahead)
         else:
-            following = self._by_steps(*given)
+            following = self._patches_by_steps(*given)
         with contextlib.closing(following):
             for index in range(count):
                 if not np.isfinite(predicted).all():
@@ -215,7 +215,7 @@ class Driver:
         """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be empty."""
         embeddings = np.zeros((len(patches), self.architecture.lm_config.hidden_size), np.float32)
         for start, length, size in plan_chunks(len(patches), self.sizes.encode_patches):
-            chunk = _padded(patches[start : start + length], size)
+            chunk = _pad(patches[start : start + length], size)
             embeddings[start : start + length] = self._call(FEAT_ENCODER, {"patches": chunk})["embeddings"][
                 0, :length
             ]
@@ -229,7 +229,7 @@ class Driver:
             base, residual = self.models[BASE_LM_STEP].new_state(), self.models[RESIDUAL_LM_STEP].new_state()
         return {BASE_LM_STEP: base, RESIDUAL_LM_STEP: residual}
 
-    def _run(
+    def _run_language_models(
         self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, StepState], position: int
     ) -> tuple[Floats, Floats, Floats]:
         """Run both language models from cache `position` on: hidden, residual hidden and stop logits at the end."""
@@ -249,18 +249,18 @@ class Driver:
             self.models[AUDIO_VAE_ENCODER], audio, samples, encoder_patches(self.architecture)
         )
 
-    def _by_one_call(
+    def _patches_by_call(
         self, next_patch: NextPatch, prefilled: Prefilled, first: Latents, options: GenerationOptions,
         rng: NoiseSource, count: int, teacher: Items[Latents] | None, *, ahead: bool,
     ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
-        """Like `_by_steps`, with one call per patch.
+        """Like `_patches_by_steps`, with one call per patch.
 
         ahead: begin each call before the previous one is finished, so that the GPU is busy while Python processes a
         patch; the last call may be discarded.
         """
 
         def begin(index: int, last: Latents | None, before: PendingPatch | None) -> PendingPatch:
-            inputs = solver_inputs(self._noise(options, rng), **self._solving(options))
+            inputs = solver_inputs(self._noise(options, rng), **self._solver_options(options))
             inputs["position"] = np.array([prefilled.position + index], np.int32)
             if last is not None:
                 inputs["patches"] = last[np.newaxis, np.newaxis]
@@ -284,7 +284,7 @@ class Driver:
             # An error's traceback refers to this frame: a call with the error would form a cycle with the KV caches.
             del pending, begun
 
-    def _by_steps(
+    def _patches_by_steps(
         self, prefilled: Prefilled, last: Latents, options: GenerationOptions, rng: NoiseSource, count: int,
         teacher: Items[Latents] | None,
     ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
@@ -311,22 +311,22 @@ class Driver:
         condition = self._projections.dit_condition(hidden, residual_hidden)
         given = (self._noise(options, rng), condition, np.ascontiguousarray(last.T))
         if self._solves_at_once(options):
-            patch = solve_at_once(partial(self._call, LOCDIT_SOLVE), *given, **self._solving(options))
+            patch = solve_at_once(partial(self._call, LOCDIT_SOLVE), *given, **self._solver_options(options))
         else:
             patch = solve(
-                partial(self._call, LOCDIT_STEP), *given, **self._solving(options),
+                partial(self._call, LOCDIT_STEP), *given, **self._solver_options(options),
                 use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=self.architecture.mean_mode,
             )  # fmt: skip
         return np.ascontiguousarray(patch.T)
 
     def _noise(self, options: GenerationOptions, rng: NoiseSource) -> Floats:
         shape = (1, self.architecture.feat_dim, self.architecture.patch_size)
-        return drawn(rng, shape)[0] * np.float32(options.temperature)
+        return draw_noise(rng, shape)[0] * np.float32(options.temperature)
 
     def _solves_at_once(self, options: GenerationOptions) -> bool:
         return options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps
 
-    def _solving(self, options: GenerationOptions) -> dict[str, Any]:
+    def _solver_options(self, options: GenerationOptions) -> dict[str, Any]:
         return {
             "steps": options.inference_timesteps,
             "cfg_value": options.cfg_value,
@@ -347,14 +347,14 @@ class Driver:
         )
         parts: list[dict[str, Floats]] = []
         for start, length, size in plan:
-            chunk = _padded(embeddings[start : start + length], size)
+            chunk = _pad(embeddings[start : start + length], size)
             inputs = {"embeddings": chunk, "position": np.array([position + start], np.int32)}
             outputs = self._call(name, inputs, state)
             parts.append({name: output[0, :length] for name, output in outputs.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _padded(rows: Floats, size: int) -> Floats:
+def _pad(rows: Floats, size: int) -> Floats:
     """Rows (n, ...) as a batch of one (1, size, ...), padded with zeros."""
     batch = np.zeros((1, size, *rows.shape[1:]), np.float32)
     batch[0, : len(rows)] = rows

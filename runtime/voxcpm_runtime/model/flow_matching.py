@@ -33,7 +33,7 @@ class NoiseSource(Protocol):
         """Numbers from the standard normal distribution, of shape `size`."""
 
 
-def drawn(rng: NoiseSource, shape: tuple[int, ...]) -> Floats:
+def draw_noise(rng: NoiseSource, shape: tuple[int, ...]) -> Floats:
     """Noise of this shape. Raises InputError if the source returns anything but finite numbers of that shape."""
     given = rng.standard_normal(shape)
     with contextlib.suppress(TypeError, ValueError), np.errstate(over="ignore"):
@@ -136,10 +136,10 @@ def _moving_steps(steps: int, sway_sampling_coef: float, embedding_size: int) ->
     return time_embedding(times, embedding_size), lengths
 
 
-def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **chosen: Any) -> Floats:
+def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **options: Any) -> Floats:
     """The patch of `solve` with CFG-zero*, in one call of `locdit_solve`, which must have been converted for `steps`.
 
-    chosen: keywords of `solver_inputs`.
+    options: keywords of `solver_inputs`.
     """
-    inputs = solver_inputs(noise, **chosen) | {"mu": mu[np.newaxis], "cond": cond[np.newaxis]}
+    inputs = solver_inputs(noise, **options) | {"mu": mu[np.newaxis], "cond": cond[np.newaxis]}
     return np.asarray(solver(inputs)["patch"][0], np.float32)

@@ -50,8 +50,8 @@ class Sequence:
 
     def after(self, position: int) -> Sequence:
         """The part of the sequence from `position` on."""
-        heard = int(self.is_audio[:position].sum())
-        return Sequence(self.tokens[position:], self.is_audio[position:], self.patches[heard:])
+        earlier_patches = int(self.is_audio[:position].sum())
+        return Sequence(self.tokens[position:], self.is_audio[position:], self.patches[earlier_patches:])
 
     def decoder_context(self, count: int) -> Latents:
         """The last `count` patches of the prompt, to decode before the generated ones; empty after text."""

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 BUFFER_SECONDS = 10.0
-LINGER_SECONDS = 0.5
+FULL_BUFFER_SECONDS = 0.5
 """Timeout of the thread for room in a full buffer; a player reads a chunk sooner."""
-ENDING_SECONDS = 10.0
+EXIT_TIMEOUT_SECONDS = 10.0
 """Timeout for joining session threads at exit. A step takes less, but a thread may be waiting for its turn."""
 _STATE_DIGITS = 16
 
 # Sessions that had a thread; they are joined at exit.
-_STARTED: weakref.WeakSet[Session] = weakref.WeakSet()
+_JOINED_AT_EXIT: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Narrate(Protocol):
@@ -98,7 +98,7 @@ class Session:
 
         # Used by the speaking thread.
         self._pieces: Iterator[Piece] | None = None
-        self._held = ExitStack()  # The turn
+        self._turn_stack = ExitStack()  # The turn
         self._speaking = False  # Whether it has its turn
         self._is_idle = False  # Whether there is nothing to say yet
         self._sentence, self._text, self._offset = -1, "", 0
@@ -115,8 +115,8 @@ class Session:
         self._ended = False
         self._error: Exception | None = None
         self._chunks: deque[AudioChunk] = deque()  # Unread chunks
-        self._filled = 0  # Unread samples
-        self._unwritten: AudioChunk | None = None  # A chunk for which the buffer has no room yet
+        self._buffered_samples = 0  # Unread samples
+        self._pending_chunk: AudioChunk | None = None  # A chunk for which the buffer has no room yet
         self._thread: threading.Thread | None = None
 
     def push_text(self, text: str) -> None:
@@ -136,7 +136,7 @@ class Session:
                     f"expected at most {MAX_CHARACTERS}: push them later"
                 )
             before, self._high = self._high, ""
-            text, self._high = _joined_surrogates(before + text)
+            text, self._high = _join_surrogates(before + text)
             self._characters += len(text)
             self._flushed = False
             self._add_sentences(self._cutter.push(text))
@@ -165,7 +165,7 @@ class Session:
             self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), timeout)
             if self._chunks:
                 chunk = self._chunks.popleft()
-                self._filled -= len(chunk.pcm)
+                self._buffered_samples -= len(chunk.pcm)
                 self._wake()
                 return chunk
             if self._error is not None:
@@ -187,7 +187,7 @@ class Session:
     def buffered_seconds(self) -> float:
         """Seconds of unread audio."""
         with self._changed:
-            return self._filled / self.sample_rate
+            return self._buffered_samples / self.sample_rate
 
     def cancel(self) -> None:
         """Cancel the speech before its next step, and drop unread audio. Returns immediately."""
@@ -196,7 +196,7 @@ class Session:
             self._cancel.cancel()
             self._sentences.clear()
             self._chunks.clear()
-            self._unwritten, self._filled = None, 0
+            self._pending_chunk, self._buffered_samples = None, 0
             idle = not self._working
             if idle:
                 # Break a reference cycle that keeps the KV caches alive.
@@ -234,24 +234,28 @@ class Session:
 
     def _wake(self) -> None:
         """Start a thread if there is work and none is running, and notify waiters."""
-        work = self._sentences if self._unwritten is None else self._has_room()
+        work = self._sentences if self._pending_chunk is None else self._has_room()
         if work and not self._working and not self._ended and not self._cancel.cancelled:
             # A daemon, so that an unclosed session does not keep the program running.
             thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
             thread.start()
             # After the start, which may fail.
             self._thread = thread
-            _STARTED.add(self)
+            _JOINED_AT_EXIT.add(self)
             self._working = True
         self._changed.notify_all()
 
     def _has_room(self) -> bool:
         """Whether the buffer has room for the next chunk: always if it is empty, and after cancellation."""
-        chunk = self._unwritten
-        return chunk is None or not self._filled or self._filled + len(chunk.pcm) <= self._capacity
+        chunk = self._pending_chunk
+        return (
+            chunk is None
+            or not self._buffered_samples
+            or self._buffered_samples + len(chunk.pcm) <= self._capacity
+        )
 
     def _is_finished(self) -> bool:
-        waits = self._working or self._sentences or self._unwritten
+        waits = self._working or self._sentences or self._pending_chunk
         spoken = self._ended or (self._flushed and not waits)
         return self._cancel.cancelled or (spoken and not self._chunks and self._error is None)
 
@@ -259,18 +263,18 @@ class Session:
         """Run the thread: speak until there is nothing to say, or the buffer stays full."""
         error = None
         try:
-            # If `_write` or `_stops_idle` end this thread, the next one may already be running.
+            # If `_write` or `_end_if_idle` end this thread, the next one may already be running.
             if not self._write():
                 return
             if self._pieces is None:
                 self._pieces = self._narrate(self._segments(), cancel=self._cancel)
             for piece in self._pieces:
                 if self._is_idle:
-                    if self._stops_idle():
+                    if self._end_if_idle():
                         return
                     continue
                 if len(piece.audio):
-                    self._unwritten = self._chunk(piece)
+                    self._pending_chunk = self._chunk(piece)
                 if not self._write():
                     return
         except Exception as raised:  # noqa: BLE001 - it is raised where the audio is read
@@ -282,7 +286,7 @@ class Session:
             self._error = None if self._cancel.cancelled else error
             self._changed.notify_all()
 
-    def _stops_idle(self) -> bool:
+    def _end_if_idle(self) -> bool:
         """Leave the turn. Returns True to end the thread, unless a sentence has arrived meanwhile."""
         self._leave_turn()
         with self._changed:
@@ -308,7 +312,7 @@ class Session:
                 skipped += sentence
                 continue
             if not self._speaking:
-                self._held.enter_context(self._turn())
+                self._turn_stack.enter_context(self._turn())
                 self._speaking = True
             self._sentence += 1
             self._text, skipped = skipped + sentence, ""
@@ -319,7 +323,7 @@ class Session:
 
     def _leave_turn(self) -> None:
         self._speaking = False
-        self._held.close()
+        self._turn_stack.close()
 
     def _chunk(self, piece: Piece) -> AudioChunk:
         place = hashlib.sha256(self._chain + self._offset.to_bytes(8, "big")).hexdigest()[:_STATE_DIGITS]
@@ -330,19 +334,19 @@ class Session:
     def _write(self) -> bool:
         """Move a chunk to the buffer when it has room. Returns False to end the thread, if the buffer stays full."""
         with self._changed:
-            room = self._changed.wait_for(self._has_room, LINGER_SECONDS)
+            room = self._changed.wait_for(self._has_room, FULL_BUFFER_SECONDS)
             self._cancel.check()
             if not room:
                 self._working = False
-            elif self._unwritten is not None:
-                self._filled += len(self._unwritten.pcm)
-                self._chunks.append(self._unwritten)
-                self._unwritten = None
+            elif self._pending_chunk is not None:
+                self._buffered_samples += len(self._pending_chunk.pcm)
+                self._chunks.append(self._pending_chunk)
+                self._pending_chunk = None
                 self._changed.notify_all()
             return room
 
 
-def _joined_surrogates(text: str) -> tuple[str, str]:
+def _join_surrogates(text: str) -> tuple[str, str]:
     """A fragment with its surrogate pairs joined, and the high surrogate at its end, if any.
 
     Raises InputError for any other lone surrogate.
@@ -357,13 +361,13 @@ def _joined_surrogates(text: str) -> tuple[str, str]:
 @atexit.register
 def _join_all() -> None:
     """Join the threads of unclosed sessions: ONNX Runtime aborts a process that exits while it computes."""
-    started = list(_STARTED)
+    started = list(_JOINED_AT_EXIT)
     for session in started:
         session.cancel()
-    until = time.monotonic() + ENDING_SECONDS
+    until = time.monotonic() + EXIT_TIMEOUT_SECONDS
     for session in started:
         session._join(max(0.0, until - time.monotonic()))  # noqa: SLF001
 
 
 # A forked process has no such threads, and their locks would never be released there.
-os.register_at_fork(after_in_child=_STARTED.clear)
+os.register_at_fork(after_in_child=_JOINED_AT_EXIT.clear)

@@ -23,7 +23,7 @@ from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.control import controlled, described
+from voxcpm_runtime.text.control import described, with_control
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
 _SEED_BITS = 32  # Length of a random seed
@@ -97,9 +97,9 @@ class Arguments:
         Raises InputError for an option out of range and a file that is not a voice, TypeError for an unknown keyword.
         """
         options = dict(given)
-        own = {name: options.pop(name) for name in given if name in _OWN}
+        own = {name: options.pop(name) for name in given if name in _FIELDS}
         if (voice := options.pop("voice", None)) is not None:
-            recordings = recordings.in_voice(voice)
+            recordings = recordings.with_voice(voice)
         return cls(text, recordings, options=checked_options(options), **own)
 
     def digest(self, bundle: str) -> str:
@@ -110,7 +110,7 @@ class Arguments:
         """
         parts = {
             "bundle": bundle,
-            "text": controlled(self.text or "", described(self.control)),
+            "text": with_control(self.text or "", described(self.control)),
             **self.recordings.digests(),
             "seed": self.seed,
             "options": self.options.changed(),
@@ -118,7 +118,7 @@ class Arguments:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-_OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
+_FIELDS = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
 AnyArguments = str | Mapping[str, Any] | Arguments
 """One of several utterances: its text, the arguments of `speak` by name, or `Arguments`."""
 

@@ -25,7 +25,7 @@ from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, CancelToken, first_seed
 from voxcpm_runtime.speech.results import PlannedSegment
-from voxcpm_runtime.text.control import checked_control, controlled
+from voxcpm_runtime.text.control import checked_control, with_control
 from voxcpm_runtime.text.normalization import (
     check_sayable,
     continued_transcript,
@@ -116,15 +116,15 @@ class Plan:
 
         continued: patches to reserve for a voice that is not spoken yet.
         """
-        taken = positions(len(segment.tokens), voice) + continued
+        used = positions(len(segment.tokens), voice) + continued
         shortest, capacity = self.options.min_patches, self.bundle.manifest.sizes.kv_length
-        if taken + shortest > capacity:
+        if used + shortest > capacity:
             raise InputError(
-                f"text, prompt and earlier segments take {taken} positions and the speech at least {shortest}: "
-                f"{taken + shortest} needed, but the KV cache has {capacity}; shorten the text or the prompt, "
+                f"text, prompt and earlier segments take {used} positions and the speech at least {shortest}: "
+                f"{used + shortest} needed, but the KV cache has {capacity}; shorten the text or the prompt, "
                 "lower min_len, or convert with a larger --max-length"
             )
-        return min(self.options.patch_bound(segment.target_tokens), capacity - taken)
+        return min(self.options.patch_bound(segment.target_tokens), capacity - used)
 
     @system_errors_as(InputError)
     def encoded_voice(self, driver: Driver) -> Voice | None:
@@ -156,7 +156,7 @@ class Plan:
         longest = self.longest_segment(anchored=anchored)
         if len(text) > max(longest, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN:
             return False
-        return self._count(text, longest) <= longest
+        return self._count_tokens(text, longest) <= longest
 
     def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
         """Yield the text as one segment if it is short, otherwise in segments whose speech fits in the KV cache.
@@ -170,7 +170,7 @@ class Plan:
             yield whole
             return
         target = max(self.longest_segment(anchored=anchored), MIN_SEGMENT_TOKENS)
-        parts = each_segment(text, partial(self._count, target=target), target, self.cancel.check)
+        parts = each_segment(text, partial(self._count_tokens, target=target), target, self.cancel.check)
         # If there is nothing to say, the error about the whole text is clearer.
         yield next(parts, whole)
         yield from parts
@@ -190,7 +190,7 @@ class Plan:
         Raises InputError for a segment that cannot be spoken or does not fit in the KV cache, and MissingExtraError if
         the extra `normalize` is missing for a Chinese text.
         """
-        transcript, taken, continued = "", 0, 0
+        transcript, anchor_tokens, continued = "", 0, 0
         shortest, growing = self.options.min_patches, self.voice is None
         # `split` left room for a voice as long as the longest segment.
         longest = max(self.longest_segment(anchored=True), MIN_SEGMENT_TOKENS)
@@ -202,13 +202,13 @@ class Plan:
             if self.max_patches is not None:
                 continued = min(continued, self.max_patches - shortest)
             planned = self.read_segment(segment, transcript, continued)
-            growing = growing and (not taken or taken + planned.target_tokens <= longest)
+            growing = growing and (not anchor_tokens or anchor_tokens + planned.target_tokens <= longest)
             if growing:
                 planned = replace(planned, anchors=True)
                 transcript += planned.transcript
-                taken += planned.target_tokens
+                anchor_tokens += planned.target_tokens
                 continued += shortest
-                growing = taken < min_anchor(self.bundle)
+                growing = anchor_tokens < min_anchor(self.bundle)
             yield planned
 
     def read_text(self) -> Iterator[PlannedSegment]:
@@ -237,7 +237,7 @@ class Plan:
         say = partial(said_text, normalize=self.options.normalize, letters_only=tokenizer.has_letters_only)
         # A segment that continues the first one also continues its style.
         has_control = bool(self.description) and (self.voice is not None or not anchored)
-        said = say(controlled(segment.text, self.description) if has_control else segment.text)
+        said = say(with_control(segment.text, self.description) if has_control else segment.text)
         target = spelled(said, tokenizer)
         transcript = self.voice.transcript if self.voice else anchored
         transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
@@ -253,7 +253,7 @@ class Plan:
             tokens=tokens,
             transcript_tokens=tokenizer(transcript) if transcript else [],
             target_tokens=len(tokenizer(target) if transcript else tokens),
-            letters=letters_in(spoken),
+            letters=count_letters(spoken),
             ends_paragraph=segment.ends_paragraph,
             followed=segment.followed,
             speed=self.options.speed,
@@ -261,7 +261,7 @@ class Plan:
         self.limit(planned, self.voice, continued)
         return planned
 
-    def _count(self, text: str, target: int) -> int:
+    def _count_tokens(self, text: str, target: int) -> int:
         """Number of tokens of a text; more than `target` also if it is expected to exceed `longest_seconds`."""
         tokenizer, profile = self.bundle.tokenizer, self.bundle.manifest.speech
         try:
@@ -271,7 +271,7 @@ class Plan:
         tokens = len(tokenizer(said))
         if profile is None or self.options.segment_tokens is not None:
             return tokens
-        share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
+        share = profile.expected_seconds(count_letters(said)) / profile.longest_seconds
         return max(tokens, math.ceil(target * share))
 
 
@@ -295,7 +295,7 @@ def _seconds_per_token(bundle: Bundle) -> float:
     return SECONDS_PER_LETTER if bundle.tokenizer.has_letters_only else SECONDS_PER_TOKEN
 
 
-def letters_in(text: str) -> int:
+def count_letters(text: str) -> int:
     """Number of letters and digits of a text, from which its expected duration is computed."""
     return sum(map(str.isalnum, text))
 
@@ -316,7 +316,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     description = ""
     if arguments.control:
         description = checked_control(arguments.control, a, continues=recordings.continues)
-    unread = Plan(
+    empty_plan = Plan(
         bundle=bundle,
         arguments=arguments,
         options=options,
@@ -326,16 +326,16 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         cancel=cancel,
     )
     if text is None:
-        return unread
-    if unread.fits_alone(text):
-        only = unread.read_segment(Segment(text, ends_paragraph=False, followed=False), "", 0)
-        return replace(unread, opening=(replace(only, anchors=unread.voice is None),))
+        return empty_plan
+    if empty_plan.fits_alone(text):
+        only = empty_plan.read_segment(Segment(text, ends_paragraph=False, followed=False), "", 0)
+        return replace(empty_plan, opening=(replace(only, anchors=empty_plan.voice is None),))
     if len(text) <= MAX_READ_AT_ONCE:
-        return replace(unread, opening=tuple(unread.read_text()))
+        return replace(empty_plan, opening=tuple(empty_plan.read_text()))
     if not has_words(text):
         raise InputError(
             f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
         )
     if not options.normalize:
         check_sayable(text, bundle.tokenizer)
-    return replace(unread, opening=(next(unread.read_text()),))
+    return replace(empty_plan, opening=(next(empty_plan.read_text()),))

@@ -17,7 +17,7 @@ from voxcpm_constants.json_files import parsed_json, read_bounded, read_json
 from voxcpm_runtime.argument_types import file_argument
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
-from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
+from voxcpm_runtime.storage.whole_file import hidden_sibling, whole_file
 
 _PLAN = "plan.json"
 _ARRAYS = ("audio", "latents")
@@ -36,28 +36,28 @@ class SavedSegments:
 
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
         self._output = file_argument(output, "output")
-        self.folder = hidden_beside(self._output, "segments")
-        self._discarded = hidden_beside(self._output, "discarded")
+        self.folder = hidden_sibling(self._output, "segments")
+        self._discard_folder = hidden_sibling(self._output, "discarded")
         self.seed = seed
         self._digest = digest
         self._lock: Lock | None = None
-        self._one_thread = threading.Lock()
+        self._mutex = threading.Lock()
         # Fail before any work if another run has the lock. It is acquired when the first segment is saved.
-        if (lock := self._locked()) is not None:
+        if (lock := self._try_lock()) is not None:
             lock.release()
         recorded = _plan_in(self.folder)
-        self._is_same = recorded.get("digest") == digest and (drawn or recorded.get("seed") == seed)
-        if self._is_same and isinstance(recorded.get("seed"), int):
+        self._matches = recorded.get("digest") == digest and (drawn or recorded.get("seed") == seed)
+        if self._matches and isinstance(recorded.get("seed"), int):
             self.seed = recorded["seed"]
 
     @property
     def count(self) -> int:
         """Number of saved segments of this speech."""
-        return len(list(self.folder.glob("*.segment"))) if self._is_same else 0
+        return len(list(self.folder.glob("*.segment"))) if self._matches else 0
 
     def get(self, index: int) -> SpokenSegment | None:
         """The saved segment of that index; None if it is missing, damaged, or from another speech or index."""
-        if not self._is_same:
+        if not self._matches:
             return None
         try:
             found, metadata, has_digest = unsealed(read_bounded(self._path(index), MAX_VOICE_BYTES))
@@ -74,9 +74,9 @@ class SavedSegments:
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:
             # Several threads may save segments.
-            with self._one_thread:
+            with self._mutex:
                 if self._lock is None:
-                    self._hold()
+                    self._acquire()
             with whole_file(self._path(index)) as file:
                 file.write(
                     sealed(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
@@ -90,14 +90,14 @@ class SavedSegments:
     def discard(self) -> None:
         """Delete all saved segments, unless another run is saving its own."""
         with contextlib.suppress(InputError):
-            self._lock = self._lock or self._locked()
+            self._lock = self._lock or self._try_lock()
         # May be left from a killed run.
-        shutil.rmtree(self._discarded, ignore_errors=True)
+        shutil.rmtree(self._discard_folder, ignore_errors=True)
         if self._lock is not None:
             # Atomic, so that no run finds a part of the segments and speaks the others again.
             with contextlib.suppress(OSError):
-                self.folder.rename(self._discarded)
-            for folder in (self._discarded, self.folder):
+                self.folder.rename(self._discard_folder)
+            for folder in (self._discard_folder, self.folder):
                 shutil.rmtree(folder, ignore_errors=True)
             self.release()
 
@@ -107,11 +107,11 @@ class SavedSegments:
             self._lock.release()
             self._lock = None
 
-    def _hold(self) -> None:
+    def _acquire(self) -> None:
         """Create and lock the folder, and delete the segments of another speech."""
         while self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = self._locked()
+            self._lock = self._try_lock()
         plan = {"digest": self._digest, "seed": self.seed}
         try:
             if _plan_in(self.folder) != plan:
@@ -123,9 +123,9 @@ class SavedSegments:
             # Segments must not be saved without the plan.
             self.release()
             raise
-        self._is_same = True
+        self._matches = True
 
-    def _locked(self) -> Lock | None:
+    def _try_lock(self) -> Lock | None:
         """A lock on the folder; None if the folder does not exist. Raises InputError while another run has it."""
         try:
             return lock_folder(self.folder)

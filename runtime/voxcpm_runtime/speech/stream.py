@@ -21,7 +21,7 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.speech.arguments import Cancelled
-from voxcpm_runtime.speech.plan import Plan, letters_in
+from voxcpm_runtime.speech.plan import Plan, count_letters
 from voxcpm_runtime.speech.results import (
     Piece,
     PlannedSegment,
@@ -40,7 +40,7 @@ DEFAULT_CHUNK_PATCHES = 5
 
 def stream(
     plan: Plan, segments: Iterable[PlannedSegment | None], driver: Driver, voice: Voice | None,
-    prefix: Callable[[Voice], Prefix], whole: Gathered | None = None,
+    prefix: Callable[[Voice], Prefix], whole: SpeechBuilder | None = None,
 ) -> Iterator[Piece]:  # fmt: skip
     """Yield the pieces of the segments as they are spoken, with pauses between paragraphs.
 
@@ -49,7 +49,7 @@ def stream(
     one by one, each after all pieces of the previous one. None, if there is no segment yet, yields a piece without
     samples. If cancelled, raises Cancelled, or returns with `keep_partial`.
     """
-    heard = whole or Gathered(plan, whole=False)
+    builder = whole or SpeechBuilder(plan, whole=False)
     # Letters spoken in the voice's prompt; None once it includes a suspicious segment.
     letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
     left, index, paused = plan.max_patches, 0, False
@@ -68,15 +68,15 @@ def stream(
                 break
             if paused:
                 yield Piece(plan.pause, index)
-            spoken = heard.saved(index, segment)
+            spoken = builder.saved(index, segment)
             if spoken is None:
                 with system_errors_as(InputError):
-                    known = None if voice is None else prefix(voice)
-                    asked = utterance(plan, index, segment, voice, prompt_letters=letters or 0, left=left)
-                for piece in attempts(plan, driver, asked, known, retries=whole is not None):
-                    heard.add(piece)
+                    known_prefix = None if voice is None else prefix(voice)
+                    current = utterance(plan, index, segment, voice, prompt_letters=letters or 0, left=left)
+                for piece in attempts(plan, driver, current, known_prefix, retries=whole is not None):
+                    builder.add(piece)
                     yield piece
-                spoken = heard.finish(index, segment)
+                spoken = builder.finish(index, segment)
             if segment.anchors:
                 voice = voice or Voice(VoiceHeader.of(plan.bundle.architecture, name=""))
                 voice = voice.extended(segment.transcript, spoken.latents)
@@ -84,8 +84,8 @@ def stream(
             left = None if left is None else left - len(spoken.latents)
             index, paused = index + 1, segment.ends_paragraph
     except Cancelled:
-        heard.cancelled = True
-    if heard.cancelled and not plan.arguments.keep_partial:
+        builder.cancelled = True
+    if builder.cancelled and not plan.arguments.keep_partial:
         # A new exception: the traceback of the first one keeps the KV caches alive.
         plan.cancel.check()
 
@@ -94,10 +94,10 @@ def _spoken_letters(voice: Voice, bundle: Bundle) -> int:
     """Number of letters spoken in a voice's prompt, without the controls that its turns may begin with."""
     spoken = without_control if bundle.architecture.traits.takes_reference else str
     transcript = "".join(spoken(turn.text) for turn in voice.header.turns)
-    return letters_in(spelled_transcript(transcript, bundle.tokenizer))
+    return count_letters(spelled_transcript(transcript, bundle.tokenizer))
 
 
-class Gathered:
+class SpeechBuilder:
     """Collects the speech of a plan: everything for a `Speech`, or without audio if it is only streamed."""
 
     def __init__(self, plan: Plan, *, whole: bool = True) -> None:
@@ -121,7 +121,7 @@ class Gathered:
         # Another release may split the text differently.
         if spoken is None or spoken.text != planned.text:
             return None
-        self._keep(planned, spoken)
+        self._append(planned, spoken)
         return spoken
 
     def add(self, piece: Piece) -> None:
@@ -152,10 +152,10 @@ class Gathered:
 
     def finish(self, index: int, planned: PlannedSegment) -> SpokenSegment:
         """Join, save and return the complete segment."""
-        spoken = self._joined(index, planned)
+        spoken = self._join(index, planned)
         if self._store is not None:
             self._store.put(index, spoken)
-        self._keep(planned, spoken)
+        self._append(planned, spoken)
         return spoken
 
     @system_errors_as(InputError)
@@ -163,7 +163,7 @@ class Gathered:
         """The speech; if it was cancelled, the complete segments and the beginning of the next."""
         plan, spoken = self._plan, list(self._segments)
         if self._pieces and self._pieces[0].planned is not None:
-            spoken.append(self._joined(len(spoken), self._pieces[0].planned))
+            spoken.append(self._join(len(spoken), self._pieces[0].planned))
         a = plan.bundle.architecture
         audio, latents = [np.zeros(0, np.float32)], [np.zeros((0, a.patch_size, a.feat_dim), np.float32)]
         for index, segment in enumerate(spoken):
@@ -183,7 +183,7 @@ class Gathered:
             cancelled=self.cancelled,
         )
 
-    def _keep(self, planned: PlannedSegment, spoken: SpokenSegment) -> None:
+    def _append(self, planned: PlannedSegment, spoken: SpokenSegment) -> None:
         if self._whole:
             self._segments.append(spoken)
         self._patches += len(self._pieces)
@@ -193,7 +193,7 @@ class Gathered:
         self._finished_at = time.perf_counter() - self._began
 
     @system_errors_as(InputError)
-    def _joined(self, index: int, planned: PlannedSegment) -> SpokenSegment:
+    def _join(self, index: int, planned: PlannedSegment) -> SpokenSegment:
         last = self._pieces[-1]
         latents: list[Latents] = [piece.latents for piece in self._pieces if piece.latents is not None]
         return SpokenSegment(
@@ -218,15 +218,15 @@ def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tupl
 
 def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:
     """Yield the audio in chunks (samples,) of `first` and then `others` patches; a pause joins the next patch."""
-    wanted = first
+    size = first
     gathered: list[Audio] = []
     patches = 0
     for piece in pieces:
         gathered.append(piece.audio)
         patches += piece.latents is not None
         # At another speed the first patch may give no samples yet.
-        if patches >= wanted and any(map(len, gathered)):
+        if patches >= size and any(map(len, gathered)):
             yield np.concatenate(gathered)
-            gathered, patches, wanted = [], 0, others
+            gathered, patches, size = [], 0, others
     if gathered:
         yield np.concatenate(gathered)

@@ -33,10 +33,10 @@ Item = TypeVar("Item")
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold
 # Multiples of the expected duration where speech is suspicious, and where an attempt is aborted. Good speech of the
 # built-in voice takes 0.8 to 1.3 times the duration expected at its pace (TRIALS.md, speech-json).
-_LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
+_LONG_RATIO, _SHORT_RATIO, _ABORT_RATIO = 1.4, 0.6, 2.0
 # Seconds that any text may exceed the expected duration, because single words may be said slowly.
-_MORE = 0.8
-_MORE_THAN_MIN_LEN = 3
+_SLACK = 0.8
+_MIN_LONG_PATCHES = 3
 """Speech of fewer than min_len + 3 patches is never too long: the shortest speech has min_len + 2."""
 # Minimum and maximum pace of a prompt; long silence or a wrong transcript would exceed them.
 _PACES = (0.8, 1.5)
@@ -75,13 +75,13 @@ def expected_length(
 ) -> ExpectedLength:
     """The expected length of a text. pace: of the voice, relative to the profile's. min_len: the option."""
     seconds = profile.expected_seconds(max(letters, 1)) * pace
-    longest = max(max(_LONG * seconds, seconds + _MORE) / patch_seconds, min_len + _MORE_THAN_MIN_LEN)
+    longest = max(max(_LONG_RATIO * seconds, seconds + _SLACK) / patch_seconds, min_len + _MIN_LONG_PATCHES)
     return ExpectedLength(
         seconds=seconds,
         patch_seconds=patch_seconds,
         long_from=longest,
-        short_below=_SHORT * seconds / patch_seconds,
-        maximum=math.ceil(max((_ENDED * seconds + _MORE) / patch_seconds, longest)),
+        short_below=_SHORT_RATIO * seconds / patch_seconds,
+        maximum=math.ceil(max((_ABORT_RATIO * seconds + _SLACK) / patch_seconds, longest)),
     )
 
 
@@ -117,8 +117,8 @@ def utterance(
     length = _length(plan, segment, voice, sequence, prompt_letters)
     # The caller's `max_len` for a single segment is intended. Without `retry_badcase` lengths are not checked.
     is_multi_segment = index > 0 or segment.followed is True
-    guessed = plan.options.max_len is None or is_multi_segment
-    maximum = length.maximum if plan.options.retry_badcase and guessed else math.inf
+    is_estimated = plan.options.max_len is None or is_multi_segment
+    maximum = length.maximum if plan.options.retry_badcase and is_estimated else math.inf
     room = math.inf if left is None else left
     bound = min(plan.options.patch_bound(segment.target_tokens), maximum)
     shared = 0
@@ -145,10 +145,10 @@ def _length(
     if profile is None or options.retry_badcase_ratio_threshold != _UPSTREAM_RATIO:
         # Upstream's rule; generations differ in whether the decoder's context counts as speech.
         context = len(sequence.decoder_context(a.traits.decoder_context_patches))
-        heard = context if a.traits.context_counts_as_speech else 0
-        longest = segment.target_tokens * options.retry_badcase_ratio_threshold - heard
+        context_patches = context if a.traits.context_counts_as_speech else 0
+        longest = segment.target_tokens * options.retry_badcase_ratio_threshold - context_patches
         # Unlike upstream, the minimum length is never too long.
-        return ExpectedLength(None, a.patch_seconds, max(longest, options.min_len + _MORE_THAN_MIN_LEN))
+        return ExpectedLength(None, a.patch_seconds, max(longest, options.min_len + _MIN_LONG_PATCHES))
     pace = 1.0
     # One or two words do not tell the pace.
     if voice is not None and prompt_letters and len(segment.transcript_tokens) >= min_anchor(plan.bundle):
@@ -172,10 +172,10 @@ def attempts(
     TooShortWarning, or UserWarning if the KV cache cut it off.
     """
     with system_errors_as(InputError):
-        ending = CancelToken(plan.cancel)
+        stop_token = CancelToken(plan.cancel)
         # Core ML's `predict` holds the GIL: nothing else would run in parallel.
         parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
-        driver = driver.checking(ending.check)
+        driver = driver.with_check(stop_token.check)
         prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
         options = plan.options
         maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and retries else 1
@@ -195,12 +195,12 @@ def attempts(
             patches = driver.generate_patches(prefilled, options, noise, utterance.limit, ahead=ahead)
             if parallel:
                 # Decode a patch while the next one is predicted.
-                patches = one_ahead(patches)
+                patches = prefetch(patches)
             try:
                 for patch in patches:
                     before, reason = reason, _reason(utterance, patch, judged=options.retry_badcase)
                     piece = Piece(
-                        audio=_joining(plan, utterance, patch, decode(patch.latents), stretch),
+                        audio=_segment_audio(plan, utterance, patch, decode(patch.latents), stretch),
                         segment=utterance.index,
                         patches=patch.index + 1,
                         latents=patch.latents,
@@ -217,7 +217,7 @@ def attempts(
                         _warn(utterance, piece, "streams are not retried")
                     yield piece
             except BaseException:
-                ending.cancel()
+                stop_token.cancel()
                 raise
             finally:
                 # Wait for the patch that is being predicted.
@@ -235,13 +235,13 @@ def attempts(
         _warn(utterance, best[-1], kept)
 
 
-def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+def prefetch(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield the items, each computed on another thread while the caller processes the previous one.
 
     An error is raised in place of its item. Closing waits for the item that is being computed.
     """
     end: Any = object()
-    with ThreadPoolExecutor(1, "one_ahead") as pool:
+    with ThreadPoolExecutor(1, "prefetch") as pool:
         pending = pool.submit(next, items, end)
         try:
             while (item := pending.result()) is not end:
@@ -252,7 +252,9 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             del pending
 
 
-def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio, stretch: Stretching) -> Audio:
+def _segment_audio(
+    plan: Plan, utterance: Utterance, patch: Patch, audio: Audio, stretch: Stretching
+) -> Audio:
     """A patch's audio (samples,) at the segment's speed, faded where its segment joins another one.
 
     The last patch is known when it is generated, so streamed and whole speech have the same samples.

@@ -25,7 +25,7 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, is_at, try_lock
 from voxcpm_constants.user_folders import user_path
 
-_LONGEST_NAME = 200  # bytes of a name within a hidden name; file systems allow 255
+_MAX_NAME_BYTES = 200  # bytes of a name within a hidden name; file systems allow 255
 _REFUSED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK: "block device"}
 
 
@@ -42,18 +42,18 @@ def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryI
         # Blocks until a named pipe has a reader.
         path.write_bytes(content.getbuffer())
         return
-    part, file, lock = _opened(target)
-    kept = False
+    part, file, lock = _open_temp_file(target)
+    replaced = False
     try:
         with file:
             file.truncate()  # left by a killed process
-            _take_mode_and_owner(file.fileno(), target)
+            _copy_mode_and_owner(file.fileno(), target)
             yield file
         part.replace(target)
-        kept = True
+        replaced = True
     finally:
         # After the rename, a file of this name would be another process's.
-        if not kept:
+        if not replaced:
             part.unlink(missing_ok=True)
         lock.release()
 
@@ -92,11 +92,11 @@ def report_folder(folder: Path, names: Iterable[str], inputs: Iterable[str | Pat
         replaced_file(path)
 
 
-def hidden_beside(path: Path, kind: str) -> Path:
+def hidden_sibling(path: Path, kind: str) -> Path:
     """A hidden path next to a file, such as `.out.wav.segments`. A long name is shortened."""
     name = path.name
-    if len(os.fsencode(name)) > _LONGEST_NAME:
-        start = os.fsencode(name)[: _LONGEST_NAME - 17].decode(errors="ignore")
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        start = os.fsencode(name)[: _MAX_NAME_BYTES - 17].decode(errors="ignore")
         name = f"{start}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
     return path.with_name(f".{name}.{kind}")
 
@@ -109,9 +109,9 @@ def make_folder(path: Path) -> None:
         raise InputError(f"{path}: the folder cannot be created ({os_reason(error)})") from None
 
 
-def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
+def _open_temp_file(path: Path) -> tuple[Path, BinaryIO, Lock]:
     """A temp file, open and locked. It reuses that of a killed process; if that one is in use, it gets another name."""
-    part = hidden_beside(path, "0.part")
+    part = hidden_sibling(path, "0.part")
     file: BinaryIO | None = None
     try:
         file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb+")
@@ -122,14 +122,14 @@ def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
     if file is None or not (try_lock(file.fileno()) and is_at(file.fileno(), part)):
         if file is not None:
             file.close()
-        part = hidden_beside(path, f"{secrets.token_hex(8)}.part")
+        part = hidden_sibling(path, f"{secrets.token_hex(8)}.part")
         file = part.open("xb+")
         try_lock(file.fileno())
     # The lock outlives `file`, which is closed before it is renamed.
     return part, file, Lock(os.dup(file.fileno()))
 
 
-def _take_mode_and_owner(descriptor: int, target: Path) -> None:
+def _copy_mode_and_owner(descriptor: int, target: Path) -> None:
     """Copy the mode of the file to be replaced, and its owner and group if permitted."""
     try:
         earlier = target.stat()

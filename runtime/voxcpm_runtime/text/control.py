@@ -47,7 +47,7 @@ def checked_control(control: str | None, a: Architecture, *, continues: bool) ->
     return description
 
 
-def controlled(text: str, description: str) -> str:
+def with_control(text: str, description: str) -> str:
     """The text, prefixed with the description in parentheses if there is one."""
     return f"({description}){text}" if description else text
 

@@ -45,7 +45,7 @@ def substituted(text: str, substitutions: Iterable[Substitution]) -> str:
     return text
 
 
-def _compatible(found: re.Match[str]) -> str:
+def _to_ascii(found: re.Match[str]) -> str:
     """Full-width characters as ASCII, except for the colon, which marks a time in Chinese."""
     return "：".join(unicodedata.normalize("NFKC", part) for part in found[0].split("："))
 
@@ -68,13 +68,13 @@ _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F)"
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
 )
-_BEFORE_CHINESE = rules(
+_CHINESE_PREPROCESSING = rules(
     {
         r"(?m)^#{1,6}|<(?!\s)[^>]+>": "",  # also #5 and <https://example.com>, which are read in English
         "[“”„‟«»〝〞〟＂]": '"',
         "[‘’‚‛‹›ʼ´＇]": "'",
         r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)": "-",
-        r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％": _compatible,
+        r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％": _to_ascii,
         # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
         "[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]": "",
         r"[\s\\]+": " ",
@@ -83,7 +83,7 @@ _BEFORE_CHINESE = rules(
     }
 )
 _PRINTED_ASCII = r"[\x00-\x1f!-\x7f]"
-_AFTER_CHINESE = rules(
+_CHINESE_POSTPROCESSING = rules(
     {
         rf"(?<!{_PRINTED_ASCII}) | (?!{_PRINTED_ASCII})": "",  # spaces stay only between two Latin words
         "²": "平方",
@@ -237,8 +237,8 @@ def _tidy(text: str) -> str:
 
 def _read_chinese(text: str) -> str:
     emoji, normalizer = _chinese_tools()
-    text = substituted(emoji.sub("", text), _BEFORE_CHINESE).strip()
-    return substituted(_read_by_wetext(text, normalizer), _AFTER_CHINESE)
+    text = substituted(emoji.sub("", text), _CHINESE_PREPROCESSING).strip()
+    return substituted(_read_by_wetext(text, normalizer), _CHINESE_POSTPROCESSING)
 
 
 def _read_by_wetext(text: str, normalizer: Any) -> str:

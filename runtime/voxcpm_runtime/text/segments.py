@@ -14,7 +14,7 @@ from voxcpm_runtime.text.sentences import each_sentence
 _CLOSERS = "[\"'”’»」』》〉)\\]}）】〕］]*"
 _WIDE = "぀-ヿ㐀-䶿一-鿿\uf900-\ufaff"
 # Where to split a sentence that is too long, best first: after a stop in a quotation, after a clause, between words.
-_CUTS = (
+_SPLIT_PATTERNS = (
     re.compile(rf"[。！？｡।॥؟۔]+{_CLOSERS}|(?<![.!?…])[.!?…]+{_CLOSERS}(?=\s|[{_WIDE}])"),
     re.compile(rf"[，、；：—]+{_CLOSERS}|[,;:–-]{_CLOSERS}(?=\s)"),
     re.compile(rf"\s+|(?<=[{_WIDE}])(?=\w)|(?<=\w)(?=[{_WIDE}])"),
@@ -55,7 +55,7 @@ def each_segment(
         check()
         if not has_words(paragraph):
             continue
-        parts = [part for part in _fitted(paragraph, ends, count_tokens, target) if has_words(part)]
+        parts = [part for part in _bisect(paragraph, ends, count_tokens, target) if has_words(part)]
         yield from (Segment(part, ends_paragraph=False) for part in parts[:-1])
         yield from (Segment(part, closed) for part in parts[-1:])
 
@@ -88,22 +88,22 @@ def _paragraphs(text: str, max_characters: int) -> Iterator[tuple[str, list[int]
         yield "".join(said), ends, False
 
 
-def _fitted(text: str, ends: Sequence[int], count: Callable[[str], int], target: int) -> Iterator[str]:
+def _bisect(text: str, ends: Sequence[int], count: Callable[[str], int], target: int) -> Iterator[str]:
     """The text in parts of at most `target` tokens, by bisection. ends: indices where sentences end."""
     said = text.strip()
     tokens = count(said) if said else 0
     parts = math.ceil(tokens / target)
-    cut = _cut(text, ends, len(text) * (parts // 2) / parts) if parts > 1 else None
+    cut = _split_point(text, ends, len(text) * (parts // 2) / parts) if parts > 1 else None
     if cut is not None:
         later = bisect_left(ends, cut)
-        yield from _fitted(text[:cut], ends[:later], count, target)
-        yield from _fitted(text[cut:], [end - cut for end in ends[later:]], count, target)
+        yield from _bisect(text[:cut], ends[:later], count, target)
+        yield from _bisect(text[cut:], [end - cut for end in ends[later:]], count, target)
     elif said:
         yield said
 
 
-def _cut(text: str, ends: Sequence[int], wanted: float) -> int | None:
-    """Index of the best split near `wanted`; None if the text cannot be split."""
+def _split_point(text: str, ends: Sequence[int], ideal: float) -> int | None:
+    """Index of the best split near `ideal`; None if the text cannot be split."""
     letters = [at for at, char in enumerate(text) if char.isalnum()] or [0]
 
     def within(places: Iterable[int]) -> list[int]:
@@ -111,28 +111,28 @@ def _cut(text: str, ends: Sequence[int], wanted: float) -> int | None:
         return [at for at in places if letters[0] < at <= letters[-1]]
 
     def nearest_inner(places: Iterable[int], share: float) -> int | None:
-        """The place nearest to `wanted` that leaves this fraction of the text on both sides."""
+        """The place nearest to `ideal` that leaves this fraction of the text on both sides."""
         edge = len(text) * share
-        return _nearest([at for at in places if edge <= at <= len(text) - edge], wanted)
+        return _nearest([at for at in places if edge <= at <= len(text) - edge], ideal)
 
     sentence_ends = within(ends)
     if (inner := nearest_inner(sentence_ends, _SENTENCE_EDGE)) is not None:
         return inner
     places: list[int] = []
-    for pattern, between_words in zip(_CUTS, (False, False, True), strict=True):
+    for pattern, between_words in zip(_SPLIT_PATTERNS, (False, False, True), strict=True):
         if between_words and sentence_ends:
-            return _nearest(sentence_ends, wanted)
+            return _nearest(sentence_ends, ideal)
         places += within(found.end() for found in pattern.finditer(text))
         if (inner := nearest_inner(places, _EDGE)) is not None:
             return inner
-    characters = [at for at in range(1, len(text)) if not _is_joined(text[at - 1], text[at])]
-    return _nearest(places or characters, wanted)
+    characters = [at for at in range(1, len(text)) if not _is_one_grapheme(text[at - 1], text[at])]
+    return _nearest(places or characters, ideal)
 
 
-def _nearest(places: Iterable[int], wanted: float) -> int | None:
-    return min(places, key=lambda at: abs(at - wanted), default=None)
+def _nearest(places: Iterable[int], ideal: float) -> int | None:
+    return min(places, key=lambda at: abs(at - ideal), default=None)
 
 
-def _is_joined(before: str, char: str) -> bool:
+def _is_one_grapheme(before: str, char: str) -> bool:
     """Whether both belong to one grapheme, such as an accented letter or a joined emoji."""
     return _ZERO_WIDTH_JOINER in (before, char) or unicodedata.category(char).startswith("M")

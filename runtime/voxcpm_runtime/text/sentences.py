@@ -40,17 +40,17 @@ _PAIR = re.compile(
 )
 # Quotations and brackets of up to this many characters are not split. The limit keeps streamed text from waiting for a
 # missing closing mark, or for the end of a long quotation.
-_LONGEST_WHOLE = 200
+_MAX_QUOTATION = 200
 # Belong to the preceding stop, as emoji do: closing quotes and brackets, and Markdown's emphasis.
 _CLOSERS = "\"'*_~" + "".join(_PAIRS.values())
 # May precede the first letter of a sentence.
 _OPENERS = "\"'*_~¿¡" + "".join(_PAIRS)
 # Right after a quotation, these continue the sentence around it.
-_GOING_ON = "，、；：,;:—–-と"
+_CONTINUATIONS = "，、；：,;:—–-と"
 
 _CHINESE = re.compile(f"[{_CHINESE_LETTERS}]")
 _WORD_AT_START = re.compile(r"\w[\w.'’]*")
-_LONGEST_WORD = 24
+_MAX_WORD = 24
 _FRAGMENT = 256
 _MAX_WITHOUT_SPACE = 2 * MAX_SENTENCE_CHARACTERS
 _MAX_STOPS = 8
@@ -72,7 +72,7 @@ _NOT_BEFORE_NUMBERS = _words(
     "apt art cor deut ed eph ex exod ezek gal heb isa jer jn lev lk mal matt max min n° no nos nr par pet prov ps "
     "rom rs sam tel thess tim"
 )
-_DOUBTFUL = _words("""
+_AMBIGUOUS = _words("""
 adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle msgr pres pvt rep rev sen
 sgt sr supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
 lbs oz doz fl pkg pt qt rt rte sq tbsp tsp
@@ -152,9 +152,9 @@ class SentenceCutter:
         """Whether the sentence's first letter is a capital; None before it."""
         self._word_at = 0  # Index in `_text` where the last word begins
         self._ahead = ""  # Lookahead after a stop, to decide whether the sentence ends there
-        self._go_on()
+        self._reset_stop()
 
-    def _go_on(self) -> None:
+    def _reset_stop(self) -> None:
         self._stop = ""  # The stops after the last word
         self._stop_at = 0
         self._closed = False  # Whether the stops were followed by a closing quote or bracket, or an emoji
@@ -205,7 +205,7 @@ class SentenceCutter:
             self._ahead = char
             self._decide(done)
         else:  # as in 3.14 and example.com
-            self._go_on()
+            self._reset_stop()
             self._within(char)
 
     def _within(self, char: str) -> None:
@@ -220,7 +220,7 @@ class SentenceCutter:
 
     def _continue(self, char: str) -> None:
         self._word_at = len(self._text)
-        self._go_on()
+        self._reset_stop()
         self._within(char)
 
     def _cut(self, done: list[Sentence]) -> None:
@@ -229,7 +229,7 @@ class SentenceCutter:
 
     def _decide(self, done: list[Sentence], *, whole: bool = False) -> None:
         """End the sentence before `_ahead`, continue with it, or wait for more. whole: its first word is complete."""
-        ends = self._ends(whole or len(self._ahead) >= _LONGEST_WORD)
+        ends = self._ends(whole or len(self._ahead) >= _MAX_WORD)
         if ends is None:
             return
         ahead, self._ahead = self._ahead, ""
@@ -240,14 +240,14 @@ class SentenceCutter:
             self._take(char, done)
 
     def _is_open(self) -> bool:
-        """Whether a quotation or bracket is open within the last `_LONGEST_WHOLE` characters."""
-        awaited: list[str] = []
-        for mark in _PAIR.finditer("".join(self._text[-_LONGEST_WHOLE:])):
-            if mark[0] in awaited:
-                del awaited[awaited.index(mark[0]) :]
+        """Whether a quotation or bracket is open within the last `_MAX_QUOTATION` characters."""
+        expected_closers: list[str] = []
+        for mark in _PAIR.finditer("".join(self._text[-_MAX_QUOTATION:])):
+            if mark[0] in expected_closers:
+                del expected_closers[expected_closers.index(mark[0]) :]
             elif mark["opens"]:
-                awaited.append(_PAIRS.get(mark[0], mark[0]))
-        return bool(awaited)
+                expected_closers.append(_PAIRS.get(mark[0], mark[0]))
+        return bool(expected_closers)
 
     def _ends(self, whole: bool) -> bool | None:
         """Whether the sentence ends before `_ahead`; None to wait for more text."""
@@ -259,14 +259,14 @@ class SentenceCutter:
         if not self._stop:
             return False
         if self._stop[-1] in _HARD_STOPS:
-            return not (self._closed and self._ahead[0] in _GOING_ON)
+            return not (self._closed and self._ahead[0] in _CONTINUATIONS)
         first = self._ahead.lstrip(_OPENERS) or (self._ahead if whole else "")
         if not first or (first[0].islower() and len(first) == 1 and not whole):
             return None
         # A text without capitals begins sentences in lower case. iPhone begins with a small letter, but is a name.
         small = first[0].islower() and not first[1:2].isupper()
-        goes_on = small and (self._closed or self._capital is not False)
-        if goes_on or first[0] in _STOPS:  # as in . . .
+        continues = small and (self._closed or self._capital is not False)
+        if continues or first[0] in _STOPS:  # as in . . .
             return False
         if self._stop.strip(_DOTS + _ELLIPSIS):
             return True
@@ -276,14 +276,14 @@ class SentenceCutter:
 
     def _ends_at_dot(self, first: str, whole: bool) -> bool | None:
         """Whether the sentence ends at a single dot; None as in `_ends`. first: `_ahead` from its first letter."""
-        if self._stop_at < _LONGEST_WORD and _ENUMERATION.fullmatch("".join(self._text[: self._stop_at])):
+        if self._stop_at < _MAX_WORD and _ENUMERATION.fullmatch("".join(self._text[: self._stop_at])):
             return False
-        word = "".join(self._text[self._word_at : self._stop_at][-_LONGEST_WORD:])
+        word = "".join(self._text[self._word_at : self._stop_at][-_MAX_WORD:])
         word = re.split(r"[^\w.°]", word)[-1].strip(".")
         forms = {word, word.lower()}
         if forms & _NEVER_LAST or (first[0].isdecimal() and forms & _NOT_BEFORE_NUMBERS):
             return False
-        if not forms & _DOUBTFUL and not _LETTERS.fullmatch(word):
+        if not forms & _AMBIGUOUS and not _LETTERS.fullmatch(word):
             return True
         found = _WORD_AT_START.match(first)
         if found is None:

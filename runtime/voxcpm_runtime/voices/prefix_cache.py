@@ -21,7 +21,7 @@ from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
 
-_KEPT_IN_MEMORY = 4
+_MAX_IN_MEMORY = 4
 """Number of voices; ten seconds of prompt with transcript take about 2 MB for VoxCPM 1.5."""
 _SUFFIX = ".prefix"
 _BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
@@ -34,7 +34,7 @@ def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> functools._lru
     be written, as in a read-only folder, the prefix is cached in memory only.
     """
 
-    @functools.lru_cache(maxsize=_KEPT_IN_MEMORY)
+    @functools.lru_cache(maxsize=_MAX_IN_MEMORY)
     def prefix(voice: Voice) -> Prefix:
         if voice.path is None:
             return make(voice)

@@ -51,7 +51,7 @@ class Recordings:
             raise InputError("a voice replaces prompt and reference: give one or the other")
 
     @classmethod
-    def of_a_new_voice(
+    def for_new_voice(
         cls, audio: AudioSource | None, transcript: str | None, reference: AudioSource | None
     ) -> Recordings:
         """Recordings for a new voice; audio without a transcript is a reference.
@@ -67,7 +67,7 @@ class Recordings:
             raise InputError("a voice needs a recording: audio with its transcript, or a reference")
         return recordings
 
-    def in_voice(self, source: VoiceSource | None) -> Recordings:
+    def with_voice(self, source: VoiceSource | None) -> Recordings:
         """A copy with a voice: a Voice, a name for `VoiceStore.load`, or a path. None and "default" are no-ops.
 
         Raises InputError for a voice together with recordings, an unknown name, and a file that is not a voice.
@@ -115,9 +115,9 @@ class Recordings:
         """The recordings, decoded and checked. Arguments and errors: `read`."""
         if self.reference is not None:
             require_references(a, "a reference voice", "give a prompt")
-        prompt = _read(self.prompt, a, trimmed, "prompt audio")
+        prompt = _read_recording(self.prompt, a, trimmed, "prompt audio")
         return UnencodedVoice(
-            a, self.prompt_text or "", prompt, _read(self.reference, a, trimmed, "reference audio")
+            a, self.prompt_text or "", prompt, _read_recording(self.reference, a, trimmed, "reference audio")
         )
 
     def self_contained(self) -> Recordings:
@@ -198,7 +198,7 @@ class UnencodedVoice:
         return 0 if audio is None else -(-len(audio) // self.architecture.patch_input_samples)
 
 
-def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:
+def _read_recording(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:
     if source is None:
         return None
     rate, minimum = a.input_sample_rate, a.patch_input_samples

@@ -52,7 +52,7 @@ class VoiceStore:
         """
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
-        _forget_prefixes(path)
+        _delete_prefixes(path)
         return voice.save(path, overwrite=overwrite)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
@@ -95,7 +95,7 @@ class VoiceStore:
             raise InputError(
                 f"voice {name} is built in and cannot be removed; add a voice of that name to replace it"
             )
-        _forget_prefixes(path)
+        _delete_prefixes(path)
         path.unlink()
 
     def path(self, name: str) -> Path:
@@ -111,6 +111,6 @@ def _is_path(name: str) -> bool:
     return text_argument(name, "name").endswith(SUFFIX) or os.sep in name
 
 
-def _forget_prefixes(path: Path) -> None:
+def _delete_prefixes(path: Path) -> None:
     for prefix in prefix_files(path):
         prefix.unlink(missing_ok=True)

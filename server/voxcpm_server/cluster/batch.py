@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPMError
 from voxcpm_runtime.commands.batch_lines import BatchLine, SpokenFile, spoken_file
-from voxcpm_runtime.commands.shared_arguments import Engine, loaded
+from voxcpm_runtime.commands.shared_arguments import Engine, load_voxcpm
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_cluster, cluster, open_same_bundle, portable_name
 
@@ -34,7 +34,7 @@ Warn = Callable[[int, str], None]
 def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
     """The bundle, loaded once per process. engine: an `Engine` as JSON, to be hashable."""
     chosen = Engine(**json.loads(engine))
-    return loaded(open_same_bundle(name, chosen, digest), chosen)
+    return load_voxcpm(open_same_bundle(name, chosen, digest), chosen)
 
 
 def speak(bundle: tuple[str | None, str, str], request: Any, output: str) -> tuple[Any, list[str]] | str:

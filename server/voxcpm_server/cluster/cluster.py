@@ -14,7 +14,7 @@ import ray
 from voxcpm_constants.errors import first_line
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
-from voxcpm_runtime.commands.shared_arguments import Engine, opened
+from voxcpm_runtime.commands.shared_arguments import Engine, open_with_engine
 
 LOCAL, _RUNNING_HERE = "local", "auto"
 _PATIENCE_SECONDS = 5.0
@@ -84,8 +84,8 @@ def portable_name(bundle: str | None) -> str | None:
 
 
 def open_same_bundle(name: str | None, engine: Engine, digest: str) -> Any:
-    """Open the bundle on this machine. Raises InputError if its digest differs, and the same as `opened`."""
-    bundle = opened(name, engine)
+    """Open the bundle on this machine. Raises InputError if its digest differs, and the same as `open_with_engine`."""
+    bundle = open_with_engine(name, engine)
     if bundle.digest != digest:
         raise InputError(f"{bundle.folder}: the bundle differs from the command's; copy it to all machines")
     return bundle

@@ -22,7 +22,7 @@ from ray.serve.schema import LoggingConfig
 from voxcpm_constants.errors import first_line
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError, VoxCPMError
-from voxcpm_runtime.commands.shared_arguments import Engine, loaded, opened
+from voxcpm_runtime.commands.shared_arguments import Engine, load_voxcpm, open_with_engine
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.cluster.cluster import LOCAL, check_cluster, cluster, open_same_bundle, portable_name
@@ -49,7 +49,7 @@ class Replica:
         self, name: str | None, engine: Engine, digest: str, settings: ClusterSettings, keys: Keys
     ) -> None:
         try:
-            tts = loaded(open_same_bundle(name, engine, digest), engine)
+            tts = load_voxcpm(open_same_bundle(name, engine, digest), engine)
             self._app = create_app(tts, settings, keys, replicated=True)
         except VoxCPMError as error:
             # Ray Serve reports an error's message among other lines; the prefix marks it.
@@ -70,7 +70,7 @@ def serve_on_ray(
     address = settings.ray_address or LOCAL
     check_cluster(address, engine.device)
     settings = _cluster_settings(settings, address)
-    bundle = opened(name, replace(engine, device="cpu", threads=None))
+    bundle = open_with_engine(name, replace(engine, device="cpu", threads=None))
     engine = replace(engine, precision=bundle.precision, verify=False)
     with status_line("starting replicas …", shown=not quiet) as note, cluster(address):
         stop = threading.Event()

@@ -10,7 +10,7 @@ import pytest
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
 from voxcpm_runtime.backends import machine
-from voxcpm_runtime.backends.core_ml.compute_units import USUAL, save_measured_units
+from voxcpm_runtime.backends.core_ml.compute_units import DEFAULT_UNITS, save_measured_units
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.backends.portable import PortableStepModel
@@ -39,7 +39,7 @@ def test_the_saved_choice_comes_before_the_usual_unit(core_ml: StandIn, tiny_bun
     bundle = open_bundle(tiny_bundle, "fp16")
     VoxCPM.from_bundle(bundle).close()
     names = {"cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE", "all": "ALL"}
-    assert units(core_ml) == {name: names[USUAL[name]] for name in bundle.manifest.step_models}
+    assert units(core_ml) == {name: names[DEFAULT_UNITS[name]] for name in bundle.manifest.step_models}
 
     save_measured_units(bundle.digest, {LOCDIT_STEP: "all", FEAT_ENCODER: "portable"})
     with VoxCPM.from_bundle(bundle) as tts:
@@ -51,7 +51,7 @@ def test_the_saved_choice_comes_before_the_usual_unit(core_ml: StandIn, tiny_bun
 
 def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_bundle: Path) -> None:
     core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED")
-    assert USUAL[LOCDIT_STEP] == "cpu_and_ne"
+    assert DEFAULT_UNITS[LOCDIT_STEP] == "cpu_and_ne"
 
     with pytest.warns(
         UserWarning, match=r"locdit_step falls back from cpu_and_ne to cpu \(.*ANECCompile.* doctor"

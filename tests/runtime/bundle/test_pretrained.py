@@ -23,7 +23,7 @@ def converted(monkeypatch, speaking, folder):
         shutil.copytree(speaking, given["output"])
 
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(pretrained, "_convert", lambda _: convert)
+    monkeypatch.setattr(pretrained, "_convert_command", lambda _: convert)
     monkeypatch.setattr(pretrained, "version", lambda _: "1")
     return asked
 

@@ -39,7 +39,7 @@ def raising(error):
     ],
 )
 def test_an_error_of_the_system_is_one_line(capsys, monkeypatch, error, line):
-    monkeypatch.setitem(cli._OWN, "fail", EntryPoint("fail", "failing:fail", "group"))
+    monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
     monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
 
     assert one_line(capsys, "fail") == f"error: {line}"

@@ -59,7 +59,7 @@ def doctored(capsys):
 
 
 def tried(bundle, *names, unit="cpu_and_ne", limit=60.0):
-    return trials(bundle, unit, names, limit=limit, begun=lambda name, unit: None)
+    return trials(bundle, unit, names, limit=limit, on_start=lambda name, unit: None)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

@@ -218,7 +218,7 @@ WAITS = """
 import threading
 from voxcpm_runtime.session import session as session_module
 from voxcpm_runtime.session.session import Session
-session_module.ENDING_SECONDS = 0.2
+session_module.EXIT_TIMEOUT_SECONDS = 0.2
 entered = threading.Event()
 class Never:
     def __enter__(self):

@@ -27,7 +27,7 @@ PROFILE = SpeechProfile(longest_seconds=1, longest_tokens=13, seconds_per_letter
 @pytest.fixture
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> VoxCPM:
     """A voice with a `speech.json`, in which a prompt of ten tokens tells a pace."""
-    monkeypatch.setattr(utterance, "_MORE", 0.0)
+    monkeypatch.setattr(utterance, "_SLACK", 0.0)
     monkeypatch.setattr(plan, "_ANCHOR_SECONDS", 0.1)
     Manifest.read(bundle_folder).model_copy(update={"speech": PROFILE}).write(bundle_folder)
     return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
@@ -227,7 +227,7 @@ def test_progress_counts_the_audio_of_all_segments_and_the_work_of_all_attempts(
 
 def test_a_slow_heading_does_not_make_good_segments_short(tts, lengths, monkeypatch) -> None:
     """Two letters in 5 patches may be; at that pace 7 patches for the next eight letters would be too short."""
-    monkeypatch.setattr(utterance, "_MORE", 0.1)
+    monkeypatch.setattr(utterance, "_SLACK", 0.1)
     lengths(5, 7, 6)
 
     speech = tts.speak("so.\n\nhello you. hello me.", seed=5, segment_tokens=11)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.control import controlled, described, without_control
+from voxcpm_runtime.text.control import described, with_control, without_control
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def upstreams_cli():
 @pytest.mark.parametrize("text", ["Hello.", "(slow) Hello."])
 @pytest.mark.parametrize("control", [None, " \n", "  warm, slow ", "warm (a bit) voice"])
 def test_a_control_is_written_as_upstream_does(upstreams_cli, text, control):
-    assert controlled(text, described(control)) == upstreams_cli.build_final_text(text, control)
+    assert with_control(text, described(control)) == upstreams_cli.build_final_text(text, control)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_parentheses_around_all_of_a_control_are_not_doubled(control, text):
 def test_the_control_of_a_text_is_taken_off_again():
     for control in ("warm (a bit) voice", "温柔（一点）"):
         for text in ("Hello (you).", "", "No :) no"):
-            assert without_control(controlled(text, control)) == text
+            assert without_control(with_control(text, control)) == text
     for text in ("", "Hello (you).", "(never closed", ") no ("):
         assert without_control(text) == text
 

@@ -52,7 +52,7 @@ def _runtime() -> Any:
         raise InputError(_MISSING) from None
 
 
-def _is_the_systems() -> bool:
+def _is_system_runtime() -> bool:
     return bool(_runtime().SpecializationOptions.is_supported())
 
 
@@ -61,7 +61,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return _loop().run_until_complete(coroutine)
 
 
@@ -135,7 +135,7 @@ class CoreAIStepModel:
         if not self._native:
             features |= {n: array(cache) for n, cache in arrays.items()}
         try:
-            results = _awaited(self._function(features, **({"state": arrays} if self._native else {})))
+            results = _run(self._function(features, **({"state": arrays} if self._native else {})))
         except (RuntimeError, ValueError, TypeError) as error:
             raise BundleError(f"Core AI failed in {name} ({first_line(error)})") from None
         if not self._native:
@@ -182,7 +182,7 @@ def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
     NOTES 20).
     """
     program, runtime = functions[0].package, _runtime()
-    if _is_the_systems():
+    if _is_system_runtime():
         path, compiled = program, None
         options = runtime.SpecializationOptions.from_preferred_compute_unit_kind(
             runtime.ComputeUnitKind.gpu()
@@ -190,7 +190,7 @@ def _load_program(functions: Sequence[PackageFunction], digest: str) -> Any:
     else:
         (path, compiled), options = compiled_program(program, digest), None
     try:
-        model = _awaited(runtime.AIModel.load(path, options))
+        model = _run(runtime.AIModel.load(path, options))
     except Exception as error:  # noqa: BLE001 - Core AI raises any class
         raise BundleError(
             f"{program}: Core AI cannot load it ({first_line(error)}); convert again, or update coreai-core"

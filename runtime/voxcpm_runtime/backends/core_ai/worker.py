@@ -39,12 +39,12 @@ class WorkerState:
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
         """See `StepState`."""
-        rows: dict[str, Array] = self.worker.ask("rows", self.number, start, stop)
+        rows: dict[str, Array] = self.worker.request("rows", self.number, start, stop)
         return rows
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         """See `StepState`."""
-        self.worker.ask("set_rows", self.number, start, dict(rows))
+        self.worker.request("set_rows", self.number, start, dict(rows))
 
 
 class WorkerStepModel:
@@ -62,7 +62,7 @@ class WorkerStepModel:
         if state is not None and not (isinstance(state, WorkerState) and state.worker is self._worker):
             raise ValueError(f"{self._name}: pass a state of this step model")
         number = None if state is None else state.number
-        outputs: dict[str, Array] = self._worker.ask("call", self._name, dict(inputs), number)
+        outputs: dict[str, Array] = self._worker.request("call", self._name, dict(inputs), number)
         return outputs
 
 
@@ -93,10 +93,10 @@ class CoreAIWorker:
         }
         self._numbers = count()
         self._states: dict[int, str] = {}
-        self._closed: list[int] = []
+        self._freed: list[int] = []
         # Dedicated threads: Ctrl-C must not arrive between a request and its response, which the next request would
         # receive instead.
-        self._asking = ThreadPoolExecutor(1, "core-ai-worker")
+        self._requests = ThreadPoolExecutor(1, "core-ai-worker")
         self._starting = ThreadPoolExecutor(1, "core-ai-next-worker")
         self._child, self._returned = _Child(*self._loaded), 0
         self._next: Future[_Child] | None = None
@@ -105,32 +105,32 @@ class CoreAIWorker:
     def new_state(self, name: str) -> WorkerState:
         """A state of the step model in the child process, freed with the returned object."""
         number = next(self._numbers)
-        self.ask("new_state", name, number)
+        self.request("new_state", name, number)
         state = WorkerState(self, number)
         # Finalizers run on any thread at any time, so this one only appends.
-        weakref.finalize(state, self._closed.append, number)
+        weakref.finalize(state, self._freed.append, number)
         return state
 
-    def ask(self, what: str, *given: Any) -> Any:
+    def request(self, what: str, *given: Any) -> Any:
         """The response of the child process. Raises the child's exception, and BundleError if it died.
 
         KeyboardInterrupt is raised after the response has arrived.
         """
-        future = self._asking.submit(self._ask, what, *given)
+        future = self._requests.submit(self._request, what, *given)
         try:
             return future.result()
         except BaseException:
             wait([future])
             raise
 
-    def _ask(self, what: str, *given: Any) -> Any:
-        while self._closed:
-            number = self._closed.pop()
+    def _request(self, what: str, *given: Any) -> Any:
+        while self._freed:
+            number = self._freed.pop()
             del self._states[number]
-            self._child.ask("drop", number)
+            self._child.request("drop", number)
         if what == "call":
             self._count(self._outputs[given[0]])
-        answer = self._child.ask(what, *given)
+        answer = self._child.request(what, *given)
         if what == "new_state":
             name, number = given
             self._states[number] = name
@@ -142,8 +142,8 @@ class CoreAIWorker:
             prepared, self._next = self._next, None
             following = (prepared or self._starting.submit(_Child, *self._loaded)).result()
             for number, name in self._states.items():
-                following.ask("new_state", name, number)
-                following.ask("set_rows", number, 0, self._child.ask("rows", number, 0, None))
+                following.request("new_state", name, number)
+                following.request("set_rows", number, 0, self._child.request("rows", number, 0, None))
             self._child.close()
             self._child, self._returned = following, 0
         self._returned += outputs
@@ -170,18 +170,18 @@ class _Child:
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
         self._connection = Connection(ours.detach())
-        weakref.finalize(self, _ended, self._connection, self._process)
+        weakref.finalize(self, _terminate, self._connection, self._process)
         for message in self._answer():
             warnings.warn(message, stacklevel=2)
         self._answer()
 
-    def ask(self, *request: Any) -> Any:
+    def request(self, *request: Any) -> Any:
         with contextlib.suppress(BrokenPipeError):
             self._connection.send(request)
         return self._answer()
 
     def close(self) -> None:
-        _ended(self._connection, self._process)
+        _terminate(self._connection, self._process)
 
     def _answer(self) -> Any:
         try:
@@ -197,7 +197,7 @@ class _Child:
         return answer
 
 
-def _ended(connection: Connection, process: subprocess.Popen[bytes]) -> None:
+def _terminate(connection: Connection, process: subprocess.Popen[bytes]) -> None:
     """Kill the child, even in the middle of a call."""
     connection.close()
     process.kill()

@@ -37,7 +37,7 @@ PORTABLE, COREAI = "portable", "coreai"
 ComputeUnits = str | Mapping[str, str]
 """A compute unit or "auto" for all step models, or for some of them by name."""
 
-USUAL = {
+DEFAULT_UNITS = {
     # In the Neural Engine's fp16 a streaming decoder beeps (mobius 16); VoxCPM's and PocketTTS's there use the CPU.
     AUDIO_VAE_ENCODER: CPU,
     AUDIO_VAE_DECODER: CPU,
@@ -53,27 +53,27 @@ USUAL = {
 
 
 def chosen_units(
-    asked: ComputeUnits, names: Collection[str], measured: Mapping[str, str] | None = None
+    requested: ComputeUnits, names: Collection[str], measured: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The compute unit of each step model in `names`. measured: overrides the defaults for "auto".
 
     Raises InputError for an unknown step model or unit.
     """
-    wanted = asked if isinstance(asked, Mapping) else {OTHERS: asked}
-    for name, unit in wanted.items():
+    by_name = requested if isinstance(requested, Mapping) else {OTHERS: requested}
+    for name, unit in by_name.items():
         if name not in (*names, OTHERS):
             known = ", ".join(names)
             raise InputError(f"unknown step model {shown(name)} for compute units: expected one of {known}")
         if not isinstance(unit, str) or unit not in (AUTO, *COMPUTE_UNITS):
             raise wrong_type(unit, "compute units", f"one of {', '.join((AUTO, *COMPUTE_UNITS))}")
-    auto = {**USUAL, **(measured or {})}
-    units = {name: wanted.get(name, wanted.get(OTHERS, AUTO)) for name in names}
+    auto = {**DEFAULT_UNITS, **(measured or {})}
+    units = {name: by_name.get(name, by_name.get(OTHERS, AUTO)) for name in names}
     return {name: auto[name] if unit == AUTO else unit for name, unit in units.items()}
 
 
-def is_auto(asked: ComputeUnits, name: str) -> bool:
+def is_auto(units: ComputeUnits, name: str) -> bool:
     """Whether the unit of a step model is left to "auto"."""
-    return (asked if isinstance(asked, str) else asked.get(name, asked.get(OTHERS, AUTO))) == AUTO
+    return (units if isinstance(units, str) else units.get(name, units.get(OTHERS, AUTO))) == AUTO
 
 
 def read_compute_units(given: Iterable[str]) -> ComputeUnits:
@@ -81,15 +81,15 @@ def read_compute_units(given: Iterable[str]) -> ComputeUnits:
 
     Raises InputError for duplicates.
     """
-    asked: dict[str, str] = {}
+    units: dict[str, str] = {}
     for word in given:
         name, equals, unit = word.rpartition("=")
         name, unit = name.strip() if equals else OTHERS, unit.strip()
-        if name in asked:
-            both = f"{asked[name]} and {unit}"
+        if name in units:
+            both = f"{units[name]} and {unit}"
             raise InputError(f"compute units {'' if name == OTHERS else f'of {name} '}given twice: {both}")
-        asked[name] = unit
-    return asked or AUTO
+        units[name] = unit
+    return units or AUTO
 
 
 def measured_units(bundle_digest: str) -> dict[str, str]:

@@ -49,14 +49,14 @@ _COMPILED = ".mlmodelc"
 _MISLEADING = ".functionName"
 
 
-class Placed(NamedTuple):
+class PlacedStepModel(NamedTuple):
     """A step model, and the compute unit that it runs on; PORTABLE for the portable backend."""
 
     model: StepFunction
     unit: str
 
 
-class RefusedError(BundleError):
+class RejectedError(BundleError):
     """A package that Core ML rejects on a compute unit, with its reason; another unit may accept it."""
 
 
@@ -73,11 +73,11 @@ def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
 def place_on_core_ml(
     bundle: Bundle,
     names: Iterable[str],
-    asked: ComputeUnits,
+    requested: ComputeUnits,
     first_use: Note | None,
     portable: LoadPortable | None,
     advice: str,
-) -> dict[str, Placed]:
+) -> dict[str, PlacedStepModel]:
     """Step models on their compute units. Raises BundleError.
 
     portable: loads what all units reject, for units left to "auto"; None to fail. advice: appended to that error.
@@ -86,7 +86,7 @@ def place_on_core_ml(
     if portable is None:
         # The portable backend may have been uninstalled since.
         measured = {name: unit for name, unit in measured.items() if unit != PORTABLE}
-    units = chosen_units(asked, bundle.manifest.step_models, measured)
+    units = chosen_units(requested, bundle.manifest.step_models, measured)
     fallbacks = (CPU,) if portable is None else (CPU, PORTABLE)
 
     def load(name: str, unit: str) -> StepFunction:
@@ -95,30 +95,30 @@ def place_on_core_ml(
         opened = partial(_open_package, unit, first_use)
         return open_step_model(bundle.folder, bundle.manifest, bundle.precision, name, opened)
 
-    def placed(name: str) -> Placed:
-        auto = is_auto(asked, name)
+    def placed(name: str) -> PlacedStepModel:
+        auto = is_auto(requested, name)
         candidates = tuple(dict.fromkeys((units[name], *(fallbacks if auto else ()))))
-        refusals: list[BundleError] = []
+        rejections: list[BundleError] = []
         for unit in candidates:
             try:
                 model = load(name, unit)
             except BundleError as error:
-                refusals.append(error)
+                rejections.append(error)
                 continue
-            if refusals:
+            if rejections:
                 warnings.warn(
-                    f"{name} falls back from {' and '.join(candidates[: len(refusals)])} to {unit} ({refusals[0]}); "
-                    "voxcpm-coreml doctor finds the best unit on this machine",
+                    f"{name} falls back from {' and '.join(candidates[: len(rejections)])} to {unit} "
+                    f"({rejections[0]}); voxcpm-coreml doctor finds the best unit on this machine",
                     stacklevel=2,
                 )
-            return Placed(model, unit)
+            return PlacedStepModel(model, unit)
         if auto:
             tried = f"tried {', '.join(candidates)}"
-            raise BundleError("; ".join(filter(None, (str(refusals[0]), tried, advice))))
-        if not isinstance(refusals[0], RefusedError):
-            raise refusals[0]
+            raise BundleError("; ".join(filter(None, (str(rejections[0]), tried, advice))))
+        if not isinstance(rejections[0], RejectedError):
+            raise rejections[0]
         instead = "" if units[name] == CPU else f"--compute-units {name}={CPU} or "
-        raise BundleError(f"{refusals[0]}; try {instead}--backend portable")
+        raise BundleError(f"{rejections[0]}; try {instead}--backend portable")
 
     return {name: placed(name) for name in names}
 
@@ -135,7 +135,7 @@ def _open_package(
         names = [function.name if len(functions) > 1 else "" for function in functions]
         return [_load(form, compiled, f, unit, n, first_use) for f, n in zip(functions, names, strict=True)]
 
-    def is_whole(compiled: Path) -> bool:
+    def is_intact(compiled: Path) -> bool:
         """Whether the CPU loads the compiled form, so that it is the compute unit that rejects it."""
         try:
             return unit != CPU and bool(predictors(compiled, CPU))
@@ -146,8 +146,8 @@ def _open_package(
         try:
             loaded = predictors(compiled, unit)
         except Exception as error:  # noqa: BLE001, PERF203 - coremltools raises any class
-            if is_new or is_whole(compiled):
-                raise _refused(package, unit, error) from None
+            if is_new or is_intact(compiled):
+                raise _rejection(package, unit, error) from None
         else:
             declared = zip(functions, loaded, strict=True)
             models = [CoreMLStepModel(f.declared, p, state=f.state, package=form) for f, p in declared]
@@ -193,14 +193,14 @@ def _load(
     return _load_here(compiled, unit, name, reshapes)
 
 
-def _refused(package: Path, unit: str, error: Exception) -> RefusedError:
+def _rejection(package: Path, unit: str, error: Exception) -> RejectedError:
     words = core_ml_reason(error)
     if _MISLEADING in words:
         words = (
             "the package is too large, or the system rejects one of its functions, although Core ML reports "
             f"{_MISLEADING}"
         )
-    return RefusedError(f"{package}: Core ML rejects it on {unit} ({words})")
+    return RejectedError(f"{package}: Core ML rejects it on {unit} ({words})")
 
 
 def _compile(

@@ -206,35 +206,35 @@ class DeviceGate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._sharing = self._asking_alone = 0
-        self._alone = False
+        self._readers = self._waiting_writers = 0
+        self._writing = False
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """A context with shared access."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone and not self._asking_alone)
-            self._sharing += 1
+            self._changed.wait_for(lambda: not self._writing and not self._waiting_writers)
+            self._readers += 1
         try:
             yield
         finally:
             with self._changed:
-                self._sharing -= 1
+                self._readers -= 1
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """A context with exclusive access."""
         with self._changed:
-            self._asking_alone += 1
-            self._changed.wait_for(lambda: not self._alone and not self._sharing)
-            self._asking_alone -= 1
-            self._alone = True
+            self._waiting_writers += 1
+            self._changed.wait_for(lambda: not self._writing and not self._readers)
+            self._waiting_writers -= 1
+            self._writing = True
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._writing = False
                 self._changed.notify_all()
 
 
@@ -250,11 +250,11 @@ class DeviceWorker:
         """Queue a call on the thread. It must not wait for a later one."""
         return self._thread.submit(call)
 
-    def run_alone(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    def run_exclusively(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run a call on the thread, with exclusive access, and return its result."""
 
         def called() -> T:
-            with self.gate.alone():
+            with self.gate.exclusive():
                 return call(*arguments, **named)
 
         return self._thread.submit(called).result()

@@ -107,7 +107,7 @@ def _attention(view: View, node: NodeProto) -> list[NodeProto] | None:
     rows = graph.emit("Reshape", rows, integers([-1, q.positions, q.heads * k.width]))
     weight = _reordered(view, node.input[1], (-1, *grouped), (0, 2, 1, 3), (-1, q.heads * k.width))
     result = graph.emit("FusedMatMul", rows, weight, domain=CONTRIB, transB=1)
-    return view.taken(start, result, node.output[0])
+    return view.take(start, result, node.output[0])
 
 
 def _part(view: View, value: str) -> Part | None:
@@ -241,7 +241,7 @@ def _rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
     if not tables:
         return None
     result = graph.emit("RotaryEmbedding", found.x, *tables, domain=CONTRIB)
-    return view.taken(start, result, node.output[0])
+    return view.take(start, result, node.output[0])
 
 
 def _gathered(view: View, found: Rotary) -> list[str]:
@@ -282,7 +282,7 @@ def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
     ends = np.cumsum([size[2] for size in sizes]).tolist()
     for begin, end in zip([0, *ends], ends, strict=False):
         graph.emit("Slice", heads, integers([begin]), integers([end]), integers([1]))
-    new = view.taken(start)
+    new = view.take(start)
     # The original products become unused.
     for part, transpose in zip(new[-len(group) :], transposes, strict=True):
         part.output[:] = [transpose.output[0]]
@@ -347,7 +347,7 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
             flags = {key: int(attribute(node, key) or 0) for key in ("transA", "transB")}
             shaped = graph.emit("Reshape", x, reshape.input[1])
             result = graph.emit("FusedMatMul", shaped, node.input[1], domain=CONTRIB, alpha=alpha, **flags)
-            return view.taken(start, result, node.output[0])
+            return view.take(start, result, node.output[0])
     return None
 
 
@@ -372,7 +372,7 @@ def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
     view.graph.emit_many(
         "SkipSimplifiedLayerNormalization", *inputs, outputs=4, domain=CONTRIB, epsilon=epsilon
     )
-    new = view.taken(start)
+    new = view.take(start)
     new[-1].output[:] = [norms[0].output[0], "", "", node.output[0]]
     norms[0].output[:] = [view.graph.name("unread")]
     return new

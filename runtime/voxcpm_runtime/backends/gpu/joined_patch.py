@@ -27,13 +27,13 @@ LANGUAGE_MODELS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 PATCHES = "patches"
 
 # Inputs of the call, and the step models that read them under the same name.
-_GIVEN = {
+_INPUTS = {
     PATCHES: (FEAT_ENCODER,),
     "position": LANGUAGE_MODELS,
     **dict.fromkeys(("noise", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
 }
 # Outputs of the call, and the step models that return them.
-_RETURNED = {"patch": LOCDIT_SOLVE, "stop_logits": BASE_LM_STEP}
+_OUTPUTS = {"patch": LOCDIT_SOLVE, "stop_logits": BASE_LM_STEP}
 
 
 class JoinedPatch:
@@ -44,24 +44,30 @@ class JoinedPatch:
     ) -> None:  # fmt: skip
         parts = {name: models[name] for name in PARTS}
         graph = joined_graph({name: model.lowered for name, model in parts.items()}, traits, constants)
-        names = [_own(part, ref.name) for part, model in parts.items() for ref in model.lowered.weights]
+        names = [_qualified(part, ref.name) for part, model in parts.items() for ref in model.lowered.weights]
         self._weights = [value for model in parts.values() for value in model.weights]
-        state = {_own(p, i): _own(p, o) for p, model in parts.items() for i, o in model.state.items()}
-        every = {_own(p, i.name): i for p, model in parts.items() for i in model.lowered.inputs}
-        self._inputs = {name: _smallest(every[_own(readers[0], name)]) for name, readers in _GIVEN.items()}
+        state = {
+            _qualified(p, i): _qualified(p, o) for p, model in parts.items() for i, o in model.state.items()
+        }
+        every = {_qualified(p, i.name): i for p, model in parts.items() for i in model.lowered.inputs}
+        self._inputs = {
+            name: _smallest(every[_qualified(readers[0], name)]) for name, readers in _INPUTS.items()
+        }
         self._worker = DeviceWorker(device)
         with device.memory_checked("join the step models of a patch"):
-            session, captured = self._worker.run_alone(open_on_device, graph, names, self._weights, device)
+            session, captured = self._worker.run_exclusively(
+                open_on_device, graph, names, self._weights, device
+            )
         caches = {name: every[name] for name in state}
         self._calls = DeviceCalls(
-            session, self._worker, _RETURNED, state, caches, frozenset(state),
+            session, self._worker, _OUTPUTS, state, caches, frozenset(state),
             returns_rows=False, captured=captured,
         )  # fmt: skip
 
     def new_states(self) -> tuple[DeviceState, DeviceState]:
         """See `NextPatch`. Raises DeviceError for a GPU with too little memory."""
         both = self._calls.new_state()
-        base, residual = (both.part(_own(part, "")) for part in LANGUAGE_MODELS)
+        base, residual = (both.part(_qualified(part, "")) for part in LANGUAGE_MODELS)
         return base, residual
 
     def begin(
@@ -91,7 +97,7 @@ class JoinedPatch:
     def _both(self, base: StepState, residual: StepState) -> DeviceState:
         """The state that both are parts of; calls are captured with its buffers."""
         if isinstance(base, DeviceState) and isinstance(residual, DeviceState) and base.whole is not None:
-            made = [base.whole.buffers.part(_own(part, "")) for part in LANGUAGE_MODELS]
+            made = [base.whole.buffers.part(_qualified(part, "")) for part in LANGUAGE_MODELS]
             if base.whole.worker is self._worker and made == [base.buffers, residual.buffers]:
                 return base.whole
         raise ValueError(
@@ -126,7 +132,7 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
     from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS
 
     parts = {
-        name: compose.add_prefix(onnx.load_from_string(part.model), _own(name, "")).graph
+        name: compose.add_prefix(onnx.load_from_string(part.model), _qualified(name, "")).graph
         for name, part in lowered.items()
     }
     declared = {value.name: value for part in parts.values() for value in (*part.input, *part.output)}
@@ -134,11 +140,11 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
 
     def renamed(part: str, name: str) -> ValueInfoProto:
         value = helper.make_tensor_value_info(name, 0, [])
-        value.type.CopyFrom(declared[_own(part, name)].type)
+        value.type.CopyFrom(declared[_qualified(part, name)].type)
         return value
 
     def link(value: str, part: str, name: str) -> None:
-        graph.nodes.append(helper.make_node("Identity", [value], [_own(part, name)]))
+        graph.nodes.append(helper.make_node("Identity", [value], [_qualified(part, name)]))
 
     def linear(rows: str, stem: str) -> str:
         row = graph.emit("Reshape", rows, graph.integers([1, -1]))
@@ -150,34 +156,34 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
             graph.emit("Concat", first, second, axis=-1) if side_by_side else graph.emit("Add", first, second)
         )
 
-    for name, readers in _GIVEN.items():
+    for name, readers in _INPUTS.items():
         for part in readers:
             link(name, part, name)
     # The DiT's condition is the same patch.
     frames = graph.emit("Squeeze", PATCHES, graph.integers([0]))
     link(graph.emit("Transpose", frames, perm=[0, 2, 1]), LOCDIT_SOLVE, "cond")
     graph.nodes.extend(parts[FEAT_ENCODER].node)
-    embedding = _own(FEAT_ENCODER, "embeddings")
+    embedding = _qualified(FEAT_ENCODER, "embeddings")
     link(embedding, BASE_LM_STEP, "embeddings")
     graph.nodes.extend(parts[BASE_LM_STEP].node)
-    hidden = _own(BASE_LM_STEP, "fsq_hidden")
+    hidden = _qualified(BASE_LM_STEP, "fsq_hidden")
     residual_input = between(hidden, embedding, side_by_side=traits.fuses_residual_input)
     if traits.fuses_residual_input:
         residual_input = graph.emit("Reshape", linear(residual_input, FUSION), graph.integers([1, 1, -1]))
     link(residual_input, RESIDUAL_LM_STEP, "embeddings")
     graph.nodes.extend(parts[RESIDUAL_LM_STEP].node)
-    residual = _own(RESIDUAL_LM_STEP, "hidden")
+    residual = _qualified(RESIDUAL_LM_STEP, "hidden")
     projected = linear(hidden, LM_TO_DIT), linear(residual, RESIDUAL_TO_DIT)
     link(between(*projected, side_by_side=traits.mu_tokens > 1), LOCDIT_SOLVE, "mu")
     graph.nodes.extend(parts[LOCDIT_SOLVE].node)
-    for name, part in _RETURNED.items():
-        graph.nodes.append(helper.make_node("Identity", [_own(part, name)], [name]))
+    for name, part in _OUTPUTS.items():
+        graph.nodes.append(helper.make_node("Identity", [_qualified(part, name)], [name]))
 
-    inputs = [renamed(readers[0], name) for name, readers in _GIVEN.items()]
-    outputs = [renamed(part, name) for name, part in _RETURNED.items()]
+    inputs = [renamed(readers[0], name) for name, readers in _INPUTS.items()]
+    outputs = [renamed(part, name) for name, part in _OUTPUTS.items()]
     for part, model in lowered.items():
-        inputs += [declared[_own(part, name)] for name in model.scattered]
-        outputs += [declared[_own(part, name)] for name in model.scattered.values()]
+        inputs += [declared[_qualified(part, name)] for name in model.scattered]
+        outputs += [declared[_qualified(part, name)] for name in model.scattered.values()]
     initializers = [*graph.initializers.values(), *(t for part in parts.values() for t in part.initializer)]
     model_proto = helper.make_model(
         helper.make_graph(graph.nodes, "patch", inputs, outputs, initializers),
@@ -187,7 +193,7 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
     return bytes(model_proto.SerializeToString())
 
 
-def _own(part: str, name: str) -> str:
+def _qualified(part: str, name: str) -> str:
     return f"{part}/{name}"
 
 

@@ -69,7 +69,7 @@ class BufferPool:
     def new_state(self) -> DeviceState:
         """The state at the start of a stream: zeros. Its buffers are reused when it is freed."""
         with self._worker.device.memory_checked("hold another stream"):
-            buffers = self._worker.run_alone(self._take)
+            buffers = self._worker.run_exclusively(self._take)
         state = DeviceState(buffers, self._in_place, self._worker)
         weakref.finalize(state, self._free.append, buffers)
         return state
@@ -119,11 +119,11 @@ class DeviceState:
 
     def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """See `StepState`."""
-        return self.worker.run_alone(self._rows, start, stop)
+        return self.worker.run_exclusively(self._rows, start, stop)
 
     def set_rows(self, start: int, rows: Mapping[str, np.ndarray]) -> None:
         """See `StepState`."""
-        self.worker.run_alone(self.append, rows, start)
+        self.worker.run_exclusively(self.append, rows, start)
 
     def _rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
         now = self.buffers.now
@@ -142,7 +142,7 @@ class DeviceState:
                 spread = np.ascontiguousarray(np.broadcast_to(positions.reshape(1, 1, -1, 1), array.shape))
                 targets[array.shape] = ort.OrtValue.ortvalue_from_numpy(spread, memory, index)
             written = np.ascontiguousarray(array, _dtype(cache))
-            session = _writing(self.worker.device, written.dtype.name)
+            session = _write_session(self.worker.device, written.dtype.name)
             binding = session.io_binding()
             binding.bind_ortvalue_input("cache", cache)
             binding.bind_ortvalue_input("positions", targets[array.shape])
@@ -152,7 +152,7 @@ class DeviceState:
 
 
 @functools.cache
-def _writing(device: Device, dtype: str) -> ort.InferenceSession:
+def _write_session(device: Device, dtype: str) -> ort.InferenceSession:
     """A session that writes rows into a cache in place."""
     from onnx import parser  # slow, and only needed here
 

@@ -48,7 +48,7 @@ class _Tensors:
 
 
 @dataclass
-class _Bound:
+class _BoundCall:
     """A session's binding to buffers, and whether the call is captured."""
 
     binding: ort.IOBinding
@@ -73,7 +73,7 @@ class DeviceCalls:
         self._pool = BufferPool(interfaces, in_place, worker)
         self.new_state = self._pool.new_state
         self._tensors: dict[Signature, _Tensors] = {}
-        self._bound: dict[tuple[Signature, Buffers | None, int], _Bound] = {}
+        self._bound: dict[tuple[Signature, Buffers | None, int], _BoundCall] = {}
 
     def begin(self, feeds: Callable[[], Feeds], state: DeviceState | None) -> Future[dict[str, np.ndarray]]:
         """Queue a step, which updates the state. feeds: called just before the step."""
@@ -91,7 +91,7 @@ class DeviceCalls:
         gate = self._worker.gate
         # A captured call does not allocate, but writing returned rows does.
         captured = key in self._bound and self._bound[key].captured and not self._returns_rows
-        with gate.shared() if captured else gate.alone():
+        with gate.shared() if captured else gate.exclusive():
             if signature not in self._tensors:
                 results = self._first(feeds, buffers, signature)
             else:
@@ -128,12 +128,14 @@ class DeviceCalls:
         self._tensors[signature] = _Tensors(inputs, on_device(results))
         return results
 
-    def _bind(self, tensors: _Tensors, buffers: Buffers | None) -> _Bound:
+    def _bind(self, tensors: _Tensors, buffers: Buffers | None) -> _BoundCall:
         binding = self._binding(tensors.inputs, buffers)
         for name, value in tensors.outputs.items():
             binding.bind_ortvalue_output(name, value)
         captured = self._captured and len(self._bound) < MAX_GRAPHS
-        return _Bound(binding, _options(str(len(self._bound) + 1) if captured else NOT_CAPTURED), captured)
+        return _BoundCall(
+            binding, _options(str(len(self._bound) + 1) if captured else NOT_CAPTURED), captured
+        )
 
     def _binding(self, inputs: Mapping[str, ort.OrtValue], buffers: Buffers | None) -> ort.IOBinding:
         binding = self._session.io_binding()
@@ -180,7 +182,7 @@ class GPUStepModel(PortableStepModel):
         self.weights = mapped_weights(self._package, self.lowered)
         names = [ref.name for ref in self.lowered.weights]
         with self._device.memory_checked(f"load {self._name}"):
-            session, captured = worker.run_alone(
+            session, captured = worker.run_exclusively(
                 open_on_device, self.lowered.model, names, self.weights, self._device, threads
             )
         self._calls = DeviceCalls(

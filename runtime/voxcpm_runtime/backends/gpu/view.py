@@ -97,7 +97,7 @@ class View:
             self.made[key] = emit()
         return self.made[key]
 
-    def taken(self, start: int, result: str = "", output: str = "") -> list[NodeProto]:
+    def take(self, start: int, result: str = "", output: str = "") -> list[NodeProto]:
         """Remove and return the nodes emitted since `start`; the last one's `result` is renamed to `output`."""
         new = self.graph.nodes[start:]
         del self.graph.nodes[start:]

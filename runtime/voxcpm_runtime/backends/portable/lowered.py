@@ -60,16 +60,16 @@ _ACCEPTED_DTYPES = {"FLOAT16": ("float16", "float32"), "FLOAT32": ("float16", "f
 
 
 def checked_inputs(
-    called: str, interfaces: Mapping[str, Interface], inputs: Mapping[str, np.ndarray], mode: Mode
+    callee: str, interfaces: Mapping[str, Interface], inputs: Mapping[str, np.ndarray], mode: Mode
 ) -> dict[str, np.ndarray]:
-    """The inputs in the order of the interfaces, in the graph's dtypes. called: the callee's name, for errors.
+    """The inputs in the order of the interfaces, in the graph's dtypes. callee: the callee's name, for errors.
 
     Raises ValueError for a missing or unknown input, a wrong dtype or a wrong shape.
     """
     feeds: dict[str, np.ndarray] = {}
     for name, interface in interfaces.items():
         if name not in inputs:
-            raise ValueError(f"{called} needs an input {name}")
+            raise ValueError(f"{callee} needs an input {name}")
         array, dtype = inputs[name], graph_dtype(interface.dtype, mode)
         # Fast path for the usual dtype and shape: names of dtypes and lists of shapes take longer.
         if array.dtype != dtype and array.dtype.name not in (accepted := _ACCEPTED_DTYPES[interface.dtype]):
@@ -83,7 +83,7 @@ def checked_inputs(
         feeds[name] = array
     if len(inputs) != len(feeds):
         unknown = ", ".join(sorted(set(inputs) - set(feeds)))
-        raise ValueError(f"{called} has no input {unknown}; its inputs are {', '.join(interfaces)}")
+        raise ValueError(f"{callee} has no input {unknown}; its inputs are {', '.join(interfaces)}")
     return feeds
 
 

@@ -25,10 +25,10 @@ from voxcpm_runtime.backends.portable.package import (
     Operation,
     Program,
     TensorType,
-    damage_named,
+    package_errors,
     read_package,
 )
-from voxcpm_runtime.backends.portable.rewrites import cut_behind_positions, fused_rms_norms
+from voxcpm_runtime.backends.portable.rewrites import fused_rms_norms, slice_caches
 
 OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9
@@ -56,7 +56,7 @@ def lower(
     Raises PackageError for a damaged package and UnsupportedOperationError for an unsupported operation.
     """
     read = read_package(package, function)
-    with damage_named(package):
+    with package_errors(package):
         program = without_states(read)
         graph, values, probed = translate(program, mode, probe, Graph(signed_products=signed_products))
         outputs = [o.name for o in program.outputs] + ([PROBE_OUTPUT] if probed else [])
@@ -64,13 +64,13 @@ def lower(
         if mode != "faithful" and not probed:
             nodes = fused_rms_norms(nodes, graph)
         if mode == "plain" and not probed:
-            nodes = cut_behind_positions(nodes, graph)
+            nodes = slice_caches(nodes, graph)
         if rewrite is not None and not probed:
             shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
             made = ((values.get(name), type_) for op in program.operations for name, type_ in op.outputs)
             shapes |= {value: type_.shape for value, type_ in made if value is not None}
             nodes = rewrite(nodes, graph, program, shapes)
-        return _serialised(program, graph, _needed(nodes, outputs), probed, mode)
+        return _serialised(program, graph, _reachable(nodes, outputs), probed, mode)
 
 
 def without_states(program: Program) -> Program:
@@ -177,7 +177,7 @@ def _with_named_outputs(graph: Graph, outputs: Mapping[str, str]) -> list[NodePr
     return [*graph.nodes, *copies]
 
 
-def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
+def _reachable(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
     """The nodes that the outputs depend on, in order."""
     needed = set(outputs)
     kept = []

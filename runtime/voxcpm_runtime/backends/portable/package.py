@@ -45,7 +45,7 @@ class PackageError(BundleError):
 
 
 @contextmanager
-def damage_named(package: Path) -> Iterator[None]:
+def package_errors(package: Path) -> Iterator[None]:
     """A context in which errors of a malformed program become a PackageError; system errors propagate."""
     try:
         yield
@@ -142,7 +142,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
     """
     spec = read_specification(package)
     weights = map_weights(package)
-    with damage_named(package):
+    with package_errors(package):
         # Protobuf's map would insert a missing key on lookup.
         main = dict(spec.mlProgram.functions)[function]
         (block,) = main.block_specializations.values()

@@ -103,7 +103,7 @@ def _rms_norm(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph)
     return None
 
 
-def cut_behind_positions(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
+def slice_caches(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
     """The nodes, with attention reading the KV cache only up to the next multiple of 64 after its last position.
 
     The mask hides all later positions. Packages read the whole cache, as shapes are fixed on Apple's hardware.

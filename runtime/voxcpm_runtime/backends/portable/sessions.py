@@ -61,7 +61,7 @@ _SAVING = {
 
 
 @contextlib.contextmanager
-def refusal_named(package: Path) -> Iterator[None]:
+def session_errors(package: Path) -> Iterator[None]:
     """A context in which errors of ONNX Runtime become PackageError, MemoryError or OSError."""
     try:
         yield

@@ -21,7 +21,7 @@ from voxcpm_runtime.backends.portable.lowered import (
     graph_dtype,
 )
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
-from voxcpm_runtime.backends.portable.sessions import open_on_processor, refusal_named
+from voxcpm_runtime.backends.portable.sessions import open_on_processor, session_errors
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.storage.process_memory import mapped_zeros
 
@@ -31,39 +31,39 @@ class FairSemaphore:
 
     def __init__(self, places: int) -> None:
         self._free = places
-        self._guard = threading.Lock()
-        self._line: deque[threading.Lock] = deque()
+        self._mutex = threading.Lock()
+        self._waiters: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
-        with self._guard:
+        with self._mutex:
             if self._free:
                 self._free -= 1
                 return
-            turn = threading.Lock()
-            turn.acquire()
-            self._line.append(turn)
+            waiter = threading.Lock()
+            waiter.acquire()
+            self._waiters.append(waiter)
         try:
-            turn.acquire()
+            waiter.acquire()
         except BaseException:  # Ctrl-C
-            with self._guard:
-                given = turn not in self._line
-                if not given:
-                    self._line.remove(turn)
-            if given:
+            with self._mutex:
+                acquired = waiter not in self._waiters
+                if not acquired:
+                    self._waiters.remove(waiter)
+            if acquired:
                 self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
-        with self._guard:
-            if self._line:
-                self._line.popleft().release()
+        with self._mutex:
+            if self._waiters:
+                self._waiters.popleft().release()
             else:
                 self._free += 1
 
 
 # Limits concurrent calls of all step models on the processor, since each allocates its own tensors. One more than the
 # cores keeps them all busy while a waiting thread wakes up.
-COMPUTING = FairSemaphore(cores() + 1)
+COMPUTE_SLOTS = FairSemaphore(cores() + 1)
 
 
 class PortableStepModel:
@@ -112,7 +112,7 @@ class PortableStepModel:
         return load_lowered(self._package, **options)  # type: ignore[arg-type]
 
     def _open(self, threads: int | None, prepared_key: str | None) -> None:
-        with refusal_named(self._package):
+        with session_errors(self._package):
             self._session, self.weights = open_on_processor(
                 self._package, self.lowered, self._mode, threads, prepared_key=prepared_key
             )
@@ -124,11 +124,11 @@ class PortableStepModel:
 
     def _computed(self, feeds: Mapping[str, np.ndarray], state: StepState | None) -> dict[str, np.ndarray]:
         if state is None:
-            with COMPUTING, refusal_named(self._package):
+            with COMPUTE_SLOTS, session_errors(self._package):
                 return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         if not isinstance(state, State) or state.in_place != self._in_place:
             raise ValueError(f"{self._name}: pass a state of this step model")
-        with COMPUTING, refusal_named(self._package):
+        with COMPUTE_SLOTS, session_errors(self._package):
             binding = state.binding(self._session)
             for name, array in feeds.items():
                 binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))

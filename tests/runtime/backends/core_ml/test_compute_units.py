@@ -11,14 +11,14 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     STEP_MODEL_NAMES,
 )
-from voxcpm_runtime.backends.core_ml.compute_units import USUAL, chosen_units, read_compute_units
+from voxcpm_runtime.backends.core_ml.compute_units import DEFAULT_UNITS, chosen_units, read_compute_units
 from voxcpm_runtime.commands import cli
 
 NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
 
 
 def test_every_step_model_has_a_usual_unit() -> None:
-    assert set(USUAL) == {*STEP_MODEL_NAMES, LOCDIT_SOLVE}
+    assert set(DEFAULT_UNITS) == {*STEP_MODEL_NAMES, LOCDIT_SOLVE}
 
 
 def test_what_was_measured_goes_before_the_table_and_what_is_asked_for_before_both() -> None:

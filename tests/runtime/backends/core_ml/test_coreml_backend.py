@@ -106,7 +106,7 @@ def test_on_core_ml_nothing_is_decoded_in_a_second_thread(
 ) -> None:
     """coremltools holds the GIL while it predicts, so that a second thread would gain nothing."""
     asked = []
-    monkeypatch.setattr(utterance, "one_ahead", lambda items: asked.append(1) or items)
+    monkeypatch.setattr(utterance, "prefetch", lambda items: asked.append(1) or items)
 
     with VoxCPM.from_bundle(tiny_bundle, precision="fp16", backend=backend) as tts:
         tts.generate(TEXT, **GIVEN)

@@ -14,7 +14,7 @@ import pytest
 from voxcpm_constants.errors import SYSTEM_ERRORS, BundleError, system_reason
 from voxcpm_runtime.backends import machine
 from voxcpm_runtime.backends.portable.onnx_runtime import errors
-from voxcpm_runtime.backends.portable.sessions import refusal_named
+from voxcpm_runtime.backends.portable.sessions import session_errors
 
 RUN = """
 import sys
@@ -127,8 +127,8 @@ def test_a_limit_on_processor_time_counts(
     folder = tmp_path / own.rsplit("0::/", maxsplit=1)[-1] if "0::/" in own else tmp_path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cpu.max").write_text(limit)
-    monkeypatch.setattr(machine, "_CONTROL_GROUPS", tmp_path)
-    monkeypatch.setattr(machine, "_OWN_GROUPS", groups)
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_CGROUP", groups)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(machine, "cores", lambda: 8)
 
@@ -152,7 +152,7 @@ NO_MEMORY, NO_THREADS = "not enough memory", "the system cannot start more threa
     ],
 )
 def test_refused_memory_and_threads_are_named(error: Exception, line: str) -> None:
-    with pytest.raises(SYSTEM_ERRORS) as raised, refusal_named(Path("a.mlpackage")):
+    with pytest.raises(SYSTEM_ERRORS) as raised, session_errors(Path("a.mlpackage")):
         raise error
     assert system_reason(raised.value) == line
 
@@ -162,5 +162,5 @@ def test_refused_memory_and_threads_are_named(error: Exception, line: str) -> No
 )
 def test_other_refusals_are_the_packages(error: Exception) -> None:
     """What fails in a call with bound inputs, ONNX Runtime raises as a plain RuntimeError."""
-    with pytest.raises(BundleError, match=r"a\.mlpackage is damaged"), refusal_named(Path("a.mlpackage")):
+    with pytest.raises(BundleError, match=r"a\.mlpackage is damaged"), session_errors(Path("a.mlpackage")):
         raise error

@@ -152,7 +152,7 @@ def test_no_more_calls_compute_at_the_same_time_than_there_are_places(
 ) -> None:
     """Each call has tensors of its own: memory would grow with the number of threads."""
     places = step_model.FairSemaphore(1)
-    monkeypatch.setattr(step_model, "COMPUTING", places)
+    monkeypatch.setattr(step_model, "COMPUTE_SLOTS", places)
     added = lab.package(lambda x: lab.mb.add(x=x, y=np.float32(1)), {"x": np.ones(4, np.float32)}, "added")
     plain = PortableStepModel(added)
     stateful = PortableStepModel(cache_package, state={"cache": "cache_out"})
@@ -163,7 +163,7 @@ def test_no_more_calls_compute_at_the_same_time_than_there_are_places(
                 threads.submit(plain, {"x": np.ones(4, np.float32)}),
                 threads.submit(stateful, cache_inputs(rng, 0), stateful.new_state()),
             ]
-            until(lambda: len(places._line) == 2)
+            until(lambda: len(places._waiters) == 2)
         for call in calls:
             assert call.result(20)
 
@@ -179,7 +179,7 @@ def test_places_are_given_in_order_of_arrival() -> None:
     with places:
         for number, thread in enumerate(threads, 1):
             thread.start()
-            until(lambda number=number: len(places._line) == number)
+            until(lambda number=number: len(places._waiters) == number)
         assert not order
     # The thread that has just released it does not get it back before them.
     take(5)
@@ -187,4 +187,4 @@ def test_places_are_given_in_order_of_arrival() -> None:
         thread.join(20)
     assert order == [0, 1, 2, 3, 4, 5]
     with places:
-        assert not places._line
+        assert not places._waiters

@@ -23,7 +23,7 @@ _INT8_ACCURACY_LEVEL = 4
 _WHOLE_ROWS = 4
 
 # Avoids a division by zero for a row of zeros.
-_SMALLEST_PEAK = 1e-30
+_MIN_PEAK = 1e-30
 # Quantisation steps from zero to a row's peak, symmetric around the zero point.
 _PEAK_STEPS = 0x7F
 _ZERO_POINT = 0x80
@@ -52,12 +52,12 @@ class _Channelwise(NamedTuple):
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     """X · W with 8- or 4-bit W; None if W is in another form. weight: W's input, (out, in) if `transposed`."""
-    held = _held(call, weight)
-    if held is None or len(held.shape) != 2:
+    stored = _compressed_weight(call, weight)
+    if stored is None or len(stored.shape) != 2:
         return None
-    channelwise = _channelwise(call, held, channel_axis=0 if transposed else 1)
+    channelwise = _channelwise(call, stored, channel_axis=0 if transposed else 1)
     if channelwise is None:
-        return _packed_product(call, held) if transposed else None
+        return _packed_product(call, stored) if transposed else None
     # A dynamic axis counts as one row.
     x, many = call.tensor("x"), math.prod(size or 1 for size in call.shape("x")[:-1]) >= _WHOLE_ROWS
     if not call.graph.signed_products:
@@ -73,28 +73,28 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
 
 def quantized_taps(call: Call, weight: str, x: str) -> str | None:
     """Contributions (1, frames, out · taps) of each frame of x (1, frames, in), for int8 W (in, out, taps), or None."""
-    held = _held(call, weight)
-    channelwise = None if held is None else _channelwise(call, held, channel_axis=1)
+    stored = _compressed_weight(call, weight)
+    channelwise = None if stored is None else _channelwise(call, stored, channel_axis=1)
     return None if channelwise is None else _whole_row_product(call, x, channelwise)
 
 
-def _held(call: Call, weight: str) -> Compressed | None:
+def _compressed_weight(call: Call, weight: str) -> Compressed | None:
     """The compressed weight of an input; None without one, or in another mode than plain."""
     operation = call.dequantized.get(call.reference(weight) or "")
     return None if operation is None or call.mode != "plain" else compressed(call, operation)
 
 
-def _channelwise(call: Call, held: Compressed, channel_axis: int) -> _Channelwise | None:
+def _channelwise(call: Call, weight: Compressed, channel_axis: int) -> _Channelwise | None:
     """The weight, if it is int8 with one scale for each channel of that axis or one for all; otherwise None."""
-    blob = held.data.data
-    if held.data.type.dtype != "INT8" or not isinstance(blob, Blob) or held.offset is not None:
+    blob = weight.data.data
+    if weight.data.type.dtype != "INT8" or not isinstance(blob, Blob) or weight.offset is not None:
         return None
-    scale = call.array(held.scale).astype(np.float32).reshape(-1)
-    channels, *taps = held.shape[channel_axis:] if channel_axis else held.shape[:1]
-    if len(scale) != held.scales[channel_axis] or len(scale) not in (1, channels):
+    scale = call.array(weight.scale).astype(np.float32).reshape(-1)
+    channels, *taps = weight.shape[channel_axis:] if channel_axis else weight.shape[:1]
+    if len(scale) != weight.scales[channel_axis] or len(scale) not in (1, channels):
         return None
     scales = np.broadcast_to(scale, (channels,)).repeat(math.prod(taps))
-    return _Channelwise(blob, channel_axis == 0, scales, held.shape[1 - channel_axis])
+    return _Channelwise(blob, channel_axis == 0, scales, weight.shape[1 - channel_axis])
 
 
 def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
@@ -191,7 +191,7 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
 def _peak(call: Call, x: str) -> str:
     """The largest magnitude of each row, (…, rows, 1)."""
     peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
-    return call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
+    return call.emit("Max", peak, call.scalar(_MIN_PEAK))
 
 
 def _grid(call: Call, step: float) -> tuple[str, str]:

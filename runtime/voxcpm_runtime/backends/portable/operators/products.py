@@ -70,15 +70,15 @@ def _geometry(call: Call) -> dict[str, Any]:
 
 def _output_padding(call: Call, geometry: dict[str, Any]) -> list[int]:
     """Trailing elements of the output shape beyond (D − 1)·stride + (kernel − 1)·dilation + 1 − pads."""
-    wanted = call.static("output_shape")[2:]
+    output_sizes = call.static("output_shape")[2:]
     sizes, kernel = call.shape("x")[2:], call.shape("weight")[2:]
     extra = []
-    for i, (want, size, taps) in enumerate(zip(wanted, sizes, kernel, strict=True)):
+    for i, (output_size, size, taps) in enumerate(zip(output_sizes, sizes, kernel, strict=True)):
         if size is None or taps is None:
             raise call.refuse("output_shape with an input of open length")
         span = (size - 1) * geometry["strides"][i] + (taps - 1) * geometry["dilations"][i] + 1
-        pads = geometry["pads"][i] + geometry["pads"][i + len(wanted)]
-        extra.append(want - (span - pads))
+        pads = geometry["pads"][i] + geometry["pads"][i + len(output_sizes)]
+        extra.append(output_size - (span - pads))
     return extra
 
 
