@@ -44,10 +44,10 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
         mode = os.fstat(file.fileno()).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "it is neither a file nor a pipe")
-        return bounded(file, max_bytes)
+        return read_at_most(file, max_bytes)
 
 
-def bounded(file: BinaryIO, max_bytes: int) -> bytes:
+def read_at_most(file: BinaryIO, max_bytes: int) -> bytes:
     """The rest of an open file. Raises OSError for more than `max_bytes`."""
     content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

@@ -86,9 +86,9 @@ def is_cache(tensor: TensorSpec) -> bool:
     return len(tensor.shape) == 4
 
 
-def filled_caches(left: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
-    """The initial KV caches of a `filled` stream, by name. left: the final rows of `chain`, which are repeated."""
-    return {name: rows[:, :, np.arange(sizes.kv_length) % rows.shape[2]] for name, rows in left.items()}
+def filled_caches(final_rows: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
+    """The initial KV caches of a `filled` stream, by name: the final rows of `chain`, repeated."""
+    return {name: rows[:, :, np.arange(sizes.kv_length) % rows.shape[2]] for name, rows in final_rows.items()}
 
 
 def stored_state(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 # In order of lookup, cheap imports first.
-_HOMES = (
+_MODULES = (
     "voxcpm_constants.errors",
     "voxcpm_runtime.options",
     "voxcpm_runtime.speech.arguments",
@@ -75,10 +75,10 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> Any:
-    homes = map(importlib.import_module, _HOMES if name in __all__ else ())
-    for home in homes:
-        if hasattr(home, name):
-            return globals().setdefault(name, getattr(home, name))
+    modules = map(importlib.import_module, _MODULES if name in __all__ else ())
+    for module in modules:
+        if hasattr(module, name):
+            return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -167,7 +167,7 @@ def option_table() -> tuple[Declared, ...]:
     return tuple(table)
 
 
-def named_options(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def named_options(positional: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Positional and keyword options merged. Raises TypeError as Python does."""
     if len(positional) > len(UPSTREAM_ORDER):
         raise TypeError(
@@ -175,17 +175,17 @@ def named_options(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[s
             f"got {len(positional)}"
         )
     named = dict(zip(UPSTREAM_ORDER, positional, strict=False))
-    if twice := [name for name in named if name in given]:
+    if twice := [name for name in named if name in kwargs]:
         raise TypeError(f"got multiple values for argument {twice[0]!r}")
-    return {**named, **given}
+    return {**named, **kwargs}
 
 
-def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
+def checked_options(kwargs: Mapping[str, Any]) -> GenerationOptions:
     """The options of a call, from keywords. Raises InputError for a wrong value, TypeError for an unknown name.
 
     Upstream's `denoise` is accepted if False; its `streaming` is rejected, since two methods replace it.
     """
-    options = dict(given)
+    options = dict(kwargs)
     if switch(options.pop("denoise", False), "denoise"):
         raise InputError(
             "denoise is not supported: bundles do not contain upstream's denoiser; clean the prompt audio beforehand"

@@ -118,13 +118,13 @@ class VoxCPM:
         zipenhancer_model_id: str | None = None, cache_dir: str | None = None,  # noqa: ARG003 - likewise
         local_files_only: bool = False, optimize: bool = True,  # noqa: ARG003 - nothing is compiled by torch here
         device: str | None = None, lora_config: object = None, lora_weights_path: str | None = None,
-        *, precision: str | None = None, **given: Any,
+        *, precision: str | None = None, **kwargs: Any,
     ) -> Self:  # fmt: skip
         """Open a checkpoint as upstream does. The first call converts it into the user's cache, which takes minutes.
 
         hf_model_id: a hub id (organisation/name), or the folder of a checkpoint or a bundle. cache_dir: folder for
         downloads. local_files_only: do not use the network. lora_weights_path: a LoRA to merge. precision: of the
-        bundle, by default int8. device and given: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize
+        bundle, by default int8. device and kwargs: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize
         are ignored.
 
         Raises InputError for a wrong argument, MissingExtraError if the extra `convert` is not installed, and the
@@ -140,7 +140,7 @@ class VoxCPM:
         folder = pretrained_bundle(
             str(hf_model_id), precision, lora_weights_path, cache_dir, local_files_only=local_files_only
         )
-        return cls.from_bundle(folder, precision, device=device, **given)
+        return cls.from_bundle(folder, precision, device=device, **kwargs)
 
     @property
     def tts_model(self) -> Self:
@@ -187,38 +187,38 @@ class VoxCPM:
 
     def generate(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+        reference_wav_path: AudioSource | None = None, *options: Any, **kwargs: Unpack[Keywords],
     ) -> Audio:  # fmt: skip
         """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: see `speak`."""
-        return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given).audio
+        return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **kwargs).audio
 
     def speak(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+        reference_wav_path: AudioSource | None = None, *options: Any, **kwargs: Unpack[Keywords],
     ) -> Speech:  # fmt: skip
         """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
         prompt_wav_path, prompt_text: a recording to continue, and its transcript. reference_wav_path: a recording of
-        the voice (VoxCPM2). options: positional options, in upstream's order (`UPSTREAM_ORDER`). given: `voice`, and
+        the voice (VoxCPM2). options: positional options, in upstream's order (`UPSTREAM_ORDER`). kwargs: `voice`, and
         fields of `Arguments` and `GenerationOptions`.
 
         Raises a one-line InputError before any work is done, and Cancelled. Warns (SuspiciousWarning) if a segment is
         too long or too short for its text in every attempt.
         """
         return self.speak_plan(
-            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
+            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **kwargs)
         )
 
     def plan(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
-        reference_wav_path: AudioSource | None = None, *options: Any, **given: Unpack[Keywords],
+        reference_wav_path: AudioSource | None = None, *options: Any, **kwargs: Unpack[Keywords],
     ) -> Plan:  # fmt: skip
         """What `speak` with these arguments would speak: arguments checked, text tokenised and split into segments.
 
         A text of more than 5000 characters is read lazily, while it is spoken; the plan has its first segment.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        named = named_options(options, given) if options else given
+        named = named_options(options, kwargs) if options else kwargs
         with system_errors_as(InputError):
             return plan(self.bundle, Arguments.of(checked_text(text, "text"), recordings, named))
 
@@ -241,9 +241,9 @@ class VoxCPM:
         All are checked before the first one is spoken. Errors: see `speak`.
         """
         plans: list[Plan] = []
-        given = _several(utterances)
+        listed = _as_list(utterances)
         try:
-            plans += map(self._planned, given)
+            plans += map(self._planned, listed)
         except InputError as error:
             raise InputError(f"utterance {len(plans) + 1}: {error}") from None
         return [self.speak_plan(planned) for planned in plans]
@@ -253,11 +253,11 @@ class VoxCPM:
 
         utterances: see `batch`; each is planned, and its recordings are read, only when it is reached.
         """
-        for index, given in enumerate(_several(utterances)):
+        for index, utterance in enumerate(_as_list(utterances)):
             spoken: Speech | VoxCPMError
             try:
                 with system_errors_as(InputError):
-                    spoken = self.speak_plan(self._planned(given))
+                    spoken = self.speak_plan(self._planned(utterance))
             except VoxCPMError as error:
                 spoken = error
             yield index, spoken
@@ -265,7 +265,7 @@ class VoxCPM:
     def generate_streaming(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None, *options: Any, chunk_patches: int = DEFAULT_CHUNK_PATCHES,
-        first_chunk_patches: int | None = None, **given: Unpack[Keywords],
+        first_chunk_patches: int | None = None, **kwargs: Unpack[Keywords],
     ) -> Iterator[Audio]:  # fmt: skip
         """Yield the speech of `speak` in chunks (samples,) of `chunk_patches` patches as soon as they are ready.
 
@@ -275,7 +275,7 @@ class VoxCPM:
         samples are exactly those of `speak` with the same seed, if that needs no retry. Errors are raised by the call
         itself, not by the first chunk. Closing the iterator cancels before the next step.
         """
-        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
+        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **kwargs)
         return self.stream_plan(planned, chunk_patches=chunk_patches, first_chunk_patches=first_chunk_patches)
 
     def stream_plan(
@@ -292,7 +292,7 @@ class VoxCPM:
     def session(
         self, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None, *, buffer_seconds: float = BUFFER_SECONDS,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext, **given: Unpack[Keywords],
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext, **kwargs: Unpack[Keywords],
     ) -> Session:  # fmt: skip
         """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples per patch.
 
@@ -301,7 +301,7 @@ class VoxCPM:
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         with system_errors_as(InputError):
-            planned = plan(self.bundle, Arguments.of(None, recordings, given))
+            planned = plan(self.bundle, Arguments.of(None, recordings, kwargs))
         voice = planned.encoded_voice(self.driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
@@ -332,14 +332,16 @@ class VoxCPM:
         valid_unicode(text_argument(name, "name"), "name", "name")
         switch(trim_silence_vad, "trim_silence_vad")
         recordings = Recordings.for_new_voice(audio, transcript, reference)
-        unencoded = recordings.decoded(self.bundle.architecture, trimmed=trim_silence_vad)
+        unencoded = recordings.decode(self.bundle.architecture, trimmed=trim_silence_vad)
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
-        return unencoded.encoded(self.driver, name, origin)
+        return unencoded.encode(self.driver, name, origin)
 
-    def _planned(self, given: AnyArguments) -> Plan:
-        if isinstance(given, Arguments):
-            return plan(self.bundle, given)
-        return self.plan(given) if isinstance(given, str) else self.plan(**{"text": None, **given})
+    def _planned(self, utterance: AnyArguments) -> Plan:
+        if isinstance(utterance, Arguments):
+            return plan(self.bundle, utterance)
+        return (
+            self.plan(utterance) if isinstance(utterance, str) else self.plan(**{"text": None, **utterance})
+        )
 
     def _stream(
         self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: SpeechBuilder | None = None
@@ -350,7 +352,7 @@ class VoxCPM:
         return stream(plan, segments, self.driver, voice, self._prefix, whole)
 
 
-def _several(utterances: object) -> list[AnyArguments]:
+def _as_list(utterances: object) -> list[AnyArguments]:
     """Utterances as a list. Raises InputError for a single one: a str would be iterated by characters."""
     if isinstance(utterances, str | bytes | Mapping) or not isinstance(utterances, Iterable):
         raise wrong_type(utterances, "utterances", "a list of texts, or of arguments by name")

@@ -158,14 +158,14 @@ def place_step_models(
     cannot be loaded.
     """
     chosen = check_engine(backend, threads, compute_units, bundle, device=device)
-    opened = (bundle.folder, bundle.manifest, bundle.precision)
+    source = (bundle.folder, bundle.manifest, bundle.precision)
     selected = tuple(bundle.manifest.step_models if names is None else names)
     if chosen == "coreai":
         from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 
         models = CoreAIWorker(bundle.folder, bundle.precision, selected).step_models
         return {name: PlacedStepModel(models[name], COREAI) for name in selected}
-    portable = partial(load_portable_step_model, *opened, threads=threads, device=gpu_device(device))
+    portable = partial(load_portable_step_model, *source, threads=threads, device=gpu_device(device))
     has_fallback = backend == "auto" and PORTABLE in backends()
     if chosen == "coreml":
         try:

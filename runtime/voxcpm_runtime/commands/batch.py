@@ -43,7 +43,7 @@ from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 from voxcpm_runtime.text.control import checked_control
 
-SOME_FAILED = 1  # Exit code if a line could not be spoken
+PARTIAL_FAILURE = 1  # Exit code if a line could not be spoken
 RECORD_FILE = "spoken.jsonl"
 """One line of JSON per finished file, so that a later run can resume; the last line about a file counts."""
 
@@ -130,7 +130,7 @@ def batch(
     if token.cancelled:
         raise Cancelled("interrupted")
     if run.failures:
-        raise typer.Exit(SOME_FAILED)
+        raise typer.Exit(PARTIAL_FAILURE)
 
 
 def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None, str]:

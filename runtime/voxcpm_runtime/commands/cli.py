@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stderr is None:
         # Closed by the caller (`2>&-`): without this, a file opened later would get its descriptor.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
-    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     # numpy multiplies little here, but OpenBLAS starts a thread per core, and idle ones spin for 0.1 s during start-up.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
-            return _run(given)
+            return _run(argv)
         except VoxCPMError as error:
             return _print_error(str(error), error.exit_code)
         except SYSTEM_ERRORS as error:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             extra = next((e for e, modules in _EXTRAS.items() if module.partition(".")[0] in modules), None)
             if isinstance(error, ModuleNotFoundError) and extra is not None:
                 install = f'pip install "voxcpm-coreml[{extra}]"'
-                return _print_error(f"{given[0]} needs {module}; install it with: {install}", _USER_ERROR)
+                return _print_error(f"{argv[0]} needs {module}; install it with: {install}", _USER_ERROR)
             if is_out_of_memory(error):
                 return _print_error(system_reason(MemoryError()), _USER_ERROR)
             raise
@@ -86,22 +86,22 @@ def commands() -> dict[str, EntryPoint]:
     return dict(sorted({**installed, **_RUNTIME_COMMANDS}.items()))
 
 
-def build_app(chosen: str | None) -> typer.Typer:
-    """An app with only the command `chosen`, or with all commands listed if there is no such command."""
+def build_app(command_name: str | None) -> typer.Typer:
+    """An app with only the command `command_name`, or with all commands listed if there is no such command."""
     # Entry points are searched in every installed package, which is slow.
-    known = _RUNTIME_COMMANDS if chosen in _RUNTIME_COMMANDS else commands()
+    known = _RUNTIME_COMMANDS if command_name in _RUNTIME_COMMANDS else commands()
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.")
     # A callback keeps the command's name in the usage line even if there is only one command.
     app.callback()(_program)
-    if chosen not in known:
+    if command_name not in known:
         for name, entry in known.items():
             app.command(name, short_help=_summary(entry))(lambda: None)
         return app
-    command: Any = known[chosen].load()
+    command: Any = known[command_name].load()
     if isinstance(command, typer.Typer):
-        app.add_typer(command, name=chosen)
+        app.add_typer(command, name=command_name)
     else:
-        app.command(chosen)(command)
+        app.command(command_name)(command)
     return app
 
 

@@ -18,7 +18,7 @@ import typer
 
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
-from voxcpm_constants.json_files import bounded, read_bounded
+from voxcpm_constants.json_files import read_at_most, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
@@ -230,7 +230,7 @@ def standard_input() -> bytes:
     stream = getattr(sys.stdin, "buffer", None)
     if stream is None or stream.closed:
         raise InputError("-: standard input is closed; pipe text into the command, or name a file")
-    return bounded(stream, MAX_TEXT_BYTES)
+    return read_at_most(stream, MAX_TEXT_BYTES)
 
 
 def _utf8_file(path: str) -> str:
@@ -252,7 +252,7 @@ def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) 
     groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
 
     @functools.wraps(command)
-    def flat(**given: Any) -> None:
+    def wrapper(**given: Any) -> None:
         built: dict[str, Any] = {}
         for name, group in groups.items():
             own = {field.name: given.pop(field.name) for field in dataclasses.fields(group)}
@@ -265,9 +265,9 @@ def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) 
             parameters += _parameters(groups[name], hidden)
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return flat
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
 
 
 def _parameters(group: Any, hidden: Collection[str]) -> Iterator[inspect.Parameter]:

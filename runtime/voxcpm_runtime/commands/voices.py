@@ -33,7 +33,7 @@ def add(
     *,
     name: _Name,
     bundle: BundleArgument = None,
-    given: RecordingArguments,
+    arguments: RecordingArguments,
     trim_silence: Annotated[bool, typer.Option("--trim-silence", help="Trim silence at both ends.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing voice.")] = False,
     engine: Engine,
@@ -41,20 +41,20 @@ def add(
 ) -> None:
     """Create a voice from recordings, for all bundles with the same AudioVAE."""
     store = VoiceStore()
-    refuse_inputs(store.free_path(name, overwrite=overwrite), given.files())
-    if given.prompt is not None and given.transcript() is None:
+    refuse_inputs(store.free_path(name, overwrite=overwrite), arguments.files())
+    if arguments.prompt is not None and arguments.transcript() is None:
         raise InputError(
             "--prompt needs a transcript (--prompt-text or --prompt-file); without one, give the recording as "
             "--reference (VoxCPM2)"
         )
-    recordings = Recordings.for_new_voice(given.prompt, given.transcript(), given.reference)
+    recordings = Recordings.for_new_voice(arguments.prompt, arguments.transcript(), arguments.reference)
     recordings.check_files()
     opened_bundle = open_with_engine(bundle, engine)
-    unencoded = recordings.decoded(opened_bundle.architecture, trimmed=trim_silence)
+    unencoded = recordings.decode(opened_bundle.architecture, trimmed=trim_silence)
     with status_line("loading …", shown=not quiet) as note:
         tts = load_voxcpm(opened_bundle, engine, note)
         note("encoding …")
-        voice = unencoded.encoded(tts.driver, name, recordings.provenance(opened_bundle.manifest.source))
+        voice = unencoded.encode(tts.driver, name, recordings.provenance(opened_bundle.manifest.source))
     voice = store.add(voice, overwrite=overwrite)
     if not quiet:
         typer.echo(f"{voice.path}: {_description(voice)}")

@@ -22,7 +22,7 @@ from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
 from voxcpm_runtime.doctor.worker import FLOORS
 
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "coreai-core", "onnxruntime", "onnx", "numpy")
-_FAILED = {
+_FAILURES = {
     "wrong": "gives wrong results",
     "refused": "is rejected",
     "crashed": "crashes",
@@ -60,10 +60,10 @@ class Report:
         yield from self._choice_advice()
         failures: dict[tuple[str, str, str], list[str]] = {}
         for found in self.trials:
-            if found.outcome in _FAILED:
+            if found.outcome in _FAILURES:
                 failures.setdefault((found.step_model, found.outcome, found.message), []).append(found.unit)
         for (name, outcome, message), units in failures.items():
-            yield f"{name} {_FAILED[outcome]} on {', '.join(units)}{f': {message}' if message else '.'}"
+            yield f"{name} {_FAILURES[outcome]} on {', '.join(units)}{f': {message}' if message else '.'}"
         if any(outcome == "hung" for _, outcome, _ in failures):
             yield "A step model that timed out may be slow to compile: increase --timeout."
 
@@ -75,7 +75,7 @@ class Report:
             return
         unit = trial.units[trial.step_model]
         yield (
-            f"The chosen units failed: {trial.step_model} {_FAILED[trial.outcome]} on {unit} after "
+            f"The chosen units failed: {trial.step_model} {_FAILURES[trial.outcome]} on {unit} after "
             f"{minutes}: {trial.message}"
         )
         half = self.bundle.precision != "fp32" and not self.bundle.manifest.audio_vae_fp32

@@ -164,10 +164,10 @@ def _run_child(
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         os.close(sending)
-        said = None
+        offset = None
         try:
             for line in reported:
-                said = errors.seek(0, os.SEEK_END)
+                offset = errors.seek(0, os.SEEK_END)
                 if line.endswith(b"\n"):  # not cut off by a crash
                     on_event(parsed_json(line))
             code = child.wait()
@@ -177,14 +177,14 @@ def _run_child(
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         if code == -signal.SIGALRM:
-            return "hung", "did not start in time" if said is None else f"no answer within {limit:g} s"
-        return ("done", "") if code == 0 else ("crashed", _crash_reason(code, errors, said or 0))
+            return "hung", "did not start in time" if offset is None else f"no answer within {limit:g} s"
+        return ("done", "") if code == 0 else ("crashed", _crash_reason(code, errors, offset or 0))
 
 
-def _crash_reason(code: int, errors: IO[bytes], said: int) -> str:
-    """How the child ended, and the last line of its output after the first `said` bytes."""
+def _crash_reason(code: int, errors: IO[bytes], offset: int) -> str:
+    """How the child ended, and the last line of its output after the first `offset` bytes."""
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    errors.seek(max(said, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    errors.seek(max(offset, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     last = next((line for line in reversed(lines) if line), "")
     return f"{name}: {last}" if last else name

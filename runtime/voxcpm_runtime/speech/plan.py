@@ -132,7 +132,7 @@ class Plan:
 
         Raises InputError for a system error, such as too little memory.
         """
-        return self.voice.encoded(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
+        return self.voice.encode(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
     def longest_segment(self, *, anchored: bool) -> int:
         """Maximum number of text tokens in a segment, by `segment_tokens` and by the speech that fits in the KV cache.

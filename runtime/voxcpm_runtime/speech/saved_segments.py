@@ -16,7 +16,7 @@ from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_constants.json_files import parsed_json, read_bounded, read_json
 from voxcpm_runtime.argument_types import file_argument
 from voxcpm_runtime.speech.results import SpokenSegment
-from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
+from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.storage.whole_file import hidden_sibling, whole_file
 
 _PLAN = "plan.json"
@@ -60,7 +60,7 @@ class SavedSegments:
         if not self._matches:
             return None
         try:
-            found, metadata, has_digest = unsealed(read_bounded(self._path(index), MAX_VOICE_BYTES))
+            found, metadata, has_digest = load_tensors(read_bounded(self._path(index), MAX_VOICE_BYTES))
             if not has_digest or metadata[_PLACE_KEY] != self._place(index):
                 return None
             arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
@@ -79,7 +79,7 @@ class SavedSegments:
                     self._acquire()
             with whole_file(self._path(index)) as file:
                 file.write(
-                    sealed(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
+                    dump_tensors(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
                 )
         except OSError as error:
             # Remove the folder if it is empty.

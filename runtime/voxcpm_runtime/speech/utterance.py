@@ -39,7 +39,7 @@ _SLACK = 0.8
 _MIN_LONG_PATCHES = 3
 """Speech of fewer than min_len + 3 patches is never too long: the shortest speech has min_len + 2."""
 # Minimum and maximum pace of a prompt; long silence or a wrong transcript would exceed them.
-_PACES = (0.8, 1.5)
+_PACE_RANGE = (0.8, 1.5)
 _CATEGORIES: dict[Reason, type[UserWarning]] = {"long": TooLongWarning, "short": TooShortWarning}
 
 
@@ -153,7 +153,7 @@ def _length(
     # One or two words do not tell the pace.
     if voice is not None and prompt_letters and len(segment.transcript_tokens) >= min_anchor(plan.bundle):
         seconds = voice.prompt_patches * a.patch_seconds
-        pace = min(max(seconds / profile.expected_seconds(prompt_letters), _PACES[0]), _PACES[1])
+        pace = min(max(seconds / profile.expected_seconds(prompt_letters), _PACE_RANGE[0]), _PACE_RANGE[1])
     return expected_length(profile, segment.letters, a.patch_seconds, pace=pace, min_len=options.min_len)
 
 

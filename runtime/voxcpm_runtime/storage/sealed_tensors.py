@@ -20,13 +20,13 @@ _DIGEST_KEY = "sha256"
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
-def sealed(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
+def dump_tensors(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file of the tensors and metadata, with a digest of both."""
     own = dict(metadata or {})
     return tensor_file(tensors, {**own, _DIGEST_KEY: _digest(tensors, own)})
 
 
-def unsealed(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str], bool]:
+def load_tensors(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str], bool]:
     """The tensors and metadata of a safetensors file, and whether it has a digest (earlier releases wrote none).
 
     Raises ValueError if it cannot be parsed or its digest differs.

@@ -26,7 +26,7 @@ from voxcpm_constants.file_locks import Lock, is_at, try_lock
 from voxcpm_constants.user_folders import user_path
 
 _MAX_NAME_BYTES = 200  # bytes of a name within a hidden name; file systems allow 255
-_REFUSED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK: "block device"}
+_UNSUPPORTED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK: "block device"}
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return Path(os.path.realpath(path))
-    if (kind := _REFUSED_KINDS.get(stat.S_IFMT(mode))) is not None:
+    if (kind := _UNSUPPORTED_KINDS.get(stat.S_IFMT(mode))) is not None:
         raise OSError(errno.EINVAL, f"it is a {kind}", str(path))
     if not overwrite and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
         choice = "; --overwrite replaces it" if overwrite is False else ""

@@ -16,7 +16,7 @@ from voxcpm_constants.json_files import read_bounded
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import build_sequence
-from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
+from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
@@ -66,7 +66,7 @@ def prefix_files(voice_path: Path) -> list[Path]:
 def _read(path: Path) -> Prefix | None:
     """The prefix in a file; None if it is missing or damaged."""
     try:
-        tensors, _, has_digest = unsealed(read_bounded(path, MAX_VOICE_BYTES))
+        tensors, _, has_digest = load_tensors(read_bounded(path, MAX_VOICE_BYTES))
     except (OSError, ValueError):
         return None
     if not has_digest or _PROMPT not in tensors:
@@ -83,4 +83,4 @@ def _write(path: Path, prefix: Prefix) -> None:
     tensors |= {f"{_RESIDUAL}{name}": array for name, array in prefix.residual_rows.items()}
     tensors[_PROMPT] = prefix.prompt_embeddings
     with contextlib.suppress(OSError), whole_file(path) as file:
-        file.write(sealed(tensors))
+        file.write(dump_tensors(tensors))

@@ -109,9 +109,9 @@ class Recordings:
             return self.voice
         if self.prompt is None and self.reference is None:
             return None
-        return self.decoded(a, trimmed=trimmed)
+        return self.decode(a, trimmed=trimmed)
 
-    def decoded(self, a: Architecture, *, trimmed: bool) -> UnencodedVoice:
+    def decode(self, a: Architecture, *, trimmed: bool) -> UnencodedVoice:
         """The recordings, decoded and checked. Arguments and errors: `read`."""
         if self.reference is not None:
             require_references(a, "a reference voice", "give a prompt")
@@ -185,7 +185,7 @@ class UnencodedVoice:
         """Number of patches of the reference; 0 without one."""
         return self._patches(self.reference)
 
-    def encoded(self, driver: Driver, name: str = "", provenance: dict[str, str] | None = None) -> Voice:
+    def encode(self, driver: Driver, name: str = "", provenance: dict[str, str] | None = None) -> Voice:
         """The voice, encoded by the AudioVAE encoder of `driver`."""
         a = self.architecture
         prompt = None if self.prompt is None else driver.encode_prompt(self.prompt)

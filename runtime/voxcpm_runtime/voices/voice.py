@@ -31,7 +31,7 @@ from voxcpm_runtime.argument_types import (
     wrong_type,
 )
 from voxcpm_runtime.model.sequence import Latents
-from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
+from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.text.control import require_references
 
@@ -141,10 +141,10 @@ class Voice:
         prompt = latents if self.prompt is None else np.concatenate([self.prompt, latents])
         if window_patches is not None:
             maximum = whole_number(window_patches, "window_patches", 0, "patches")
-            kept = 0 if self.prompt is None else 1
-            start = turns[0].patches if kept else 0
-            while len(prompt) > maximum and len(turns) > kept + 1:
-                prompt = np.concatenate([prompt[:start], prompt[start + turns.pop(kept).patches :]])
+            protected = 0 if self.prompt is None else 1
+            start = turns[0].patches if protected else 0
+            while len(prompt) > maximum and len(turns) > protected + 1:
+                prompt = np.concatenate([prompt[:start], prompt[start + turns.pop(protected).patches :]])
             if len(prompt) > maximum:
                 return self
         header = self.header.model_copy(update={"turns": tuple(turns)})
@@ -175,7 +175,7 @@ class Voice:
         metadata = {_METADATA_KEY: header.model_dump_json()}
         try:
             with whole_file(path, overwrite=overwrite) as file:
-                file.write(sealed(self._tensors(), metadata))
+                file.write(dump_tensors(self._tensors(), metadata))
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
         return replace(self, header=header, path=path)
@@ -222,7 +222,7 @@ def latent_space(a: Architecture) -> str:
 
 
 def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
-    tensors, metadata, has_digest = unsealed(read_bounded(path, MAX_VOICE_BYTES))
+    tensors, metadata, has_digest = load_tensors(read_bounded(path, MAX_VOICE_BYTES))
     try:
         header = VoiceHeader.model_validate_json(metadata.get(_METADATA_KEY, ""))
     except ValidationError as error:

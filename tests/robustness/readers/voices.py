@@ -21,9 +21,9 @@ def _changed(content: bytes, chance: random.Random) -> bytes:
 
 def _resealed(content: bytes, chance: random.Random) -> bytes:
     """A file of tensors with a change that its digest knows of: in an element, a shape, a dtype, a name or metadata."""
-    from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
+    from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 
-    tensors, metadata, _ = unsealed(content)
+    tensors, metadata, _ = load_tensors(content)
     name = chance.choice(sorted(tensors))
     tensor = tensors[name]
     match chance.randrange(6 if metadata else 5):
@@ -41,7 +41,7 @@ def _resealed(content: bytes, chance: random.Random) -> bytes:
         case _:
             key = chance.choice(sorted(metadata))
             metadata[key] = mutated_json(metadata[key].encode(), chance).decode(errors="replace")
-    return sealed(tensors, metadata)
+    return dump_tensors(tensors, metadata)
 
 
 def voice(bundle: Path, folder: Path) -> Reader:

@@ -11,7 +11,7 @@ from voxcpm_constants.errors import BundleError
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.storage.sealed_tensors import unsealed
+from voxcpm_runtime.storage.sealed_tensors import load_tensors
 
 
 def test_a_bundle_without_a_field_that_its_release_did_not_have_yet_opens(bundle_folder):
@@ -54,7 +54,7 @@ def test_saved_segments_of_an_earlier_release_are_spoken_again(tmp_path):
     saved = SavedSegments(tmp_path / "a.wav", "digest", 3, drawn=False)
     saved.put(0, segment)
     (file,) = saved.folder.glob("*.segment")
-    tensors, metadata, _ = unsealed(file.read_bytes())
+    tensors, metadata, _ = load_tensors(file.read_bytes())
     assert saved.get(0) is not None
 
     file.write_bytes(save(tensors, metadata))

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save, save_file
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
+from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
@@ -86,7 +86,7 @@ def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_pat
     in_memory, from_file = again(tts), again(anew())
     (prefix,) = prefix_files(path)
     content = prefix.read_bytes()
-    undigested = save({name: np.zeros_like(array) for name, array in unsealed(content)[0].items()})
+    undigested = save({name: np.zeros_like(array) for name, array in load_tensors(content)[0].items()})
     for damaged in (content[:-1], undigested):
         prefix.write_bytes(damaged)
         assert in_memory == from_file < again(anew())
@@ -142,11 +142,11 @@ def test_a_file_that_is_no_voice_is_refused(tts, audio, tmp_path, spoil, message
 
 def _with(path, tensors=None, digest=True, **changes):
     """The file with other tensors or another header, and with the digest of both, as somebody who made it up."""
-    found, metadata, _ = unsealed(path.read_bytes())
+    found, metadata, _ = load_tensors(path.read_bytes())
     header = {**json.loads(metadata["voice"]), **changes}
     tensors = found if tensors is None else tensors
     if digest:
-        path.write_bytes(sealed(tensors, {"voice": json.dumps(header)}))
+        path.write_bytes(dump_tensors(tensors, {"voice": json.dumps(header)}))
     else:
         save_file(tensors, path, {"voice": json.dumps(header)})
 
@@ -158,7 +158,7 @@ def test_a_voice_of_an_earlier_release_opens_and_is_saved_with_a_digest(tts, aud
 
     assert Voice.load(path) == voice
     Voice.load(path).save(path)
-    assert unsealed(path.read_bytes())[2]
+    assert load_tensors(path.read_bytes())[2]
     assert Voice.load(path).header.format == 2
 
 

@@ -32,7 +32,7 @@ from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 CORE_AI_PACKAGE = "coreai-core"
 INSTALL_CORE_AI = "pip install 'voxcpm-coreml[coreai]'"
-_MISSING = (
+_INSTALL_MESSAGE = (
     f"backend coreai needs Apple's Core AI runtime: {INSTALL_CORE_AI} "
     "(Python 3.11 or newer, on Linux x86-64 or a Mac with Apple silicon)"
 )
@@ -41,7 +41,7 @@ _MISSING = (
 def check_installed() -> None:
     """Raises InputError, with what to install, if Core AI's runtime is missing."""
     if importlib.util.find_spec("coreai") is None:
-        raise InputError(_MISSING)
+        raise InputError(_INSTALL_MESSAGE)
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def _runtime() -> Any:
     try:
         return importlib.import_module("coreai.runtime")
     except ImportError:
-        raise InputError(_MISSING) from None
+        raise InputError(_INSTALL_MESSAGE) from None
 
 
 def _is_system_runtime() -> bool:

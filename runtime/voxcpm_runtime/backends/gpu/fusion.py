@@ -25,7 +25,7 @@ _PART: Formula = {
     "product": ("FusedMatMul", "x", "weight"),
 }
 # Attention within a patch, up to the input (B, S, heads · width) of the output projection.
-_WITHIN: Formula = {
+_PATCH_ATTENTION: Formula = {
     "rows": ("Reshape", "turned", "rows_shape"),
     "turned": ("Transpose", "heads"),
     "heads": ("Reshape", "attended", "heads_shape"),
@@ -36,7 +36,7 @@ _WITHIN: Formula = {
     "scaled": ("Mul", "turned_queries", "factor"),
 }
 # The kernel requires head widths that are multiples of this.
-_WIDTHS = 8
+_HEAD_WIDTH_MULTIPLE = 8
 
 
 class Rotary(NamedTuple):
@@ -69,13 +69,13 @@ def fuse_for_gpu(
     sum and its RMSNorm become one node.
     """
     view = View(nodes, graph, shapes, program.weights)
-    for rewrite in (_attention, _merged, _replaced, _sum_and_norm):
+    for rewrite in (_fuse_attention, _merge_products, _fuse, _fuse_sum_and_norm):
         nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
         view.read(nodes)
     return list(nodes)
 
 
-def _attention(view: View, node: NodeProto) -> list[NodeProto] | None:
+def _fuse_attention(view: View, node: NodeProto) -> list[NodeProto] | None:
     """The fusion of attention that ends with the output projection `node`; None for another node.
 
     `MultiHeadAttention` takes queries, keys and values as three parts of a rotated product. Query heads that share a
@@ -84,7 +84,7 @@ def _attention(view: View, node: NodeProto) -> list[NodeProto] | None:
     """
     if not is_product(node) or not view.is_fixed(node.input[1]):
         return None
-    names = view.match(_WITHIN, "rows", node.input[0])
+    names = view.match(_PATCH_ATTENTION, "rows", node.input[0])
     if names is None or not is_product(view.producers[names["scores"]]):
         return None
     q, k, v = (_part(view, names[key]) for key in ("turned_queries", "keys", "values"))
@@ -94,7 +94,7 @@ def _attention(view: View, node: NodeProto) -> list[NodeProto] | None:
     start, graph, integers = len(view.graph.nodes), view.graph, view.graph.integers
     groups = q.heads // k.heads
     grouped = (k.heads, groups, k.width)
-    in_rows = _reordered(view, q.weight, (*grouped, -1), (1, 0, 2, 3), (q.heads * k.width, -1))
+    in_rows = _reorder(view, q.weight, (*grouped, -1), (1, 0, 2, 3), (q.heads * k.width, -1))
     queries = Part(q.x, in_rows, q.batch, q.positions, q.heads, q.width, q.rotary)
     if q.x == k.x:
         rows, keys, values = _products(view, [queries, k, v])
@@ -105,7 +105,7 @@ def _attention(view: View, node: NodeProto) -> list[NodeProto] | None:
         "MultiHeadAttention", rows, keys, values, domain=CONTRIB, num_heads=k.heads, scale=scale
     )
     rows = graph.emit("Reshape", rows, integers([-1, q.positions, q.heads * k.width]))
-    weight = _reordered(view, node.input[1], (-1, *grouped), (0, 2, 1, 3), (-1, q.heads * k.width))
+    weight = _reorder(view, node.input[1], (-1, *grouped), (0, 2, 1, 3), (-1, q.heads * k.width))
     result = graph.emit("FusedMatMul", rows, weight, domain=CONTRIB, transB=1)
     return view.take(start, result, node.output[0])
 
@@ -128,7 +128,7 @@ def _fits(view: View, q: Part, k: Part, v: Part) -> bool:
     rotations = (part.rotary for part in (q, k, v) if part.rotary is not None)
     return (
         q.width == k.width == v.width
-        and k.width % _WIDTHS == 0
+        and k.width % _HEAD_WIDTH_MULTIPLE == 0
         and k.heads == v.heads
         and q.heads % k.heads == 0
         and k.x == v.x
@@ -177,17 +177,17 @@ def _tables(view: View, parts: Sequence[Part]) -> list[str]:
     return [view.graph.constant(column(index), dtype) for index in (0, 1)]
 
 
-def _reordered(
+def _reorder(
     view: View, weight: str, split: Sequence[int], order: Sequence[int], shape: Sequence[int]
 ) -> str:
     """A weight with two of its axes swapped, computed when the graph is loaded."""
     graph, integers = view.graph, view.graph.integers
 
-    def turned() -> str:
+    def permuted() -> str:
         axes = graph.emit("Reshape", weight, integers(split))
         return graph.emit("Reshape", graph.emit("Transpose", axes, perm=list(order)), integers(shape))
 
-    return view.shared(("reordered", weight, str(order)), turned)
+    return view.shared(("reordered", weight, str(order)), permuted)
 
 
 def _rotary(view: View, value: str) -> Rotary | None:
@@ -195,16 +195,16 @@ def _rotary(view: View, value: str) -> Rotary | None:
     node = view.producer(value, "Add")
     if node is None:
         return None
-    for straight, turned in (node.input, node.input[::-1]):
-        for turn, sin in view.factors(turned):
-            x = _turned(view, turn)
+    for straight, permuted in (node.input, node.input[::-1]):
+        for turn, sin in view.factors(permuted):
+            x = _rotate_half(view, turn)
             cosines = [cos for other, cos in view.factors(straight) if other == x]
             if x is not None and cosines:
                 return Rotary(x, cosines[0], sin)
     return None
 
 
-def _turned(view: View, value: str) -> str | None:
+def _rotate_half(view: View, value: str) -> str | None:
     """x, if the value is (−second half of x, first half of x), otherwise None."""
     concat = view.producer(value, "Concat")
     if concat is None or len(concat.input) != 2 or attribute(concat, "axis") not in (-1, 3):
@@ -227,7 +227,7 @@ def _fixed_tables(view: View, found: Rotary) -> list[np.ndarray] | None:
     return halves if len(halves) == 2 else None
 
 
-def _rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
+def _fuse_rotary(view: View, node: NodeProto) -> list[NodeProto] | None:
     """One node for the rotary embedding that ends with a sum; None for another sum."""
     found = _rotary(view, node.output[0])
     if found is None:
@@ -235,7 +235,7 @@ def _rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
     start, graph = len(view.graph.nodes), view.graph
     fixed = _fixed_tables(view, found)
     if fixed is None:
-        tables = _gathered(view, found)
+        tables = _gather_tables(view, found)
     else:
         tables = [graph.integers([0]), *(graph.constant(table, table.dtype) for table in fixed)]
     if not tables:
@@ -244,7 +244,7 @@ def _rotated(view: View, node: NodeProto) -> list[NodeProto] | None:
     return view.take(start, result, node.output[0])
 
 
-def _gathered(view: View, found: Rotary) -> list[str]:
+def _gather_tables(view: View, found: Rotary) -> list[str]:
     """Positions (1, S), cosines and sines of gathered tables; empty for another form."""
     cos, sin = (view.producer(name, "Gather") for name in (found.cos, found.sin))
     table = None if cos is None else view.constant(cos.input[0])
@@ -263,7 +263,7 @@ def _gathered(view: View, found: Rotary) -> list[str]:
     return [view.shared(("positions", root), positions), half(cos.input[0]), half(sin.input[0])]
 
 
-def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
+def _merge_products(view: View, node: NodeProto) -> list[NodeProto] | None:
     """Products of one value with constants, each split into heads, merged into one at the last of them."""
     group = _group(view, node)
     if len(group) < 2 or group[-1] is not node:
@@ -314,12 +314,12 @@ def _heads_of(view: View, node: NodeProto) -> list[int]:
     return view.heads(reshape)
 
 
-def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
+def _fuse(view: View, node: NodeProto) -> list[NodeProto] | None:
     """The fusion of a node with its producers; None if there is none."""
     if node.op_type == "Add":
-        return _rotated(view, node)
+        return _fuse_rotary(view, node)
     if node.op_type in ("MatMul", "FusedMatMul"):
-        return _scaled_product(view, node)
+        return _fuse_scale(view, node)
     if node.op_type == "ScatterElements":
         _share_indices(view, node)
     return None
@@ -335,7 +335,7 @@ def _share_indices(view: View, node: NodeProto) -> None:
         node.input[1] = view.made.setdefault(key, node.input[1])
 
 
-def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
+def _fuse_scale(view: View, node: NodeProto) -> list[NodeProto] | None:
     """(x · constant), reshaped, times y, with the constant as the product's `alpha`."""
     reshape = view.producer(node.input[0], "Reshape")
     if reshape is None:
@@ -351,7 +351,7 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
     return None
 
 
-def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
+def _fuse_sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
     """A sum on the residual path, fused with the RMSNorm that reads it.
 
     ONNX Runtime 1.31 accumulates squares in float32 (see `device._OPTIONS`).

@@ -37,7 +37,7 @@ LOWERING_VERSION = 13
 
 _DIGEST_BYTES = 32
 # Step models are loaded on several threads. Lowering holds the GIL, so two at a time would only take more memory.
-_LOWERING = threading.Lock()
+_LOWER_LOCK = threading.Lock()
 
 
 def load_lowered(
@@ -61,7 +61,7 @@ def load_lowered(
     lowered, weights = read_entry(entry), map_weights(package)
     if lowered is not None and lowered.weight_file_size == (0 if weights is None else weights.size):
         return lowered
-    with _LOWERING:
+    with _LOWER_LOCK:
         from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx; only on a cache miss
 
         lowered = lower(package, function, mode, probe, signed, rewrite)

@@ -145,7 +145,7 @@ class Call:
         """A constant input as int, float, bool, str or nested list; the default if it is absent."""
         if not self.has(name):
             return default
-        constant = self.given(self._argument(name), name)
+        constant = self.require_constant(self._argument(name), name)
         return constant.data if isinstance(constant.data, str) else self.array(constant).tolist()
 
     def indices(self, name: str) -> str:
@@ -158,7 +158,7 @@ class Call:
         """Name of a constant in the graph."""
         return self.graph.constant(value, dtype)
 
-    def given(self, argument: Argument, name: str = "") -> Constant:
+    def require_constant(self, argument: Argument, name: str = "") -> Constant:
         """The constant of an argument of this operation or an earlier one. name: for the error message."""
         constant = self._constant(argument)
         if constant is None:

@@ -131,7 +131,7 @@ class Program:
             self.weights if self.weights is not None else b"", np.uint8, blob.size, blob.offset
         )
         if blob.dtype == HALF_BYTES:
-            return _halves(flat, blob.shape)
+            return _unpack_int4(flat, blob.shape)
         return flat.view(STORED_DTYPES[blob.dtype]).reshape(blob.shape)
 
 
@@ -236,13 +236,13 @@ def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
         return Constant(type_, str(values[0]))
     shape = tuple(d or 0 for d in type_.shape)
     if type_.dtype == HALF_BYTES:
-        return Constant(type_, _halves(np.frombuffer(values, np.uint8), shape))
+        return Constant(type_, _unpack_int4(np.frombuffer(values, np.uint8), shape))
     dtype = STORED_DTYPES[type_.dtype]
     flat = np.frombuffer(values, dtype) if isinstance(values, bytes) else np.array(values, dtype)
     return Constant(type_, flat.reshape(shape))
 
 
-def _halves(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _unpack_int4(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Elements of half a byte as int8."""
     pairs = np.stack((packed & 0x0F, packed >> 4), axis=-1)
     values = pairs.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)

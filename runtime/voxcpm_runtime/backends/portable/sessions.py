@@ -37,7 +37,7 @@ _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
 
 # Earlier versions lack `spin_duration_us`, and would spin until the next call.
-_BOUNDED_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
+_LIMITS_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
 _SPIN_MICROSECONDS = "50"
 
 _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
@@ -47,13 +47,13 @@ _NO_THREAD = "pthread_create failed"
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 # Minimum bytes of integer weights: below, opening is fast enough.
 _MIN_PREPARED_BYTES = 32 << 20
-_DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
-_NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAGED)
+_LOAD_ERRORS: tuple[type[Exception], ...] = (BundleError, *ERRORS)
+_SAVE_ERRORS: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_LOAD_ERRORS)
 # Free disk space needed, as a multiple of the weights, for folded and packed ones and some margin.
 _DISK_FACTOR = 4
 # Preparing takes several times the weights' memory, so one at a time.
-_PREPARING = threading.Lock()
-_SAVING = {
+_PREPARE_LOCK = threading.Lock()
+_SAVE_OPTIONS = {
     "session.optimized_model_external_initializers_file_name": WEIGHTS,
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
@@ -125,9 +125,9 @@ def _open_prepared(
         entry.mkdir()
         options = _processor_options("plain", threads)
         options.optimized_model_filepath = str(entry / MODEL)
-        for name, value in _SAVING.items():
+        for name, value in _SAVE_OPTIONS.items():
             options.add_session_config_entry(name, value)
-        with _PREPARING:
+        with _PREPARE_LOCK:
             _open_lowered(package, lowered, options)
         record_files(entry)
 
@@ -144,9 +144,9 @@ def _open_prepared(
         entry, _ = form.cached()
         try:
             return opened(entry)
-        except _DAMAGED:
+        except _LOAD_ERRORS:
             return opened(form.cached(damaged=mark(entry))[0])
-    except _NOT_SAVED as error:
+    except _SAVE_ERRORS as error:
         reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
         warnings.warn(
             f"{cache_folder('compiled')}: a prepared step model cannot be saved ({reason}), so every start takes "
@@ -181,7 +181,7 @@ def session_options(level: ort.GraphOptimizationLevel, threads: int | None) -> o
     options.graph_optimization_level = level
     # Each step model has its own threads. Idle threads that spin for long take cores from the running model and from
     # other programs: up to ten times slower on a busy machine. Spinning between operations saves a sixth (TRIALS.md).
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(_BOUNDED_SPINNING)))
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(_LIMITS_SPINNING)))
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
     if (threads := threads or fair_threads()) is not None:
         options.intra_op_num_threads = threads

@@ -16,11 +16,11 @@ from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob
 # large ones are slightly faster (TRIALS.md). The first one that divides the row length is used.
 _BLOCK_SIZES = (32, 16)
 # The block lengths that MatMulNBits supports.
-_KNOWN_BLOCK_SIZES = (16, 32, 64, 128, 256)
+_VALID_BLOCK_SIZES = (16, 32, 64, 128, 256)
 # At this level MatMulNBits computes with int8 activations; at lower ones it unpacks to float32, which is far slower.
 _INT8_ACCURACY_LEVEL = 4
 # From this many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
-_WHOLE_ROWS = 4
+_MIN_WHOLE_ROWS = 4
 
 # Avoids a division by zero for a row of zeros.
 _MIN_PEAK = 1e-30
@@ -59,7 +59,7 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     if channelwise is None:
         return _packed_product(call, stored) if transposed else None
     # A dynamic axis counts as one row.
-    x, many = call.tensor("x"), math.prod(size or 1 for size in call.shape("x")[:-1]) >= _WHOLE_ROWS
+    x, many = call.tensor("x"), math.prod(size or 1 for size in call.shape("x")[:-1]) >= _MIN_WHOLE_ROWS
     if not call.graph.signed_products:
         return _whole_row_product(call, x, channelwise) if many else _channelwise_product(call, channelwise)
     # The input of a gated MLP's last product has outliers. That product narrows, and nothing else reads its input. Keys
@@ -111,7 +111,7 @@ def _packed_product(call: Call, weight: Compressed) -> str | None:
     """One MatMulNBits with a 4-bit weight (out, in) whose rows have scales, and perhaps offsets, in blocks."""
     (columns, rows), groups = weight.shape, weight.scales[1]
     block = _dividing_block(rows) if groups == 1 else rows // groups
-    if weight.data.type.dtype != HALF_BYTES or weight.scales[0] != columns or block not in _KNOWN_BLOCK_SIZES:
+    if weight.data.type.dtype != HALF_BYTES or weight.scales[0] != columns or block not in _VALID_BLOCK_SIZES:
         return None
     # One offset per block, in whole bytes per row.
     if weight.offset is not None and (groups != rows // block or groups % 2):
@@ -164,8 +164,8 @@ def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
 def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool) -> str:
     """Rows as two planes of bytes in one integer product; the second holds the first one's rounding errors: 15 bits.
 
-    With few rows, reading the weight dominates, so the second plane costs nothing. From _WHOLE_ROWS rows on it does,
-    and is left out unless `always` (TRIALS.md).
+    With few rows, reading the weight dominates, so the second plane costs nothing. From _MIN_WHOLE_ROWS rows on it
+    does, and is left out unless `always` (TRIALS.md).
     """
     integers = call.graph.integers
     # (…, rows, planes, in), and units (…, rows, 1, planes)
@@ -177,7 +177,7 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     parts = [steps, whole]
     if None in call.shape("x")[:-1] and not always:
         rows = call.emit("ReduceProd", call.emit("Shape", x, end=-2), keepdims=1)
-        second = call.emit("Cast", call.emit("Less", rows, integers([_WHOLE_ROWS])), to=TensorProto.INT64)
+        second = call.emit("Cast", call.emit("Less", rows, integers([_MIN_WHOLE_ROWS])), to=TensorProto.INT64)
         # Sliced first, so that nothing is computed for a plane that is left out.
         parts = [call.emit("Slice", part, integers([0]), second, integers([-2])) for part in parts]
         fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))

@@ -15,10 +15,10 @@ def _concat(call: Call) -> str:
     if call.static("interleave", False):
         raise call.refuse("interleave")
     names, ranks = call.tensors("values")
-    return _stacked(call, axis=0) if 0 in ranks else call.emit("Concat", *names, axis=call.static("axis"))
+    return _stack(call, axis=0) if 0 in ranks else call.emit("Concat", *names, axis=call.static("axis"))
 
 
-def _stacked(call: Call, axis: int) -> str:
+def _stack(call: Call, axis: int) -> str:
     axes = call.graph.integers([axis])
     names, _ = call.tensors("values")
     return call.emit("Concat", *(call.emit("Unsqueeze", name, axes) for name in names), axis=axis)
@@ -79,7 +79,7 @@ def _scatter(call: Call) -> str:
     if mode != "update":
         raise call.refuse(f"mode {mode}")
     axis = call.static("axis", 0) % call.rank("data")
-    return _written(call, "data", axis, call.indices("indices"), "updates")
+    return _scatter_rows(call, "data", axis, call.indices("indices"), "updates")
 
 
 def _slice_update(call: Call) -> str:
@@ -98,16 +98,16 @@ def _slice_update(call: Call) -> str:
     if length is None:
         raise call.refuse("an update of open length")
     indices = first if length == 1 else call.emit("Add", first, integers(range(length)))
-    return _written(call, "x", axis, indices, "update")
+    return _scatter_rows(call, "x", axis, indices, "update")
 
 
-def _written(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
+def _scatter_rows(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
     data, updates = call.tensor(into), call.tensor(rows)
     outer = tuple(size for size in call.shape(into)[:axis] if size is not None)
     # ScatterElements needs an index per element, and takes several times as long for 64 rows (TRIALS.md). On a GPU it
     # is as fast, and scatters of one shape share their indices.
     if call.mode == "plain" and len(outer) == axis:
-        return call.emit("ScatterND", data, _tuples(call, outer, indices), updates)
+        return call.emit("ScatterND", data, _nd_indices(call, outer, indices), updates)
     integers = call.graph.integers
     if axis == 0:
         return call.emit("ScatterND", data, call.emit("Unsqueeze", indices, integers([-1])), updates)
@@ -118,7 +118,7 @@ def _written(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
     return call.emit("ScatterElements", data, everywhere, updates, axis=axis)
 
 
-def _tuples(call: Call, outer: tuple[int, ...], indices: str) -> str:
+def _nd_indices(call: Call, outer: tuple[int, ...], indices: str) -> str:
     """ScatterND's indices (outer..., indices, axes): the coordinates of each index at each place of the outer axes."""
     integers = call.graph.integers
     axes = len(outer)
@@ -144,6 +144,6 @@ OPERATORS: dict[str, Operator] = {
     "slice_update": _slice_update,
     "split": _split,
     "squeeze": _squeeze,
-    "stack": lambda call: _stacked(call, call.static("axis")),
+    "stack": lambda call: _stack(call, call.static("axis")),
     "transpose": _transpose,
 }

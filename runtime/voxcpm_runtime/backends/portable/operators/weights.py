@@ -51,8 +51,8 @@ def compressed(call: Call, operation: Operation) -> Compressed:
         scale, offset = aligned(scale), aligned(zero_point)
     else:
         # iOS 18: scale and offset have the rank of data.
-        given = {name: call.given(argument) for name, (argument,) in operation.inputs.items()}
-        data, scale, offset = given["data"], given["scale"], given.get("offset")
+        constants = {name: call.require_constant(argument) for name, (argument,) in operation.inputs.items()}
+        data, scale, offset = constants["data"], constants["scale"], constants.get("offset")
     if offset is not None and not np.any(call.array(offset)):
         offset = None
     shape, scales = (tuple(size or 0 for size in c.type.shape) for c in (data, scale))
@@ -77,30 +77,30 @@ def _dequantize(call: Call) -> str:
             return value
         return call.emit("Reshape", value, call.graph.integers([n for axis in shape for n in axis]))
 
-    value, scale = _floats(call, weight.data), call.materialised(weight.scale)
+    value, scale = _as_float32(call, weight.data), call.materialised(weight.scale)
     if half:
         # Folded on the CPU when the graph is loaded, where ONNX Runtime cannot multiply fp16.
         scale = call.emit("Cast", scale, to=TensorProto.FLOAT)
     value, scale = reshaped(value, cut), reshaped(scale, spread)
     if weight.offset is not None:
-        value = call.emit("Sub", value, reshaped(_floats(call, weight.offset), spread))
+        value = call.emit("Sub", value, reshaped(_as_float32(call, weight.offset), spread))
     value = call.emit("Mul", value, scale)
     if half:
         value = call.emit("Cast", value, to=TensorProto.FLOAT16)
     return call.emit("Reshape", value, call.graph.integers(weight.shape)) if in_blocks else value
 
 
-def _floats(call: Call, constant: Constant) -> str:
+def _as_float32(call: Call, constant: Constant) -> str:
     """Stored integers in float32."""
     if not isinstance(constant.data, Blob):
         return call.graph.constant(call.array(constant), np.float32)
     if constant.type.dtype == HALF_BYTES:
-        return _unpacked(call, constant.data)
+        return _unpack_int4(call, constant.data)
     stored = call.graph.weight(constant.data, np.dtype(np.int8))
     return call.emit("Cast", stored, to=TensorProto.FLOAT)
 
 
-def _unpacked(call: Call, blob: Blob) -> str:
+def _unpack_int4(call: Call, blob: Blob) -> str:
     """Half bytes in float32, the low half of each byte first."""
     integers, eight = call.graph.integers, call.scalar(8, np.uint8)
     packed = call.graph.weight(blob, np.dtype(np.uint8))
