@@ -1,4 +1,4 @@
-"""`doctor`: which compute units of this machine run a bundle, how fast, and how correctly."""
+"""`doctor`: which compute units of this machine run a bundle correctly, and how fast."""
 
 from __future__ import annotations
 

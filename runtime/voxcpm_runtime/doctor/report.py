@@ -52,7 +52,7 @@ class Report:
         return self.chosen.keys() == self.bundle.manifest.step_models.keys()
 
     def advice(self) -> Iterator[str]:
-        """What to use, what failed, and what to do about it, one sentence each."""
+        """Yield sentences on what to use, what failed, and what to do about it."""
         if self.refusal:
             yield f"Core ML was not tried: {self.refusal}."
         for trial in self.endurance:

@@ -58,7 +58,7 @@ class Endurance(BaseModel):
 
     units: dict[str, str]  # The compute unit of each step model
     outcome: Ending
-    seconds: float  # How long it lasted
+    seconds: float  # Duration
     step_model: str = ""  # The step model that failed
     message: str = ""
 
@@ -158,9 +158,9 @@ def _run_child(
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
-            # A session of its own, so that its children are killed with it.
+            # A new session, so that its children are killed with it.
             start_new_session=True,
-            # A file in the working directory must not be imported as a module (Python 3.11).
+            # Do not import files from the working directory (Python 3.11).
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         os.close(sending)

@@ -95,7 +95,7 @@ def _trial(bundle: Bundle, name: str, unit: str) -> Iterator[Event]:
 
 
 def _endurance(bundle: Bundle, units: dict[str, str], seconds: float) -> Iterator[Event]:
-    """Call the step models in turn, a second each."""
+    """Call the step models in turn, for a second each."""
     names, sizes = tuple(units), bundle.manifest.sizes
     importlib.import_module("coremltools")
     yield {"step_model": names[0], "stage": "load"}

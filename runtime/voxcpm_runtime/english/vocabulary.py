@@ -89,7 +89,7 @@ def decimal(number: str) -> str:
 
 
 def in_pairs(number: str) -> str:
-    """Three or four digits as years and resolutions are said: "nineteen oh five", "ten eighty", "two thousand five"."""
+    """Three or four digits, as in years and resolutions: "nineteen oh five", "ten eighty", "two thousand five"."""
     return digit_names(number) if number[0] == "0" else _name(number, "year").replace("oh-", "oh ")
 
 

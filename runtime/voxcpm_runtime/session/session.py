@@ -34,7 +34,7 @@ EXIT_TIMEOUT_SECONDS = 10.0
 """Timeout for joining session threads at exit. A step takes less, but a thread may be waiting for its turn."""
 _STATE_DIGITS = 16
 
-# Sessions that had a thread; they are joined at exit.
+# Sessions whose threads are joined at exit.
 _JOINED_AT_EXIT: weakref.WeakSet[Session] = weakref.WeakSet()
 
 

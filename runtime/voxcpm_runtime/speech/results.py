@@ -15,7 +15,7 @@ Reason = Literal["", "long", "short", "cut"]
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """One utterance of the speech, as tokens. A short text is one segment."""
+    """One segment of the speech, tokenised. A short text is one segment."""
 
     text: str  # The segment as the caller wrote it
     transcript: str

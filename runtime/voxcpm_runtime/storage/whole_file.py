@@ -31,7 +31,7 @@ _UNSUPPORTED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IF
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryIO]:
-    """Open a temp file next to the target of `path`, renamed to it at the end; any error, or Ctrl-C, removes it.
+    """A context with a temp file next to the target of `path`, renamed to it at the end, or removed on any error.
 
     overwrite: see `replaced_file`.
     """

@@ -1,1 +1,1 @@
-"""Voices: recordings, files, and the user's collection."""
+"""Voices: recordings, voice files, and the user's store of them."""

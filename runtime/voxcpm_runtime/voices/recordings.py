@@ -35,7 +35,7 @@ class Recordings:
     """
 
     prompt: AudioSource | None = None  # Audio to continue
-    prompt_text: str | None = None  # What is said in the prompt, word for word
+    prompt_text: str | None = None  # Verbatim transcript of the prompt
     reference: AudioSource | None = None  # Audio of the voice to clone (VoxCPM2)
     voice: Voice | None = None  # A voice instead of recordings
 
@@ -171,7 +171,7 @@ class UnencodedVoice:
     """Decoded recordings of a voice, which already give its length in patches."""
 
     architecture: Architecture
-    transcript: str  # What is said in the prompt; empty without a prompt
+    transcript: str  # Transcript of the prompt; empty without a prompt
     prompt: Audio | None  # Prompt audio (samples,) at `input_sample_rate`
     reference: Audio | None  # Reference audio (samples,) at `input_sample_rate`
 

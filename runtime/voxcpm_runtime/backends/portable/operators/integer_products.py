@@ -34,7 +34,7 @@ _TOP_BIT, _TOP_BITS = 0x80, 0x88
 
 
 class _Channelwise(NamedTuple):
-    """An int8 weight (columns, rows) when `transposed`, else (rows, columns...), with one scale a column."""
+    """An int8 weight (columns, rows) when `transposed`, else (rows, columns...), with one scale per column."""
 
     blob: Blob
     transposed: bool
