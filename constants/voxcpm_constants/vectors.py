@@ -67,14 +67,14 @@ def vectors_path(step_model: str) -> PurePosixPath:
 
 def streams(model: StepModel, sizes: StepSizes) -> tuple[Stream, ...]:
     """The streams of a step model's test vectors, `chain` first."""
-    shortest, *longer = sorted(range(model.chunk_count), key=lambda chunk: model.chunk_lengths[chunk])
-    cached, length = any(map(is_cache, model.state)), model.chunk_lengths[shortest]
+    first, *longer = sorted(range(model.chunk_count), key=lambda chunk: model.chunk_lengths[chunk])
+    cached, length = any(map(is_cache, model.state)), model.chunk_lengths[first]
     calls = min(CHAIN_CALLS, sizes.kv_length // length) if cached else CHAIN_CALLS
-    found = [Stream(CHAIN, model.at(shortest), length, calls)]
+    found = [Stream(CHAIN, model.at(first), length, calls)]
     for chunk in longer:
         length = model.chunk_lengths[chunk]
         found.append(Stream(f"first_{length}", model.at(chunk), length, 1))
-    for chunk in (shortest, *longer) if cached else ():
+    for chunk in (first, *longer) if cached else ():
         length = model.chunk_lengths[chunk]
         start = sizes.kv_length - length
         found.append(Stream(f"last_{length}", model.at(chunk), length, 1, start, filled=True))

@@ -181,7 +181,7 @@ def write_rooms(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
     for ratio in np.linspace(0.1, 7, 40):
         options = {"retry_badcase_ratio_threshold": float(ratio)}
         plans = [tts.plan(SHORT, voice=given, **options) for given in (None, voice)]
-        longest = [plan.longest_segment(anchored=anchored) for plan in plans for anchored in (False, True)]
+        longest = [plan.max_segment_tokens(anchored=anchored) for plan in plans for anchored in (False, True)]
         rooms.append({"ratio": float(ratio), "longest": longest})
     none = np.zeros(0, np.float32)
     write(folder, bundle, tts, voice, RecordedNoise(0), none, none, rooms=rooms)

@@ -82,13 +82,13 @@ def decode_audio(
     name: its name in messages. rates: lowest and highest sample rate in Hz. Raises InputError for content that is not
     audio, and, while decoding, for more than `max_seconds` or MAX_RECORDING_SAMPLES.
     """
-    lowest, highest = rates
+    min_rate, max_rate = rates
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty or already read to its end")
     try:
         with _SequentialFile(_Content(content)) as file:
             rate, channels = file.samplerate, file.channels
-            if lowest <= rate <= highest and channels <= MAX_CHANNELS:
+            if min_rate <= rate <= max_rate and channels <= MAX_CHANNELS:
                 return _samples(file, max_seconds, name), rate
     except InputError:
         raise
@@ -96,7 +96,8 @@ def decode_audio(
         reason = getattr(error, "error_string", "its header is inconsistent")
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
     raise InputError(
-        f"{name}: expected {lowest} to {highest} Hz and at most {MAX_CHANNELS} channels, got {rate} Hz and {channels}"
+        f"{name}: expected {min_rate} to {max_rate} Hz and at most {MAX_CHANNELS} channels, "
+        f"got {rate} Hz and {channels}"
     )
 
 

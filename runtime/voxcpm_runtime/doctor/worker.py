@@ -176,8 +176,8 @@ def compare(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors:
             every_row = state.rows(0, max(t.shape_at(0)[2] for t in tensors.state))
             expected = {t.name: vectors[stream.key("state", t.name)] for t in tensors.state}
             states.append(min_correlation(stored_state(stream, every_row), expected))
-    lowest = {name: min(calls) for name, calls in by_stream.items()}
-    return Agreement(streams=lowest, chain=by_stream[CHAIN], state=min(states, default=None))
+    minima = {name: min(calls) for name, calls in by_stream.items()}
+    return Agreement(streams=minima, chain=by_stream[CHAIN], state=min(states, default=None))
 
 
 def _repeatable_call(

@@ -117,11 +117,11 @@ class Plan:
         continued: patches to reserve for a voice that is not spoken yet.
         """
         used = positions(len(segment.tokens), voice) + continued
-        shortest, capacity = self.options.min_patches, self.bundle.manifest.sizes.kv_length
-        if used + shortest > capacity:
+        min_patches, capacity = self.options.min_patches, self.bundle.manifest.sizes.kv_length
+        if used + min_patches > capacity:
             raise InputError(
-                f"text, prompt and earlier segments take {used} positions and the speech at least {shortest}: "
-                f"{used + shortest} needed, but the KV cache has {capacity}; shorten the text or the prompt, "
+                f"text, prompt and earlier segments take {used} positions and the speech at least {min_patches}: "
+                f"{used + min_patches} needed, but the KV cache has {capacity}; shorten the text or the prompt, "
                 "lower min_len, or convert with a larger --max-length"
             )
         return min(self.options.patch_bound(segment.target_tokens), capacity - used)
@@ -134,7 +134,7 @@ class Plan:
         """
         return self.voice.encode(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
-    def longest_segment(self, *, anchored: bool) -> int:
+    def max_segment_tokens(self, *, anchored: bool) -> int:
         """Maximum number of text tokens in a segment, by `segment_tokens` and by the speech that fits in the KV cache.
 
         anchored: leave room for an equally long segment that this one continues.
@@ -146,17 +146,17 @@ class Plan:
         fits = room / (1 + min(by_pace, options.retry_badcase_ratio_threshold))
         if options.max_len is not None:
             fits = max(fits, room - options.max_len)
-        shortest = options.min_patches * (2 if anchored else 1)
-        fits = min(fits, room + _SPARE_PATCHES - min(shortest, options.max_len or shortest))
+        min_patches = options.min_patches * (2 if anchored else 1)
+        fits = min(fits, room + _SPARE_PATCHES - min(min_patches, options.max_len or min_patches))
         by_profile = manifest.speech.longest_tokens if manifest.speech else SEGMENT_TOKENS
         return max(0, min(int(fits / 2 if anchored else fits), options.segment_tokens or by_profile))
 
     def fits_alone(self, text: str, *, anchored: bool = False) -> bool:
-        """Whether the text is short enough for one segment. anchored: see `longest_segment`."""
-        longest = self.longest_segment(anchored=anchored)
-        if len(text) > max(longest, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN:
+        """Whether the text is short enough for one segment. anchored: see `max_segment_tokens`."""
+        max_tokens = self.max_segment_tokens(anchored=anchored)
+        if len(text) > max(max_tokens, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN:
             return False
-        return self._count_tokens(text, longest) <= longest
+        return self._count_tokens(text, max_tokens) <= max_tokens
 
     def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
         """Yield the text as one segment if it is short, otherwise in segments whose speech fits in the KV cache.
@@ -169,7 +169,7 @@ class Plan:
         if self.fits_alone(text, anchored=more and anchored):
             yield whole
             return
-        target = max(self.longest_segment(anchored=anchored), MIN_SEGMENT_TOKENS)
+        target = max(self.max_segment_tokens(anchored=anchored), MIN_SEGMENT_TOKENS)
         parts = each_segment(text, partial(self._count_tokens, target=target), target, self.cancel.check)
         # If there is nothing to say, the error about the whole text is clearer.
         yield next(parts, whole)
@@ -191,23 +191,23 @@ class Plan:
         the extra `normalize` is missing for a Chinese text.
         """
         transcript, anchor_tokens, continued = "", 0, 0
-        shortest, growing = self.options.min_patches, self.voice is None
+        min_patches, growing = self.options.min_patches, self.voice is None
         # `split` left room for a voice as long as the longest segment.
-        longest = max(self.longest_segment(anchored=True), MIN_SEGMENT_TOKENS)
+        max_tokens = max(self.max_segment_tokens(anchored=True), MIN_SEGMENT_TOKENS)
         for segment in segments:
             if segment is None:
                 yield None
                 continue
             # Earlier speech and this segment have at most `max_len` patches together.
             if self.max_patches is not None:
-                continued = min(continued, self.max_patches - shortest)
+                continued = min(continued, self.max_patches - min_patches)
             planned = self.read_segment(segment, transcript, continued)
-            growing = growing and (not anchor_tokens or anchor_tokens + planned.target_tokens <= longest)
+            growing = growing and (not anchor_tokens or anchor_tokens + planned.target_tokens <= max_tokens)
             if growing:
                 planned = replace(planned, anchors=True)
                 transcript += planned.transcript
                 anchor_tokens += planned.target_tokens
-                continued += shortest
+                continued += min_patches
                 growing = anchor_tokens < min_anchor(self.bundle)
             yield planned
 

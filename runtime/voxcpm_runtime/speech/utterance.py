@@ -75,13 +75,13 @@ def expected_length(
 ) -> ExpectedLength:
     """The expected length of a text. pace: of the voice, relative to the profile's. min_len: the option."""
     seconds = profile.expected_seconds(max(letters, 1)) * pace
-    longest = max(max(_LONG_RATIO * seconds, seconds + _SLACK) / patch_seconds, min_len + _MIN_LONG_PATCHES)
+    long_from = max(max(_LONG_RATIO * seconds, seconds + _SLACK) / patch_seconds, min_len + _MIN_LONG_PATCHES)
     return ExpectedLength(
         seconds=seconds,
         patch_seconds=patch_seconds,
-        long_from=longest,
+        long_from=long_from,
         short_below=_SHORT_RATIO * seconds / patch_seconds,
-        maximum=math.ceil(max((_ABORT_RATIO * seconds + _SLACK) / patch_seconds, longest)),
+        maximum=math.ceil(max((_ABORT_RATIO * seconds + _SLACK) / patch_seconds, long_from)),
     )
 
 
@@ -146,9 +146,9 @@ def _length(
         # Upstream's rule; generations differ in whether the decoder's context counts as speech.
         context = len(sequence.decoder_context(a.traits.decoder_context_patches))
         context_patches = context if a.traits.context_counts_as_speech else 0
-        longest = segment.target_tokens * options.retry_badcase_ratio_threshold - context_patches
+        long_from = segment.target_tokens * options.retry_badcase_ratio_threshold - context_patches
         # Unlike upstream, the minimum length is never too long.
-        return ExpectedLength(None, a.patch_seconds, max(longest, options.min_len + _MIN_LONG_PATCHES))
+        return ExpectedLength(None, a.patch_seconds, max(long_from, options.min_len + _MIN_LONG_PATCHES))
     pace = 1.0
     # One or two words do not tell the pace.
     if voice is not None and prompt_letters and len(segment.transcript_tokens) >= min_anchor(plan.bundle):

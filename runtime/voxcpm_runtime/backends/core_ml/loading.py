@@ -62,10 +62,10 @@ class RejectedError(BundleError):
 
 def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
     """Raises BundleError for a bundle whose target is newer than this system."""
-    oldest = MIN_MACOS[target]
-    if system is not None and system.version[0] < oldest:
+    min_macos = MIN_MACOS[target]
+    if system is not None and system.version[0] < min_macos:
         raise BundleError(
-            f"{folder}: this bundle needs macOS {oldest} or newer, but this is {system}; "
+            f"{folder}: this bundle needs macOS {min_macos} or newer, but this is {system}; "
             "convert it with --target macos14, or update macOS"
         )
 

@@ -51,7 +51,7 @@ class JoinedPatch:
         }
         every = {_qualified(p, i.name): i for p, model in parts.items() for i in model.lowered.inputs}
         self._inputs = {
-            name: _smallest(every[_qualified(readers[0], name)]) for name, readers in _INPUTS.items()
+            name: _min_shape(every[_qualified(readers[0], name)]) for name, readers in _INPUTS.items()
         }
         self._worker = DeviceWorker(device)
         with device.memory_checked("join the step models of a patch"):
@@ -197,6 +197,6 @@ def _qualified(part: str, name: str) -> str:
     return f"{part}/{name}"
 
 
-def _smallest(interface: Interface) -> Interface:
+def _min_shape(interface: Interface) -> Interface:
     """The input restricted to its smallest shape: one patch."""
     return replace(interface, shapes=(min(interface.shapes),))
