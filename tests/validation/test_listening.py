@@ -232,7 +232,7 @@ def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same noise, and each later segment as a continuation of the first, as the runtime speaks it."""
-    monkeypatch.setattr("voxcpm_runtime.speech.plan.max_segment_tokens", lambda *_, **__: 24)
+    monkeypatch.setattr("voxcpm_runtime.speech.plan.Plan.max_segment_tokens", lambda *_, **__: 24)
     text = "the cat sat on a mat. a dog came in from the rain."
 
     ours = bundle_speaker(speaking_bundle, "fp32")(text, None, 3, None)
