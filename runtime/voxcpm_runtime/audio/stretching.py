@@ -1,4 +1,4 @@
-"""Speech at another speed and the same pitch."""
+"""Changes the speed of speech without changing its pitch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from voxcpm_runtime.audio.pcm import Audio
 
 _OVERLAP_SECONDS = 0.015
 _SEARCH_SECONDS = 0.0125
-"""How far a window may be from its place, either way: one period of a voice of 40 Hz lies within."""
+"""Maximum shift of a window in either direction: together one period of a 40 Hz voice."""
 
 
 class Stretching:
-    """Plays speech `speed` times faster, piece by piece; the samples do not depend on where it is cut.
+    """Speeds up streamed audio by the factor `speed`; the samples do not depend on how the stream is split.
 
     WSOLA (Verhelst and Roelands, 1993): the output advances by one overlap at a time, the input by `speed` overlaps.
-    Each window is taken from the place nearby where the input is most similar to how the last window would continue.
+    Each window is shifted to where the input is most similar to the continuation of the previous window.
     """
 
     def __init__(self, speed: float, sample_rate: int) -> None:
@@ -27,7 +27,7 @@ class Stretching:
         self._continued: int | None = None  # Where the last window would continue
 
     def __call__(self, audio: Audio, *, last: bool = False) -> Audio:
-        """What follows of the output (samples,). last: whether this is the last piece of the input."""
+        """The next samples of the output (samples,). last: whether this is the last piece of the input."""
         if self._speed == 1:
             return audio
         hop, search = self._hop, self._search
@@ -55,7 +55,7 @@ class Stretching:
         return np.concatenate(parts)
 
     def _samples(self, at: int, count: int) -> Audio:
-        """Samples of the input from `at` on, silence after its end."""
+        """Samples of the input from `at` on, zero-padded after its end."""
         found = self._input[at - self._start :][:count]
         return np.pad(found, (0, count - len(found)))
 
@@ -66,7 +66,7 @@ class Stretching:
 
 
 def _most_similar(audio: Audio, window: Audio) -> int:
-    """Where in `audio` the window is most similar: the maximum of the normalised cross-correlation."""
+    """Offset in `audio` with the maximum normalised cross-correlation with the window."""
     size = 1 << (len(audio) + len(window)).bit_length()
     product = np.fft.irfft(np.fft.rfft(audio, size) * np.fft.rfft(window, size).conj(), size)
     count = len(audio) - len(window) + 1
