@@ -105,6 +105,7 @@ OPTIONS = {
     "trim_silence_vad": (["--trim-silence"], True),
     "segment_tokens": (["--segment-tokens", "9"], 9),
     "paragraph_pause": (["--paragraph-pause", "1.5"], 1.5),
+    "speed": (["--speed", "1.5"], 1.5),
 }
 
 
