@@ -1,8 +1,8 @@
 // swift-tools-version: 6.0
 import PackageDescription
 
-// Apple's frameworks do not exist on Linux. There, stand-ins of the same names let everything compile, and run the same
-// packages on ONNX Runtime, so that the tests of the whole loop need no Mac (StandIns/README.md).
+// On Linux, stand-ins with the names of Apple's frameworks let everything compile and run the same packages on ONNX
+// Runtime, so the tests need no Mac (StandIns/README.md).
 #if os(Linux)
 let standIns: [Target] = [
     .target(name: "StandInWire", path: "StandIns/StandInWire"),
@@ -20,7 +20,7 @@ let coreAI: [Target.Dependency] = ["VoxCPM"]
 let audio: [Target.Dependency] = ["VoxCPM"]
 #endif
 
-// By itself: one expression of all of this takes half a minute to type-check, each time that the environment differs.
+// A separate constant: as one expression, the package takes half a minute to type-check.
 let targets: [Target] = [
     .target(name: "VoxCPM"),
     .target(name: "VoxCPMCoreML", dependencies: coreML),

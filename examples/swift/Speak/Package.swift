@@ -1,8 +1,8 @@
 // swift-tools-version: 6.0
 import PackageDescription
 
-// The app itself is the folder Sources. As a package it runs on a Mac (`swift run Speak`) and is type-checked on Linux; for
-// an iPhone, make an app in Xcode and add these files and the package VoxCPM to it.
+// The app is the folder Sources. As a package it runs on a Mac (`swift run Speak`) and is type-checked on Linux. For an
+// iPhone, create an app in Xcode and add these files and the package VoxCPM.
 #if os(Linux)
 let standIns: [Target] = [.target(name: "SwiftUI", path: "StandIns/SwiftUI")]
 let swiftUI: [Target.Dependency] = ["SwiftUI"]

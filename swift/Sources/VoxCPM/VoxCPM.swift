@@ -1,25 +1,25 @@
 import Foundation
 
-/// Text to speech with a bundle.
+/// Text-to-speech with a bundle.
 ///
 ///     let tts = VoxCPM(.folder(url), Configuration(predictor: CoreMLPredictor()))
 ///     let speech = try await tts.speak("The river runs to the sea.")
 ///
-/// Calls may run at once; each has its own caches. Cancelling the task of a call ends it within one Euler step.
+/// Calls may run concurrently; each has its own caches. Cancelling a call's task stops it within one Euler step.
 public actor VoxCPM {
     private let loader: Loader
     private let configuration: Configuration
 
-    /// Nothing is read before the first call.
+    /// The bundle is not read before the first call.
     public init(_ source: BundleSource, _ configuration: Configuration) {
         self.configuration = configuration
         loader = Loader(source, configuration)
     }
 
-    /// Verify, compile and load the bundle, and say what is being done. Other calls do the same, without a word.
+    /// Verify, compile and load the bundle, and report progress. Other calls do the same silently.
     ///
-    /// Throws `VoxCPMError.bundle` for a file that is missing or altered, and `VoxCPMError.loading` for a step model
-    /// that no compute unit takes. Compiling takes seconds to minutes, once on a device.
+    /// Throws `VoxCPMError.bundle` for a missing or altered file, and `VoxCPMError.loading` for a step model that no
+    /// compute unit loads. Compiling takes seconds to minutes, once per device.
     public nonisolated func prepare() -> AsyncThrowingStream<Preparation, any Error> {
         let loader = loader
         return Production(capacity: .max) { channel in
@@ -27,11 +27,11 @@ public actor VoxCPM {
         }.stream
     }
 
-    /// Speech of a text of any length, in segments. A segment that is suspiciously long or short for its text is tried
-    /// again.
+    /// Speak a text of any length, in segments. Segments that are suspiciously long or short for their text are
+    /// retried.
     ///
     /// - Parameters:
-    ///   - voice: nil for the checkpoint's own; then the first segments are the voice of the others.
+    ///   - voice: nil for the checkpoint's own; then later segments continue the first ones.
     ///
     /// Throws a `VoxCPMError`, and `CancellationError`.
     public nonisolated func speak(
@@ -43,11 +43,10 @@ public actor VoxCPM {
         return try await Narration.whole(plan, loaded)
     }
 
-    /// The speech of `speak` in chunks, as soon as they are ready; nothing is tried again, since audio that was heard
-    /// cannot be taken back.
+    /// The speech of `speak` in chunks as they are generated, without retries, since played audio cannot be revoked.
     ///
-    /// At most about ten seconds of audio wait to be read; then speaking pauses. It begins with the call, and ends when
-    /// the stream is dropped or its reader is cancelled.
+    /// Generation starts with the call, pauses while four chunks are unread, and stops when the stream is dropped or
+    /// its reader is cancelled.
     public nonisolated func stream(
         _ text: String, voice: Voice? = nil, options: Options = Options()
     ) -> AsyncThrowingStream<Chunk, any Error> {
@@ -60,24 +59,24 @@ public actor VoxCPM {
         }.stream
     }
 
-    /// A session that speaks text while it is written.
+    /// A session that speaks text as it is written.
     ///
-    /// Throws a `VoxCPMError` for a voice of another AudioVAE and for options that are out of range.
+    /// Throws a `VoxCPMError` for a voice of another AudioVAE, or options out of range.
     public nonisolated func session(voice: Voice? = nil, options: Options = Options()) async throws -> Session {
         let loaded = try await loader.bundle()
         let plan = try Plan(loaded.bundle.manifest, loaded.tokenizer, text: nil, voice: voice, options: options)
         return Session(plan, loaded)
     }
 
-    /// Make a voice, to keep (`Voice.write(to:)`) and to speak with.
+    /// Make a voice from recordings; save it with `Voice.write(to:)`.
     ///
     /// - Parameters:
-    ///   - name: under which it is kept.
-    ///   - prompt: a recording that speech continues; it needs a transcript.
-    ///   - transcript: what is said in the prompt, word for word.
-    ///   - reference: a recording of a voice to speak with (VoxCPM2).
-    ///   - trimsSilence: whether silence is cut from both ends of the recordings, down to 200 ms.
-    ///   - provenance: more to keep about its origin, such as the speaker's consent.
+    ///   - name: stored in the voice.
+    ///   - prompt: a recording to continue, with a transcript.
+    ///   - transcript: of the prompt, word for word.
+    ///   - reference: a recording of the voice (VoxCPM2).
+    ///   - trimsSilence: whether to cut silence from both ends of the recordings, down to 200 ms.
+    ///   - provenance: stored in the voice, such as the speaker's consent.
     ///
     /// Throws `VoxCPMError.voice` for recordings that are missing, too short or silent, and `VoxCPMError.unsupported`
     /// for a reference before VoxCPM2.
@@ -126,7 +125,7 @@ public actor VoxCPM {
             a, name: name, transcript: transcript ?? "", prompt: parts[0], reference: parts[1], provenance: origin)
     }
 
-    /// How well the step models agree with the bundle's test vectors on this device. Encode it as JSON for an issue.
+    /// Agreement of the step models with the bundle's test vectors on this device, to attach to an issue as JSON.
     ///
     /// Throws `VoxCPMError.bundle` if the bundle has no test vectors, or they are damaged.
     public nonisolated func examine() async throws -> [Examination] {
@@ -142,6 +141,6 @@ public actor VoxCPM {
         return all
     }
 
-    /// Free the step models. The next call loads them again; calls that are running keep theirs until they end.
+    /// Free the step models. The next call loads them again; running calls keep theirs.
     public func unload() async { await loader.unload() }
 }

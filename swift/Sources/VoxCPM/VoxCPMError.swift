@@ -1,24 +1,24 @@
 import Foundation
 
-/// Everything that can go wrong, with what to do about it. Cancellation is Swift's `CancellationError`.
+/// All errors, each with what to do about it. Cancellation is Swift's `CancellationError`.
 public enum VoxCPMError: Error, Sendable, Equatable {
     /// A file of the bundle is missing, damaged or of another release. `file` is relative to the bundle.
     case bundle(file: String, problem: String)
-    /// The bundle or the option needs something that this system or this bundle does not have.
+    /// This system or bundle does not support the bundle or option.
     case unsupported(String)
     /// The text cannot be spoken.
     case text(String)
-    /// An option or another argument is out of its range.
+    /// An argument is out of range.
     case argument(name: String, problem: String)
     /// A voice or a recording cannot be used.
     case voice(String)
     /// Text, voice and the shortest speech need more positions than the KV cache has.
     case doesNotFit(needed: Int, capacity: Int)
-    /// The system did not load a step model on any compute unit.
+    /// No compute unit loaded a step model.
     case loading(model: String, reason: String)
-    /// A step model failed, or gave something else than it declares.
+    /// A step model failed, or returned something other than it declares.
     case prediction(model: String, reason: String)
-    /// The step models overflow: a patch has infinities or NaN.
+    /// A patch has infinities or NaN: the step models overflow.
     case notFinite(patch: Int)
     /// A folder or file cannot be written, for example because the disk is full.
     case storage(path: String, problem: String)

@@ -1,5 +1,5 @@
-// Written from Apple's documentation of the beta. On Linux it is compiled against a stand-in and speaks there; it was
-// never compiled against Apple's framework. It is a product of its own, so that an app without it builds in any case.
+// Written from Apple's documentation of the beta. On Linux it is compiled and run with a stand-in; it has never been
+// compiled against Apple's framework. It is a separate product, so that apps without it always build.
 
 #if canImport(CoreAI)
 import CoreAI
@@ -9,10 +9,10 @@ import VoxCPM
 /// Loads the `.aimodel` programs of a bundle for macOS 27 and iOS 27.
 @available(macOS 27, iOS 27, *)
 public struct CoreAIPredictor: Predictor {
-    /// Programs are specialised by the system, which keeps the result.
+    /// The system specialises programs and caches the result.
     public init() {}
 
-    /// The programs are made for the GPU: on the Neural Engine, weights in blocks give wrong results (docs/bundle.md).
+    /// Programs are built for the GPU: the Neural Engine computes blockwise weights incorrectly (docs/bundle.md).
     public func units(for model: StepModelName) -> [ComputeUnit] { [.cpuAndGPU, .cpu] }
 
     /// Load a program and its functions. Throws `VoxCPMError.loading`.
@@ -41,9 +41,9 @@ public struct CoreAIPredictor: Predictor {
     }
 }
 
-/// The states of one stream, which every call gets and changes in place.
+/// The states of one stream, passed to every call and updated in place.
 ///
-/// Unchecked: the contract of `StepFunction` is one call at a time.
+/// Unchecked: `StepFunction` allows one call per state at a time.
 @available(macOS 27, iOS 27, *)
 private final class CoreAIState: StepState, @unchecked Sendable {
     var arrays: [(name: String, array: NDArray)] = []
@@ -52,7 +52,7 @@ private final class CoreAIState: StepState, @unchecked Sendable {
 @available(macOS 27, iOS 27, *)
 final class CoreAIStepFunction: StepFunction, @unchecked Sendable {
     private let package: StepPackage
-    /// Functions of a program that is freed return garbage.
+    /// Keeps the functions valid: those of a freed program return garbage.
     private let program: AIModel
     private let functions: [InferenceFunction]
 
@@ -66,9 +66,9 @@ final class CoreAIStepFunction: StepFunction, @unchecked Sendable {
         let state = CoreAIState(), descriptor = functions[0].descriptor
         for name in descriptor.stateNames {
             guard case .ndArray(let array)? = descriptor.stateDescriptor(of: name) else {
-                throw failed("\(name) is no array")
+                throw failed("\(name) is not an array")
             }
-            // A new NDArray of a descriptor need not be zero.
+            // A new NDArray of a descriptor is uninitialized.
             let count = array.shape.reduce(1, *)
             if array.scalarType == .float32 {
                 state.arrays.append((name, NDArray(scalars: [Float](repeating: 0, count: count), shape: array.shape)))
@@ -92,7 +92,9 @@ final class CoreAIStepFunction: StepFunction, @unchecked Sendable {
                 try function(inputs), arrays, (state as? CoreAIState), 0, InferenceFunction.MutableViews())
             var results: [String: Tensor] = [:]
             for tensor in package.declaration.outputs {
-                guard let array = outputs.remove(tensor.name)?.ndArray else { throw failed("it gave no \(tensor.name)") }
+                guard let array = outputs.remove(tensor.name)?.ndArray else {
+                    throw failed("the output \(tensor.name) is missing")
+                }
                 results[tensor.name] = Tensor(shape: array.shape, values: floats(array))
             }
             return results
@@ -123,12 +125,12 @@ final class CoreAIStepFunction: StepFunction, @unchecked Sendable {
         guard functions.count > 1 else { return functions[0] }
         let (tensor, axis) = package.declaration.chunkAxis, lengths = package.declaration.chunkLengths
         guard let length = inputs[tensor.name]?.shape[axis], let index = lengths.firstIndex(of: length) else {
-            throw failed("it takes the lengths \(lengths)")
+            throw failed("expected one of the lengths \(lengths)")
         }
         return functions[index]
     }
 
-    /// Outputs are contiguous in C order, by Apple's documentation.
+    /// Outputs are contiguous in C order, according to Apple's documentation.
     private func floats(_ array: borrowing NDArray) -> [Float] {
         let count = array.shape.reduce(1, *)
         if array.scalarType == .float32 {

@@ -1,20 +1,20 @@
-// On Linux this is compiled against stand-ins and speaks there. It was never run on a Mac or a phone.
+// On Linux this is compiled and run with stand-ins. It has never been run on a Mac or a phone.
 
 @preconcurrency import CoreML
 import Foundation
 import VoxCPM
 
-/// Loads a bundle's `.mlpackage` folders with Core ML, compiled once into a folder of caches.
+/// Loads a bundle's `.mlpackage` folders with Core ML, compiled once into a cache folder.
 public struct CoreMLPredictor: Predictor {
     private let cache: URL
 
-    /// - Parameter cache: a folder for compiled models, by default one in the system's caches.
+    /// - Parameter cache: a folder for compiled models; nil for one in the system's caches.
     public init(cache: URL? = nil) {
         self.cache = cache ?? FileManager.default.urls(for: .cachesDirectory, in: .userDomainMask)[0]
             .appendingPathComponent("voxcpm-compiled")
     }
 
-    /// The reasons are in docs/bundle.md, "Which compute unit for which model".
+    /// See docs/bundle.md, "Which compute unit for which model".
     public func units(for model: StepModelName) -> [ComputeUnit] {
         switch model {
         case .audioVAEEncoder, .audioVAEDecoder: [.cpu]
@@ -23,14 +23,14 @@ public struct CoreMLPredictor: Predictor {
         }
     }
 
-    /// Compile a package unless that was done before, and load it. Throws `VoxCPMError.loading` if Core ML refuses it.
+    /// Compile a package on first use, and load it. Throws `VoxCPMError.loading` if Core ML rejects it.
     public func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction {
         let compiled = try await compiled(package)
         return try await CoreMLStepFunction(package) { index in
             let configuration = MLModelConfiguration()
             configuration.computeUnits = unit.units
             if #available(macOS 14.4, iOS 17.4, *) {
-                // Lengths are enumerated, and speech keeps to one of them for long.
+                // Lengths are enumerated and rarely change.
                 configuration.optimizationHints.reshapeFrequency = .infrequent
             }
             let function = package.functions[index]
@@ -48,7 +48,7 @@ public struct CoreMLPredictor: Predictor {
         }
     }
 
-    /// The compiled model: the bundle's own, or one that is compiled once and kept. Compiling takes seconds to minutes.
+    /// The compiled model: the bundle's own, or a cached one. Compiling takes seconds to minutes.
     private func compiled(_ package: StepPackage) async throws -> URL {
         let files = FileManager.default
         let beside = package.folder.deletingPathExtension().appendingPathExtension("mlmodelc")
@@ -67,7 +67,7 @@ public struct CoreMLPredictor: Predictor {
             try files.createDirectory(at: cache, withIntermediateDirectories: true)
             try files.moveItem(at: fresh, to: kept)
         } catch {
-            // Another process may have been faster.
+            // Another process may have created it.
             guard files.fileExists(atPath: kept.path) else {
                 throw VoxCPMError.storage(path: cache.path, problem: (error as NSError).localizedDescription)
             }
@@ -90,7 +90,7 @@ extension Configuration {
     /// A bundle on Core ML.
     ///
     /// - Parameters:
-    ///   - precision: one that the bundle has; nil for the smallest.
+    ///   - precision: one of the bundle's; nil for the smallest.
     ///   - cache: a folder for compiled models; nil for one in the system's caches.
     public init(precision: Manifest.Precision? = nil, cache: URL? = nil) {
         self.init(predictor: CoreMLPredictor(cache: cache), precision: precision)

@@ -2,23 +2,23 @@
 import Foundation
 import VoxCPM
 
-/// The state of one stream: arrays that calls take as inputs, or a state that Core ML keeps.
+/// The state of one stream: arrays passed as inputs, or a Core ML state.
 ///
-/// Unchecked: the contract of `StepFunction` is one call at a time.
+/// Unchecked: `StepFunction` allows one call per state at a time.
 private final class CoreMLState: StepState, @unchecked Sendable {
     var arrays: [String: MLMultiArray] = [:]
-    /// An MLState; the type exists from macOS 15 on.
+    /// An MLState, a type of macOS 15.
     var native: Any?
 }
 
-/// One package: a model for each of its functions. Core ML's predictions may run concurrently.
+/// One package: a model per function. Core ML's predictions may run concurrently.
 final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
     private let package: StepPackage
     /// Loads a function of the package by its index.
     private let load: @Sendable (Int) async throws -> MLModel
-    /// The function of the shortest length, which decoding uses and which makes states. It stays.
+    /// The function of the shortest length, for decoding and creating states. It stays loaded.
     private let first: MLModel
-    /// The others, by index; those that prefill alone needs may be unloaded.
+    /// The other functions, by index; only prefill needs them, so they may be unloaded.
     private let others = Models()
 
     init(_ package: StepPackage, load: @escaping @Sendable (Int) async throws -> MLModel) async throws {
@@ -33,7 +33,7 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
     func newState() throws -> any StepState {
         let state = CoreMLState()
         if package.stateForm == .native {
-            // One state for all functions of the package, made by the default one, which is the first.
+            // One state for all functions, created by the default one, which is the first.
             if #available(macOS 15, iOS 18, *) { state.native = first.makeState() }
             return state
         }
@@ -69,7 +69,7 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
         var outputs: [String: Tensor] = [:]
         for tensor in declared.outputs {
             guard let array = results.featureValue(for: tensor.name)?.multiArrayValue else {
-                throw failed("it gave no \(tensor.name)")
+                throw failed("the output \(tensor.name) is missing")
             }
             outputs[tensor.name] = try floats(array)
         }
@@ -82,12 +82,13 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
             case .native: break
             case .passed:
                 guard let after = results.featureValue(for: "\(name)_out")?.multiArrayValue else {
-                    throw failed("it gave no \(name)_out")
+                    throw failed("the output \(name)_out is missing")
                 }
                 state.arrays[name] = after
             case .rows:
-                guard let rows = results.featureValue(for: "\(name)_rows")?.multiArrayValue, let cache = state.arrays[name]
-                else { throw failed("it gave no \(name)_rows") }
+                guard let rows = results.featureValue(for: "\(name)_rows")?.multiArrayValue,
+                    let cache = state.arrays[name]
+                else { throw failed("the output \(name)_rows is missing") }
                 try store(try floats(rows), into: cache, at: Int(exactly: position) ?? -1)
             }
         }
@@ -119,13 +120,13 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
         guard package.functions.count > 1 else { return first }
         let (tensor, axis) = package.declaration.chunkAxis, lengths = package.declaration.chunkLengths
         guard let length = inputs[tensor.name]?.shape[axis], let index = lengths.firstIndex(of: length) else {
-            throw failed("it takes the lengths \(lengths)")
+            throw failed("expected one of the lengths \(lengths)")
         }
         guard index > 0 else { return first }
         if let loaded = others[index] { return loaded }
-        let again = try await load(index)
-        others[index] = again
-        return again
+        let loaded = try await load(index)
+        others[index] = loaded
+        return loaded
     }
 
     private func failed(_ reason: String) -> VoxCPMError {
@@ -147,13 +148,13 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
         return array
     }
 
-    /// The numbers of a result in C order. Core ML may pad its rows: reading them without the strides gives noise.
+    /// The values of an output in C order, read through its strides: Core ML may pad rows.
     ///
     /// - Parameter positions: of axis 2; nil for all.
     private func floats(_ array: MLMultiArray, _ positions: Range<Int>? = nil) throws -> Tensor {
         var shape = array.shape.map(\.intValue), start = 0
         let strides = array.strides.map(\.intValue), type = array.dataType
-        guard type == .float32 || type == .float16 else { throw failed("a result is neither float32 nor float16") }
+        guard type == .float32 || type == .float16 else { throw failed("an output is neither float32 nor float16") }
         if let positions, shape.count > 2 {
             let part = positions.clamped(to: 0..<shape[2])
             (shape[2], start) = (part.count, part.lowerBound * strides[2])
@@ -169,13 +170,15 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
         return Tensor(shape: shape, values: values)
     }
 
-    /// Write numbers in C order into an array, from `position` of axis 2 on.
+    /// Write values in C order into an array, from `position` of axis 2 on.
     private func store(_ tensor: Tensor, into array: MLMultiArray, at position: Int = 0) throws {
         let shape = array.shape.map(\.intValue), type = array.dataType
         let fits = zip(tensor.shape, shape).enumerated().allSatisfy { axis, lengths in
             axis == 2 ? (0...lengths.1).contains(position) && position + lengths.0 <= lengths.1 : lengths.0 == lengths.1
         }
-        guard tensor.shape.count == shape.count, fits else { throw failed("\(tensor.shape) does not fit into \(shape)") }
+        guard tensor.shape.count == shape.count, fits else {
+            throw failed("\(tensor.shape) does not fit into \(shape)")
+        }
         array.withUnsafeMutableBytes { bytes, strides in
             let start = shape.count > 2 ? position * strides[2] : 0
             forEachOffset(tensor.shape, strides) { index, offset in
@@ -192,7 +195,7 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
 
 /// Models by index.
 ///
-/// Unchecked: read and written under the lock.
+/// Unchecked: a lock guards all state.
 private final class Models: @unchecked Sendable {
     private let lock = NSLock()
     private var models: [Int: MLModel] = [:]
@@ -205,7 +208,7 @@ private final class Models: @unchecked Sendable {
     func removeAll() { lock.withLock { models = [:] } }
 }
 
-/// Calls `body(index in C order, offset in elements)` for each element of an array with these strides.
+/// Call `body(index in C order, offset in elements)` for each element of an array with these strides.
 private func forEachOffset(_ shape: [Int], _ strides: [Int], _ body: (Int, Int) -> Void) {
     let width = shape.last ?? 1, step = strides.last ?? 1
     guard width > 0 else { return }

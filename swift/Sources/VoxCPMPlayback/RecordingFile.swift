@@ -1,11 +1,11 @@
-// On Linux this is compiled against stand-ins. It was never run on a Mac or a phone.
+// On Linux this is compiled against stand-ins. It has never been run on a Mac or a phone.
 
 @preconcurrency import AVFAudio
 import Foundation
 import VoxCPM
 
 extension Recording {
-    /// Read an audio file of any format that the system knows, as mono: the mean of its channels.
+    /// Read an audio file in any format that the system supports, averaging its channels.
     ///
     /// Throws `VoxCPMError.voice` for a file that is not audio or is empty.
     public init(contentsOf file: URL) throws {

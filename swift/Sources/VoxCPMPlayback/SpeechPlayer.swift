@@ -1,21 +1,21 @@
-// On Linux this is compiled against stand-ins. It was never run on a Mac or a phone.
+// On Linux this is compiled against stand-ins. It has never been run on a Mac or a phone.
 
 @preconcurrency import AVFAudio
 import Foundation
 import VoxCPM
 
-/// Plays speech while it is made, through an `AVAudioEngine` of its own.
+/// Plays speech as it is generated, through its own `AVAudioEngine`.
 ///
-/// It waits until enough is there that slow speech has no gaps (`Preroll`), stops and says so when a phone call or
-/// another app interrupts, and carries on after a change of the audio route, such as headphones.
+/// It buffers slow speech so that it plays without gaps (`Preroll`), pauses and reports when a phone call or another
+/// app interrupts, and continues after a change of audio route, such as headphones.
 @MainActor
 public final class SpeechPlayer {
-    /// What a player is doing.
+    /// The state of a player.
     public enum State: Sendable, Equatable {
         case idle, buffering, playing, interrupted
     }
 
-    /// What it is doing now.
+    /// The current state.
     public private(set) var state = State.idle {
         didSet { if state != oldValue { onState?(state) } }
     }
@@ -25,24 +25,24 @@ public final class SpeechPlayer {
     private let engine = AVAudioEngine()
     let node = AVAudioPlayerNode()
     private let observers = Observers()
-    /// Of the last speech on this device, so that the next one need not measure before it begins.
+    /// From the last speech, so that the next one can start without measuring.
     private var realTimeFactor: Double?
     private var isStopped = false
 
-    /// Nothing plays before `play`.
+    /// A player; call `play` to start.
     public init() {
         engine.attach(node)
         observe()
     }
 
-    /// Play a stream to its end, and return when the last sample has been heard, or `stop` was called.
+    /// Play a stream, and return when its last sample has been played or `stop` was called.
     ///
     /// - Parameters:
-    ///   - chunks: of `VoxCPM.stream` or `Session.chunks`.
-    ///   - expectedSeconds: seconds of speech that are expected, for the pre-roll.
+    ///   - chunks: from `VoxCPM.stream` or `Session.chunks`.
+    ///   - expectedSeconds: expected seconds of speech, for the pre-roll.
     ///   - heard: called with each chunk when it is scheduled.
     ///
-    /// Cancelling the task, or an error of the stream, stops the playback.
+    /// Cancelling the task, or an error in the stream, stops playback.
     public func play(
         _ chunks: AsyncThrowingStream<Chunk, any Error>, expectedSeconds: Double = 10,
         heard: (Chunk) -> Void = { _ in }
@@ -83,12 +83,12 @@ public final class SpeechPlayer {
         node.stop()
     }
 
-    /// Carry on after an interruption.
+    /// Continue after an interruption.
     public func resume() throws {
         if state == .interrupted { try start() }
     }
 
-    /// The format of mono samples at a rate in Hz, in which the node is connected.
+    /// Connect the node with the format of mono samples at this rate in Hz, and return it.
     private func connected(_ sampleRate: Int) -> AVAudioFormat? {
         let format = AVAudioFormat(standardFormatWithSampleRate: Double(sampleRate), channels: 1)
         if let format { engine.connect(node, to: engine.mainMixerNode, format: format) }
@@ -101,7 +101,7 @@ public final class SpeechPlayer {
         state = .playing
     }
 
-    /// Frames that have been heard.
+    /// Number of frames that have been played.
     private func played(_ format: AVAudioFormat) -> Int {
         guard let time = node.lastRenderTime, let own = node.playerTime(forNodeTime: time) else { return 0 }
         return Int(Double(own.sampleTime) / own.sampleRate * format.sampleRate)
@@ -119,7 +119,7 @@ public final class SpeechPlayer {
 
     private func observe() {
         let center = NotificationCenter.default
-        // The engine stops when the route changes; what is scheduled stays.
+        // A route change stops the engine, but keeps scheduled buffers.
         observers.all.append(center.addObserver(
             forName: .AVAudioEngineConfigurationChange, object: engine, queue: .main
         ) { [weak self] _ in
@@ -148,7 +148,7 @@ public final class SpeechPlayer {
     }
 }
 
-/// Observers that end with the player.
+/// Removes its observers when the player is released.
 private final class Observers {
     var all: [any NSObjectProtocol] = []
 

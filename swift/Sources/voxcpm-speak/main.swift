@@ -9,11 +9,11 @@ private let usage = """
     usage: voxcpm-speak BUNDLE --text TEXT [-o out.wav] [--precision int8] [--voice FILE.voice]
                         [--prompt WAV --prompt-text TEXT] [--reference WAV] [--control TEXT] [--seed N] [--max-len N]
 
-    BUNDLE is a folder, or org/name of a hub.
+    BUNDLE is a folder, or a hub id (org/name).
     """
 
-/// What the command line says.
-private struct Asked {
+/// The parsed command line.
+private struct Arguments {
     var bundle = "", text: String?, output = "out.wav", precision: Manifest.Precision?
     var voice: String?, prompt: String?, promptText: String?, reference: String?
     var options = Options()
@@ -62,19 +62,21 @@ private func number<Number: FixedWidthInteger>(_ option: String, _ value: String
 
 private func note(_ text: String) { FileHandle.standardError.write(Data("\(text)\n".utf8)) }
 
-/// A folder, or else a repository of a hub, which has bundles for Core ML.
+/// The source of a bundle, a folder or a hub id, and a predictor for it. Bundles from a hub are for Core ML.
 private func source(_ bundle: String) throws -> (BundleSource, any Predictor) {
     let folder = URL(fileURLWithPath: bundle)
     if !FileManager.default.fileExists(atPath: folder.path), bundle.split(separator: "/").count == 2 {
         return (.hub(bundle), CoreMLPredictor())
     }
     guard try OpenBundle(folder).manifest.target == .macOS27 else { return (.folder(folder), CoreMLPredictor()) }
+    #if canImport(CoreAI)
     if #available(macOS 27, iOS 27, *) { return (.folder(folder), CoreAIPredictor()) }
+    #endif
     throw VoxCPMError.unsupported("this bundle is for macOS 27; convert with --target macos14 or macos15")
 }
 
 private func run() async throws {
-    let asked = try Asked(Array(CommandLine.arguments.dropFirst()))
+    let asked = try Arguments(Array(CommandLine.arguments.dropFirst()))
     let (source, predictor) = try source(asked.bundle)
     let tts = VoxCPM(source, Configuration(predictor: predictor, precision: asked.precision))
     for try await step in tts.prepare() {

@@ -1,5 +1,5 @@
-// What the package uses of AVFAudio, to compile it. A file is float32 of two channels in turn, at 8 kHz; the converter
-// changes no sample rate, and takes the first channel alone, as Apple's does. A player node hears all at once.
+// The part of AVFAudio that the package uses. A file is interleaved stereo float32 at 8 kHz; the converter does not
+// resample, and takes only the first channel, as Apple's does. A player node plays everything at once.
 
 @_exported import Foundation
 
@@ -98,7 +98,7 @@ public final class AVAudioTime: NSObject {
 public final class AVAudioMixerNode: AVAudioNode {}
 
 public final class AVAudioPlayerNode: AVAudioNode {
-    /// Samples that were scheduled, and whether the node plays: for tests.
+    /// For tests: scheduled samples, and whether the node plays.
     public private(set) var heard: [Float] = []
     public private(set) var isPlaying = false
 

@@ -1,5 +1,5 @@
-// What the package uses of Core AI, as Apple's documentation declares it, so that it compiles and speaks where there is
-// no Mac. A run is a request to tests/swift/stand_in.py, which uses Core AI's own runtime for Linux.
+// The part of Core AI that the package uses, as documented by Apple, to compile and run it without a Mac. A run is a
+// request to tests/swift/stand_in.py, which uses Core AI's runtime for Linux.
 
 @_exported import Foundation
 import StandInWire
@@ -20,7 +20,7 @@ public struct NDArray {
 
     public let shape: [Int]
     public let scalarType: ScalarType
-    /// What stands for the memory of a state: the server keeps its numbers.
+    /// Identifies a state, whose values the server keeps.
     let id = UUID().uuidString
     let numbers: [Float]
 
@@ -143,7 +143,8 @@ public final class AIModel: Sendable {
         let states = try Wire.shared.answer(to: request, Data()).header["states"] as! [String: [String: Any]]
         let descriptors = states.mapValues { state in
             NDArrayDescriptor(
-                shape: state["shape"] as! [Int], scalarType: state["type"] as! String == "float32" ? .float32 : .float16)
+                shape: state["shape"] as! [Int],
+                scalarType: state["type"] as! String == "float32" ? .float32 : .float16)
         }
         let descriptor = InferenceFunctionDescriptor(stateNames: states.keys.sorted(), states: descriptors)
         return InferenceFunction(descriptor: descriptor, program: program, name: name)

@@ -1,6 +1,6 @@
-// What the package uses of Core ML, so that it compiles and speaks where there is no Mac. A prediction is a request to
-// tests/swift/stand_in.py, which runs the package on ONNX Runtime. New arrays hold garbage and the rows of results are padded, as Core
-// ML may do.
+// The part of Core ML that the package uses, to compile and run it without a Mac. A prediction is a request to
+// tests/swift/stand_in.py, which runs the package on ONNX Runtime. New arrays are uninitialized and rows of results are
+// padded, as Core ML may do.
 
 @_exported import Foundation
 import StandInWire
@@ -127,7 +127,7 @@ public final class MLState {
         self.function = function
     }
 
-    /// The buffer, which the server keeps: read before `body` and written after it.
+    /// The server's buffer, read before `body` and written after it.
     public func withMultiArray<R>(for stateName: String, _ body: (MLMultiArray) throws -> R) rethrows -> R {
         var request: [String: Any] = ["state": id, "of": package, "function": function, "name": stateName]
         let answer = try! Wire.shared.answer(to: request, Data())
@@ -210,7 +210,8 @@ public final class MLModel: @unchecked Sendable {
             let type = named(tensor["type"] as! String)
             let array = MLMultiArray(shape: tensor["shape"] as! [Int], dataType: type, padding: 3)
             for row in array.rows {
-                answer.data.copyBytes(to: UnsafeMutableRawBufferPointer(rebasing: array.storage[row]), from: place..<(place + row.count))
+                let target = UnsafeMutableRawBufferPointer(rebasing: array.storage[row])
+                answer.data.copyBytes(to: target, from: place..<(place + row.count))
                 place += row.count
             }
             results[tensor["name"] as! String] = MLFeatureValue(multiArray: array)

@@ -1,6 +1,7 @@
 import Foundation
 
-/// The pipes to tests/swift/stand_in.py: lengths of header and data as four bytes each, the header as JSON, the data.
+/// Pipes to tests/swift/stand_in.py. A message is the lengths of header and data (four bytes each), a JSON header,
+/// data.
 public final class Wire: @unchecked Sendable {
     public static let shared = Wire()
     private let requests: FileHandle
@@ -12,7 +13,7 @@ public final class Wire: @unchecked Sendable {
         answers = FileHandle(forReadingAtPath: environment["STAND_IN_ANSWERS"]!)!
     }
 
-    /// The decoder and the step models are asked concurrently.
+    /// The decoder and the step models call concurrently.
     private let lock = NSLock()
 
     public func answer(to header: [String: Any], _ data: Data) throws -> (header: [String: Any], data: Data) {

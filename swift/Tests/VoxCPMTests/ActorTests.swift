@@ -3,7 +3,7 @@ import XCTest
 
 @testable import VoxCPM
 
-/// The actor with a predictor that answers at once: loading, cancellation, errors, memory.
+/// The actor with a fake predictor: loading, cancellation, errors, memory.
 final class ActorTests: XCTestCase {
     private let text = "the river runs to the sea"
 
@@ -24,7 +24,7 @@ final class ActorTests: XCTestCase {
         return options
     }
 
-    func testPreparationSaysWhatItDoes() async throws {
+    func testPreparationReportsProgress() async throws {
         let predictor = FakePredictor(refused: [.cpuAndGPU])
         let tts = tts(predictor) { $0.verifies = true }
         var events: [Preparation] = []
@@ -59,8 +59,8 @@ final class ActorTests: XCTestCase {
         let sound = try Recording(samples: (0..<24000).map { sin(Float($0)) / 2 }, sampleRate: 24000)
         let prompt = Rows(width: 8, values: [Float](repeating: 0.5, count: 16))
         let foreign = Voice(
-            name: "a", generation: "voxcpm", latentSpace: "0", sampleRate: 16000, turns: [.init(text: "b ", patches: 2)],
-            patchShape: [2, 4], prompt: prompt, reference: Rows(width: 8))
+            name: "a", generation: "voxcpm", latentSpace: "0", sampleRate: 16000,
+            turns: [.init(text: "b ", patches: 2)], patchShape: [2, 4], prompt: prompt, reference: Rows(width: 8))
         func expects(
             _ what: String, _ call: () async throws -> Void, _ isExpected: (VoxCPMError) -> Bool
         ) async {
@@ -107,7 +107,7 @@ final class ActorTests: XCTestCase {
         } catch VoxCPMError.prediction {}
     }
 
-    func testFilesThatAreMissingOrAltered() async throws {
+    func testMissingAndAlteredFiles() async throws {
         let files = FileManager.default
         let folder = files.temporaryDirectory.appendingPathComponent(UUID().uuidString)
         try files.copyItem(at: builtInBundle, to: folder)
@@ -137,7 +137,7 @@ final class ActorTests: XCTestCase {
     }
 
     func testCancellationAtAnyCall() async throws {
-        // As many calls as one speech makes.
+        // The number of calls in one speech.
         let whole = FakePredictor()
         _ = try await tts(whole).speak(text, options: options(4))
         let calls = whole.calls
@@ -170,7 +170,7 @@ final class ActorTests: XCTestCase {
             _ = try await first.value
             XCTFail("it was not cancelled")
         } catch is CancellationError {}
-        XCTAssertLessThan(predictor.loaded.count, 6, "the first one left while the other one still waits")
+        XCTAssertLessThan(predictor.loaded.count, 6, "the first one returned while the other one waits")
         let speech = try await second.value
         XCTAssertEqual(speech.segments.count, 1)
         XCTAssertEqual(predictor.loaded.count, 6)
@@ -181,7 +181,7 @@ final class ActorTests: XCTestCase {
         _ = try await tts.speak(text, options: options)
     }
 
-    func testTwoCallsAtOnceSpeakAsOneAfterTheOther() async throws {
+    func testConcurrentCallsEqualSequentialOnes() async throws {
         let tts = tts(FakePredictor()), text = text, options = options(6)
         let alone = try await tts.speak(text, options: options)
         async let first = tts.speak(text, options: options)
@@ -190,7 +190,7 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(both, [alone.samples, alone.samples])
     }
 
-    func testAStreamThatIsDroppedEnds() async throws {
+    func testADroppedStreamEnds() async throws {
         let predictor = FakePredictor(stops: false), tts = tts(predictor)
         var options = options(400)
         options.chunkPatches = 1
@@ -205,7 +205,7 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(predictor.running, 0)
     }
 
-    /// Calls of a predictor that is not called any more.
+    /// The number of a predictor's calls, once it no longer changes.
     private func callsAtRest(_ predictor: FakePredictor) async throws -> Int {
         var calls = -1
         while calls < 1 || predictor.calls != calls {
@@ -225,7 +225,7 @@ final class ActorTests: XCTestCase {
         }
     }
 
-    func testRetriesTakeTheNextSeedAndStreamsSayWhatIsSuspicious() async throws {
+    func testRetriesUseTheNextSeedAndStreamsReportSuspicion() async throws {
         let tts = tts(FakePredictor(stops: false))
         var options = Options()
         options.seed = 7
@@ -239,7 +239,7 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(suspicions.last, .some(.long))
     }
 
-    func testParagraphsArePausedBetween() async throws {
+    func testPausesBetweenParagraphs() async throws {
         let tts = tts(FakePredictor()), text = "The river runs to the sea.\n\nThe sea is far."
         var options = Options()
         (options.seed, options.segmentTokens, options.paragraphPause) = (1, 30, 0.5)
@@ -268,7 +268,7 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(samples, whole.samples)
     }
 
-    func testMemoryThatIsShort() async throws {
+    func testTightMemory() async throws {
         let predictor = FakePredictor(), tts = tts(predictor) { $0.memoryLimit = 1000 }
         _ = try await tts.speak(text, options: options(3))
         XCTAssertFalse(predictor.loaded.contains("audio_vae_encoder"))
@@ -314,7 +314,7 @@ final class ActorTests: XCTestCase {
     }
 }
 
-/// A task that a call of its own cancels.
+/// A task that is cancelled by one of its own calls.
 private actor Holder {
     private var task: Task<Speech, any Error>?
     private var isCancelled = false

@@ -3,7 +3,7 @@ import XCTest
 
 @testable import VoxCPM
 
-/// 10,000 altered tokenizer files: each is refused with an error, or opens and encodes a text.
+/// 10,000 altered tokenizer files: each is rejected with an error, or opens and encodes a text.
 final class AlteredTokenizerTests: XCTestCase {
     /// A linear congruential generator: the same alterations in each run.
     private struct Seeded: RandomNumberGenerator {
@@ -42,7 +42,10 @@ final class AlteredTokenizerTests: XCTestCase {
 
     func testAlteredFilesAreRefusedOrRun() throws {
         var random = Seeded(state: 7), opened = 0, refused = 0
-        let pieces = ["{", "}", "[", "]", "\"", ",", ":", "null", "-1", "1e999", "99999999999", "\\ud800", "\u{0}", "true", "\"▁\"", "0.5"]
+        let pieces = [
+            "{", "}", "[", "]", "\"", ",", ":", "null", "-1", "1e999", "99999999999", "\\ud800", "\u{0}", "true",
+            "\"▁\"", "0.5",
+        ]
         for round in 0..<10_000 {
             var files = [round % 2 == 0 ? Self.words : Self.letters, Self.config].map { [UInt8]($0) }
             let file = Int.random(in: 0..<8, using: &random) == 0 ? 1 : 0
@@ -51,10 +54,14 @@ final class AlteredTokenizerTests: XCTestCase {
                 let end = min(files[file].count, at + Int.random(in: 0..<8, using: &random))
                 switch Int.random(in: 0..<5, using: &random) {
                 case 0: files[file].replaceSubrange(at..<end, with: [UInt8.random(in: 0...255, using: &random)])
-                case 1: files[file].replaceSubrange(at..<end, with: Array((pieces.randomElement(using: &random) ?? "").utf8))
+                case 1:
+                    let piece = pieces.randomElement(using: &random) ?? ""
+                    files[file].replaceSubrange(at..<end, with: Array(piece.utf8))
                 case 2: files[file].removeSubrange(at..<end)
                 case 3: files[file].insert(contentsOf: files[file][at..<end], at: at)
-                default: if let digit = files[file][at...].firstIndex(where: { (48...57).contains($0) }) { files[file][digit] = UInt8.random(in: 48...57, using: &random) }
+                default:
+                    guard let digit = files[file][at...].firstIndex(where: { (48...57).contains($0) }) else { break }
+                    files[file][digit] = UInt8.random(in: 48...57, using: &random)
                 }
             }
             do {

@@ -7,9 +7,9 @@ import FoundationNetworking
 
 @testable import VoxCPM
 
-/// Against the hub of tests/swift/hub.py, each third answer of which fails.
+/// With the hub of tests/swift/hub.py, which fails every third response.
 final class DownloadTests: XCTestCase {
-    /// verifies: digests take long without optimisation.
+    /// verifies: false by default, as digests are slow without optimisation.
     private func tts(_ recorded: Recorded, into folder: URL, verifies: Bool = false) throws -> VoxCPM {
         var configuration = Configuration(predictor: FakePredictor(), precision: .fp16)
         configuration.verifies = verifies
@@ -39,7 +39,7 @@ final class DownloadTests: XCTestCase {
         XCTAssertEqual(try FileManager.default.contentsOfDirectory(atPath: folder.path), [bundle.lastPathComponent])
         let entries = Set(try FileManager.default.contentsOfDirectory(atPath: bundle.path))
         XCTAssertEqual(entries, ["manifest.json", "manifest.sha256", "constants", "tokenizer", "fp16"])
-        // What is there needs no hub; what is damaged is downloaded again.
+        // A complete download needs no hub; a damaged one is downloaded again.
         let requests = try await requests(recorded)
         _ = try await prepared(tts(recorded, into: folder))
         let after = try await self.requests(recorded)
@@ -53,7 +53,7 @@ final class DownloadTests: XCTestCase {
         XCTAssertEqual(mended.last, .ready)
     }
 
-    /// Files that were asked for.
+    /// The number of requested files.
     private func requests(_ recorded: Recorded) async throws -> Int {
         let url = try XCTUnwrap(URL(string: recorded.string("endpoint") + "/requests"))
         for _ in 0..<2 {
@@ -92,10 +92,11 @@ final class DownloadTests: XCTestCase {
     }
 
     func testAlteredFileIsRefusedAndNothingLooksWhole() async throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "altered" }), folder = try emptyFolder()
+        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "altered" })
+        let folder = try emptyFolder()
         do {
             _ = try await prepared(tts(recorded, into: folder))
-            XCTFail("an altered file was taken")
+            XCTFail("an altered file was accepted")
         } catch VoxCPMError.download(let file, _) {
             XCTAssertEqual(file, recorded.string("altered"))
         }

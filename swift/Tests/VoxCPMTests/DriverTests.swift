@@ -5,14 +5,21 @@ import XCTest
 import VoxCPMCoreAI
 import VoxCPMCoreML
 
-/// Cases of tests/swift/driver.py: inputs, and what Python's driver made of them.
+/// Cases of tests/swift/driver.py: inputs, and the outputs of Python's driver.
 final class DriverTests: XCTestCase {
+    private func predictor(_ target: Manifest.Target) -> any Predictor {
+        #if canImport(CoreAI)
+        if target == .macOS27, #available(macOS 27, iOS 27, *) { return CoreAIPredictor() }
+        #endif
+        return CoreMLPredictor(cache: Recorded.cache)
+    }
+
     func testSpeaksAsPython() async throws {
         let cases = try Recorded.cases("driver")
         for recorded in cases {
-            let bundle = try OpenBundle(recorded.url("bundle"), precision: .init(rawValue: recorded.string("precision")))
-            let predictor: any Predictor = bundle.manifest.target == .macOS27
-                ? CoreAIPredictor() : CoreMLPredictor(cache: Recorded.cache)
+            let precision = Manifest.Precision(rawValue: recorded.string("precision"))
+            let bundle = try OpenBundle(recorded.url("bundle"), precision: precision)
+            let predictor = predictor(bundle.manifest.target)
             var models: [StepModelName: any StepFunction] = [:]
             for name in bundle.manifest.names {
                 var parts: [any StepFunction] = []
@@ -40,7 +47,7 @@ final class DriverTests: XCTestCase {
                 noise = noise.dropFirst(width)
                 latents += patch
                 samples += try await decoder(expected[index])
-                // Python's patch: a rounding error may flip a step of the quantiser, and free runs part.
+                // Python's patch, as free runs diverge when rounding flips a step of the quantiser.
                 conditions = try await driver.advance(prefilled, index: index, patch: expected[index])
             }
             let spoken = relativeError(latents, expected.values)

@@ -9,20 +9,20 @@ let repository = URL(fileURLWithPath: #filePath).deletingLastPathComponent().del
 let builtInBundle = repository.appendingPathComponent("runtime/voxcpm_runtime/default_bundle")
 let builtInVoices = repository.appendingPathComponent("runtime/voxcpm_runtime/voices/built_in_voices")
 
-/// Gives outputs of the declared shapes at once, and counts calls.
+/// Returns outputs of the declared shapes, and counts calls.
 final class FakePredictor: Predictor, @unchecked Sendable {
     private let lock = NSLock()
     private var count = 0
     private var alive = 0
     private var loads: [String] = []
     private var unloads = 0
-    /// Called at the begin of each call and each load, with the number of calls so far.
+    /// Called at each call with its number, and at each load with -1.
     let onCall: @Sendable (Int) async throws -> Void
-    /// A unit that takes no step model.
+    /// Units that reject all step models.
     let refused: Set<ComputeUnit>
-    /// The step model that gives NaN.
+    /// The step model that returns NaN.
     let broken: String?
-    /// Whether the stop head stops as soon as it may.
+    /// Whether the stop head stops as soon as possible.
     let stops: Bool
 
     init(

@@ -9,7 +9,7 @@ final class FuzzTests: XCTestCase {
 
     func testAlteredVoices() throws {
         let good = try Data(contentsOf: builtInVoices.appendingPathComponent("heart.voice"))
-        // Of format 1, without a digest: damage comes further.
+        // Format 1, without a digest, so that damage gets past it.
         let tensor = TensorFile.Tensor(shape: [2, 2, 2], values: [1, 2, 3, 4, 5, 6, 7, 8])
         let document = """
             {"format":1,"name":"a","generation":"voxcpm","latent_space":"0","sample_rate":16000,\
@@ -82,7 +82,7 @@ final class FuzzTests: XCTestCase {
         }
     }
 
-    /// The manifest without most of its files, so that more alterations meet what is read.
+    /// The manifest without most of its files, so that more alterations hit other fields.
     private func smaller(_ data: Data) throws -> Data {
         var document = try XCTUnwrap(try JSONSerialization.jsonObject(with: data) as? [String: Any])
         document["files"] = ["constants/a.npy": ["bytes": 3, "sha256": "00"]]
@@ -105,10 +105,11 @@ private struct Random: RandomNumberGenerator {
     }
 
     private static let numbers = [
-        "-1", "0", "1", "9223372036854775807", "99999999999999999999", "1e400", "1.5", "null", "true", "[]", "{}", "\"\"",
+        "-1", "0", "1", "9223372036854775807", "99999999999999999999", "1e400", "1.5", "null", "true", "[]", "{}",
+        "\"\"",
     ]
 
-    /// One to four changes: bytes, digits and numbers within the first `focus` bytes, cuts, and parts twice.
+    /// One to four changes within the first `focus` bytes: bytes, numbers, truncation, duplicated parts.
     mutating func altered(_ data: Data, focus: Int) -> Data {
         var bytes = [UInt8](data)
         for _ in 0..<Int.random(in: 1...4, using: &self) {
@@ -121,7 +122,7 @@ private struct Random: RandomNumberGenerator {
             case 3: bytes.insert(contentsOf: bytes[place..<min(bytes.count, place + 40)], at: place)
             case 4: bytes.removeSubrange(place..<min(bytes.count, place + Int.random(in: 1...30, using: &self)))
             default:
-                // A number becomes another one, or something else.
+                // Replace a number with another one, or with something else.
                 guard let first = bytes[place...].firstIndex(where: { (48...57).contains($0) }) else { continue }
                 let last = bytes[first...].firstIndex { !(48...57).contains($0) } ?? bytes.count
                 let number = Self.numbers[Int.random(in: 0..<Self.numbers.count, using: &self)]

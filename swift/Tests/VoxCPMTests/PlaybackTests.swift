@@ -3,7 +3,7 @@ import XCTest
 @testable import VoxCPM
 @testable import VoxCPMPlayback
 
-/// On Linux with the stand-in for AVFAudio, whose node hears at once what is scheduled.
+/// On Linux, with the stand-in for AVFAudio, whose node plays scheduled buffers at once.
 final class PlaybackTests: XCTestCase {
     private static func stream() -> AsyncThrowingStream<Chunk, any Error> {
         var configuration = Configuration(predictor: FakePredictor(stops: false)), options = Options()
@@ -37,7 +37,7 @@ final class PlaybackTests: XCTestCase {
     }
     #endif
 
-    /// At 1.25 s of work for a second of speech, a fifth of it must be there first.
+    /// At a real-time factor of 1.25, a fifth of the speech must be buffered.
     func testPrerollOfSlowSpeech() {
         var preroll = Preroll(expectedSeconds: 10), made = 0.0
         repeat { made += 0.5 } while !preroll.begins(afterChunkOf: 0.5, work: made == 0.5 ? 3 : 0.625)

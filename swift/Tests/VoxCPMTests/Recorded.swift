@@ -6,12 +6,12 @@ struct Recorded {
     let folder: URL
     let document: [String: Any]
 
-    /// Compiled models of this run: the stand-in's name their packages by path.
+    /// Compiled models of this run, since the stand-in's contain the paths of their packages.
     static let cache = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
 
     var name: String { folder.lastPathComponent }
 
-    /// The cases of a kind. Skips the test where nothing was recorded: `make test-swift` records first.
+    /// The cases of a kind. Skips the test if nothing was recorded; `make test-swift` records first.
     static func cases(_ kind: String) throws -> [Recorded] {
         let folder = try folder(kind)
         let names = try FileManager.default.contentsOfDirectory(atPath: folder.path).sorted()
@@ -26,7 +26,7 @@ struct Recorded {
     /// The folder of a kind of cases.
     static func folder(_ kind: String) throws -> URL {
         guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else {
-            throw XCTSkip("run by `make test-swift`, which records what Python does")
+            throw XCTSkip("run by `make test-swift`, which records Python's results")
         }
         let folder = URL(fileURLWithPath: root).appendingPathComponent(kind)
         guard FileManager.default.fileExists(atPath: folder.path) else { throw XCTSkip("no \(kind) was recorded") }
@@ -50,7 +50,7 @@ struct Recorded {
     }
 }
 
-/// Norm of the difference over that of `expected`; unlike a correlation, it sees a wrong factor.
+/// The norm of the difference over that of `expected`; unlike a correlation, it detects a wrong factor.
 func relativeError(_ found: [Float], _ expected: [Float]) -> Double {
     guard found.count == expected.count, !found.isEmpty else { return .nan }
     var difference = 0.0, norm = 0.0
@@ -61,9 +61,9 @@ func relativeError(_ found: [Float], _ expected: [Float]) -> Double {
     return (difference / norm).squareRoot()
 }
 
-/// Largest relative errors of latents and samples by precision.
+/// Maximum relative errors of latents and samples by precision.
 ///
-/// Quantised packages round each row of their inputs to 8 bits by its largest value, so the last bit of a float32 decides
-/// a whole step: Python against itself, with every input moved by at most one unit in the last place, errs by 0.026 at
-/// worst in int8 and 0.05 in int4. Core ML also keeps caches in float16 where Python keeps float32.
+/// Quantised packages round each row of their inputs to 8 bits by its largest value, so the last bit of a float32 can
+/// move a whole step: Python against itself, with every input moved by at most one ulp, has errors of up to 0.026 in
+/// int8 and 0.05 in int4. Core ML also has caches in float16 where Python has float32.
 let maxErrors: [String: Double] = ["fp32": 1e-4, "fp16": 0.006, "int8": 0.045, "int4": 0.063]

@@ -5,7 +5,7 @@ import XCTest
 import Glibc
 #endif
 
-/// A file system of so many bytes. Skips the test unless the process may mount one, in a namespace of its own.
+/// A file system of a given size. Skips the test unless the process may mount one in its own namespace.
 final class SmallDisk {
     let folder = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
 

@@ -36,7 +36,7 @@ final class SpeechTests: XCTestCase {
         }
     }
 
-    /// Text to segments and tokens, exactly.
+    /// Segments and tokens of texts are equal.
     func testPlansAsPython() async throws {
         for recorded in try Recorded.cases("speech") where recorded.document["planned"] != nil {
             let case_ = try Case(recorded)
@@ -50,7 +50,7 @@ final class SpeechTests: XCTestCase {
         }
     }
 
-    /// Tokens of the longest segment without and with room for a voice to continue, without and with a voice.
+    /// Maximum tokens of a segment, without and with room for a voice to continue, without and with a voice.
     func testRoomForSegmentsIsPythons() throws {
         struct Room: Decodable {
             let ratio: Double
@@ -77,7 +77,8 @@ final class SpeechTests: XCTestCase {
     }
 
     func testAControlCannotContinueAPrompt() throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("speech").first { $0.name.hasSuffix("-both") }), case_ = try Case(recorded)
+        let recorded = try XCTUnwrap(try Recorded.cases("speech").first { $0.name.hasSuffix("-both") })
+        let case_ = try Case(recorded)
         let bundle = try OpenBundle(recorded.url("bundle"), precision: case_.configuration.precision)
         let tokenizer = try TextTokenizer(folder: bundle.folder.appendingPathComponent("tokenizer"))
         var options = case_.options
@@ -89,7 +90,7 @@ final class SpeechTests: XCTestCase {
         }
     }
 
-    /// Samples of a stream, in any chunks, are those of the whole speech, to the bit.
+    /// Streamed samples, in any chunks, equal offline speech bit for bit.
     func testStreamsAreTheWholeSpeech() async throws {
         var segments: [Int] = []
         for recorded in try Recorded.cases("speech") where recorded.name.hasSuffix("-segments") {
@@ -131,7 +132,7 @@ final class SpeechTests: XCTestCase {
         }
     }
 
-    /// Minutes of speech in a session, VOXCPM_MINUTES or a half; resident memory must not grow with them.
+    /// Resident memory does not grow over VOXCPM_MINUTES (default: 0.5) of speech in a session.
     func testMemoryIsFlat() async throws {
         let recorded = try XCTUnwrap(try Recorded.cases("speech").first { $0.name.hasSuffix("-fp32-session") })
         let case_ = try Case(recorded), tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
@@ -153,7 +154,8 @@ final class SpeechTests: XCTestCase {
         }
         try await writer.value
         let late = residentKilobytes()
-        print("memory after 10 and", Int(seconds), "seconds:", early, late, "kB, in", Date().timeIntervalSince(began), "s")
+        let elapsed = Date().timeIntervalSince(began)
+        print("memory after 10 and", Int(seconds), "seconds:", early, late, "kB, in", elapsed, "s")
         XCTAssertGreaterThanOrEqual(seconds, 60 * minutes)
         XCTAssertLessThan(late - early, 8_000)
     }
@@ -230,7 +232,8 @@ struct Case {
     init(_ recorded: Recorded) throws {
         let file = recorded.folder.appendingPathComponent("case.voice")
         voice = recorded.document["voiced"] as? Bool == true ? try Voice(contentsOf: file) : nil
-        var configuration = Configuration(precision: .init(rawValue: recorded.string("precision")), cache: Recorded.cache)
+        let precision = Manifest.Precision(rawValue: recorded.string("precision"))
+        var configuration = Configuration(precision: precision, cache: Recorded.cache)
         configuration.verifies = false
         self.configuration = configuration
         func decoded<T: Decodable>(_ key: String, _ type: [T].Type) throws -> [T] {
@@ -268,7 +271,7 @@ struct Case {
     }
 }
 
-/// Noise that Python drew, in its order; then nothing, which is an error.
+/// Python's recorded noise; drawing more is an error.
 struct RecordedNoise: NoiseSource {
     private var numbers: ArraySlice<Float>
 

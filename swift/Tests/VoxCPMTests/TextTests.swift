@@ -3,14 +3,16 @@ import XCTest
 
 @testable import VoxCPM
 
-/// Texts that tests/swift/texts.py wrote, with what Python makes of them.
+/// Texts of tests/swift/texts.py, with Python's results.
 final class TextTests: XCTestCase {
     private struct Cases {
         let folders: [String: String]
         let cases: [[String: Any]]
 
         init() throws {
-            guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else { throw XCTSkip("nothing recorded") }
+            guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else {
+                throw XCTSkip("nothing recorded")
+            }
             let file = URL(fileURLWithPath: root).appendingPathComponent("texts/case.json")
             guard let data = try? Data(contentsOf: file) else { throw XCTSkip("no texts recorded") }
             let document = try XCTUnwrap(JSONSerialization.jsonObject(with: data) as? [String: Any])
@@ -26,7 +28,8 @@ final class TextTests: XCTestCase {
 
     private func assertSame(_ found: [String], _ expected: [String], _ what: String) {
         let same = found.count == expected.count && zip(found, expected).allSatisfy { $0.utf8.elementsEqual($1.utf8) }
-        XCTAssertTrue(same, "\(what)\nfound    \(found.map(\.debugDescription).joined(separator: " ").prefix(700))\nexpected \(expected.map(\.debugDescription).joined(separator: " ").prefix(700))")
+        func shown(_ texts: [String]) -> Substring { texts.map(\.debugDescription).joined(separator: " ").prefix(700) }
+        XCTAssertTrue(same, "\(what)\nfound    \(shown(found))\nexpected \(shown(expected))")
     }
 
     func testSentencesAreThoseOfPython() throws {
@@ -56,7 +59,8 @@ final class TextTests: XCTestCase {
                 let expected = try XCTUnwrap(recorded[name] as? [String: Any])
                 let ids = try tokenizer(text)
                 tokens += ids.count
-                XCTAssertEqual(ids, (expected["tokens"] as? [NSNumber])?.map(\.intValue), "\(name) \(text.prefix(200).debugDescription)")
+                let expectedIDs = (expected["tokens"] as? [NSNumber])?.map(\.intValue)
+                XCTAssertEqual(ids, expectedIDs, "\(name) \(text.prefix(200).debugDescription)")
                 let continued = try XCTUnwrap(expected["continued"] as? String)
                 assertSame([tokenizer.continuedTranscript(text)], [continued], "continued in \(name)")
                 if !text.unicodeScalars.contains(where: { $0 == "▁" || $0 == "<" }) {
@@ -89,9 +93,10 @@ final class TextTests: XCTestCase {
                 same += 1
                 if found == nil { refused += 1 }
             } else if recorded["reads_more"] as? Bool ?? false {
-                other += 1  // Python has rules for it that this package lacks
+                other += 1  // by rules that were not ported
             } else {
-                let shown = [text, found ?? "refused", expected ?? "refused"].map { String($0.prefix(400)).debugDescription }
+                let shown = [text, found ?? "refused", expected ?? "refused"]
+                    .map { String($0.prefix(400)).debugDescription }
                 XCTFail("spelled \(shown[0])\nfound    \(shown[1])\nexpected \(shown[2])")
             }
         }
@@ -100,13 +105,15 @@ final class TextTests: XCTestCase {
 
     func testReadsNumbers() throws {
         let said = [
-            "0": "zero", "21": "twenty-one", "105": "one hundred five", "1,234,567": "one million two hundred thirty-four thousand five hundred sixty-seven",
+            "0": "zero", "21": "twenty-one", "105": "one hundred five",
+            "1,234,567": "one million two hundred thirty-four thousand five hundred sixty-seven",
             "007": "zero zero seven", "100": "one hundred",
         ]
         for (number, name) in said { XCTAssertEqual(NumberNames.cardinal(number), name) }
         XCTAssertEqual(NumberNames.ordinal("112"), "one hundred twelfth")
         XCTAssertEqual(NumberNames.ordinal("20"), "twentieth")
-        XCTAssertEqual(NumberNames.cardinal(String(repeating: "9", count: 36)).split(separator: " ").suffix(3).joined(separator: " "), "nine hundred ninety-nine")
+        let long = NumberNames.cardinal(String(repeating: "9", count: 36)).split(separator: " ")
+        XCTAssertEqual(long.suffix(3).joined(separator: " "), "nine hundred ninety-nine")
         XCTAssertEqual(NumberNames.cardinal(String(repeating: "9", count: 37)).split(separator: " ").count, 37)
     }
 }

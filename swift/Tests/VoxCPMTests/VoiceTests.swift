@@ -4,7 +4,7 @@ import XCTest
 @testable import VoxCPM
 
 final class VoiceTests: XCTestCase {
-    func testBuiltInVoicesAreWrittenAsPythonWroteThem() throws {
+    func testBuiltInVoicesAreWrittenAsInPython() throws {
         let files = try FileManager.default.contentsOfDirectory(at: builtInVoices, includingPropertiesForKeys: nil)
             .filter { $0.pathExtension == "voice" }
         XCTAssertGreaterThan(files.count, 10)
@@ -33,7 +33,7 @@ final class VoiceTests: XCTestCase {
         }
     }
 
-    /// The names have every kind of character, and Swift writes the header anew.
+    /// With every kind of character in names, Swift writes the same header.
     func testNewVoicesHavePythonsBytes() throws {
         let folder = try Recorded.folder("voices")
         let expected = try Data(contentsOf: folder.appendingPathComponent("every.voice"))
@@ -51,7 +51,7 @@ final class VoiceTests: XCTestCase {
         XCTAssertEqual(try Recorded.floats(folder, "every"), read.prompt.values + read.reference.values)
     }
 
-    func testFilesThatAreNoVoices() throws {
+    func testInvalidVoiceFiles() throws {
         let good = try Data(contentsOf: builtInVoices.appendingPathComponent("heart.voice"))
         var altered = good
         altered[altered.count - 5] ^= 1
@@ -69,7 +69,8 @@ final class VoiceTests: XCTestCase {
 
     func testWAV() throws {
         let values: [Float] = [0, 0.5, -0.5, 0.25]
-        for (code, bits, tolerance) in [(1, 16, 1e-4), (1, 24, 1e-6), (1, 32, 1e-6), (3, 32, 0), (3, 64, 0), (1, 8, 1e-2)] {
+        let formats = [(1, 16, 1e-4), (1, 24, 1e-6), (1, 32, 1e-6), (3, 32, 0), (3, 64, 0), (1, 8, 1e-2)]
+        for (code, bits, tolerance) in formats {
             let recording = try Recording(wav: wav(values, code, bits))
             XCTAssertEqual(recording.sampleRate, 16000)
             for (found, wanted) in zip(recording.samples, values) {
@@ -79,9 +80,12 @@ final class VoiceTests: XCTestCase {
         }
         let stereo = try Recording(wav: wav([1, 0, 0.5, -0.5], 3, 32, channels: 2))
         XCTAssertEqual(stereo.samples, [0.5, 0])
-        // Torn in its samples, it gives what it has.
+        // Truncated within its samples, a file gives the complete ones.
         XCTAssertEqual(try Recording(wav: wav(values, 1, 16).dropLast(3)).samples.count, 2)
-        for content in [Data(), Data("RIFF".utf8), wav(values, 1, 16).prefix(40), wav(values, 2, 4), wav([.nan], 3, 32)] {
+        let invalid = [
+            Data(), Data("RIFF".utf8), wav(values, 1, 16).prefix(40), wav(values, 2, 4), wav([.nan], 3, 32),
+        ]
+        for content in invalid {
             XCTAssertThrowsError(try Recording(wav: content))
         }
     }
@@ -114,7 +118,8 @@ final class VoiceTests: XCTestCase {
             let value = float(half: bits)
             if value.isNaN { XCTAssertTrue(float(half: half(value)).isNaN) } else { XCTAssertEqual(half(value), bits) }
         }
-        XCTAssertEqual(([1 + 0x1p-11, 1 + 0x3p-11, 0x1p-25, 65520] as [Float]).map { half($0) }, [0x3C00, 0x3C02, 0, 0x7C00])
+        let ties: [Float] = [1 + 0x1p-11, 1 + 0x3p-11, 0x1p-25, 65520]
+        XCTAssertEqual(ties.map { half($0) }, [0x3C00, 0x3C02, 0, 0x7C00])
     }
 
     func testRecordingsThatCannotBeUsed() throws {

@@ -1,4 +1,4 @@
-// Never run on a Mac or a phone: type-checked on Linux against stand-ins, and on macOS in continuous integration.
+// Never run on a Mac or a phone; type-checked on Linux against stand-ins, and on macOS in continuous integration.
 
 import SwiftUI
 

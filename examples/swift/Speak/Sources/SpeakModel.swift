@@ -4,7 +4,7 @@ import VoxCPM
 import VoxCPMCoreML
 import VoxCPMPlayback
 
-/// What the app does: open a bundle, speak while the speech is made, make and keep voices.
+/// The app's state: opens a bundle, plays speech as it is generated, and saves voices.
 @MainActor
 final class SpeakModel: ObservableObject {
     @Published var text = "Hello from Core ML."
@@ -26,7 +26,7 @@ final class SpeakModel: ObservableObject {
 
     init() { readVoices() }
 
-    /// Open a bundle's folder. Compiling it the first time takes minutes, so each step is shown.
+    /// Open a bundle's folder. The first compilation takes minutes, so each step is shown.
     func open(_ bundle: URL) {
         _ = bundle.startAccessingSecurityScopedResource()
         let opened = VoxCPM(.folder(bundle), Configuration(predictor: CoreMLPredictor()))
@@ -68,10 +68,10 @@ final class SpeakModel: ObservableObject {
         player.stop()
     }
 
-    /// The speech that was played last, as a WAV file.
+    /// The last speech, as a WAV file.
     var file: Data? { heard.isEmpty ? nil : wavFile(heard, sampleRate: sampleRate) }
 
-    /// Make a voice of a recording and what is said in it, and keep it.
+    /// Make a voice from a recording and its transcript, and save it.
     func makeVoice(_ recording: URL, transcript: String, name: String) {
         guard let speech else { return }
         let folder = voicesFolder
@@ -84,7 +84,7 @@ final class SpeakModel: ObservableObject {
                 try voice.write(to: folder.appending(path: "\(name).voice"))
                 readVoices()
                 voiceName = name
-                status = "Kept \(name)."
+                status = "Saved \(name)."
             } catch {
                 status = "\(error)"
             }
@@ -92,8 +92,8 @@ final class SpeakModel: ObservableObject {
     }
 
     private func readVoices() {
-        let files = (try? FileManager.default.contentsOfDirectory(at: voicesFolder, includingPropertiesForKeys: nil)) ?? []
-        for file in files where file.pathExtension == "voice" {
+        let files = try? FileManager.default.contentsOfDirectory(at: voicesFolder, includingPropertiesForKeys: nil)
+        for file in files ?? [] where file.pathExtension == "voice" {
             voices[file.deletingPathExtension().lastPathComponent] = try? Voice(contentsOf: file)
         }
     }

@@ -7,8 +7,8 @@ import FoundationNetworking
 /// A published bundle, downloaded from a hub file by file: only what one precision needs, each file checked against the
 /// manifest's digest.
 ///
-/// Files are written to a folder that ends in `.partial`, which is renamed when everything in it is right: a folder
-/// without that end is whole. An interrupted download continues where it stopped.
+/// Files are written to a folder with the suffix `.partial`, which is renamed when it is complete. An interrupted
+/// download resumes.
 struct HubDownload: Sendable {
     private let repository: String
     private let revision: String
@@ -21,8 +21,8 @@ struct HubDownload: Sendable {
     private static let attempts = 4
 
     /// - Parameters:
-    ///   - precision: nil takes the smallest of the bundle.
-    ///   - parent: the folder in which the bundle's folder is made; nil for one in the application support folder.
+    ///   - precision: nil for the smallest of the bundle.
+    ///   - parent: where to create the bundle's folder; nil for the application support folder.
     ///
     /// Throws `VoxCPMError.argument` for a repository that is not organisation/name.
     init(
@@ -32,7 +32,9 @@ struct HubDownload: Sendable {
         let allowed = CharacterSet(charactersIn: "-._").union(.alphanumerics)
         guard parts.count == 2, parts.allSatisfy({ !$0.isEmpty && $0 != "." && $0 != ".." }),
             parts.allSatisfy({ $0.unicodeScalars.allSatisfy { $0.isASCII && allowed.contains($0) } })
-        else { throw VoxCPMError.argument(name: "repository", problem: "expected organisation/name, got \(repository)") }
+        else {
+            throw VoxCPMError.argument(name: "repository", problem: "expected organisation/name, got \(repository)")
+        }
         self.repository = repository
         self.revision = revision
         self.precision = precision
@@ -41,7 +43,7 @@ struct HubDownload: Sendable {
         self.endpoint = endpoint
     }
 
-    /// The bundle's folder when it is whole. It keeps its revision: a branch is not looked up again.
+    /// The folder of the complete bundle, by the requested revision: a branch is not looked up again.
     var folder: URL { folder(revision) }
 
     private func folder(_ revision: String) -> URL {
@@ -49,9 +51,9 @@ struct HubDownload: Sendable {
         return parent.appendingPathComponent(name.replacingOccurrences(of: "/", with: "--"))
     }
 
-    /// Download what is missing of the bundle; one that is there already costs no request.
+    /// Download the missing files; a complete bundle needs no request.
     ///
-    /// - Parameter progress: called with the share of all bytes, from 0 to 1, that is there.
+    /// - Parameter progress: called with the downloaded share of all bytes, from 0 to 1.
     func callAsFunction(_ progress: (Double) -> Void) async throws {
         if FileManager.default.fileExists(atPath: folder.path) { return }
         let commit = try await commit(), partial = folder(commit).appendingPathExtension("partial")
@@ -77,7 +79,7 @@ struct HubDownload: Sendable {
         try storing(folder) { try FileManager.default.moveItem(at: partial, to: $0) }
     }
 
-    /// Apps must not back up what they can download again.
+    /// Apps must not back up files that they can download again.
     private func keepOutOfBackups() {
         #if !os(Linux)
         var values = URLResourceValues(), url = parent
@@ -99,7 +101,7 @@ struct HubDownload: Sendable {
         return found
     }
 
-    /// One file of the bundle: `path`, resumed from what `path.part` has.
+    /// One file of the bundle: `path`, resumed from `path.part`.
     private func download(
         _ path: String, _ record: Manifest.FileRecord, at commit: String, into partial: URL,
         _ progress: (Int) -> Void
@@ -140,7 +142,7 @@ struct HubDownload: Sendable {
         try await request(endpoint.appendingPathComponent("\(repository)/resolve/\(commit)/\(path)"), headers: headers)
     }
 
-    /// The answer to a request; one that fails for a passing reason is tried again.
+    /// The response to a request, with retries for transient failures.
     private func request(_ url: URL, headers: [String: String]) async throws -> (Data, Int) {
         var request = URLRequest(url: url)
         for (name, value) in headers { request.setValue(value, forHTTPHeaderField: name) }

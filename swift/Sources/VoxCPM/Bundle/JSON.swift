@@ -1,16 +1,16 @@
 import Foundation
 
-/// Decode a document of JSON that nobody has checked.
+/// Decode untrusted JSON.
 ///
-/// Foundation's decoder traps on a key that is not valid Unicode, whether by its bytes or by an escape, and on control
-/// characters in it, so these are checked first. Throws a `Problem`, or what the decoder throws.
+/// Foundation's decoder traps on keys that are not valid Unicode, by bytes or by escapes, or that have control
+/// characters, so these are checked first. Throws a `Problem`, or the decoder's error.
 func decodedJSON<Value: Decodable>(_ type: Value.Type, from data: Data) throws -> Value {
     guard String(data: data, encoding: .utf8) != nil, !data.contains(0) else { throw Problem("it is not UTF-8") }
     try data.withUnsafeBytes { try checkEscapes($0.bindMemory(to: UInt8.self)) }
     return try JSONDecoder().decode(type, from: data)
 }
 
-/// Throws a `Problem` for an escape that does not exist, and for half of a surrogate pair.
+/// Throws a `Problem` for invalid escapes and lone surrogates.
 private func checkEscapes(_ bytes: UnsafeBufferPointer<UInt8>) throws {
     var index = 0, isWithin = false
     func escapedUnit(_ place: Int) -> UInt16? {
@@ -29,22 +29,22 @@ private func checkEscapes(_ bytes: UnsafeBufferPointer<UInt8>) throws {
             index += 1
             continue
         }
-        guard index + 1 < bytes.count else { throw Problem("it is torn") }
+        guard index + 1 < bytes.count else { throw Problem("it is truncated") }
         if bytes[index + 1] == UInt8(ascii: "u") {
-            guard let unit = escapedUnit(index) else { throw Problem("it has an escape that does not exist") }
+            guard let unit = escapedUnit(index) else { throw Problem("it has an invalid escape") }
             index += 6
             switch unit {
             case 0xD800...0xDBFF:
                 guard let low = escapedUnit(index), (0xDC00...0xDFFF).contains(low) else {
-                    throw Problem("it has half of a surrogate pair")
+                    throw Problem("it has a lone surrogate")
                 }
                 index += 6
-            case 0xDC00...0xDFFF: throw Problem("it has half of a surrogate pair")
+            case 0xDC00...0xDFFF: throw Problem("it has a lone surrogate")
             default: break
             }
         } else {
             guard "\"\\/bfnrt".utf8.contains(bytes[index + 1]) else {
-                throw Problem("it has an escape that does not exist")
+                throw Problem("it has an invalid escape")
             }
             index += 2
         }

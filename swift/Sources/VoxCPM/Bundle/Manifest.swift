@@ -8,15 +8,15 @@ public enum StepModelName: String, Sendable, CaseIterable, Codable {
     case baseLMStep = "base_lm_step"
     case residualLMStep = "residual_lm_step"
     case locDiTStep = "locdit_step"
-    /// All Euler steps in one call; only bundles that were converted with --solver-steps have it.
+    /// All Euler steps in one call; only in bundles converted with --solver-steps.
     case locDiTSolve = "locdit_solve"
 }
 
-/// The parts of a bundle's manifest.json that the loop needs.
+/// A bundle's manifest.json, as far as the loop needs it.
 public struct Manifest: Sendable, Decodable {
     static let newestSchema = 5
 
-    /// The oldest system that a bundle runs on, which decides its form; iOS is three versions behind, from 26 on none.
+    /// The minimum macOS version, which determines the bundle's form; iOS 17, 18 and 27 correspond.
     public enum Target: String, Sendable, Decodable {
         case macOS14, macOS15, macOS27
     }
@@ -33,15 +33,15 @@ public struct Manifest: Sendable, Decodable {
     enum Generation: String, Sendable, Decodable {
         case voxcpm, voxcpm2
 
-        /// Prompt patches that the decoder hears before the generated ones.
+        /// Prompt patches that the decoder processes before the generated ones.
         var decoderContextPatches: Int { self == .voxcpm ? 2 : 3 }
-        /// Whether it takes reference recordings and controls.
+        /// Whether it supports reference recordings and controls.
         var takesReference: Bool { self == .voxcpm2 }
         /// Whether upstream counts the decoder's context when it judges whether speech is too long.
         var contextCountsAsSpeech: Bool { self == .voxcpm }
     }
 
-    /// An axis of a tensor: the lengths that it may have.
+    /// The allowed lengths of a tensor's axis.
     public struct Axis: Sendable, Decodable, Equatable {
         /// At least one.
         public let lengths: [Int]
@@ -59,7 +59,7 @@ public struct Manifest: Sendable, Decodable {
 
     /// An input, an output or a state of a step model.
     public struct Tensor: Sendable, Decodable, Equatable {
-        /// As the step model calls it.
+        /// In the step model.
         public let name: String
         /// Its axes, the last one contiguous.
         public let shape: [Axis]
@@ -69,16 +69,16 @@ public struct Manifest: Sendable, Decodable {
 
     /// The interface of a step model.
     public struct StepModel: Sendable, Decodable, Equatable {
-        /// Such as "base_lm_step"; of a part "base_lm_step_1".
+        /// Such as "base_lm_step", or for a part "base_lm_step_1".
         public let name: String
-        /// What each call takes, without state.
+        /// Of each call, without state.
         public let inputs: [Tensor]
-        /// What each call gives, without state.
+        /// Of each call, without state.
         public let outputs: [Tensor]
-        /// KV caches, keys and values in turn, or contexts of convolutions; empty for a function without state.
+        /// KV caches, keys and values alternating, or contexts of convolutions; empty for a stateless model.
         public let state: [Tensor]
 
-        /// The first input with an enumerated axis, and that axis; else the first input and axis 1.
+        /// The first input with an enumerated axis, and that axis; otherwise the first input and axis 1.
         public var chunkAxis: (tensor: Tensor, axis: Int) {
             for tensor in inputs {
                 if let axis = tensor.shape.firstIndex(where: { $0.lengths.count > 1 }) { return (tensor, axis) }
@@ -89,10 +89,10 @@ public struct Manifest: Sendable, Decodable {
         /// The lengths of that axis, each of which may be a function of its own.
         public var chunkLengths: [Int] { chunkAxis.tensor.shape[chunkAxis.axis].lengths }
 
-        /// Whether its state is KV caches, not contexts of convolutions.
+        /// Whether its state is KV caches rather than contexts of convolutions.
         public var hasCaches: Bool { state.contains { $0.name.hasPrefix("k_cache") } }
 
-        /// The lengths that an axis of an input may have; `check` has verified that it exists.
+        /// The allowed lengths of an input's axis; `check` has verified that it exists.
         func lengths(of input: String, axis: Int) -> [Int] {
             inputs.first { $0.name == input }?.shape[axis].lengths ?? []
         }
@@ -130,7 +130,7 @@ public struct Manifest: Sendable, Decodable {
         /// Width of the DiT and of its time embeddings.
         let ditWidth: Int
         let textEmbeddingScale: Float
-        /// Whether the DiT is given the length of a step.
+        /// Whether the DiT receives the length of a step.
         let meanMode: Bool
         /// In Hz.
         let inputSampleRate: Int
@@ -186,7 +186,7 @@ public struct Manifest: Sendable, Decodable {
         }
     }
 
-    /// The checkpoint's speech.json: what decides how text is cut into segments, and speech judged.
+    /// The checkpoint's speech.json, by which text is split into segments and the length of speech is judged.
     struct SpeechProfile: Sendable, Codable, Equatable {
         let longestSeconds: Double
         let longestTokens: Int
@@ -226,7 +226,7 @@ public struct Manifest: Sendable, Decodable {
         case kvCache = "kv_cache", speech, files
     }
 
-    /// Reads without checks; `init(json:)` checks.
+    /// Decodes without checks; use `init(json:)`.
     public init(from decoder: any Decoder) throws {
         let container = try decoder.container(keyedBy: CodingKeys.self)
         schemaVersion = try container.decode(Int.self, forKey: .schemaVersion)
@@ -240,7 +240,7 @@ public struct Manifest: Sendable, Decodable {
         files = try container.decode([String: FileRecord].self, forKey: .files)
     }
 
-    /// Read and check a manifest. Throws `VoxCPMError.bundle`, also for one that is damaged or of a newer release.
+    /// Read and check a manifest. Throws `VoxCPMError.bundle`, or `.unsupported` for one of a newer release.
     public init(json data: Data) throws {
         struct Version: Decodable { let schema_version: Int }
         let file = "manifest.json"
@@ -262,7 +262,7 @@ public struct Manifest: Sendable, Decodable {
         }
     }
 
-    /// The declaration of a step model; `check` has verified that there is one.
+    /// The declaration of a step model; `check` has verified that it exists.
     func stepModel(_ name: StepModelName) -> StepModel { stepModels[name.rawValue]! }
 
     /// The step models of this bundle.
@@ -275,24 +275,24 @@ public struct Manifest: Sendable, Decodable {
         }
     }
 
-    /// A name that changes with the content of the folder of a package.
+    /// A digest of a package's content.
     func contentKey(_ folder: String) -> String {
         let records = files.filter { $0.key.hasPrefix("\(folder)/") }.map { "\($0.key) \($0.value.sha256)" }
         return SHA256.hex(Data(records.sorted().joined(separator: "\n").utf8))
     }
 }
 
-/// The product of positive numbers that are small enough for a patch.
+/// The product of the numbers. Throws a `Problem` if it cannot be the length of a patch.
 private func product(_ numbers: [Int]) throws -> Int {
     try numbers.reduce(1) { result, number in
         guard (1...1_000_000).contains(number), result * number <= 100_000_000 else {
-            throw Problem("a patch of \(numbers) is none")
+            throw Problem("a patch of \(numbers) is out of range")
         }
         return result * number
     }
 }
 
-/// One line about an error of Foundation.
+/// A one-line description of an error from Foundation.
 func reason(_ error: any Error) -> String {
     if case DecodingError.keyNotFound(let key, _) = error { return "the field \(key.stringValue) is missing" }
     if case DecodingError.typeMismatch(_, let context) = error { return "wrong type at \(path(context))" }
@@ -316,12 +316,12 @@ extension Manifest {
         guard widths.allSatisfy(positive.contains), positive.contains(sizes.kvLength), a.ditWidth >= 4,
             positive.contains(a.ditWidth), (1...64).contains(sizes.baseLMParts),
             (0...1000).contains(sizes.solverSteps), a.textEmbeddingScale.isFinite
-        else { throw Problem("a size is outside of its range") }
+        else { throw Problem("a size is out of range") }
         if let speech {
             let numbers = [speech.longestSeconds, speech.secondsPerLetter]
             guard numbers.allSatisfy({ $0 > 0 && $0.isFinite }), (0...10).contains(speech.secondsBeside),
                 (8...100_000).contains(speech.longestTokens)
-            else { throw Problem("a figure of speech is outside of its range") }
+            else { throw Problem("a value of speech is out of range") }
         }
         for name in names { try check(name) }
         for (path, record) in files {
@@ -334,7 +334,7 @@ extension Manifest {
 
     private func check(_ name: StepModelName) throws {
         guard let model = stepModels[name.rawValue], model.name == name.rawValue else {
-            throw Problem("it declares no \(name.rawValue)")
+            throw Problem("it does not declare \(name.rawValue)")
         }
         let tensors = model.inputs + model.outputs + model.state
         let lengths = tensors.flatMap { $0.shape.flatMap(\.lengths) }
@@ -353,15 +353,15 @@ extension Manifest {
         }
         guard !model.inputs.isEmpty, fits, lengths.allSatisfy({ (1...100_000_000).contains($0) }),
             model.inputs[0].shape.count > 1 || model.chunkAxis.axis == 0
-        else { throw Problem("a tensor of \(name.rawValue) has an impossible shape") }
+        else { throw Problem("a tensor of \(name.rawValue) has an invalid shape") }
         for (input, shape) in expected {
             guard let tensor = model.inputs.first(where: { $0.name == input }), tensor.shape.count == shape.count,
                 zip(tensor.shape, shape).allSatisfy({ axis, length in length.map { axis.lengths == [$0] } ?? true })
-            else { throw Problem("\(input) of \(name.rawValue) is not what this release runs") }
+            else { throw Problem("\(input) of \(name.rawValue) has a shape that this release does not support") }
         }
         let unit = a.patchInputSamples
         if name == .audioVAEEncoder, model.lengths(of: "audio", axis: 2).contains(where: { $0 % unit != 0 }) {
-            throw Problem("the audio encoder takes lengths that are not whole patches")
+            throw Problem("the audio encoder has lengths that are not whole patches")
         }
     }
 }

@@ -1,13 +1,13 @@
 import Foundation
 
-/// A .npy file of float16 or float32 in C order, mapped into memory, so that a row costs only itself.
+/// A memory-mapped .npy file of float16 or float32 in C order.
 struct NumpyArray: Sendable {
     let shape: [Int]
     private let data: Data
     private let start: Int
     private let isHalf: Bool
 
-    /// Throws `VoxCPMError.bundle` for a file that is missing, torn or of another type.
+    /// Throws `VoxCPMError.bundle` for a file that is missing, truncated or of another type.
     init(_ url: URL) throws {
         do {
             try self.init(mapped: Data(contentsOf: url, options: .alwaysMapped))
@@ -27,7 +27,7 @@ struct NumpyArray: Sendable {
         let length = isFirstVersion
             ? bytes[8] | bytes[9] << 8 : bytes[8] | bytes[9] << 8 | bytes[10] << 16 | bytes[11] << 24
         start = (isFirstVersion ? 10 : 12) + length
-        guard length <= 65_536, start <= data.count else { throw Problem("its header is torn") }
+        guard length <= 65_536, start <= data.count else { throw Problem("its header is truncated") }
         let header = String(decoding: data.subdata(in: (start - length)..<start), as: UTF8.self)
         guard
             let shape = header.between("'shape': (", ")"),
@@ -39,11 +39,13 @@ struct NumpyArray: Sendable {
         var count = isHalf ? 2 : 4
         for axis in axes {
             guard let axis, axis >= 0, case let (product, false) = count.multipliedReportingOverflow(by: axis) else {
-                throw Problem("its shape is not one")
+                throw Problem("its shape is invalid")
             }
             count = product
         }
-        guard data.count - start == count else { throw Problem("expected \(count) bytes of numbers, got \(data.count - start)") }
+        guard data.count - start == count else {
+            throw Problem("expected \(count) bytes of numbers, got \(data.count - start)")
+        }
         self.shape = axes.compactMap(\.self)
         self.data = data
     }
@@ -63,16 +65,16 @@ struct NumpyArray: Sendable {
 }
 
 extension String {
-    /// What stands between two texts, the first one that there is.
+    /// The text between the first `opening` and the next `closing`.
     fileprivate func between(_ opening: String, _ closing: String) -> Substring? {
-        guard let before = range(of: opening), let after = range(of: closing, range: before.upperBound..<endIndex) else {
-            return nil
-        }
+        guard let before = range(of: opening),
+            let after = range(of: closing, range: before.upperBound..<endIndex)
+        else { return nil }
         return self[before.upperBound..<after.lowerBound]
     }
 }
 
-/// What is wrong with a file, without its name.
+/// An error in a file, without the file's name.
 struct Problem: Error {
     let text: String
 

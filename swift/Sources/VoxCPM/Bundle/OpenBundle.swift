@@ -1,19 +1,19 @@
 import Foundation
 
-/// A bundle's folder with its manifest, read and checked, in one precision.
+/// A bundle's folder in one precision, with its checked manifest.
 public struct OpenBundle: Sendable {
-    /// With a manifest.json.
+    /// The folder of manifest.json.
     public let folder: URL
     /// Read and checked.
     public let manifest: Manifest
-    /// The one that is used.
+    /// The selected precision.
     public let precision: Manifest.Precision
 
     /// - Parameters:
-    ///   - folder: with a manifest.json.
-    ///   - precision: one of the bundle's; nil takes the smallest.
+    ///   - folder: the folder of manifest.json.
+    ///   - precision: one of the bundle's; nil for the smallest.
     ///
-    /// Throws `VoxCPMError.bundle`, naming the file, for one that is missing, of another size, or not listed.
+    /// Throws `VoxCPMError.bundle` for a file that is missing or has another size.
     public init(_ folder: URL, precision: Manifest.Precision? = nil) throws {
         guard let document = try? Data(contentsOf: folder.appendingPathComponent("manifest.json")) else {
             throw VoxCPMError.bundle(file: "manifest.json", problem: "there is none in \(folder.path)")
@@ -54,7 +54,7 @@ public struct OpenBundle: Sendable {
         }
     }
 
-    /// Compare the content of every file of the precision with the manifest. Takes about a second a gigabyte.
+    /// Compare the digests of the precision's files with the manifest. Takes about a second per gigabyte.
     public func verify(_ progress: (Double) -> Void = { _ in }) throws {
         let files = manifest.files(of: precision).sorted { $0.key < $1.key }
         let total = max(1, files.reduce(0) { $0 + $1.value.bytes })
@@ -98,7 +98,7 @@ extension Manifest {
 }
 
 extension Manifest.StepModel {
-    /// The step models that run one after the other as this one, each in its own package.
+    /// The parts of this step model, each in its own package, to be called in order.
     func parts(_ count: Int) -> [Manifest.StepModel] {
         guard count > 1 else { return [self] }
         let layers = state.count / 2
@@ -112,7 +112,7 @@ extension Manifest.StepModel {
     }
 }
 
-/// A step model in several packages, each of which takes the hidden states of the one before.
+/// A step model in several packages, each of which takes the previous one's hidden states.
 struct JoinedStepFunction: StepFunction {
     let parts: [any StepFunction]
 

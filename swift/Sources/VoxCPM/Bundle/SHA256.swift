@@ -3,7 +3,7 @@ import Foundation
 #if canImport(CryptoKit)
 import CryptoKit
 
-/// SHA-256 of data that comes in parts.
+/// Incremental SHA-256.
 struct SHA256 {
     private var hasher = CryptoKit.SHA256()
 
@@ -12,7 +12,7 @@ struct SHA256 {
     func hex() -> String { hasher.finalize().map { String(format: "%02x", $0) }.joined() }
 }
 #else
-/// SHA-256 of data that comes in parts (FIPS 180-4), where the system has no CryptoKit.
+/// Incremental SHA-256 (FIPS 180-4), for systems without CryptoKit.
 struct SHA256 {
     private static let primes: [Int] = (2...311).filter { n in !(2..<n).contains { n % $0 == 0 } }
     /// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
@@ -72,7 +72,7 @@ struct SHA256 {
 #endif
 
 extension SHA256 {
-    /// The digest of data in hexadecimal digits.
+    /// The digest of data in hexadecimal.
     static func hex(_ data: Data) -> String {
         var digest = SHA256()
         digest.update(data)

@@ -1,6 +1,6 @@
-// Audio to latent patches and back, through the AudioVAE's step models, whose state carries the convolutions' context.
+// Audio to latent patches and back. The state of the AudioVAE's step models is the convolutions' left context.
 
-/// On which side a recording is padded with zeros to whole patches.
+/// The side on which a recording is padded with zeros to whole patches.
 enum Padding { case left, right }
 
 extension Driver {
@@ -28,7 +28,7 @@ extension Driver {
         return patches
     }
 
-    /// A decoder that has heard the end of the prompt.
+    /// A decoder that has processed the end of the prompt.
     func patchDecoder(after sequence: InputSequence) async throws -> PatchDecoder {
         let decoder = PatchDecoder(driver: self, state: try model(.audioVAEDecoder).newState())
         let context = sequence.decoderContext(architecture.generation.decoderContextPatches)
@@ -39,7 +39,7 @@ extension Driver {
 
 /// Decodes one patch (frames · latent_dim) after another to samples at the output sample rate.
 ///
-/// A call always decodes one patch: longer chunks round differently, and streamed and whole speech must be the same.
+/// A call always decodes one patch: longer chunks round differently, and streams must equal offline speech.
 struct PatchDecoder: Sendable {
     let driver: Driver
     let state: any StepState

@@ -1,11 +1,11 @@
-// The loop of the reference driver, runtime/voxcpm_runtime/model/driver.py: prefill both language models, then patch by
-// patch DiT, feat encoder, language models.
+// The loop of the reference driver, runtime/voxcpm_runtime/model/driver.py: prefill both language models; then, for
+// each patch, DiT, feat encoder and language models.
 //
 //     embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT condition ◄── residual LM
 //                                                              └─► residual input ──────┘
 
-/// Both caches after a sequence, and what the next patch needs. Generation writes at `position` and after it only, so
-/// it can start again from here any number of times.
+/// Both caches after a sequence, and the conditions of the next patch. Generation writes only from `position` on, so it
+/// can restart from here.
 struct Prefilled: Sendable {
     let baseState: any StepState
     let residualState: any StepState
@@ -13,11 +13,11 @@ struct Prefilled: Sendable {
     let next: Conditions
 }
 
-/// What the step models compute for a voice, whatever text follows.
+/// The part of a prefill that depends only on the voice.
 struct Prefix: Sendable {
     /// Positions of the reference with its markers, and of the transcript.
     let positions: Int
-    /// The language models' keys and values of these positions; nil where a framework does not show its states.
+    /// The language models' keys and values of these positions; nil if the framework hides its states.
     let base: [String: Tensor]?
     let residual: [String: Tensor]?
     /// Embeddings of the patches of reference and prompt.
@@ -25,12 +25,12 @@ struct Prefix: Sendable {
     let prompt: Rows
 }
 
-/// The prefixes of the voices that were used last.
+/// The prefixes of the most recent voices.
 actor Prefixes {
     private static let kept = 4
     private var known: [(voice: Voice, prefix: Prefix)] = []
 
-    /// The voice's prefix, computed if it is not known. tokens: of its transcript.
+    /// The voice's prefix, computed on a cache miss. tokens: of its transcript.
     func callAsFunction(_ voice: Voice, tokens: [Int], _ driver: Driver) async throws -> Prefix {
         if let index = known.firstIndex(where: { $0.voice == voice }) {
             known.append(known.remove(at: index))
@@ -42,20 +42,20 @@ actor Prefixes {
     }
 }
 
-/// What the DiT and the stop head need for the next patch.
+/// The inputs of the DiT and the stop head for the next patch.
 struct Conditions: Sendable {
     /// Last hidden state of the base LM: raw after text, quantised after audio.
     let hidden: [Float]
     let residualHidden: [Float]
     /// Logits of the stop head: continue, stop.
     let stopLogits: [Float]
-    /// The patch before, (frames · latent_dim); zeros after text.
+    /// The previous patch, (frames · latent_dim); zeros after text.
     let lastPatch: [Float]
 
     var stops: Bool { stopLogits[1] > stopLogits[0] }
 }
 
-/// A bundle's constants and step models, as functions on arrays. It keeps no state between calls.
+/// A bundle's constants and step models as functions on arrays, without state between calls.
 struct Driver: Sendable {
     let manifest: Manifest
     let constants: Constants
@@ -71,7 +71,7 @@ struct Driver: Sendable {
 
     var architecture: Manifest.Architecture { manifest.architecture }
 
-    /// Numbers in a patch.
+    /// Values in a patch.
     var patchValues: Int { architecture.patchSize * architecture.featDim }
 
     func model(_ name: StepModelName) throws -> any StepFunction {
@@ -79,7 +79,7 @@ struct Driver: Sendable {
         return model
     }
 
-    /// What the step models compute for a voice. tokens: of its transcript.
+    /// The prefix of a voice. tokens: of its transcript.
     func prefix(_ voice: Voice, tokens: [Int]) async throws -> Prefix {
         let lead = InputSequence(
             text: tokens, prompt: Rows(width: patchValues), reference: voice.reference, startsAudio: false)
@@ -96,7 +96,7 @@ struct Driver: Sendable {
     ///
     /// - Parameters:
     ///   - prefix: the voice's; nil without a voice.
-    ///   - shared: first positions of the sequence that are those of the prefix.
+    ///   - shared: number of leading positions that the sequence shares with the prefix.
     func prefill(_ sequence: InputSequence, _ prefix: Prefix? = nil, shared: Int = 0) async throws -> Prefilled {
         let base = try model(.baseLMStep), residual = try model(.residualLMStep)
         let states = (base: try base.newState(), residual: try residual.newState())
@@ -116,7 +116,7 @@ struct Driver: Sendable {
         return Prefilled(baseState: states.base, residualState: states.residual, position: sequence.count, next: next)
     }
 
-    /// Run both language models from a cache position on. spoken: the embeddings of the sequence's patches.
+    /// Run both language models from a cache position. spoken: the embeddings of the sequence's patches.
     private func run(
         _ sequence: InputSequence, _ spoken: Rows, _ base: any StepState, _ residual: any StepState, at position: Int
     ) async throws -> Conditions {
@@ -153,7 +153,7 @@ struct Driver: Sendable {
         return transposed(x, rows: width, columns: frames)
     }
 
-    /// What follows a patch that is at index `index` of the speech: one step of both language models.
+    /// One step of both language models after patch `index` of the speech.
     func advance(_ prefilled: Prefilled, index: Int, patch: [Float]) async throws -> Conditions {
         let embedding = try await embed(Rows(width: patchValues, values: patch))
         let position = prefilled.position + index
@@ -213,7 +213,7 @@ struct Driver: Sendable {
         return last
     }
 
-    /// Run a language model over rows from a cache position on: the outputs of each call.
+    /// Run a language model over rows from a cache position; returns the outputs of each call.
     private func languageModel(
         _ name: StepModelName, _ rows: Rows, _ state: any StepState, at position: Int
     ) async throws -> [(outputs: [String: Tensor], chunk: CallChunk)] {

@@ -1,9 +1,9 @@
 // A patch from noise: Euler steps with classifier-free guidance and CFG-zero*, in the order of
-// runtime/voxcpm_runtime/model/flow_matching.py, so that it differs from it only by rounding.
+// runtime/voxcpm_runtime/model/flow_matching.py, so that results differ only in rounding.
 
 import Foundation
 
-/// How the solver was asked to work.
+/// The solver's options.
 struct Solving: Sendable {
     let steps: Int
     let cfgValue: Float
@@ -11,7 +11,7 @@ struct Solving: Sendable {
     let useCfgZeroStar: Bool
     /// Width of the DiT's time embeddings.
     let embeddingWidth: Int
-    /// Whether the DiT is given the length of each step, otherwise zero.
+    /// Whether the DiT receives the length of each step; otherwise zero.
     let meanMode: Bool
 }
 
@@ -30,7 +30,7 @@ func timeSpan(_ steps: Int, _ swaySamplingCoef: Float) -> [Float] {
     }
 }
 
-/// Number of first steps with zero velocity (CFG-zero*).
+/// Number of leading steps with zero velocity (CFG-zero*).
 func zeroVelocitySteps(_ steps: Int) -> Int { max(1, Int(Double(steps + 1) * zeroVelocityFraction)) }
 
 /// Time and length of each Euler step after the first `skipped`.
@@ -47,7 +47,7 @@ func eulerSteps(_ steps: Int, _ swaySamplingCoef: Float, skipping skipped: Int) 
     return Array(all.dropFirst(skipped))
 }
 
-/// The sines, then the cosines, of 1000 · time at geometric frequencies from 1 to 1/10000.
+/// Sines, then cosines, of 1000 · time at geometric frequencies from 1 to 1/10000.
 func timeEmbedding(_ time: Float, width: Int) -> [Float] {
     let half = width / 2
     let decay = Float(log(minFrequency) / Double(half - 1))
@@ -55,7 +55,7 @@ func timeEmbedding(_ time: Float, width: Int) -> [Float] {
     return angles.map { sin($0) } + angles.map { cos($0) }
 }
 
-/// The velocity of a patch from the conditional and then the unconditional one.
+/// The guided velocity. rows: the conditional velocity, then the unconditional one.
 func guidedVelocity(_ rows: [Float], _ cfgValue: Float, useCfgZeroStar: Bool) -> [Float] {
     let count = rows.count / 2
     var scale: Float = 1
@@ -75,7 +75,7 @@ func guidedVelocity(_ rows: [Float], _ cfgValue: Float, useCfgZeroStar: Bool) ->
 
 /// Turn noise (latent_dim, frames) into a patch of the same shape, with `locdit_step`.
 ///
-/// mu: the language models' condition. cond: the patch before, (latent_dim, frames).
+/// mu: the language models' condition. cond: the previous patch, (latent_dim, frames).
 func solve(
     _ dit: any StepFunction, noise: [Float], mu: [Float], cond: [Float], shape: [Int], _ solving: Solving
 ) async throws -> [Float] {
@@ -102,7 +102,7 @@ func solve(
     return x
 }
 
-/// The patch of `solve`, with CFG-zero*, by one call of `locdit_solve`, which must be made for so many steps.
+/// `solve` with CFG-zero* in one call of `locdit_solve`, which must have the same number of steps.
 func solveAtOnce(
     _ solver: any StepFunction, noise: [Float], mu: [Float], cond: [Float], shape: [Int], _ solving: Solving
 ) async throws -> [Float] {

@@ -5,7 +5,7 @@
 //     reference       103 reference 104 text 101    (VoxCPM2)
 //     both            103 reference 104 text 101 prompt
 
-/// What both language models are prefilled with.
+/// The sequence with which both language models are prefilled.
 struct InputSequence: Sendable {
     static let audioStart = 101, referenceStart = 103, referenceEnd = 104
 
@@ -17,9 +17,9 @@ struct InputSequence: Sendable {
 
     /// - Parameters:
     ///   - text: ids of the transcript and the text, tokenised as one, without audio start.
-    ///   - prompt: patches to continue; none for zero-shot.
-    ///   - reference: patches of a reference voice; none without one.
-    ///   - startsAudio: false for what a voice has before any text to speak.
+    ///   - prompt: patches to continue; empty for zero-shot.
+    ///   - reference: patches of a reference voice, or empty.
+    ///   - startsAudio: false for a voice's prefix, which has no text to speak.
     init(text: [Int], prompt: Rows, reference: Rows, startsAudio: Bool = true) {
         patches = Rows(width: prompt.width)
         if reference.count > 0 {
@@ -50,7 +50,7 @@ struct InputSequence: Sendable {
         return rest
     }
 
-    /// Up to `count` last patches of the prompt, which the decoder hears before the generated ones; none after text.
+    /// Up to `count` last patches of the prompt, which the decoder processes first; empty after text.
     func decoderContext(_ count: Int) -> Rows {
         let context = continuesAudio ? min(count, patches.count) : 0
         return patches[(patches.count - context)..<patches.count]
@@ -68,21 +68,21 @@ struct InputSequence: Sendable {
     }
 }
 
-/// Items start ..< start + length, run as `size` items, of which the last are padding.
+/// Items start ..< start + length, padded at the end to `size` items.
 struct CallChunk: Equatable, Sendable {
     let start: Int
     let length: Int
     let size: Int
 }
 
-/// A call reads all weights once, which costs about as much time as the arithmetic of this many items.
+/// The cost of reading all weights for a call, in items of arithmetic.
 private let callCost = 8
 
 /// The cheapest way to run `count` items in chunks of `sizes`; only the last chunk may be padded.
 ///
 /// - Parameters:
 ///   - position: of the first item in the KV cache.
-///   - capacity: positions in the cache. Padding is written there, too, so it must fit.
+///   - capacity: positions in the cache. Padding must fit, too.
 func planChunks(_ count: Int, _ sizes: [Int], position: Int = 0, capacity: Int? = nil) throws -> [CallChunk] {
     let end = position + count
     /// Cost, and size of the first chunk, for the last `index` items.

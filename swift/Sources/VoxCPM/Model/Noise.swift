@@ -6,7 +6,7 @@ public protocol NoiseSource: Sendable {
     mutating func standardNormal(_ count: Int) -> [Float]
 }
 
-/// SplitMix64 and Box and Muller's transform: the same seed gives the same speech, other noise than numpy's.
+/// SplitMix64 with the Box–Muller transform. A seed reproduces speech, but the noise is not numpy's.
 public struct GaussianNoise: NoiseSource {
     private var state: UInt64
 

@@ -1,7 +1,7 @@
-// The DiT's condition and the residual LM's input: arithmetic between the step models that differs by generation.
+// The DiT's condition and the residual LM's input, whose arithmetic depends on the generation.
 //
 //     voxcpm     lm_to_dit(hidden) + res_to_dit(residual)     hidden + embedding
-//     voxcpm2    both side by side                            fusion(hidden, embedding)
+//     voxcpm2    both, concatenated                           fusion(hidden, embedding)
 
 /// x · wᵀ + b, with w (out, in) and b (out,) of the bundle's constants.
 struct Projection: Sendable {
@@ -28,7 +28,7 @@ struct Projection: Sendable {
     }
 }
 
-/// The product of two rows. Sixteen sums at once: a compiler may not reorder one.
+/// The dot product of two rows, in sixteen sums: the compiler may not vectorise one.
 private func dot(_ a: UnsafePointer<Float>, _ b: UnsafePointer<Float>, _ count: Int) -> Float {
     var sums = SIMD16<Float>(repeating: 0), index = 0
     while index + 16 <= count {
@@ -45,7 +45,7 @@ private func dot(_ a: UnsafePointer<Float>, _ b: UnsafePointer<Float>, _ count: 
     return sum
 }
 
-/// Both functions of a bundle.
+/// The projections of a bundle.
 struct Projections: Sendable {
     private let lmToDiT: Projection
     private let residualToDiT: Projection

@@ -1,38 +1,38 @@
 import Foundation
 
-/// KV caches or convolution contexts of one stream. A call of the step model that made it updates it.
+/// KV caches or convolution contexts of one stream, updated by calls of the step model that created it.
 public protocol StepState: AnyObject, Sendable {}
 
-/// A step model: (inputs, state) to outputs, by the names of its declaration in the manifest.
+/// A step model: (inputs, state) → outputs, with the names of its declaration in the manifest.
 public protocol StepFunction: Sendable {
     /// The state at the start of a stream: zeros.
     func newState() throws -> any StepState
 
-    /// One step. The state is updated in place; two calls must not use one state at once.
+    /// One step. The state is updated in place; concurrent calls must not share a state.
     func callAsFunction(_ inputs: [String: Tensor], _ state: (any StepState)?) async throws -> [String: Tensor]
 
-    /// Positions of the state's KV caches, (1, kv_heads, positions, head_dim), or of its contexts, (1, channels, samples),
-    /// by name; nil where a framework does not show its states. Positions beyond the end are left out.
+    /// Positions of the state's KV caches, (1, kv_heads, positions, head_dim), or of its contexts, (1, channels,
+    /// samples), by name; nil if the framework hides its states. Positions beyond the end are omitted.
     func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]?
 
-    /// Write into the state what `rows` gave, from `position` on. Tensors of other names are ignored.
+    /// Write the result of `rows` into the state, from `position` on. Unknown names are ignored.
     func write(_ rows: [String: Tensor], at position: Int, into state: any StepState) throws
 
-    /// Free what only calls with more than one embedding need, until the next such call.
+    /// Free what only prefill needs, until the next prefill.
     func unloadPrefill() async
 }
 
 extension StepFunction {
-    /// Nothing is freed.
+    /// Frees nothing.
     public func unloadPrefill() async {}
 
-    /// No state is shown.
+    /// Hides the state.
     public func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]? { nil }
 
-    /// Nothing is written.
+    /// Writes nothing.
     public func write(_ rows: [String: Tensor], at position: Int, into state: any StepState) throws {}
 
-    /// The output of that name, which must have this number of values.
+    /// The output with this name, which must have `count` values.
     func output(
         _ name: String, _ count: Int, of model: String, _ inputs: [String: Tensor], _ state: (any StepState)? = nil
     ) async throws -> [Float] {
@@ -40,7 +40,7 @@ extension StepFunction {
     }
 }
 
-/// The values of an output. Throws unless there are `count` of them.
+/// The values of an output. Throws unless there are `count`.
 func checked(_ outputs: [String: Tensor], _ name: String, _ count: Int, of model: String) throws -> [Float] {
     guard let output = outputs[name], output.values.count == count else {
         let found = outputs[name].map { "the shape \($0.shape)" } ?? "no such output"
@@ -54,16 +54,16 @@ public enum ComputeUnit: String, Sendable, Codable, CaseIterable {
     case cpu, cpuAndGPU, cpuAndNeuralEngine
 }
 
-/// What loads step models. `CoreMLPredictor` does it with Core ML.
+/// Loads step models, as `CoreMLPredictor` does with Core ML.
 public protocol Predictor: Sendable {
-    /// Load one package of a bundle on a compute unit. Compiling it the first time takes seconds to minutes.
+    /// Load one package of a bundle on a compute unit. The first compilation takes seconds to minutes.
     func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction
 
     /// The compute units to try for a step model, best first.
     func units(for model: StepModelName) -> [ComputeUnit]
 }
 
-/// One package of a bundle, and what a predictor has to know about it.
+/// One package of a bundle, with what a predictor needs to know about it.
 public struct StepPackage: Sendable {
     /// The folder `NAME.mlpackage` or `NAME.aimodel`.
     public let folder: URL
@@ -71,12 +71,12 @@ public struct StepPackage: Sendable {
     public let declaration: Manifest.StepModel
     /// The system that it was converted for.
     public let target: Manifest.Target
-    /// How it handles its state.
+    /// How it passes its state.
     public let stateForm: StateForm
-    /// A name that changes with the package's content: key of what is compiled from it.
+    /// A digest of the package's content: the cache key of its compiled model.
     public let contentKey: String
 
-    /// How a package handles its state.
+    /// How a package passes its state.
     public enum StateForm: Sendable {
         /// Inputs `name`, and outputs `name_out` that are the next call's inputs.
         case passed
@@ -86,7 +86,7 @@ public struct StepPackage: Sendable {
         case native
     }
 
-    /// Names of the package's functions, one for each length of the chunk axis; nil is the only function of a package.
+    /// The package's functions, one per length of the chunk axis; nil for a single function.
     public var functions: [String?] {
         let lengths = declaration.chunkLengths
         let byLength = target == .macOS27 || (target == .macOS15 && declaration.hasCaches)

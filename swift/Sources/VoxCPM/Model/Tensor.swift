@@ -1,11 +1,11 @@
-/// An input or output of a step model: numbers in C order, the last axis contiguous.
+/// An input or output of a step model, in C order.
 ///
-/// All are held as `Float`. A predictor converts them to the type that the step model declares: int32 for a position,
-/// which stays exact up to 16,777,216.
+/// Values are `Float`; predictors convert them to the declared type, such as int32 for a position (exact up to
+/// 16,777,216).
 public struct Tensor: Sendable, Equatable {
     /// Lengths of the axes.
     public let shape: [Int]
-    /// As many as the product of `shape`.
+    /// In C order, as many as the product of `shape`.
     public let values: [Float]
 
     /// The product of `shape` must be the number of values.
@@ -18,9 +18,9 @@ public struct Tensor: Sendable, Equatable {
 
 /// Rows of equal width, contiguous: embeddings, hidden states, latent frames.
 public struct Rows: Sendable, Equatable {
-    /// Numbers in a row.
+    /// Values in a row.
     public let width: Int
-    /// All rows, one after the other.
+    /// All rows, concatenated.
     public private(set) var values: [Float]
 
     /// Number of rows.
@@ -45,7 +45,7 @@ public struct Rows: Sendable, Equatable {
     func padded(to size: Int) -> [Float] { values + [Float](repeating: 0, count: (size - count) * width) }
 }
 
-/// Rows and columns of a matrix in C order, exchanged: (rows, columns) to (columns, rows).
+/// A matrix in C order, transposed: (rows, columns) to (columns, rows).
 func transposed(_ values: [Float], rows: Int, columns: Int) -> [Float] {
     var result = [Float](repeating: 0, count: values.count)
     for row in 0..<rows {
@@ -54,7 +54,7 @@ func transposed(_ values: [Float], rows: Int, columns: Int) -> [Float] {
     return result
 }
 
-/// The bits of the float16 that is nearest to a number; of two, the even one.
+/// The bits of the nearest float16, ties to even.
 public func half(_ value: Float) -> UInt16 {
     let sign = UInt16(truncatingIfNeeded: value.bitPattern >> 16) & 0x8000, magnitude = abs(value)
     if value.isNaN { return 0x7E00 }
@@ -64,7 +64,7 @@ public func half(_ value: Float) -> UInt16 {
     return sign | UInt16(truncatingIfNeeded: (bits + 0xFFF + (bits >> 13 & 1)) >> 13)
 }
 
-/// A float16 by its bits; Swift has no Float16 on Intel Macs.
+/// The value of a float16 by its bits; Swift has no Float16 on Intel Macs.
 public func float(half bits: UInt16) -> Float {
     let sign = UInt32(bits & 0x8000) << 16, exponent = UInt32(bits >> 10) & 0x1F, fraction = UInt32(bits & 0x3FF)
     switch exponent {

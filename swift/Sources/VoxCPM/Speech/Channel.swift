@@ -1,22 +1,22 @@
 import Foundation
 
-/// A queue between two tasks. A producer waits while it is full, a consumer while it is empty.
+/// A bounded queue between two tasks, with backpressure: producers wait while it is full, consumers while it is empty.
 ///
-/// Unchecked: everything is read and written under the lock.
+/// Unchecked: a lock guards all state.
 final class Channel<Element: Sendable>: @unchecked Sendable {
     private let lock = NSLock()
     private let capacity: Int
     private var items: [Element] = []
-    /// What comes after the items; nil while there may be more.
+    /// The result after the items; nil while the channel is open.
     private var end: Result<Void, any Error>?
     private var readers: [(id: Int, continuation: CheckedContinuation<Element?, any Error>)] = []
     private var writers: [(id: Int, continuation: CheckedContinuation<Void, any Error>)] = []
     private var count = 0
 
-    /// - Parameter capacity: items that `send` leaves waiting.
+    /// - Parameter capacity: maximum number of queued items for `send`.
     init(capacity: Int = .max) { self.capacity = capacity }
 
-    /// Add an item, without waiting. After the end nothing is added.
+    /// Add an item without waiting. No-op after the end.
     func put(_ item: Element) {
         let reader: CheckedContinuation<Element?, any Error>? = lock.withLock {
             guard end == nil else { return nil }
@@ -29,7 +29,7 @@ final class Channel<Element: Sendable>: @unchecked Sendable {
         reader?.resume(returning: item)
     }
 
-    /// Add an item, and wait until there is room for another one.
+    /// Add an item, and wait until there is room for another.
     ///
     /// Throws `CancellationError` if the task or the channel is cancelled.
     func send(_ item: Element) async throws {
@@ -80,10 +80,12 @@ final class Channel<Element: Sendable>: @unchecked Sendable {
         }
     }
 
-    /// End the channel after the items that wait. Only the first end counts.
-    func finish(throwing error: (any Error)? = nil) { close(dropping: false, error.map { .failure($0) } ?? .success(())) }
+    /// End the channel after the queued items. Only the first end counts.
+    func finish(throwing error: (any Error)? = nil) {
+        close(dropping: false, error.map { .failure($0) } ?? .success(()))
+    }
 
-    /// End the channel, drop what waits, and make producers throw.
+    /// End the channel, drop queued items, and make producers throw.
     func cancel() { close(dropping: true, .failure(CancellationError())) }
 
     private func close(dropping: Bool, _ result: Result<Void, any Error>) {
@@ -112,14 +114,14 @@ final class Channel<Element: Sendable>: @unchecked Sendable {
     }
 }
 
-/// A task that fills a channel, and ends when nothing refers to the stream any more, or its consumer is cancelled.
+/// A task that fills a channel, and is cancelled when the stream is dropped or its consumer is cancelled.
 final class Production<Element: Sendable>: Sendable {
     let channel: Channel<Element>
     private let task: Task<Void, Never>
 
     /// - Parameters:
-    ///   - capacity: elements that may wait.
-    ///   - produce: fills the channel; what it throws, the consumer gets.
+    ///   - capacity: maximum number of queued elements.
+    ///   - produce: fills the channel; its errors are thrown to the consumer.
     init(capacity: Int, _ produce: @escaping @Sendable (Channel<Element>) async throws -> Void) {
         let channel = Channel<Element>(capacity: capacity)
         self.channel = channel
@@ -143,7 +145,7 @@ final class Production<Element: Sendable>: Sendable {
     /// Wait until the task has ended.
     func ended() async { await task.value }
 
-    /// The elements. A consumer that is cancelled, or that drops the stream, ends the task.
+    /// The elements. Cancelling the consumer, or dropping the stream, cancels the task.
     var stream: AsyncThrowingStream<Element, any Error> {
         AsyncThrowingStream {
             try await withTaskCancellationHandler {

@@ -1,42 +1,42 @@
 import Foundation
 
-/// Where a bundle is.
+/// The location of a bundle.
 public enum BundleSource: Sendable {
-    /// A folder with a manifest.json.
+    /// The folder of a bundle.
     case folder(URL)
-    /// A repository of a hub, such as "openbmb/voxcpm-1.5-coreml", at a branch, tag or commit. `prepare()`, or the first
-    /// call, downloads what one precision needs, and continues a download that was interrupted. `into` is the folder in
-    /// which the bundle's folder is made; nil for one in the application support folder, out of backups.
+    /// A hub repository, such as "openbmb/voxcpm-1.5-coreml", at a branch, tag or commit. `prepare()`, or the first
+    /// call, downloads one precision, resuming an interrupted download. `into` is where to create the bundle's folder;
+    /// nil for the application support folder, excluded from backups.
     ///
-    /// A bundle that was downloaded is used without a request: name another revision to update it.
+    /// A downloaded bundle is used without a request; to update it, name another revision.
     case hub(String, revision: String = "main", into: URL? = nil)
 }
 
-/// What loads a bundle, and how.
+/// How to load a bundle.
 public struct Configuration: Sendable {
-    /// Loads step models: `CoreMLPredictor()` on Apple's systems.
+    /// Loads step models: `CoreMLPredictor()` on Apple platforms.
     public var predictor: any Predictor
-    /// One that the bundle has; nil for the smallest.
+    /// One of the bundle's precisions; nil for the smallest.
     public var precision: Manifest.Precision?
     /// Compute units to try for a step model, best first, instead of the predictor's.
     public var computeUnits: [StepModelName: [ComputeUnit]] = [:]
-    /// Bytes that the step models may take; nil for half of the physical memory. Where the bundle needs more than half
-    /// of it, whatever serves prefill alone is unloaded whenever it is not needed; then each speech starts later.
+    /// Maximum bytes for the step models; nil for half of the physical memory. If the weights exceed half of it, what
+    /// only prefill needs is unloaded in between, and each speech starts later.
     public var memoryLimit: UInt64?
-    /// Whether the files are compared with the manifest's digests before the first load: about a second a gigabyte.
+    /// Whether to verify the files' digests before the first load: about a second per gigabyte.
     public var verifies = true
-    /// The address of the hub; another one for a mirror.
+    /// The address of the hub or a mirror.
     public var hub = URL(string: "https://huggingface.co") ?? URL(fileURLWithPath: "/")
 
     /// - Parameters:
     ///   - predictor: loads step models.
-    ///   - precision: one that the bundle has; nil for the smallest.
+    ///   - precision: one of the bundle's; nil for the smallest.
     public init(predictor: any Predictor, precision: Manifest.Precision? = nil) {
         self.predictor = predictor
         self.precision = precision
     }
 
-    /// Whether what only prefill needs should not stay in memory.
+    /// Whether to unload what only prefill needs.
     func isTight(_ bundle: OpenBundle) -> Bool {
         let limit = memoryLimit ?? ProcessInfo.processInfo.physicalMemory / 2
         let weights = bundle.manifest.files(of: bundle.precision).values.reduce(0.0) { $0 + Double($1.bytes) }
@@ -44,16 +44,16 @@ public struct Configuration: Sendable {
     }
 }
 
-/// A step of making a bundle ready to speak.
+/// Progress of loading a bundle.
 public enum Preparation: Sendable, Equatable {
-    /// Files are downloaded; the share of all bytes that is there.
+    /// Downloading files; the share of all bytes.
     case downloading(Double)
-    /// Files are compared with their digests; the share that is done.
+    /// Verifying digests; the share of all bytes.
     case verifying(Double)
-    /// A step model is loaded. The first time on a device it is compiled, which takes seconds to minutes.
+    /// Loading a step model. On first use on a device it is compiled, which takes seconds to minutes.
     case compiling(StepModelName)
-    /// The system did not load a step model on a compute unit, and the next one is tried.
+    /// A compute unit rejected a step model; the next one is tried.
     case fellBack(StepModelName, ComputeUnit, reason: String)
-    /// The bundle speaks.
+    /// The bundle is ready to speak.
     case ready
 }

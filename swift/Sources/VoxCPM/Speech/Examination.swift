@@ -1,24 +1,24 @@
 import Foundation
 
-/// How a step model's results agree with the bundle's test vectors, which were computed in float32.
+/// Agreement of a step model's results with the bundle's test vectors, which were computed in float32.
 ///
 /// Correlations are 1 - |v - r|² / (|v|² + |r|²), the minimum over several tensors.
 public struct Examination: Sendable, Codable {
-    /// The step model that was examined.
+    /// The step model.
     public let model: StepModelName
-    /// Where it computed.
+    /// The compute unit.
     public let unit: ComputeUnit
-    /// Of its weights; it decides the floor.
+    /// The precision of its weights, which determines the floor.
     public let precision: Manifest.Precision
-    /// The correlation of each stream's outputs: `chain`, every longer length at the beginning of a KV cache, and every
+    /// The correlation of each stream's outputs: `chain`, each longer length at the start of a KV cache, and each
     /// length at its end.
     public let streams: [String: Double]
-    /// That of the states after the streams; nil for a step model without state, and where a framework shows none.
-    /// Then the streams at the end of a cache, which begin with a state, are left out, too.
+    /// The correlation of the states after the streams; nil for a stateless step model, and if the framework hides
+    /// states. Then the streams at the end of a cache are also omitted.
     public let state: Double?
-    /// Seconds of a call at the shortest length: the median.
+    /// Median seconds of a call at the shortest length.
     public let seconds: Double
-    /// The lowest accepted correlation.
+    /// The minimum accepted correlation.
     public let floor: Double
 
     /// Whether no correlation is below the floor.
@@ -96,7 +96,8 @@ private struct TestVectors {
 
     init(_ bundle: OpenBundle, _ name: StepModelName) throws {
         path = "vectors/\(name.rawValue).safetensors"
-        guard let content = try? Data(contentsOf: bundle.folder.appendingPathComponent(path), options: .alwaysMapped) else {
+        let url = bundle.folder.appendingPathComponent(path)
+        guard let content = try? Data(contentsOf: url, options: .alwaysMapped) else {
             throw VoxCPMError.bundle(file: path, problem: "the bundle has no test vectors")
         }
         do {
@@ -105,7 +106,7 @@ private struct TestVectors {
             throw VoxCPMError.bundle(file: path, problem: problem.text)
         }
         guard let input = bundle.manifest.stepModel(name).inputs.first?.name else {
-            throw VoxCPMError.bundle(file: path, problem: "its step model has no input")
+            throw VoxCPMError.bundle(file: path, problem: "the step model has no inputs")
         }
         streams = file.tensors.keys.sorted().compactMap { [file] key in
             let parts = key.split(separator: "/")
@@ -124,7 +125,7 @@ private struct TestVectors {
         return Tensor(shape: stored.shape, values: stored.floats)
     }
 
-    /// Whole caches, whose row p is row p mod 12 of those after the stream `chain`.
+    /// Complete caches: row p is row p mod 12 after the stream `chain`.
     func filledCaches(_ caches: [Manifest.Tensor], _ capacity: Int) throws -> [String: Tensor] {
         var filled: [String: Tensor] = [:]
         for cache in caches {
@@ -150,11 +151,13 @@ private struct TestVectors {
                 stored.shape.count == tensor.shape.count + 1,
                 zip(stored.shape.dropFirst(), tensor.shape).allSatisfy({ $1.lengths.contains($0) })
             else {
-                throw VoxCPMError.bundle(file: path, problem: "\(tensor.name) of \(stream.name) is missing or of another shape")
+                throw VoxCPMError.bundle(
+                    file: path, problem: "\(tensor.name) of \(stream.name) is missing or has another shape")
             }
             let shape = Array(stored.shape.dropFirst()), width = shape.reduce(1, *) * stored.dtype.width
             let first = stored.bytes.startIndex + call * width
-            let part = TensorFile.Tensor(dtype: stored.dtype, shape: shape, bytes: stored.bytes.subdata(in: first..<(first + width)))
+            let part = TensorFile.Tensor(
+                dtype: stored.dtype, shape: shape, bytes: stored.bytes.subdata(in: first..<(first + width)))
             all[tensor.name] = Tensor(shape: shape, values: part.floats)
         }
         return all

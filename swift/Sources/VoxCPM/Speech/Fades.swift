@@ -1,18 +1,18 @@
-// Fades of edges that other audio is joined to: a step there would be heard as a click.
+// Fades where audio is joined: a step there is audible as a click.
 
 import Foundation
 
-/// Long enough that no step is left, too short to be heard as one.
+/// Long enough to remove the step, too short to be audible.
 private let fadeSeconds = 0.005
 /// A peak of -50 dBFS.
 private let silence = Float(pow(10.0, -50.0 / 20.0))
 
-/// The samples risen from zero over their first 5 ms; unchanged if these are silent.
+/// The samples with their first 5 ms faded in; unchanged if these are silent.
 func fadedIn(_ samples: [Float], sampleRate: Int) -> [Float] {
     fadedOut(samples.reversed(), sampleRate: sampleRate).reversed()
 }
 
-/// The samples fallen to zero over their last 5 ms; unchanged if these are silent.
+/// The samples with their last 5 ms faded out; unchanged if these are silent.
 ///
 /// The fade is half a period of a cosine, so it has no corner at either end.
 func fadedOut(_ samples: [Float], sampleRate: Int) -> [Float] {

@@ -1,31 +1,31 @@
-// How long speech may be, by the room in the KV cache, and how long it should be for its text, as in
+// How long speech may be, given the room in the KV cache, and how long it should be for its text, as in
 // runtime/voxcpm_runtime/speech/utterance.py.
 //
-// With a speech.json (`SpeechProfile`) the expected time follows from the number of letters and the pace of the voice.
-// Without one upstream's rule applies: speech is too long from a number of patches for each text token on.
+// With a speech.json (`SpeechProfile`) the expected duration follows from the number of letters and the voice's pace.
+// Without one upstream's rule applies: speech is too long from a number of patches per text token on.
 
 import Foundation
 
-/// Why speech is suspicious, in every attempt.
+/// Why speech is suspicious.
 public enum Suspicion: String, Sendable, Codable {
     /// Too long for its text: repetition, or endless noise.
     case long
     /// Too short for its text: words are missing.
     case short
-    /// Cut off, as the KV cache is full.
+    /// Cut off because the KV cache is full.
     case cut
 }
 
-/// The length that an utterance should have.
+/// The expected length of an utterance.
 struct ExpectedLength: Sendable, Equatable {
     /// Nil without a speech.json.
     var seconds: Double?
     var patchSeconds: Double
     /// Patches from which the speech is suspiciously long.
     var longFrom: Double
-    /// Patches below which speech that has ended is suspiciously short.
+    /// Patches below which stopped speech is suspiciously short.
     var shortBelow = 0.0
-    /// Patches at which an attempt is ended, as it is hopeless.
+    /// Patches at which a hopeless attempt is cut off.
     var maximum = Double.infinity
 
     func suspicion(_ patches: Int, stopped: Bool) -> Suspicion? {
@@ -33,22 +33,22 @@ struct ExpectedLength: Sendable, Equatable {
         return stopped && Double(patches) < shortBelow ? .short : nil
     }
 
-    /// A sort key for bad attempts; equal for all if no length is expected.
+    /// A sort key for bad attempts; equal for all without an expected length.
     ///
-    /// Speech that the stop head has not ended is worse than any other, as its real length is unknown.
+    /// Speech that the stop head has not ended is the worst, as its real length is unknown.
     func badness(_ patches: Int, stopped: Bool) -> (Int, Double) {
         guard let seconds else { return (0, 0) }
         return (stopped ? 0 : 1, abs(log(Double(patches) * patchSeconds / seconds)))
     }
 
-    // Shares of the expected time at which speech is suspicious, and at which an attempt is hopeless.
+    // Shares of the expected duration at which speech is suspicious, and at which an attempt is hopeless.
     private static let long = 1.4, short = 0.6, ended = 2.0
-    /// Seconds that any text may take beyond the expected time: a word or two may be said slowly.
+    /// Tolerance in seconds for any text: a word or two may be said slowly.
     private static let more = 0.8
-    /// Speech counts as too long from `minLen` + 3 patches at the earliest: the shortest has `minLen` + 2.
+    /// Speech is too long from `minLen` + 3 patches at the earliest; the shortest has `minLen` + 2.
     private static let moreThanMinLen = 3
 
-    /// By a speech.json, for a text of so many letters; pace: see `pace`.
+    /// By a speech.json, for a number of letters. pace: see `pace`.
     init(_ profile: Manifest.SpeechProfile, letters: Int, pace: Double, patchSeconds: Double, minLen: Int) {
         let seconds = profile.expectedSeconds(max(letters, 1)) * pace
         let byTime = max(Self.long * seconds, seconds + Self.more) / patchSeconds
@@ -59,21 +59,21 @@ struct ExpectedLength: Sendable, Equatable {
         maximum = max((Self.ended * seconds + Self.more) / patchSeconds, longFrom).rounded(.up)
     }
 
-    /// Upstream's rule, `context` patches of a prompt counted.
+    /// Upstream's rule, including `context` patches of a prompt.
     init(tokens: Int, ratio: Double, context: Int, patchSeconds: Double, minLen: Int) {
         self.patchSeconds = patchSeconds
         longFrom = max(Double(tokens) * ratio - Double(context), Double(minLen + Self.moreThanMinLen))
     }
 
-    /// A prompt's time for so many spoken letters, relative to the expected time.
+    /// A prompt's duration relative to the expected one; 1 without letters.
     ///
-    /// 1 for a prompt without letters. Bounded: long silence or a wrong transcript would give another.
+    /// Clamped, against long silence and wrong transcripts.
     static func pace(_ profile: Manifest.SpeechProfile, letters: Int, seconds: Double) -> Double {
         letters == 0 ? 1 : min(max(seconds / profile.expectedSeconds(letters), 0.8), 1.5)
     }
 }
 
-/// What a voice takes in the KV cache.
+/// The positions that a voice takes in the KV cache.
 struct VoiceSize: Sendable, Equatable {
     var promptPatches = 0
     var referencePatches = 0
@@ -89,22 +89,22 @@ struct VoiceSize: Sendable, Equatable {
     }
 }
 
-/// The lengths of a bundle's speech with these options.
+/// Limits of length for a bundle and options.
 struct Lengths: Sendable {
     let options: Options
     let capacity: Int
     let patchSeconds: Double
     let profile: Manifest.SpeechProfile?
-    /// Upper estimate of the time that a token takes to say, slow speech included; it gives the room that a text needs.
+    /// Upper estimate of a token's duration in slow speech, for the room that a text needs.
     let secondsPerToken: Double
 
-    /// Text tokens that a segment may always have, even if the KV cache seems too short for their speech.
+    /// Text tokens that a segment may always have, even if the KV cache seems too short.
     static let minSegmentTokens = 8
     /// Default of `segmentTokens` for a checkpoint without a speech.json.
     private static let segmentTokens = 200
-    /// Speech that is enough to be continued as the voice of a text; a heading alone is not.
+    /// Seconds of speech that suffice as the voice of a text, unlike a heading.
     private static let anchorSeconds = 5.0
-    /// Patches of silence that speech may have in addition to its text.
+    /// Patches of silence in addition to the text.
     private static let sparePatches = 10
 
     init(_ manifest: Manifest, _ options: Options, hasLettersOnly: Bool) {
@@ -115,16 +115,16 @@ struct Lengths: Sendable {
         secondsPerToken = hasLettersOnly ? 0.12 : 0.5
     }
 
-    /// Text tokens whose speech is enough to be continued as the voice of a text.
+    /// Text tokens whose speech suffices as the voice of a text.
     var minAnchor: Double { Self.anchorSeconds / secondsPerToken }
 
-    /// Maximum number of patches for a text, KV cache aside; unlike upstream's, never below `minPatches`.
+    /// Maximum number of patches for a text, ignoring the KV cache; unlike upstream's, never below `minPatches`.
     func patchBound(_ targetTokens: Int) -> Int {
         let byRatio = Int(min(Double(targetTokens) * options.retryBadcaseRatioThreshold + 10, 1e9))
         return max(min(byRatio, options.maxLen ?? Options.defaultMaxLen), options.minPatches)
     }
 
-    /// Maximum number of patches if `taken` of the cache's positions are in use.
+    /// Maximum number of patches if `taken` cache positions are in use.
     ///
     /// Throws `VoxCPMError.doesNotFit` if not even the shortest speech fits.
     func patchLimit(taken: Int, targetTokens: Int) throws -> Int {
@@ -134,11 +134,11 @@ struct Lengths: Sendable {
         return min(patchBound(targetTokens), capacity - taken)
     }
 
-    /// Maximum number of text tokens in a segment, by `segmentTokens` and by the speech that fits into the KV cache.
+    /// Maximum number of text tokens in a segment, by `segmentTokens` and the room in the KV cache.
     ///
     /// - Parameters:
     ///   - transcriptTokens: of the voice.
-    ///   - anchored: leave room for a voice of the same length, spoken before, which this segment continues.
+    ///   - anchored: leave room for a previous segment of the same length, which this one continues.
     func longestSegment(_ voice: VoiceSize, transcriptTokens: Int, anchored: Bool) -> Int {
         let byPace = secondsPerToken / patchSeconds
         let positionsPerToken = 1 + min(byPace, options.retryBadcaseRatioThreshold)

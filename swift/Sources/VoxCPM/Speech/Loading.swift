@@ -1,20 +1,20 @@
 import Foundation
 
-/// A bundle that speaks.
+/// A bundle that is ready to speak.
 struct LoadedBundle: Sendable {
     let bundle: OpenBundle
     let tokenizer: TextTokenizer
     let driver: Driver
     let units: [StepModelName: ComputeUnit]
-    /// Whether memory is short: what serves prefill alone is loaded for it only.
+    /// Whether memory is tight: what only prefill needs is loaded for each prefill.
     let isTight: Bool
     let prefixes = Prefixes()
 }
 
 typealias Report = @Sendable (Preparation) -> Void
 
-/// Loads a bundle once for all calls that wait for it. A cancelled call leaves at once; when none waits any more, loading
-/// ends after the step model that is being loaded.
+/// Loads a bundle once for all waiting calls. A cancelled call returns at once; when no call waits, loading stops after
+/// the current step model.
 actor Loader {
     private let source: BundleSource
     private let configuration: Configuration
@@ -23,7 +23,7 @@ actor Loader {
     private var waiting: [Int: CheckedContinuation<LoadedBundle, any Error>] = [:]
     private let listeners = Listeners()
     private var count = 0
-    /// Changes with `unload`, and with a load that nobody waits for: its result is not kept.
+    /// Incremented by `unload`: the result of an earlier load is discarded.
     private var round = 0
     private var isVerified = false
 
@@ -32,7 +32,7 @@ actor Loader {
         self.configuration = configuration
     }
 
-    /// The bundle, loaded if it is not yet.
+    /// The bundle, loaded on first use.
     func bundle(_ report: @escaping Report = { _ in }) async throws -> LoadedBundle {
         try Task.checkCancellation()
         if let loaded {
@@ -56,7 +56,7 @@ actor Loader {
         }
     }
 
-    /// Forget the step models. Calls that are running keep theirs until they end.
+    /// Free the step models. Running calls keep theirs.
     func unload() {
         loaded = nil
         round += 1
@@ -79,7 +79,7 @@ actor Loader {
 
     private func finish(_ result: Result<LoadedBundle, any Error>, _ round: Int) {
         if task?.isCancelled == true {
-            // All who waited have left; others may have come since.
+            // All waiting calls were cancelled; new ones may have arrived.
             task = nil
             if !waiting.isEmpty { begin() }
             return
@@ -106,9 +106,9 @@ actor Loader {
     }
 }
 
-/// Who hears of the progress of loading, in order.
+/// Callbacks for the progress of loading.
 ///
-/// Unchecked: everything is read and written under the lock.
+/// Unchecked: a lock guards all state.
 private final class Listeners: @unchecked Sendable {
     private let lock = NSLock()
     private var reports: [Int: Report] = [:]
@@ -140,7 +140,7 @@ private func loadedBundle(
     return LoadedBundle(bundle: bundle, tokenizer: tokenizer, driver: driver, units: units, isTight: isTight)
 }
 
-/// The bundle, downloaded if it is not there, and verified.
+/// The bundle, downloaded if missing, and verified.
 private func openBundle(
     _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: Report
 ) async throws -> OpenBundle {
@@ -153,12 +153,13 @@ private func openBundle(
     case .folder(let folder): return try opened(folder)
     case .hub(let repository, let revision, let parent):
         let download = try HubDownload(
-            repository, revision: revision, precision: configuration.precision, into: parent, endpoint: configuration.hub)
+            repository, revision: revision, precision: configuration.precision, into: parent,
+            endpoint: configuration.hub)
         try await download { report(.downloading($0)) }
         do {
             return try opened(download.folder)
         } catch VoxCPMError.bundle {
-            // Damaged on this device, which no user can mend: once more.
+            // Damaged on this device, which users cannot fix: download again.
             try? FileManager.default.removeItem(at: download.folder)
             try await download { report(.downloading($0)) }
             return try opened(download.folder)
@@ -166,7 +167,7 @@ private func openBundle(
     }
 }
 
-/// A step model on the first compute unit that takes it.
+/// A step model on the first compute unit that loads it.
 func loadedModel(
     _ name: StepModelName, of bundle: OpenBundle, _ configuration: Configuration, _ report: Report
 ) async throws -> (any StepFunction, ComputeUnit) {
@@ -195,5 +196,5 @@ func loadedModel(
         }
     }
     throw VoxCPMError.loading(
-        model: name.rawValue, reason: reasons.isEmpty ? "no compute unit is given" : reasons.joined(separator: "; "))
+        model: name.rawValue, reason: reasons.isEmpty ? "no compute units to try" : reasons.joined(separator: "; "))
 }

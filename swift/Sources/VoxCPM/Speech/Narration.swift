@@ -1,6 +1,6 @@
-// Speech segment after segment. A whole speech keeps the segments' samples, a stream hands them on.
+// Speech, segment by segment. `speak` collects the samples, `stream` passes them on.
 //
-//     plan ─► segments ─► attempts at each ─► pieces
+//     plan ─► segments ─► attempts ─► pieces
 
 /// Samples of one patch, or a pause before the segment.
 struct Piece: Sendable {
@@ -8,27 +8,27 @@ struct Piece: Sendable {
     let isPause: Bool
     let segment: Int
     let text: String
-    /// What is suspicious about the segment by now.
+    /// What is suspicious about the segment so far.
     var suspicion: Suspicion?
 }
 
-/// One speech in the making.
+/// The state of one speech.
 struct Narration {
     let plan: Plan
     private let driver: Driver
     private let prefixes: Prefixes
-    /// Whether what only prefill needs is unloaded after it.
+    /// Whether to unload after prefill what only prefill needs.
     private let isTight: Bool
-    /// The plan's voice; without one, the first segments become it.
+    /// The plan's voice, or the first segments.
     private var voice: Voice?
-    /// Letters that are spoken in the voice's prompt; nil once a suspicious segment is part of it.
+    /// Letters spoken in the voice's prompt; nil if a suspicious segment is part of it.
     private var promptLetters: Int?
     private var noise: (any NoiseSource)?
-    /// Patches that the speech may still have.
+    /// Remaining patches.
     private var left: Int?
     private var index = 0
     private var isPaused = false
-    /// Whether `maxLen` is reached before the end of the text.
+    /// Whether `maxLen` was reached before the end of the text.
     private(set) var isUnfinished = false
 
     init(_ plan: Plan, _ loaded: LoadedBundle) throws {
@@ -46,10 +46,10 @@ struct Narration {
         } ?? 0
     }
 
-    /// Speak the next segment; nil if `maxLen` leaves nothing for it.
+    /// Speak the next segment; nil if `maxLen` is reached.
     ///
-    /// - Parameter emit: takes pieces of speech as they are made, which then is not tried again, since audio that was
-    ///   heard cannot be taken back; nil keeps the samples of the best attempt.
+    /// - Parameter emit: receives pieces as they are generated, without retries, since played audio cannot be revoked;
+    ///   nil returns the samples of the best attempt.
     mutating func speak(
         _ segment: PlannedSegment, emit: ((Piece) async throws -> Void)?
     ) async throws -> (spoken: SpokenSegment, samples: [Float])? {
@@ -103,8 +103,8 @@ struct Narration {
         return (spoken, samples)
     }
 
-    /// The attempt that is good; else, of bad ones, the one that ended by itself and is nearest to the expected length.
-    /// Of equally bad attempts the last, which upstream keeps.
+    /// The good attempt, or the bad one closest to the expected length, preferably stopped by itself. Of equally bad
+    /// attempts the last, as upstream.
     static func best(of attempts: [Attempt], _ length: ExpectedLength) -> Attempt {
         var best = attempts[attempts.count - 1]
         guard best.suspicion != nil else { return best }
@@ -144,7 +144,7 @@ extension Narration {
             isUnfinished: narration.isUnfinished)
     }
 
-    /// The speech in chunks of `firstChunkPatches` and then `chunkPatches`; a pause joins the patch after it.
+    /// The speech in chunks of `firstChunkPatches`, then `chunkPatches`; a pause is part of the next patch's chunk.
     static func streamed(
         _ plan: Plan, _ loaded: LoadedBundle, to send: @escaping (Chunk) async throws -> Void
     ) async throws {

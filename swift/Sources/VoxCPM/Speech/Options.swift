@@ -12,30 +12,30 @@ public struct Options: Sendable {
     public var swaySamplingCoef: Float = 1
     /// CFG-zero*: zero velocity in the first steps, and projected guidance (arXiv 2503.18886).
     public var useCfgZeroStar = true
-    /// The stop head is ignored at first: each segment has at least `minLen` + 2 patches, 0 to 100,000.
+    /// Minimum length: each segment has at least `minLen` + 2 patches, 0 to 100,000.
     public var minLen = 2
     /// Maximum number of patches of the whole speech, in a session of each segment, 1 to 100,000; nil for no limit.
     public var maxLen: Int?
-    /// Whether `speak` generates again with the next seed if the speech is suspiciously long or short for its text.
+    /// Whether `speak` retries with the next seed if the speech is suspiciously long or short for its text.
     public var retryBadcase = true
     /// Maximum number of attempts, 0 to 100; 0 means 1.
     public var retryBadcaseMaxTimes = 3
-    /// Patches for each text token from which speech is too long, if this is not 6 or the checkpoint has no
-    /// `speech.json`; also a limit of the length. 0.1 to 1000.
+    /// Patches per text token from which speech is suspicious, if this is not 6 or the checkpoint has no `speech.json`;
+    /// it also limits the length. 0.1 to 1000.
     public var retryBadcaseRatioThreshold = 6.0
-    /// Maximum number of text tokens of a segment, 8 to 100,000; nil for what the checkpoint was made for.
+    /// Maximum number of text tokens per segment, 8 to 100,000; nil for what the checkpoint was made for.
     public var segmentTokens: Int?
     /// Silence between the paragraphs of a text that is spoken in segments, 0 to 60 seconds.
     public var paragraphPause = 0.6
     /// Voice or style in words, such as "warm, slow" (VoxCPM2).
     public var control: String?
-    /// The seed of the first attempt; nil for a fresh one. The same seed gives the same speech, but not Python's.
+    /// The seed of the first attempt; nil for a random one. A seed reproduces speech, but not Python's.
     public var seed: UInt64?
-    /// A source of noise instead of a seed, used for all attempts and segments.
+    /// A noise source instead of a seed, for all attempts and segments.
     public var noise: (any NoiseSource)?
-    /// Patches of a streamed chunk, from 1.
+    /// Patches per streamed chunk, from 1.
     public var chunkPatches = 5
-    /// Patches of the first one, from 1; with fewer, audio starts sooner.
+    /// Patches in the first chunk, from 1; fewer start sooner.
     public var firstChunkPatches = 1
 
     /// The defaults.
@@ -48,7 +48,7 @@ public struct Options: Sendable {
     /// Patches of the shortest segment: upstream first reads the stop head at index `minLen` + 1.
     var minPatches: Int { min(minLen + 2, maxLen ?? minLen + 2) }
 
-    /// Throws `VoxCPMError.argument` for a value that is out of its range.
+    /// Throws `VoxCPMError.argument` for a value out of range.
     func check() throws {
         try Self.check("cfgValue", cfgValue, 0...10)
         try Self.check("inferenceTimesteps", inferenceTimesteps, 1...200)
@@ -69,7 +69,7 @@ public struct Options: Sendable {
         try Self.check("chunkPatches", chunkPatches, 1...100_000)
         try Self.check("firstChunkPatches", firstChunkPatches, 1...100_000)
         guard seed == nil || noise == nil else {
-            throw VoxCPMError.argument(name: "seed", problem: "give a seed or a source of noise, not both")
+            throw VoxCPMError.argument(name: "seed", problem: "give a seed or a noise source, not both")
         }
     }
 

@@ -1,4 +1,4 @@
-// What one call speaks, read and checked without a step model, as in runtime/voxcpm_runtime/speech/plan.py:
+// The plan of one call, checked without a step model, as in runtime/voxcpm_runtime/speech/plan.py:
 //
 //     options, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
 
@@ -8,29 +8,29 @@ import Foundation
 struct PlannedSegment: Sendable, Equatable {
     /// As the caller wrote it.
     let text: String
-    /// The prompt's transcript for a segment that continues this one.
+    /// The prompt's transcript for segments that continue this one.
     let transcript: String
-    /// Of the prompt's transcript and of the text, tokenised together.
+    /// Of the prompt's transcript and the text, tokenised together.
     let tokens: [Int]
     /// Of the prompt's transcript alone.
     let transcriptTokens: [Int]
     /// Number of tokens of the text alone.
     let targetTokens: Int
-    /// Letters and digits of the text alone, which its expected time follows from.
+    /// Letters and digits of the text alone, for its expected duration.
     let letters: Int
     /// Whether a blank line follows.
     let endsParagraph: Bool
-    /// Whether its speech becomes a part of the voice that later segments continue, as no voice was given.
+    /// Whether later segments continue its speech as their voice, as no voice was given.
     var anchors = false
-    /// Whether another segment follows; nil if that is not known, as in a session.
+    /// Whether another segment follows; nil if unknown, as in a session.
     var followed: Bool?
 }
 
-/// What is to be spoken, and how.
+/// What to speak, and how.
 struct Plan: Sendable {
     let manifest: Manifest
     let tokenizer: TextTokenizer
-    /// Nil if that of the first segments is continued.
+    /// Nil to continue the first segments.
     let voice: Voice?
     /// The control, without its parentheses; empty for none.
     let description: String
@@ -38,17 +38,17 @@ struct Plan: Sendable {
     let lengths: Lengths
     /// The seed of the first attempt at the first segment.
     let seed: UInt64
-    /// Nil if the text comes later, as in a session.
+    /// Nil for a session, whose text comes later.
     let text: String?
 
-    /// Characters of a text that are read and checked before speech starts.
+    /// Maximum characters of a text that is planned completely before speech starts.
     private static let readAtOnce = 5000
-    /// A text with more characters for each token of the longest segment is long, without counting its tokens.
+    /// A text with more characters per token of the longest segment is long; its tokens are not counted.
     private static let charactersPerToken = 16
 
-    /// - Parameter text: nil if it comes later.
+    /// - Parameter text: nil for a session.
     ///
-    /// Throws a `VoxCPMError` for anything that cannot be spoken.
+    /// Throws a `VoxCPMError` for invalid arguments.
     init(_ manifest: Manifest, _ tokenizer: TextTokenizer, text: String?, voice: Voice?, options: Options) throws {
         try options.check()
         if let text { try checkText(text) }
@@ -64,7 +64,7 @@ struct Plan: Sendable {
         seed = options.seed ?? UInt64(UInt32.random(in: 0...UInt32.max))
     }
 
-    /// Maximum number of patches of the whole speech; nil for any, as in a session, whose text has no end.
+    /// Maximum number of patches of the whole speech; nil for no limit, as in a session.
     var maxPatches: Int? { text == nil ? nil : options.maxLen }
 
     /// The silence between two paragraphs.
@@ -83,14 +83,13 @@ struct Plan: Sendable {
 
     /// Maximum number of patches of a segment in a voice. Throws `VoxCPMError.doesNotFit`.
     ///
-    /// - Parameter continued: patches of a voice that is still to be spoken.
+    /// - Parameter continued: patches of a voice that has yet to be spoken.
     func limit(_ segment: PlannedSegment, _ voice: Voice?, continued: Int = 0) throws -> Int {
         let taken = VoiceSize(voice).positions(segment.tokens.count) + continued
         return try lengths.patchLimit(taken: taken, targetTokens: segment.targetTokens)
     }
 
-    /// The segments of the text: all of a text of ordinary length are read and checked here, those of a longer one when
-    /// their turn comes.
+    /// The segments of the text, planned here for a text of ordinary length, lazily for a longer one.
     func segments() throws -> TextSegments {
         let text = text ?? ""
         var reader = SegmentReader(self)
@@ -108,19 +107,19 @@ struct Plan: Sendable {
         return segments
     }
 
-    /// A long text in segments whose speech fits into the KV cache.
+    /// A long text in segments whose speech fits the KV cache.
     ///
-    /// Without a voice, room is left for the first segment, which the others continue.
+    /// Without a voice, there is also room for the first segment, which the others continue.
     private func parts(_ text: String) throws -> Segments {
-        // If nothing can be said, the error about the whole text is the better one.
+        // If nothing fits, the error about the whole text is clearer.
         let target = max(try longestSegment(anchored: voice == nil), Lengths.minSegmentTokens)
         return Segments(text, target: target) { try count($0, target) }
     }
 
-    /// A sentence, with the white space after it, as segments; empty if there is nothing to say.
+    /// A sentence, with its trailing white space, as segments; empty if there is nothing to say.
     func split(sentence: String) throws -> [Segment] {
         guard let whole = oneSegment(sentence).first else { return [] }
-        // There may be others, before or after it.
+        // Other sentences may precede or follow it.
         if try fitsAlone(whole.text, anchored: voice == nil) { return [whole] }
         var source = try parts(whole.text), found: [Segment] = []
         while let part = try source.next() { found.append(part) }
@@ -141,7 +140,7 @@ struct Plan: Sendable {
         return try count(text, longest) <= longest
     }
 
-    /// Number of tokens of a text; more than `target` also if it is expected to take more than `longestSeconds`.
+    /// Number of tokens of a text; above `target` also if its expected duration exceeds `longestSeconds`.
     private func count(_ text: String, _ target: Int) throws -> Int {
         let said = (try? tokenizer.spelled(text)) ?? text
         let tokens = try tokenizer(said).count
@@ -151,13 +150,13 @@ struct Plan: Sendable {
     }
 }
 
-/// The segments of a text in turn.
+/// The segments of a text, in order.
 struct TextSegments {
     fileprivate private(set) var reader: SegmentReader
-    /// Those that are read and checked.
+    /// Planned segments.
     private var read: ArraySlice<PlannedSegment> = []
     private var waiting: Segments?
-    /// The one after those that were given.
+    /// The next unplanned segment.
     private var ahead: Segment?
 
     fileprivate init(reader: SegmentReader, read: [PlannedSegment]) {
@@ -165,7 +164,7 @@ struct TextSegments {
         self.read = read[...]
     }
 
-    /// - Parameter text: the only segment if there is none to say, so that the error is about it.
+    /// - Parameter text: the only segment if there is nothing to say, for the error message.
     fileprivate init(reader: SegmentReader, waiting: Segments, orElse text: String) throws {
         self.reader = reader
         var waiting = waiting
@@ -186,11 +185,11 @@ struct TextSegments {
 
 /// Tokenises and checks one segment after another.
 ///
-/// Without a voice, the first segment is the voice of the others. If it is short, such as a heading, the next ones are
-/// added to the voice until there is enough of it.
+/// Without a voice, the first segment is the voice of the others, extended by the next ones while it is short, such as
+/// a heading.
 struct SegmentReader: Sendable {
     private let plan: Plan
-    /// Transcript, tokens and fewest patches of the segments that are the voice.
+    /// Transcript, tokens and minimum patches of the segments that are the voice.
     private var transcript = "", taken = 0, continued = 0
     private var isGrowing: Bool
 
@@ -199,14 +198,14 @@ struct SegmentReader: Sendable {
         isGrowing = plan.voice == nil
     }
 
-    /// Throws a `VoxCPMError` for a segment that cannot be said, or does not fit into the KV cache.
+    /// Throws a `VoxCPMError` for a segment that cannot be spoken, or does not fit the KV cache.
     mutating func read(_ segment: Segment) throws -> PlannedSegment {
         let shortest = plan.options.minPatches
-        // The speech before this segment and its own have at most `maxLen` patches in all.
-        if let most = plan.maxPatches { continued = min(continued, most - shortest) }
+        // The speech before this segment and its own have at most `maxLen` patches together.
+        if let maximum = plan.maxPatches { continued = min(continued, maximum - shortest) }
         var planned = try planned(segment)
         let longest = max(try plan.longestSegment(anchored: true), Lengths.minSegmentTokens)
-        // `split` has left room for a voice that is as long as the longest segment.
+        // `split` leaves room for a voice as long as the longest segment.
         isGrowing = isGrowing && (taken == 0 || taken + planned.targetTokens <= longest)
         if isGrowing {
             planned.anchors = true
@@ -220,14 +219,14 @@ struct SegmentReader: Sendable {
 
     private func planned(_ segment: Segment) throws -> PlannedSegment {
         let tokenizer = plan.tokenizer
-        // A segment that continues the first one continues its style, too.
+        // A segment that continues the first one also continues its style.
         let hasControl = !plan.description.isEmpty && (plan.voice != nil || transcript.isEmpty)
         let said = saidText(hasControl ? Control.controlled(segment.text, plan.description) : segment.text)
         let target = try tokenizer.spelled(said)
         let before = try tokenizer.spelledTranscript(plan.voice?.transcript ?? transcript)
         // The prompt's transcript is used as given, with or without a trailing space.
         let tokens = try tokenizer(before + target)
-        // The control is read, too, but not spoken.
+        // The control is tokenised, but not spoken.
         let spoken = hasControl ? try tokenizer.spelled(saidText(segment.text)) : target
         let planned = PlannedSegment(
             text: segment.text, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
@@ -241,9 +240,9 @@ struct SegmentReader: Sendable {
 
 /// Throws `VoxCPMError.text` for a text that is blank or too long.
 func checkText(_ text: String) throws {
-    let most = 64 << 20
-    guard text.utf8.count <= 4 * most, text.unicodeScalars.count <= most else {
-        throw VoxCPMError.text("the text has more than \(most) characters: give it in parts")
+    let maximum = 64 << 20
+    guard text.utf8.count <= 4 * maximum, text.unicodeScalars.count <= maximum else {
+        throw VoxCPMError.text("the text has more than \(maximum) characters; split it")
     }
     guard text.unicodeScalars.contains(where: { !$0.properties.isWhitespace }) else {
         throw VoxCPMError.text("the text is empty; expected something to say")
@@ -257,8 +256,8 @@ private func checkedControl(
     let description = try Control.described(control)
     guard description.isEmpty || generation.takesReference else {
         throw VoxCPMError.unsupported(
-            "control (voice design, style control) needs VoxCPM2, but this bundle is an earlier VoxCPM; leave it out, "
-                + "or give a prompt to continue")
+            "control (voice design, style control) needs VoxCPM2, but this bundle is an earlier VoxCPM; leave it "
+                + "out, or give a prompt to continue")
     }
     guard description.isEmpty || !continues else {
         throw VoxCPMError.argument(

@@ -1,12 +1,12 @@
-/// How much speech to hold back before playing, so that speech that is made slower than it plays has no gaps.
+/// How much speech to buffer before playback, so that speech generated slower than real time plays without gaps.
 ///
-/// If a second of speech takes `r` seconds to make (the real-time factor), a speech of `d` seconds plays without a gap
-/// once `d · (1 - 1 / r)` of them are there.
+/// At a real-time factor of `r`, a speech of `d` seconds plays without gaps once `d · (1 - 1 / r)` seconds are
+/// buffered.
 public struct Preroll: Sendable {
-    /// Seconds that are always held back, against single slow chunks.
+    /// Minimum buffer in seconds, against single slow chunks.
     public static let margin = 0.15
 
-    /// The real-time factor by the chunks so far, or as it was given; nil while unknown.
+    /// The real-time factor of the chunks so far, or the given one; nil if unknown.
     public private(set) var realTimeFactor: Double?
     private let expectedSeconds: Double
     private var firstSeconds = 0.0
@@ -14,17 +14,17 @@ public struct Preroll: Sendable {
     private var workSeconds = 0.0
 
     /// - Parameters:
-    ///   - expectedSeconds: seconds of speech that are expected.
+    ///   - expectedSeconds: expected seconds of speech.
     ///   - realTimeFactor: of earlier speech on this device; nil if unknown.
     public init(expectedSeconds: Double = 10, realTimeFactor: Double? = nil) {
         self.expectedSeconds = expectedSeconds
         self.realTimeFactor = realTimeFactor
     }
 
-    /// Note a chunk of `seconds` that took `work` seconds to make, and say whether to begin playing.
+    /// Record a chunk of `seconds` that took `work` seconds; returns whether to start playback.
     public mutating func begins(afterChunkOf seconds: Double, work: Double) -> Bool {
         if madeSeconds == 0 {
-            // The first chunk's work includes the prefill, which is not repeated, so it shows no pace.
+            // The first chunk's work includes the prefill, so it does not count.
             firstSeconds = seconds
         } else {
             workSeconds += work

@@ -1,6 +1,6 @@
 import Foundation
 
-/// Speaks text while it is written: each sentence as soon as it is complete.
+/// Speaks text as it is written: each sentence as soon as it is complete.
 ///
 ///     let session = try await tts.session()
 ///     try session.push("Hello. How")
@@ -8,12 +8,12 @@ import Foundation
 ///     try session.finish()
 ///     for try await chunk in session.chunks { play(chunk.samples) }
 ///
-/// At most about ten seconds of audio wait to be read; then speaking pauses. A session that nothing refers to ends.
+/// Generation pauses when about ten seconds of audio are unread. A session ends when it is released.
 public final class Session: Sendable {
     private let inbox: Inbox
     private let production: Production<Chunk>
 
-    /// Seconds of audio that may wait to be read.
+    /// Maximum seconds of unread audio.
     static let bufferSeconds = 10.0
 
     init(_ plan: Plan, _ loaded: LoadedBundle) {
@@ -28,28 +28,28 @@ public final class Session: Sendable {
 
     deinit { production.cancel() }
 
-    /// Speak this after the text that was pushed before. A fragment may end anywhere.
+    /// Append text. A fragment may end anywhere.
     ///
-    /// Throws `VoxCPMError.closed` after `finish`, `cancel` and an error, which `chunks` throws, and
-    /// `VoxCPMError.text` if more than 64 million characters would wait.
+    /// Throws `VoxCPMError.closed` after `finish`, `cancel` or an error, which `chunks` throws, and `VoxCPMError.text`
+    /// if more than 64 million characters would wait.
     public func push(_ text: String) throws { try inbox.push(text) }
 
-    /// Speak all text that was pushed, including an unfinished last sentence. More may be pushed afterwards.
+    /// Speak all pushed text, including an unfinished last sentence. More may follow.
     public func flush() throws { try inbox.flush() }
 
-    /// Speak all text that was pushed, and end `chunks` then.
+    /// Speak all pushed text, then end `chunks`.
     public func finish() throws { try inbox.finish() }
 
-    /// End the speech at its next Euler step, and drop audio that was not read. `chunks` throws `CancellationError`.
+    /// Stop at the next Euler step and discard unread audio. `chunks` throws `CancellationError`.
     public func cancel() {
         inbox.cancel()
         production.cancel()
     }
 
-    /// The speech as it is made, a chunk for each patch and for each pause. Each chunk is given once.
+    /// The speech as it is generated, a chunk per patch and per pause. Each chunk is delivered once.
     ///
-    /// It ends after `finish`, and throws the error of a sentence that cannot be spoken. Cancelling the task that reads
-    /// it cancels the session.
+    /// It ends after `finish`, and throws the error of a sentence that cannot be spoken. Cancelling the reading task
+    /// cancels the session.
     public var chunks: AsyncThrowingStream<Chunk, any Error> { production.stream }
 
     private static func speak(
@@ -72,14 +72,14 @@ public final class Session: Sendable {
 
 /// Text in, complete sentences out.
 ///
-/// Unchecked: everything that changes is read and written under the lock.
+/// Unchecked: a lock guards all mutable state.
 private final class Inbox: @unchecked Sendable {
     private static let maxCharacters = 64 << 20
     private let lock = NSLock()
     private let sentences = Channel<String>()
     private var cutter = SentenceCutter()
     private var isClosed = false
-    /// Bytes that were pushed and not taken.
+    /// Pushed bytes that have not been taken.
     private var waiting = 0
 
     func push(_ text: String) throws {

@@ -1,14 +1,14 @@
-/// A whole speech: the samples, and how they were made.
+/// A complete speech: the samples, and how they were generated.
 public struct Speech: Sendable {
     /// Mono, in [-1, 1].
     public let samples: [Float]
     /// Hz.
     public let sampleRate: Int
-    /// In order.
+    /// The segments of the text, in order.
     public let segments: [SpokenSegment]
-    /// The seed that reproduces it; nil if the caller gave a source of noise.
+    /// The seed that reproduces it; nil if the caller gave a noise source.
     public let seed: UInt64?
-    /// Whether `Options.maxLen` ended the speech before all segments of its text were spoken.
+    /// Whether `Options.maxLen` ended the speech before the end of its text.
     public let isUnfinished: Bool
 
     /// Generated patches of all segments; each row is (frames · latent_dim).
@@ -21,7 +21,7 @@ public struct Speech: Sendable {
     /// Seconds.
     public var duration: Double { Double(samples.count) / Double(sampleRate) }
 
-    /// Whether the stop head ended every segment; otherwise a limit of length ended one, or the speech.
+    /// Whether the stop head ended every segment, rather than a length limit.
     public var stopped: Bool { !isUnfinished && segments.allSatisfy(\.stopped) }
 }
 
@@ -29,25 +29,25 @@ public struct Speech: Sendable {
 public struct SpokenSegment: Sendable {
     /// As the caller wrote it.
     public let text: String
-    /// Samples in the speech.
+    /// Number of samples.
     public let sampleCount: Int
     /// Generated patches; each row is (frames · latent_dim).
     public let latents: Rows
-    /// The seed of the attempt that was kept; nil if the caller gave a source of noise.
+    /// The seed of the kept attempt; nil if the caller gave a noise source.
     public let seed: UInt64?
-    /// Number of attempts that were made.
+    /// Number of attempts.
     public let attempts: Int
     /// Whether the stop head ended the segment.
     public let stopped: Bool
-    /// What is suspicious even about the best attempt. Without `Options.retryBadcase` lengths are not judged.
+    /// What is suspicious about the best attempt. Without `Options.retryBadcase` lengths are not judged.
     public let suspicion: Suspicion?
-    /// Seconds that it was expected to take; nil without a speech.json.
+    /// Expected duration in seconds; nil without a speech.json.
     public let expectedSeconds: Double?
     /// Whether a blank line follows in the text.
     public let endsParagraph: Bool
 }
 
-/// A part of a speech while it is being made.
+/// A part of a speech that is being generated.
 public struct Chunk: Sendable, Equatable {
     /// Mono, in [-1, 1].
     public let samples: [Float]
@@ -55,11 +55,11 @@ public struct Chunk: Sendable, Equatable {
     public let sampleRate: Int
     /// Index of the first sample in the whole speech.
     public let offset: Int
-    /// Index of the segment that the last sample belongs to, from 0.
+    /// Index of the last sample's segment, from 0.
     public let segment: Int
     /// The text of that segment.
     public let text: String
-    /// What is suspicious about that segment by now; a stream is not tried again.
+    /// What is suspicious about that segment so far; streams are not retried.
     public let suspicion: Suspicion?
 
     init(_ samples: [Float], sampleRate: Int, offset: Int, _ last: Piece?) {

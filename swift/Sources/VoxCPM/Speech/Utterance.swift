@@ -1,26 +1,26 @@
-// One segment in one voice: what the language models are prefilled with, and the attempts at speaking it.
+// One segment in one voice: its sequence, and the attempts at speaking it.
 
 import Foundation
 
-/// What to prefill, and how many patches may follow.
+/// The sequence to prefill, and how many patches may follow.
 struct Utterance: Sendable {
-    /// Of the segment in the speech, from 0.
+    /// Index of the segment in the speech, from 0.
     let index: Int
     let segment: PlannedSegment
     let sequence: InputSequence
-    /// First positions that are the voice's own, whatever the text.
+    /// Number of leading positions that depend only on the voice.
     let shared: Int
-    /// Maximum number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
-    /// `maxLen` leaves less.
+    /// Maximum number of patches: upstream's, or less if the KV cache is too short, more would be hopeless, or `maxLen`
+    /// leaves less.
     let limit: Int
-    /// Whether the KV cache makes `limit` smaller.
+    /// Whether the KV cache reduces `limit`.
     let isLimitedByCache: Bool
-    /// The length that it should have.
+    /// The expected length.
     let length: ExpectedLength
 
     /// - Parameters:
-    ///   - promptLetters: letters that are spoken in the voice's prompt; 0 if its pace says nothing.
-    ///   - left: patches that the speech may still have; nil for any number.
+    ///   - promptLetters: letters spoken in the voice's prompt; 0 if its pace is unknown.
+    ///   - left: remaining patches of the speech; nil for no limit.
     ///
     /// Throws `VoxCPMError.doesNotFit`.
     init(
@@ -37,7 +37,7 @@ struct Utterance: Sendable {
         shared = known + ((voice?.reference.count).map { $0 > 0 ? $0 + 2 : 0 } ?? 0)
         if let profile = lengths.profile, options.retryBadcaseRatioThreshold == Options.upstreamRatio {
             var pace = 1.0
-            // A word or two may be said at any pace, whatever follows.
+            // The pace of a word or two does not predict the rest.
             if let voice, Double(segment.transcriptTokens.count) >= lengths.minAnchor {
                 let seconds = Double(voice.prompt.count) * a.patchSeconds
                 pace = ExpectedLength.pace(profile, letters: promptLetters, seconds: seconds)
@@ -45,7 +45,7 @@ struct Utterance: Sendable {
             length = ExpectedLength(
                 profile, letters: segment.letters, pace: pace, patchSeconds: a.patchSeconds, minLen: options.minLen)
         } else {
-            // Upstream's rule differs by generation in whether the decoder's context counts as speech.
+            // By generation, upstream's rule counts the decoder's context as speech or not.
             let context = a.generation.contextCountsAsSpeech
                 ? sequence.decoderContext(a.generation.decoderContextPatches).count : 0
             length = ExpectedLength(
@@ -53,7 +53,7 @@ struct Utterance: Sendable {
                 patchSeconds: a.patchSeconds, minLen: options.minLen)
         }
         let fitting = try plan.limit(segment, voice)
-        // A maximum that the caller gives for one segment is no guess, and without a judgement nothing is hopeless.
+        // A caller's maximum for a single segment is kept, and unjudged speech is never hopeless.
         let isGuessed = options.maxLen == nil || index > 0 || segment.followed == true
         let maximum = options.retryBadcase && isGuessed ? length.maximum : .infinity
         let room = left ?? Int.max
@@ -62,7 +62,7 @@ struct Utterance: Sendable {
         isLimitedByCache = fitting <= room && Double(fitting) < bound
     }
 
-    /// What is suspicious about an attempt of so many patches.
+    /// What is suspicious about an attempt with this number of patches.
     func suspicion(_ patches: Int, stopped: Bool, isJudged: Bool) -> Suspicion? {
         if isJudged, let suspicion = length.suspicion(patches, stopped: stopped) { return suspicion }
         return isLimitedByCache && !stopped && patches == limit ? .cut : nil
@@ -72,7 +72,7 @@ struct Utterance: Sendable {
 /// One attempt at an utterance.
 struct Attempt: Sendable {
     let number: Int
-    /// Empty if they were streamed.
+    /// Empty if streamed.
     var samples: [Float] = []
     var latents: Rows
     var stopped = false
@@ -84,9 +84,9 @@ extension Utterance {
     ///
     /// - Parameters:
     ///   - number: of the attempt, from 0.
-    ///   - emit: takes the samples of each patch; nil keeps them.
+    ///   - emit: receives the samples of each patch; nil keeps them.
     ///
-    /// Both calls that run at once are children of this task: cancelling it ends them within one Euler step.
+    /// Both concurrent calls are children of this task: cancelling it ends them within one Euler step.
     func attempt(
         _ number: Int, _ plan: Plan, _ driver: Driver, _ prefilled: Prefilled, _ noise: inout any NoiseSource,
         emit: (([Float], Suspicion?) async throws -> Void)?
@@ -111,7 +111,7 @@ extension Utterance {
                 try await hear(patch, index, stops, plan, decoder, &attempt, emit)
                 break
             }
-            // Noise is not drawn for a patch that is not needed.
+            // Draw noise only for patches that are needed.
             let drawn = try drawn(&noise, width, options.temperature), now = patch
             async let following = driver.following(prefilled, index: index, patch: now, noise: drawn, solving)
             try await hear(patch, index, stops, plan, decoder, &attempt, emit)
@@ -135,17 +135,17 @@ extension Utterance {
 
     /// A patch's samples, faded where its segment is joined to another one.
     ///
-    /// A patch is known to be the last one when it is made, so streamed and whole speech have the same samples.
+    /// The last patch is known as such when it is generated, so streams equal offline speech.
     private func joining(_ samples: [Float], _ index: Int, _ stops: Bool, rate: Int) -> [Float] {
         let samples = self.index > 0 && index == 0 ? fadedIn(samples, sampleRate: rate) : samples
-        // Whether another sentence follows in a session is not known; there, speech that a limit ended is faded.
+        // In a session it is unknown whether a sentence follows; there, only speech that a limit ended is faded.
         let joins = segment.followed ?? !stops
         return joins && (stops || index + 1 == limit) ? fadedOut(samples, sampleRate: rate) : samples
     }
 }
 
 extension Driver {
-    /// The patch after one, and the conditions that it came from.
+    /// The next patch, and its conditions.
     fileprivate func following(
         _ prefilled: Prefilled, index: Int, patch: [Float], noise: [Float], _ solving: Solving
     ) async throws -> ([Float], Conditions) {
@@ -159,7 +159,7 @@ extension Driver {
 private func drawn(_ noise: inout any NoiseSource, _ count: Int, _ temperature: Float) throws -> [Float] {
     let numbers = noise.standardNormal(count)
     guard numbers.count == count, numbers.allSatisfy(\.isFinite) else {
-        throw VoxCPMError.argument(name: "noise", problem: "expected \(count) finite numbers for a patch")
+        throw VoxCPMError.argument(name: "noise", problem: "expected \(count) finite numbers per patch")
     }
     return numbers.map { $0 * temperature }
 }

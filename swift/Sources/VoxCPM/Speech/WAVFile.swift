@@ -1,14 +1,14 @@
 import Foundation
 
 extension Speech {
-    /// A WAV file of the speech: mono, 16 bits.
+    /// The speech as a WAV file: mono, 16 bits.
     public var wav: Data { wavFile(samples, sampleRate: sampleRate) }
 
-    /// Write that file, whole or not at all. Throws `VoxCPMError.storage`.
+    /// Write the speech as a WAV file, atomically. Throws `VoxCPMError.storage`.
     public func write(to file: URL) throws { try writeWhole(wav, to: file) }
 }
 
-/// Write a file, whole or not at all. Throws `VoxCPMError.storage`.
+/// Write a file atomically. Throws `VoxCPMError.storage`.
 func writeWhole(_ data: Data, to file: URL) throws {
     do {
         try data.write(to: file, options: .atomic)
@@ -17,7 +17,7 @@ func writeWhole(_ data: Data, to file: URL) throws {
     }
 }
 
-/// A WAV file of mono samples in [-1, 1], 16 bits each; what is outside is clipped, and NaN is silence.
+/// A 16-bit WAV file of mono samples in [-1, 1]; other values are clipped, and NaN becomes silence.
 public func wavFile(_ samples: [Float], sampleRate: Int) -> Data {
     let bytes = UInt32(clamping: 2 * samples.count), rate = UInt32(clamping: sampleRate)
     var data = Data(capacity: 44 + 2 * samples.count)

@@ -1,4 +1,4 @@
-/// Abbreviations before a dot, and words after it. Those in small letters also match with a capital.
+/// Abbreviations before a dot, and words after it. Lower-case ones also match capitalised.
 enum Abbreviations {
     /// These never end a sentence.
     static let neverLast = words("""
@@ -11,14 +11,14 @@ enum Abbreviations {
         """)
     /// These end a sentence only before one of `firstWords`, as do initials and other letters with dots.
     static let doubtful = words("""
-        adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle msgr pres pvt rep rev sen
-        sgt sr supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
+        adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle msgr pres pvt rep
+        rev sen sgt sr supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
         lbs oz doz fl pkg pt qt rt rte sq tbsp tsp
         al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
         Calif Conn Fla Ill Mass Mich Minn Okla Tenn Tex Wash Wis
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
         """)
-    /// Function words. None of them is a name, so a capital means that a sentence begins.
+    /// Function words, which are not names: a capital means that a sentence begins.
     static let firstWords = words("""
         a an the this that these those my your his her its our their some any no every each all both many most such
         i he she we they you it there here what which who whom whose when where why how

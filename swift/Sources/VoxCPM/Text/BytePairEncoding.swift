@@ -1,10 +1,10 @@
-/// Byte pair encoding as the library `tokenizers` computes it: the vocabulary and merges of a tokenizer.json.
+/// Byte pair encoding as in the library `tokenizers`, with the vocabulary and merges of a tokenizer.json.
 struct BytePairEncoding: Sendable {
     private(set) var ids: [UTF8Text: Int]
     private let characters: [Unicode.Scalar: Int]
-    /// A pair of ids → what it becomes; a smaller rank is merged first.
+    /// A pair of ids → its merge; smaller ranks first.
     private let merges: [UInt64: Merge]
-    /// Ids of <0x00> to <0xFF>, for characters that the vocabulary lacks; nil where a byte has none.
+    /// Ids of <0x00> to <0xFF>, for characters without a token; nil for bytes without one.
     private let bytes: [Int?]
     private let unknown: Int?
     private let fusesUnknown: Bool
@@ -17,15 +17,15 @@ struct BytePairEncoding: Sendable {
 
     /// - Parameters:
     ///   - model: of tokenizer.json.
-    ///   - isLlama: whether it runs as Llama's does, whatever else it declares.
+    ///   - isLlama: whether to use Llama's settings instead of the declared ones.
     ///
-    /// Throws a `Problem` for a model of another kind and for merges of tokens that it does not have.
+    /// Throws a `Problem` for another kind of model, and for merges of unknown tokens.
     init(_ model: JSONText, isLlama: Bool) throws {
-        guard model["type"].map({ $0.text == UTF8Text("BPE") }) ?? true, case .object(let entries)? = model["vocab"] else {
-            throw Problem("expected a BPE tokenizer, like VoxCPM's")
-        }
+        guard model["type"].map({ $0.text == UTF8Text("BPE") }) ?? true,
+            case .object(let entries)? = model["vocab"]
+        else { throw Problem("expected a BPE tokenizer, like VoxCPM's") }
         if case .number(let dropout)? = model["dropout"], dropout != 0 {
-            throw Problem("expected a BPE without dropout, which draws the tokens of a text by chance")
+            throw Problem("expected a BPE tokenizer without dropout, which is random")
         }
         let hasAffix = ["continuing_subword_prefix", "end_of_word_suffix"].contains { key in
             !(model[key]?.text?.bytes.isEmpty ?? true)
@@ -77,7 +77,7 @@ struct BytePairEncoding: Sendable {
 
     private static func pair(_ left: Int, _ right: Int) -> UInt64 { UInt64(left) << 32 | UInt64(right) }
 
-    /// Whether a token represents the character: its own, or those of its bytes.
+    /// Whether the character has a token, or its bytes have.
     func knows(_ character: Unicode.Scalar) -> Bool {
         characters[character].map { $0 != unknown } ?? (byteIDs(character) != nil)
     }
@@ -87,7 +87,7 @@ struct BytePairEncoding: Sendable {
         return found.count == UTF8.width(character) ? found : nil
     }
 
-    /// Appends the token ids of a text that has no added token. Takes n log n steps for n characters.
+    /// Append the token ids of a text without added tokens, in O(n log n).
     func encode(_ text: ArraySlice<Unicode.Scalar>, into ids: inout [Int]) {
         if ignoresMerges, let id = self.ids[UTF8Text(text)] {
             ids.append(id)
@@ -105,7 +105,7 @@ struct BytePairEncoding: Sendable {
                 pending = false
                 symbols.append(id)
             } else if let found = byteIDs(character) {
-                symbols.append(contentsOf: found)  // the library leaves an unknown token before them for later
+                symbols.append(contentsOf: found)  // as in the library, a pending unknown token follows them
             } else if let unknown {
                 if pending, !fusesUnknown { symbols.append(unknown) }
                 pending = true
@@ -115,7 +115,7 @@ struct BytePairEncoding: Sendable {
         return symbols
     }
 
-    /// The symbols after all merges: smallest rank first, and of equal ranks the leftmost.
+    /// The symbols after all merges: smallest rank first, then leftmost.
     private func merged(_ start: [Int]) -> [Int] {
         let count = start.count
         guard count > 1, !merges.isEmpty else { return start }
@@ -147,7 +147,7 @@ struct BytePairEncoding: Sendable {
     }
 }
 
-/// A binary heap: the smallest key first.
+/// A binary min-heap.
 private struct Heap {
     private var items: [(key: UInt64, id: Int32)] = []
 
@@ -166,13 +166,14 @@ private struct Heap {
         items[0] = last
         var parent = 0
         while true {
-            var least = parent
-            for child in [2 * parent + 1, 2 * parent + 2] where child < items.count && items[child].key < items[least].key {
-                least = child
+            var smallest = parent
+            for child in [2 * parent + 1, 2 * parent + 2]
+            where child < items.count && items[child].key < items[smallest].key {
+                smallest = child
             }
-            guard least != parent else { return first }
-            items.swapAt(least, parent)
-            parent = least
+            guard smallest != parent else { return first }
+            items.swapAt(smallest, parent)
+            parent = smallest
         }
     }
 }

@@ -1,4 +1,4 @@
-/// Properties of characters as Python names them. Texts are cut and compared by Unicode scalars.
+/// Character properties as in Python. Texts are split and compared by Unicode scalars.
 extension Unicode.Scalar {
     var isSpace: Bool {
         switch value {
@@ -47,7 +47,7 @@ extension Unicode.Scalar {
         }
     }
 
-    /// An emoji or a part of one, such as a joiner; it belongs to the sentence before it.
+    /// An emoji or a part of one, such as a joiner; it belongs to the preceding sentence.
     var isEmoji: Bool {
         guard value > 0x2190 || value == 0x200D else { return false }
         if value == 0x200D { return true }
@@ -65,7 +65,7 @@ extension Unicode.Scalar {
         }
     }
 
-    /// Chinese or Japanese, with the marks of repetition and the rare characters.
+    /// Chinese or Japanese, including repetition marks and rare characters.
     var isChinese: Bool { isWide || (0x3005...0x3007).contains(value) || (0x20000...0x3FFFF).contains(value) }
 }
 
@@ -78,7 +78,7 @@ extension Collection<Unicode.Scalar> {
 }
 
 extension BidirectionalCollection<Unicode.Scalar> {
-    /// Without the characters at both ends for which `isOuter` is true.
+    /// Without leading and trailing characters for which `isOuter` is true.
     func trimming(_ isOuter: (Unicode.Scalar) -> Bool) -> SubSequence {
         guard let first = firstIndex(where: { !isOuter($0) }), let last = lastIndex(where: { !isOuter($0) }) else {
             return self[startIndex..<startIndex]

@@ -6,7 +6,7 @@ enum Control {
         (opening.contains(char) ? 1 : 0) - (closing.contains(char) ? 1 : 0)
     }
 
-    /// The description in a control, without parentheses around it; empty for none.
+    /// The description in a control, without enclosing parentheses; empty for none.
     ///
     /// Throws `VoxCPMError.argument` for an unbalanced parenthesis, which would end the description early.
     static func described(_ control: String?) throws -> String {
@@ -19,7 +19,7 @@ enum Control {
         guard open == 0 else {
             throw VoxCPMError.argument(
                 name: "control",
-                problem: "expected a description such as \"warm, slow\", but a parenthesis has no partner; leave it out")
+                problem: "expected a description such as \"warm, slow\", but a parenthesis is unbalanced; remove it")
         }
         while !description.isEmpty, withoutControl(description).isEmpty {
             description = description.dropFirst().dropLast().trimming(\.isSpace)
@@ -27,12 +27,12 @@ enum Control {
         return description.string
     }
 
-    /// The text with the description, if there is one, in parentheses before it.
+    /// The text with the description, if any, in parentheses before it.
     static func controlled(_ text: String, _ description: String) -> String {
         description.isEmpty ? text : "(\(description))\(text)"
     }
 
-    /// The text without the description in parentheses, ASCII or full-width, that it begins with.
+    /// The text without a leading description in parentheses, ASCII or full-width.
     static func withoutControl(_ text: String) -> String { withoutControl(Array(text.unicodeScalars)[...]).string }
 
     private static func withoutControl(_ text: ArraySlice<Unicode.Scalar>) -> ArraySlice<Unicode.Scalar> {

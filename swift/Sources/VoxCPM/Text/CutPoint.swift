@@ -1,6 +1,6 @@
-/// A cut within this share of the text from either end is worse than a lower-ranked cut in the middle.
+/// Cuts within this share of the text from either end rank below any cut in the middle.
 private let edge = 0.2
-/// The same for an end of a sentence, which is worse than a clause in the middle.
+/// The same for ends of sentences.
 private let sentenceEdge = 0.1
 private let closers = Marks.set("\"'”’»」』》〉)]}）】〕］")
 private let hardStops = Marks.set("。！？｡।॥؟۔")
@@ -8,7 +8,7 @@ private let softStops = Marks.set(".!?…")
 private let hardClauses = Marks.set("，、；：—")
 private let softClauses = Marks.set(",;:–-")
 
-/// Index of the best cut near `wanted`; nil if the text cannot be cut in two.
+/// Index of the best cut near `wanted`; nil if the text cannot be split.
 ///
 /// - Parameter ends: indices where sentences end.
 func cutPoint(in text: [Unicode.Scalar], _ ends: [Int], _ wanted: Double) -> Int? {
@@ -49,8 +49,8 @@ private func clauseEnds(_ text: [Unicode.Scalar]) -> [Int] {
     ends(text, { hardClauses.contains($0) }, { softClauses.contains($0) }, isRun: false) { $0.isSpace }
 }
 
-/// Where marks and the closers after them end: hard ones anywhere, and soft ones before what `follows` accepts.
-/// isRun: whether several soft marks are one.
+/// Ends of marks with their closers: hard marks anywhere, soft ones before what `follows` accepts. isRun: whether
+/// consecutive soft marks count as one.
 private func ends(
     _ text: [Unicode.Scalar], _ isHard: (Unicode.Scalar) -> Bool, _ isSoft: (Unicode.Scalar) -> Bool, isRun: Bool,
     _ follows: (Unicode.Scalar) -> Bool
@@ -86,7 +86,7 @@ private func wordEnds(_ text: [Unicode.Scalar]) -> [Int] {
     }
 }
 
-/// Whether the two are one character to a reader: accents, joined emoji.
+/// Whether the two belong to one visible character: accents, joined emoji.
 private func isJoined(_ before: Unicode.Scalar, _ char: Unicode.Scalar) -> Bool {
     before.value == 0x200D || char.value == 0x200D || char.isMark
 }

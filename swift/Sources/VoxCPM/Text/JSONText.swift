@@ -1,9 +1,9 @@
 import Foundation
 
-/// A JSON document whose strings are compared byte by byte.
+/// A JSON document whose strings are compared by bytes.
 ///
-/// Foundation's decoders make `String` keys, for which é and e with a combining accent are equal: a vocabulary with
-/// both would lose one of them.
+/// Foundation's decoders use `String` keys, for which é and e with a combining accent are equal: a vocabulary with both
+/// would lose one.
 enum JSONText: Equatable, Sendable {
     case null
     case bool(Bool)
@@ -47,13 +47,15 @@ enum JSONText: Equatable, Sendable {
         case (.string(let x), .string(let y)): x == y
         case (.array(let x), .array(let y)): x == y
         case (.object(let x), .object(let y)):
-            x.count == y.count && x.allSatisfy { member in y.contains { $0.key == member.key && $0.value == member.value } }
+            x.count == y.count && x.allSatisfy { member in
+                y.contains { $0.key == member.key && $0.value == member.value }
+            }
         default: false
         }
     }
 }
 
-/// Text as UTF-8. Equal only if it has the same scalars.
+/// UTF-8 text, compared by bytes.
 struct UTF8Text: Hashable, Sendable {
     let bytes: [UInt8]
 
@@ -98,7 +100,7 @@ private struct Parser {
         while at < bytes.count, bytes[at] == 32 || bytes[at] == 10 || bytes[at] == 13 || bytes[at] == 9 { at += 1 }
     }
 
-    /// Whether the next byte that is no space is this one; it is read then.
+    /// Consume white space and this byte, if it is next.
     private mutating func takes(_ byte: UInt8) -> Bool {
         skipSpaces()
         guard next == byte else { return false }
@@ -169,7 +171,9 @@ private struct Parser {
             at += 1
             switch byte {
             case UInt8(ascii: "\""):
-                guard String(validating: text, as: UTF8.self) != nil else { throw damaged("a string without UTF-8") }
+                guard String(validating: text, as: UTF8.self) != nil else {
+                    throw damaged("a string that is not UTF-8")
+                }
                 return UTF8Text(text)
             case UInt8(ascii: "\\"): try escape(&text)
             case 0..<32: throw damaged("a control character")
@@ -198,21 +202,21 @@ private struct Parser {
         var value = try hexadecimal()
         if (0xD800..<0xDC00).contains(value), next == UInt8(ascii: "\\") {
             at += 1
-            guard next == UInt8(ascii: "u") else { throw damaged("half of a surrogate pair") }
+            guard next == UInt8(ascii: "u") else { throw damaged("a lone surrogate") }
             at += 1
             let low = try hexadecimal()
-            guard (0xDC00..<0xE000).contains(low) else { throw damaged("half of a surrogate pair") }
+            guard (0xDC00..<0xE000).contains(low) else { throw damaged("a lone surrogate") }
             value = 0x10000 + (value - 0xD800) << 10 + (low - 0xDC00)
         }
-        guard let scalar = Unicode.Scalar(value) else { throw damaged("half of a surrogate pair") }
+        guard let scalar = Unicode.Scalar(value) else { throw damaged("a lone surrogate") }
         return scalar
     }
 
     private mutating func hexadecimal() throws -> UInt32 {
-        guard at + 4 <= bytes.count else { throw damaged("a torn escape") }
+        guard at + 4 <= bytes.count else { throw damaged("a truncated escape") }
         var value: UInt32 = 0
         for byte in bytes[at..<(at + 4)] {
-            guard let digit = Character(Unicode.Scalar(byte)).hexDigitValue else { throw damaged("a torn escape") }
+            guard let digit = Character(Unicode.Scalar(byte)).hexDigitValue else { throw damaged("an invalid escape") }
             value = value << 4 | UInt32(digit)
         }
         at += 4

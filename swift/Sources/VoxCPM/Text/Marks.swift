@@ -6,7 +6,7 @@ enum Marks {
     static let dots = set(".．…")
     /// These end a sentence before white space, or before a Chinese or Japanese character.
     static let softStops = set(".．…!?‼⁇⁈⁉")
-    /// These end a sentence wherever they stand: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Khmer, Burmese.
+    /// These end a sentence anywhere: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Khmer, Burmese.
     static let hardStops = set("\u{3002}\u{FF01}\u{FF1F}\u{FF61}\u{964}\u{965}\u{61F}\u{6D4}\u{1362}\u{17D4}\u{104B}")
     static let stops = softStops.union(hardStops)
     static let pairs: [Unicode.Scalar: Unicode.Scalar] = [
@@ -15,11 +15,11 @@ enum Marks {
     ]
     /// Marks that belong to the stop before them: ends of quotations and brackets, and Markdown's emphasis.
     static let closers = set("\"'*_~").union(pairs.values)
-    /// What may stand before the first letter of a sentence.
+    /// Marks that may precede the first letter of a sentence.
     static let openers = set("\"'*_~¿¡").union(pairs.keys)
-    /// Right after a quotation these continue the sentence around it.
-    static let goingOn = set("，、；：,;:—–-と")
-    /// There is no cut inside quotations and brackets of up to this many characters.
+    /// Directly after a quotation, these continue the enclosing sentence.
+    static let continuers = set("，、；：,;:—–-と")
+    /// Quotations and brackets of up to this many characters are not split.
     static let longestWhole = 200
 
     private static let alwaysOpening = set("“‘«「『《〈（【〔［")
@@ -54,7 +54,7 @@ enum Marks {
         return (0x3000...0x303F).contains(char.value) || (0xFF01...0xFF60).contains(char.value)
     }
 
-    /// -, *, #, 1. and the like at the beginning of a line.
+    /// -, *, #, 1. and similar at the start of a line.
     static func isListMarker(_ text: [Unicode.Scalar]) -> Bool {
         guard let first = text.first, let last = text.last else { return false }
         if text.count == 1, ["-", "*", "•", "–", "—"].contains(first) { return true }
@@ -63,7 +63,7 @@ enum Marks {
         return (1...3).contains(digits.count) && digits.allSatisfy(\.isDecimal)
     }
 
-    /// A number, a letter or a small Roman numeral, and marks before it.
+    /// A number, a letter or a small Roman numeral, with preceding marks.
     static func isEnumeration(_ text: ArraySlice<Unicode.Scalar>) -> Bool {
         let said = text.drop { !$0.isWordCharacter }
         guard let first = said.first else { return false }

@@ -1,16 +1,15 @@
-/// A part of a text that is spoken as one utterance.
+/// A part of a text, spoken as one utterance.
 public struct Segment: Sendable, Equatable {
-    /// What to say. From `Segments` it has no white space at its ends, and at least one letter or digit.
+    /// The text to speak. From `Segments` it is trimmed and has at least one letter or digit.
     public let text: String
     /// Whether a blank line follows.
     public let endsParagraph: Bool
 }
 
-/// A text in segments of at most so many tokens: whole sentences of one paragraph, of about equal length.
+/// Splits a text into segments of at most `target` tokens: whole sentences of one paragraph, of similar length.
 ///
-/// Only a sentence of more tokens is cut, or one next to which very little would be left: after a stop within it or a
-/// clause, else between words, at last between two characters. A paragraph of marks alone is left out. The text is
-/// read paragraph by paragraph, as the segments are taken.
+/// Only longer sentences are split, or ones that would leave very little: after a stop or clause, otherwise between
+/// words, otherwise between characters. Paragraphs without words are skipped. The text is read lazily, by paragraph.
 public struct Segments {
     private static let minBlock = 4000
     private static let blockCharacters = 20
@@ -23,7 +22,7 @@ public struct Segments {
     private var ready: ArraySlice<Segment> = []
 
     /// - Parameters:
-    ///   - target: tokens of the longest segment; at least 1.
+    ///   - target: maximum tokens per segment, from 1.
     ///   - count: the number of tokens of a text.
     public init(_ text: String, target: Int, count: @escaping (String) throws -> Int) {
         self.count = count
@@ -31,7 +30,7 @@ public struct Segments {
         rest = Array(text.unicodeScalars)[...]
     }
 
-    /// The next segment; nil after the last one. Throws what `count` throws, and `CancellationError`.
+    /// The next segment; nil at the end. Throws the errors of `count`, and `CancellationError`.
     public mutating func next() throws -> Segment? {
         while ready.isEmpty {
             try Task.checkCancellation()
@@ -62,7 +61,8 @@ public struct Segments {
             paragraph.text += Array(sentence.text.unicodeScalars)
             paragraph.ends.append(paragraph.text.count)
             paragraph.isClosed = sentence.endsParagraph
-            if sentence.endsParagraph || paragraph.text.count >= max(Self.minBlock, Self.blockCharacters * target) { break }
+            let maximum = max(Self.minBlock, Self.blockCharacters * target)
+            if sentence.endsParagraph || paragraph.text.count >= maximum { break }
         }
         return paragraph.ends.isEmpty ? nil : paragraph
     }
@@ -76,7 +76,7 @@ public struct Segments {
         return waiting.popFirst()
     }
 
-    /// Appends the text in parts of at most `target` tokens, repeatedly cut in two.
+    /// Append the text in parts of at most `target` tokens, by recursive bisection.
     private func fit(_ text: ArraySlice<Unicode.Scalar>, _ ends: [Int], _ parts: inout [String]) throws {
         let said = text.trimming(\.isSpace)
         guard !said.isEmpty else { return }
@@ -92,7 +92,7 @@ public struct Segments {
     }
 }
 
-/// A list of the sentence as one segment; empty if there is nothing to say.
+/// The sentence as one segment; empty if there is nothing to say.
 public func oneSegment(_ sentence: String) -> [Segment] {
     let scalars = Array(sentence.unicodeScalars)
     guard hasWords(scalars) else { return [] }
@@ -105,5 +105,5 @@ public func hasWords(_ text: String) -> Bool { text.unicodeScalars.contains(wher
 
 private func hasWords(_ text: [Unicode.Scalar]) -> Bool { text.contains(where: \.isLetterOrNumber) }
 
-/// Number of letters and digits of a text, from which its expected time follows.
+/// Number of letters and digits of a text, for its expected duration.
 public func letters(in text: String) -> Int { text.unicodeScalars.count(where: \.isLetterOrNumber) }

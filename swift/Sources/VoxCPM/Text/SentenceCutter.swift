@@ -1,22 +1,22 @@
 /// One sentence of a text.
 public struct Sentence: Sendable, Equatable {
-    /// The sentence as it was pushed, with the white space after it; the first one also with the white space before.
+    /// The sentence verbatim, with its trailing white space; the first one also with its leading white space.
     public let text: String
-    /// Whether a blank line follows. The end of the pushed text is not one.
+    /// Whether a blank line follows; false at the end of the pushed text.
     public let endsParagraph: Bool
 }
 
-/// The sentences of a complete text; joined together they are the text.
+/// The sentences of a complete text, whose concatenation they are.
 public func sentences(_ text: String) -> [Sentence] {
     var cutter = SentenceCutter()
     return cutter.push(text) + cutter.flush()
 }
 
-/// Cuts text that arrives in fragments into sentences, as Python does, in linear time and bounded memory.
+/// Splits text that arrives in fragments into sentences, as Python does, in linear time and bounded memory.
 ///
-/// A sentence ends at a stop, at a blank line, and before a line that is an item of a list. One of more than 4000
-/// characters ends before the next word, and after twice as many within a word. It is returned with the first
-/// character of the next sentence; in doubt, such as after "U.S.", when that sentence's first word is complete.
+/// A sentence ends at a stop, at a blank line, and before a list item. Above 4000 characters it ends before the next
+/// word, above 8000 anywhere. It is returned at the first character of the next sentence; in doubt, such as after
+/// "U.S.", once that sentence's first word is complete.
 public struct SentenceCutter: Sendable {
     private static let maxCharacters = 4000
     private static let longestWord = 24
@@ -29,28 +29,28 @@ public struct SentenceCutter: Sendable {
     private var isCapital: Bool?
     /// Index in `text` where the last word begins.
     private var wordAt = 0
-    /// Text after a stop that was read to decide whether the sentence ends there.
+    /// Lookahead after a stop, to decide whether the sentence ends there.
     private var ahead: [Unicode.Scalar] = []
     /// The stops after the last word.
     private var stop: [Unicode.Scalar] = []
     private var stopAt = 0
-    /// Whether a quotation or bracket was closed after the stops, or an emoji came.
+    /// Whether a closing quotation mark or bracket, or an emoji, followed the stops.
     private var isClosed = false
-    /// Whether white space came after that; `lines` counts the line ends in it.
+    /// Whether white space followed; `lines` counts its line ends.
     private var hasGap = false
     private var lines = 0
 
-    /// Before any text.
+    /// A cutter without text.
     public init() {}
 
-    /// Add text; returns the sentences that are now known to be complete.
+    /// Add text; returns the sentences that are now complete.
     public mutating func push(_ fragment: String) -> [Sentence] {
         var done: [Sentence] = []
         for char in fragment.unicodeScalars { take(char, &done) }
         return done
     }
 
-    /// The remaining sentences, as if the text ended here; text that is pushed later begins a new sentence.
+    /// The remaining sentences, as if the text ended here. Later text begins a new sentence.
     public mutating func flush() -> [Sentence] {
         var done: [Sentence] = []
         while !ahead.isEmpty { decide(&done, whole: true) }
@@ -58,7 +58,7 @@ public struct SentenceCutter: Sendable {
         return done
     }
 
-    private mutating func goOn() {
+    private mutating func resetStop() {
         stop = []
         stopAt = 0
         isClosed = false
@@ -113,7 +113,7 @@ public struct SentenceCutter: Sendable {
             ahead = [char]
             decide(&done, whole: false)
         } else {  // as in 3.14 and example.com
-            goOn()
+            resetStop()
             takeWithin(char)
         }
     }
@@ -132,7 +132,7 @@ public struct SentenceCutter: Sendable {
 
     private mutating func continueSentence(_ char: Unicode.Scalar) {
         wordAt = text.count
-        goOn()
+        resetStop()
         takeWithin(char)
     }
 
@@ -141,7 +141,7 @@ public struct SentenceCutter: Sendable {
         self = Self()
     }
 
-    /// Cut before `ahead`, continue the sentence with it, or wait for more. whole: its first word is complete.
+    /// Cut before `ahead`, continue the sentence with it, or wait. whole: its first word is complete.
     private mutating func decide(_ done: inout [Sentence], whole: Bool) {
         guard let ends = ends(whole: whole || ahead.count >= Self.longestWord), let first = ahead.first else { return }
         let rest = ahead.dropFirst()
@@ -153,21 +153,21 @@ public struct SentenceCutter: Sendable {
 
     private var isOpen: Bool { Marks.leavesOpen(text.suffix(Marks.longestWhole)) }
 
-    /// Whether the sentence ends before `ahead`; nil if more text is needed to decide.
+    /// Whether the sentence ends before `ahead`; nil if that needs more text.
     private func ends(whole: Bool) -> Bool? {
         if lines > 0, Marks.isListMarker(ahead) {
             guard whole else { return nil }
             if !(ahead.last?.isDecimal ?? false) { return true }
         }
         guard let last = stop.last, let next = ahead.first else { return false }
-        if Marks.hardStops.contains(last) { return !(isClosed && Marks.goingOn.contains(next)) }
+        if Marks.hardStops.contains(last) { return !(isClosed && Marks.continuers.contains(next)) }
         var first = Array(ahead.drop(while: Marks.openers.contains))
         if first.isEmpty, whole { first = ahead }
         guard let letter = first.first, !(letter.isSmall && first.count == 1 && !whole) else { return nil }
-        // A text without capitals begins sentences in lower case; a small letter before a capital is as in iPhone.
+        // Texts without capitals begin sentences in lower case; a small letter before a capital may be iPhone.
         let isSmall = letter.isSmall && !(first.dropFirst().first?.isCapital ?? false)
-        let goesOn = isSmall && (isClosed || isCapital != false)
-        if goesOn || Marks.stops.contains(letter) { return false }  // as in . . .
+        let continues = isSmall && (isClosed || isCapital != false)
+        if continues || Marks.stops.contains(letter) { return false }  // as in . . .
         if !stop.allSatisfy(Marks.dots.contains) { return true }
         if stop.count > 1 ? stop != [".", "．"] : !Marks.fullStops.contains(last) {
             return isClosed || letter.isCapital
@@ -200,6 +200,6 @@ public struct SentenceCutter: Sendable {
 }
 
 extension String {
-    /// Each scalar in small letters, as in Python but for a sigma at the end of a word.
+    /// Each scalar in lower case, as in Python except for a final sigma.
     var pythonLowercased: String { unicodeScalars.map(\.properties.lowercaseMapping).joined() }
 }

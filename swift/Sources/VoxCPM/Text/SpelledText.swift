@@ -1,6 +1,6 @@
 import Foundation
 
-/// The text on one line, as upstream reads it: each run of white space is one space.
+/// The text with each run of white space replaced with one space, as upstream.
 public func saidText(_ text: String) -> String {
     var said = String.UnicodeScalarView(), isGap = false
     for char in text.unicodeScalars {
@@ -10,20 +10,20 @@ public func saidText(_ text: String) -> String {
     return String(said)
 }
 
-/// How a vocabulary of letters, as the built-in voice has, gets everything in words. Published vocabularies have every
-/// character, and their texts stay as they are.
+/// English text normalization for vocabularies of letters, such as the built-in voice's. For published vocabularies,
+/// text is unchanged.
 ///
-/// English is read by rules: numbers, decimals, years, ordinals, dates, times, money, percent, common units, titles
-/// and acronyms as Python reads them. Web addresses, file names, Roman numerals, most abbreviations, Greek letters and
-/// rare units are read differently, or mark by mark: an app that knows better passes its own words.
+/// Numbers, decimals, years, ordinals, dates, times, money, percent, common units, titles and acronyms are read as in
+/// Python. Web addresses, file names, Roman numerals, most abbreviations, Greek letters and rare units are not; write
+/// those in words.
 extension TextTokenizer {
-    /// The text as it is read aloud, with small letters and the vocabulary's marks; unchanged if the vocabulary has
-    /// digits. Never spell it again: without its capitals, the name Max is an abbreviation.
+    /// The text in words, in lower case and with the vocabulary's marks; unchanged if the vocabulary has digits. Not
+    /// idempotent: in lower case, the name Max is an abbreviation.
     ///
-    /// Throws `VoxCPMError.text` for letters of other alphabets, and if nothing is left to say.
+    /// Throws `VoxCPMError.text` for letters of other alphabets, and if nothing is left to speak.
     public func spelled(_ text: String) throws -> String {
         guard hasLettersOnly else { return text }
-        // By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
+        // By sentence, so that a stop after an abbreviation can also end a sentence.
         var said = sentences(text).map { EnglishReader.readAloud($0.text).pythonLowercased }
         let unknown = Set(unknownCharacters(said.joined()).unicodeScalars)
         if !unknown.isEmpty {
@@ -31,7 +31,7 @@ extension TextTokenizer {
             guard left.isEmpty else {
                 let shown = left.unicodeScalars.prefix(10).map { "'\($0)'" }.joined(separator: ", ")
                 throw VoxCPMError.text(
-                    "this voice knows the letters a to z only, and cannot say \(shown); write the text in English letters")
+                    "this voice has only the letters a to z, and cannot say \(shown); write it in English letters")
             }
             said = said.map { part in
                 part.unicodeScalars.map { unknown.contains($0) ? Self.replacement($0) : String($0) }.joined()
@@ -39,26 +39,28 @@ extension TextTokenizer {
         }
         let whole = said.map(Self.tidy).filter { !$0.isEmpty }.joined(separator: " ")
         guard !whole.isEmpty else {
-            throw VoxCPMError.text("nothing to say in \(text.prefix(60).debugDescription): this voice knows letters only")
+            let shown = text.prefix(60).debugDescription
+            throw VoxCPMError.text("nothing to say in \(shown): this voice knows letters only")
         }
         return whole
     }
 
-    /// The transcript as `spelled` rewrites it, with a space after it; empty if it was empty.
+    /// The normalized transcript and a space; empty if it is empty.
     public func spelledTranscript(_ transcript: String) throws -> String {
         transcript.isEmpty || !hasLettersOnly ? transcript : "\(try spelled(transcript)) "
     }
 
-    /// The transcript of a text that other segments continue, before it is spelled; transcripts are concatenated.
+    /// The transcript of a text that other segments continue, before `spelled`; transcripts are concatenated.
     ///
-    /// For a voice of letters a blank line ends the sentence. Otherwise a space follows, if the script uses spaces.
+    /// For vocabularies of letters a blank line ends the sentence; for others a space follows, if the script uses
+    /// spaces.
     public func continuedTranscript(_ said: String) -> String {
         if hasLettersOnly { return "\(said)\n\n" }
         guard let last = said.unicodeScalars.last, !last.isSpace, !last.isFullWidth else { return said }
         return "\(said) "
     }
 
-    /// What an unknown character is read as: a comma for a long dash, e for é.
+    /// The replacement of an unknown character: a comma for a long dash, e for é.
     private static func replacement(_ char: Unicode.Scalar) -> String {
         if Marks.set(";:()[]{}–—").contains(char) { return "," }
         guard char.isLetter else { return " " }
@@ -67,7 +69,7 @@ extension TextTokenizer {
     }
 
     private static let tidying: [Rule] = [
-        // What was replaced leaves spaces before marks, and commas next to other marks.
+        // Replacements leave spaces before marks, and commas next to other marks.
         Rule(#"[ ,]+(?=[,.!?])"#, ""),
         Rule(#"(?<=[.!?])[ ,]*,"#, ""),
         Rule(#"\.+"#, "."),
@@ -81,7 +83,9 @@ extension TextTokenizer {
         let ends = Marks.set(" ,")
         var tidy = Array(tidying(saidText(text)).unicodeScalars).trimming(ends.contains)
         guard tidy.contains(where: \.isLetter) else { return "" }
-        if let first = tidy.first, Marks.set(".!?,-").contains(first) { tidy = tidy.drop(while: Marks.set(" ,.!?-'").contains) }
+        if let first = tidy.first, Marks.set(".!?,-").contains(first) {
+            tidy = tidy.drop(while: Marks.set(" ,.!?-'").contains)
+        }
         return tidy.string + (tidy.last.map(Marks.set(".!?").contains) ?? false ? "" : ".")
     }
 }

@@ -1,22 +1,22 @@
 import Foundation
 
-/// Text → token ids, equal to those of Python and upstream. It reads the BPE vocabularies of published checkpoints and
-/// the built-in voice's vocabulary of letters.
+/// Text → token ids, equal to Python's and upstream's, for the BPE vocabularies of published checkpoints and the
+/// built-in voice's vocabulary of letters.
 public struct TextTokenizer: Sendable {
     private let model: BytePairEncoding
     private let pipeline: TokenizerPipeline
-    /// Ids of tokens of several Chinese characters → the ids of these (upstream's `model/utils.py`).
+    /// Id of a token with several Chinese characters → their ids (upstream's `model/utils.py`).
     private let characters: [Int: [Int]]
 
-    /// Whether the vocabulary is letters and a few marks, without digits: numbers must be spelled (`spelled`).
+    /// Whether the vocabulary has no digits, so text must be normalized with `spelled`.
     public private(set) var hasLettersOnly = false
 
     /// The longest text, in Unicode scalars.
     static let maxCharacters = 64 << 20
 
-    /// - Parameter folder: with tokenizer.json and tokenizer_config.json, such as a bundle's folder `tokenizer`.
+    /// - Parameter folder: with tokenizer.json and tokenizer_config.json, such as a bundle's `tokenizer`.
     ///
-    /// Throws `VoxCPMError.bundle` for files that are missing, damaged or of another kind of tokenizer.
+    /// Throws `VoxCPMError.bundle` for files that are missing, damaged or for another kind of tokenizer.
     public init(folder: URL) throws {
         let files = try ["tokenizer.json", "tokenizer_config.json"].map { name in
             guard let data = try? Data(contentsOf: folder.appendingPathComponent(name)) else {
@@ -29,7 +29,7 @@ public struct TextTokenizer: Sendable {
 
     /// - Parameters:
     ///   - tokenizer: the content of tokenizer.json.
-    ///   - config: that of tokenizer_config.json.
+    ///   - config: the content of tokenizer_config.json.
     ///
     /// Throws `VoxCPMError.bundle`.
     init(tokenizer: Data, config: Data) throws {
@@ -64,14 +64,14 @@ public struct TextTokenizer: Sendable {
         hasLettersOnly = !unknownCharacters("0123456789").isEmpty
     }
 
-    /// Token ids of a text, without a token for its beginning. Takes n log n steps.
+    /// Token ids of a text, without BOS, in O(n log n).
     ///
     /// Throws `VoxCPMError.text` for a text of more than 67 million characters.
     public func callAsFunction(_ text: String) throws -> [Int] {
         let scalars = Array(text.unicodeScalars)
         guard scalars.count <= Self.maxCharacters else {
             throw VoxCPMError.text(
-                "the text has \(scalars.count) characters; expected at most \(Self.maxCharacters): give it in parts")
+                "the text has \(scalars.count) characters; expected at most \(Self.maxCharacters)")
         }
         var ids: [Int] = []
         for part in pipeline.parts(of: scalars) {
@@ -84,7 +84,7 @@ public struct TextTokenizer: Sendable {
         return ids.flatMap { characters[$0] ?? [$0] }
     }
 
-    /// Characters of a text, each once, that no token represents, so that they would not be spoken.
+    /// The distinct characters of a text that have no token and would not be spoken.
     public func unknownCharacters(_ text: String) -> String {
         var seen: Set<Unicode.Scalar> = []
         let unknown = text.unicodeScalars.filter { character in
@@ -96,12 +96,12 @@ public struct TextTokenizer: Sendable {
     }
 }
 
-/// What is used of tokenizer_config.json, with the defaults of transformers.
+/// The used fields of tokenizer_config.json, with the defaults of transformers.
 struct TokenizerConfig {
     let unknown: String
-    /// The special tokens that have names, in the order in which transformers adds them.
+    /// Named special tokens, in the order in which transformers adds them.
     let named: [UTF8Text]
-    /// Tokens that are cut out of a text before BPE, by id; nil if tokenizer.json lists them.
+    /// Tokens that are matched before BPE, by id; nil if tokenizer.json lists them.
     let added: [AddedToken]?
     let addsPrefixSpace: Bool
     let isLegacy: Bool
@@ -112,7 +112,9 @@ struct TokenizerConfig {
         guard case .object(let members) = json else { throw Problem("expected a JSON object") }
 
         func named(_ value: JSONText) throws -> UTF8Text {
-            guard let text = value.text ?? value["content"]?.text else { throw Problem("a special token is not a text") }
+            guard let text = value.text ?? value["content"]?.text else {
+                throw Problem("a special token is not a string")
+            }
             return text
         }
         func token(_ key: String, default name: String?) throws -> UTF8Text? {
@@ -153,7 +155,7 @@ struct TokenizerConfig {
     }
 }
 
-/// A token that is cut out of a text before BPE.
+/// A token that is matched before BPE.
 struct AddedToken {
     let id: Int
     let content: UTF8Text
@@ -173,7 +175,8 @@ struct AddedToken {
             throw Problem("an added token has no id or no content")
         }
         guard !["single_word", "lstrip", "rstrip"].contains(where: { json[$0]?.flag ?? false }) else {
-            throw Problem("the added token \(content.string.debugDescription) absorbs its neighbors, as none of VoxCPM's does")
+            let shown = content.string.debugDescription
+            throw Problem("the added token \(shown) has single_word, lstrip or rstrip, which no VoxCPM uses")
         }
         self.id = id
         self.content = content

@@ -1,4 +1,4 @@
-/// What happens to a text before BPE: added tokens are cut out, and the rest is normalized.
+/// The steps before BPE: added tokens are matched, and the rest is normalized.
 struct TokenizerPipeline: Sendable {
     enum Part {
         case token(Int)
@@ -7,7 +7,7 @@ struct TokenizerPipeline: Sendable {
 
     static let wordStart: Unicode.Scalar = "▁"
 
-    /// The normalizer of published checkpoints, which transformers replaces by its own way to mark words.
+    /// The normalizer of published checkpoints, which transformers replaces with its own.
     static let llamaNormalizer: JSONText = {
         func text(_ text: String) -> JSONText { .string(UTF8Text(text)) }
         func object(_ members: [(String, JSONText)]) -> JSONText {
@@ -35,7 +35,7 @@ struct TokenizerPipeline: Sendable {
 
     private let steps: [Step]
     private let marks: WordMarks?
-    /// Added tokens that are found in the text as it is, and in normalized text.
+    /// Added tokens that are matched in the original text, and in normalized text.
     private let plain: TokenSearch
     private let normal: TokenSearch
     let addedIDs: [UTF8Text: Int]
@@ -48,7 +48,8 @@ struct TokenizerPipeline: Sendable {
             steps = []
             let scheme: WordMarks.Scheme = config.addsPrefixSpace ? config.isLegacy ? .always : .first : .never
             marks = WordMarks(scheme: scheme)
-            tokens = config.added ?? listed.enumerated().sorted { ($0.element.id, $0.offset) < ($1.element.id, $1.offset) }
+            tokens = config.added ?? listed.enumerated()
+                .sorted { ($0.element.id, $0.offset) < ($1.element.id, $1.offset) }
                 .map(\.element)
             var known = Set(tokens.map(\.content))
             for name in config.named where known.insert(name).inserted { tokens.append(AddedToken(special: name)) }
@@ -58,7 +59,9 @@ struct TokenizerPipeline: Sendable {
             tokens = listed
         }
         tokens.removeAll { $0.content.bytes.isEmpty }
-        guard tokens.count <= 10_000 else { throw Problem("it has \(tokens.count) added tokens; expected at most 10000") }
+        guard tokens.count <= 10_000 else {
+            throw Problem("it has \(tokens.count) added tokens; expected at most 10000")
+        }
         let size = vocabulary.count
         var ids: [UTF8Text: Int] = [:], newest = -1
         for token in tokens where ids[token.content] == nil {
@@ -93,8 +96,8 @@ struct TokenizerPipeline: Sendable {
             guard let text = json["prepend"]?.text, (1...16).contains(text.bytes.count) else { break }
             return [.prepend(text.scalars)]
         case "Replace":
-            guard let found = json["pattern"]?["String"]?.text, !found.bytes.isEmpty, let content = json["content"]?.text,
-                content.bytes.count <= 4 * found.bytes.count
+            guard let found = json["pattern"]?["String"]?.text, !found.bytes.isEmpty,
+                let content = json["content"]?.text, content.bytes.count <= 4 * found.bytes.count
             else { break }
             return [.replace(found.scalars, content.scalars)]
         default: break
@@ -126,7 +129,7 @@ struct TokenizerPipeline: Sendable {
         return parts
     }
 
-    /// The characters as they are looked up, without what is put before a text.
+    /// The characters as they are looked up, without the prefix of a text.
     func normalized(_ text: [Unicode.Scalar]) -> [Unicode.Scalar] {
         Self.apply(steps.filter { if case .prepend = $0 { false } else { true } }, to: text)
     }
@@ -150,7 +153,9 @@ struct TokenizerPipeline: Sendable {
         steps.reduce(text) { text, step in
             switch step {
             case .lowercase:
-                return text.flatMap { $0.isASCII && !$0.isCapital ? [$0] : Array($0.properties.lowercaseMapping.unicodeScalars) }
+                return text.flatMap { char in
+                    char.isASCII && !char.isCapital ? [char] : Array(char.properties.lowercaseMapping.unicodeScalars)
+                }
             case .prepend(let start): return text.isEmpty ? text : start + text
             case .replace(let found, let content):
                 var result: [Unicode.Scalar] = []
@@ -161,7 +166,7 @@ struct TokenizerPipeline: Sendable {
     }
 }
 
-/// Finds tokens in a text: the leftmost, and of those the longest.
+/// Finds the leftmost-longest tokens in a text.
 struct TokenSearch: Sendable {
     private let tokens: [Unicode.Scalar: [(content: [Unicode.Scalar], id: Int)]]
 
@@ -178,7 +183,7 @@ struct TokenSearch: Sendable {
         }
     }
 
-    /// Calls `rest` for each text between tokens, and whether it begins the text, and `found` for each token, in order.
+    /// Call `rest` with each text between tokens and whether it begins the text, and `found` with each token, in order.
     func split(_ text: [Unicode.Scalar], rest: ([Unicode.Scalar], Bool) -> Void, found: (Int) -> Void) {
         var start = 0, at = 0
         while at < text.count {

@@ -1,8 +1,8 @@
 import Foundation
 
-/// The configuration of an AudioVAE, by which voices know whether their latents fit.
+/// The configuration of an AudioVAE, which determines whether a voice's latents are compatible.
 ///
-/// Written as Python's model dump, in this order and with its defaults.
+/// Serialised like Python's model dump, in this order and with its defaults.
 struct AudioVAEConfiguration: Sendable, Decodable {
     let document: String
 

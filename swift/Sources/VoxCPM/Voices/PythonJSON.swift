@@ -1,4 +1,4 @@
-// Strings of JSON as Python writes them, so that digests and files are equal.
+// JSON strings as Python writes them, so that digests and files are equal.
 
 /// A string as `json.dumps` writes it: ASCII only.
 func pythonJSON(_ text: String) -> String {

@@ -6,7 +6,7 @@ public struct Recording: Sendable, Equatable {
     public let samples: [Float]
     /// Hz.
     public let sampleRate: Int
-    /// SHA-256 of the file that it was read from.
+    /// SHA-256 of its file.
     let digest: String?
 
     static let longestSeconds = 1200.0
@@ -15,7 +15,7 @@ public struct Recording: Sendable, Equatable {
     static let maxRate = 384_000
     /// A peak 40 dB above full scale is a scaling error.
     private static let maxPeak: Float = 100
-    /// Anything below this peak is silence: 33 steps of 16 bits.
+    /// A lower peak is silence: 33 steps of 16 bits.
     private static let minPeak: Float = 0.001
 
     /// - Parameters:
@@ -28,7 +28,7 @@ public struct Recording: Sendable, Equatable {
     }
 
     /// - Parameters:
-    ///   - interleaved: samples of all channels, frame by frame; channels are averaged.
+    ///   - interleaved: samples of all channels, interleaved; channels are averaged.
     ///   - channels: 1 to 8.
     ///   - sampleRate: in Hz.
     public init(interleaved: [Float], channels: Int, sampleRate: Int) throws {
@@ -72,16 +72,16 @@ public struct Recording: Sendable, Equatable {
     /// - Parameters:
     ///   - rate: in Hz.
     ///   - minimum: samples of one patch.
-    ///   - trimmed: whether silence is cut from both ends.
+    ///   - trimmed: whether to cut silence from both ends.
     ///
     /// Throws `VoxCPMError.voice` for a recording that is shorter than a patch, or silent.
     func resampled(to rate: Int, minimum: Int, trimmed: Bool = false) throws -> [Float] {
         var result = sampleRate == rate ? samples : windowedSinc(samples, from: sampleRate, to: rate)
         if trimmed { result = withoutSilence(result, sampleRate: rate) }
         guard result.count >= minimum else {
-            let seconds = Double(result.count) / Double(rate)
+            let seconds = Double(result.count) / Double(rate), patch = Double(minimum) / Double(rate)
             throw VoxCPMError.voice(
-                "the recording has \(seconds) s\(trimmed ? " of sound" : ""), but the minimum is one patch, \(Double(minimum) / Double(rate)) s")
+                "the recording has \(seconds) s\(trimmed ? " of sound" : ""), but the minimum is one patch, \(patch) s")
         }
         // Ignore DC offset.
         let mean = Float(result.reduce(0.0) { $0 + Double($1) } / Double(result.count))

@@ -4,12 +4,12 @@ import Foundation
 private let crossings = 32
 /// Entries of the kernel's table between two zero crossings.
 private let density = 512
-/// Of the Kaiser window: 100 dB of attenuation.
+/// For the Kaiser window: 100 dB of attenuation.
 private let beta = 10.06
 /// Share of the lower rate's band that is passed.
 private let passband = 0.95
 
-/// Samples at another rate, by a windowed sinc: a low pass at the lower of both rates, without phase shift.
+/// Resample with a windowed sinc: a low pass at the lower of both rates, without phase shift.
 ///
 /// - Parameters:
 ///   - rate: of the samples, in Hz.

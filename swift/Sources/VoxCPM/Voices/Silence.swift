@@ -9,7 +9,7 @@ private let keptMilliseconds = 200
 
 /// The samples from 200 ms before the first sound to 200 ms after the last one; unchanged if all are zero.
 ///
-/// As upstream's `_trim_audio_silence_vad` (model/voxcpm2.py) over librosa 0.11.
+/// Like upstream's `_trim_audio_silence_vad` (model/voxcpm2.py) over librosa 0.11.
 func withoutSilence(_ samples: [Float], sampleRate: Int) -> [Float] {
     let peak = Double(samples.reduce(0) { max($0, abs($1)) }), edge = [Float](repeating: 0, count: frame / 2)
     let centered = levels(edge + samples + edge).map { max($0, 1e-5) }, loud = (centered.max() ?? 0) * quiet
@@ -17,7 +17,7 @@ func withoutSilence(_ samples: [Float], sampleRate: Int) -> [Float] {
         let last = centered.lastIndex(where: { $0 > loud })
     else { return samples }
     var end = (last + 1) * hop
-    // Noise after speech is louder than that, but not within the same range of the highest peak.
+    // Noise after speech is above that threshold, but not relative to the highest peak.
     if let voiced = levels(samples).lastIndex(where: { $0 >= peak * quiet }) { end = min(end, voiced * hop + frame) }
     let kept = keptMilliseconds * sampleRate / 1000, stop = min(samples.count, end + kept)
     return Array(samples[min(stop, max(0, first * hop - kept))..<stop])

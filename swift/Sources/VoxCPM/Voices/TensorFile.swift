@@ -1,6 +1,6 @@
 import Foundation
 
-/// Tensors and metadata of a file in the safetensors format, with the digest that Python's `sealed` adds.
+/// A file in the safetensors format, with the digest that Python's `sealed` adds.
 struct TensorFile: Sendable {
     struct Tensor: Sendable, Equatable {
         let dtype: DType
@@ -16,9 +16,11 @@ struct TensorFile: Sendable {
                     let offset = index * dtype.width
                     switch dtype {
                     case .float32:
-                        return Float(bitPattern: UInt32(littleEndian: raw.loadUnaligned(fromByteOffset: offset, as: UInt32.self)))
+                        let bits = raw.loadUnaligned(fromByteOffset: offset, as: UInt32.self)
+                        return Float(bitPattern: UInt32(littleEndian: bits))
                     case .float16:
-                        return float(half: UInt16(littleEndian: raw.loadUnaligned(fromByteOffset: offset, as: UInt16.self)))
+                        let bits = raw.loadUnaligned(fromByteOffset: offset, as: UInt16.self)
+                        return float(half: UInt16(littleEndian: bits))
                     case .int32:
                         return Float(Int32(littleEndian: raw.loadUnaligned(fromByteOffset: offset, as: Int32.self)))
                     }
@@ -34,7 +36,8 @@ struct TensorFile: Sendable {
 
         /// A float32 tensor. `shape` must describe `values`.
         init(shape: [Int], values: [Float]) {
-            self.init(dtype: .float32, shape: shape, bytes: values.map(\.bitPattern.littleEndian).withUnsafeBytes { Data($0) })
+            let bytes = values.map(\.bitPattern.littleEndian).withUnsafeBytes { Data($0) }
+            self.init(dtype: .float32, shape: shape, bytes: bytes)
         }
     }
 
@@ -43,7 +46,7 @@ struct TensorFile: Sendable {
 
         var width: Int { self == .float16 ? 2 : 4 }
 
-        /// The name that numpy gives it.
+        /// Its name in numpy.
         var numpy: String {
             switch self {
             case .float32: "<f4"
@@ -56,7 +59,7 @@ struct TensorFile: Sendable {
     let tensors: [String: Tensor]
     /// Without the digest.
     let metadata: [String: String]
-    /// Whether the file had a digest, which then was verified.
+    /// Whether the file had a digest, which was verified.
     let hasDigest: Bool
 
     private static let digestKey = "sha256"
@@ -68,13 +71,13 @@ struct TensorFile: Sendable {
         hasDigest = true
     }
 
-    /// Read a file's content. Throws a `Problem` for anything else, and if the digest differs.
+    /// Read a file's content. Throws a `Problem` for invalid content or a wrong digest.
     init(_ content: Data) throws {
         let content = content.startIndex == 0 ? content : Data(content)
-        guard content.count >= 8 else { throw Problem("it is torn") }
+        guard content.count >= 8 else { throw Problem("it is truncated") }
         let length = content.withUnsafeBytes { UInt64(littleEndian: $0.loadUnaligned(as: UInt64.self)) }
         guard length <= Self.longestHeader, Int(length) <= content.count - 8 else {
-            throw Problem("it is torn, or not in the safetensors format")
+            throw Problem("it is truncated, or not in the safetensors format")
         }
         let start = 8 + Int(length)
         let header: Header
@@ -83,17 +86,20 @@ struct TensorFile: Sendable {
         } catch let problem as Problem {
             throw problem
         } catch {
-            throw Problem("its header is not one of safetensors (\(reason(error)))")
+            throw Problem("its safetensors header is invalid (\(reason(error)))")
         }
         var tensors: [String: Tensor] = [:], end = 0
-        for (name, entry) in header.tensors.sorted(by: { $0.value.data_offsets.lexicographicallyPrecedes($1.value.data_offsets) }) {
+        let ordered = header.tensors.sorted {
+            $0.value.data_offsets.lexicographicallyPrecedes($1.value.data_offsets)
+        }
+        for (name, entry) in ordered {
             let offsets = entry.data_offsets
             guard offsets.count == 2, offsets[0] == end, offsets[1] >= end, offsets[1] <= content.count - start,
                 entry.bytes == offsets[1] - end
             else { throw Problem("the offsets of \(name.debugDescription) do not match its shape or the file") }
             end = offsets[1]
-            tensors[name] = Tensor(
-                dtype: entry.dtype, shape: entry.shape, bytes: content.subdata(in: (start + offsets[0])..<(start + end)))
+            let bytes = content.subdata(in: (start + offsets[0])..<(start + end))
+            tensors[name] = Tensor(dtype: entry.dtype, shape: entry.shape, bytes: bytes)
         }
         guard end == content.count - start else { throw Problem("it has bytes that belong to no tensor") }
         var metadata = header.metadata
@@ -108,7 +114,7 @@ struct TensorFile: Sendable {
 
     /// The file, byte for byte as Python writes it, with a digest.
     var content: Data {
-        // As safetensors orders them: wide types first.
+        // In safetensors' order: wide types first.
         let order = tensors.sorted { ($1.value.dtype.width, $0.key) < ($0.value.dtype.width, $1.key) }
         var offsets: [String: Int] = [:], end = 0, numbers = Data()
         for (name, tensor) in order {
@@ -123,7 +129,8 @@ struct TensorFile: Sendable {
         for (name, tensor) in tensors {
             let first = offsets[name] ?? 0, shape = tensor.shape.map(String.init).joined(separator: ",")
             let place = "[\(first),\(first + tensor.bytes.count)]"
-            entries.append((name, "{\"data_offsets\":\(place),\"dtype\":\"\(tensor.dtype.rawValue)\",\"shape\":[\(shape)]}"))
+            let type = tensor.dtype.rawValue
+            entries.append((name, "{\"data_offsets\":\(place),\"dtype\":\"\(type)\",\"shape\":[\(shape)]}"))
         }
         let parts = entries.sorted { precedes($0.0, $1.0) }.map { "\(pythonJSON($0)):\($1)" }
         var header = Data("{\(parts.joined(separator: ","))}".utf8)
@@ -189,7 +196,7 @@ struct AnyKey: CodingKey {
     init?(intValue: Int) { nil }
 }
 
-/// Whether a name is before another in Python's order.
+/// Whether a name precedes another in Python's order.
 private func precedes(_ a: String, _ b: String) -> Bool { a.unicodeScalars.lexicographicallyPrecedes(b.unicodeScalars) }
 
 private func sorted(_ names: [String: String]) -> [(String, String)] {

@@ -2,18 +2,18 @@ import Foundation
 
 /// A voice: latent patches of its recordings and their transcript.
 ///
-/// `data` is a `.voice` file of the Python package, byte for byte. It depends on the AudioVAE only, so it works with
+/// `data` equals the Python package's `.voice` file, byte for byte. It depends only on the AudioVAE, so it works with
 /// every bundle of a generation, in any precision.
 public struct Voice: Sendable, Equatable {
     /// One part of the prompt: its text, and its length in patches.
     public struct Turn: Sendable, Equatable {
-        /// What is said, with the space before the next turn.
+        /// The transcript, with the space before the next turn.
         public let text: String
         /// Its length in patches.
         public let patches: Int
     }
 
-    /// The name under which it is saved; may be empty.
+    /// The voice's name; may be empty.
     public let name: String
     /// The generation of the checkpoint.
     public let generation: String
@@ -21,9 +21,9 @@ public struct Voice: Sendable, Equatable {
     public let latentSpace: String
     /// Hz of the recordings that were encoded.
     public let sampleRate: Int
-    /// First the recording, then later speech; empty without a prompt.
+    /// The recording, then appended speech; empty without a prompt.
     public let turns: [Turn]
-    /// Origin of the voice: names and digests of the recordings, checkpoint, date.
+    /// Origin of the voice: digests of the recordings, checkpoint, date, consent.
     public let provenance: [String: String]
     /// Latent frames in a patch, and width of a frame.
     public let patchShape: [Int]
@@ -31,7 +31,7 @@ public struct Voice: Sendable, Equatable {
     public let prompt: Rows
     /// Patches of a reference recording (VoxCPM2); empty without one.
     public let reference: Rows
-    /// The metadata as they were read, whose order of fields is kept.
+    /// The original metadata, to preserve the order of fields.
     private let document: String?
 
     static let format = 2
@@ -52,7 +52,7 @@ public struct Voice: Sendable, Equatable {
         self.document = document
     }
 
-    /// Latents of this architecture as a voice.
+    /// A voice from latents of this architecture.
     init(
         _ a: Manifest.Architecture, name: String = "", transcript: String, prompt: Rows, reference: Rows,
         provenance: [String: String] = [:]
@@ -66,13 +66,13 @@ public struct Voice: Sendable, Equatable {
     /// The prompt's transcript.
     public var transcript: String { turns.map(\.text).joined() }
 
-    /// Whether both have the same latents and the same transcript, whatever their names.
+    /// Whether both have the same latents and transcript; names are ignored.
     public static func == (a: Voice, b: Voice) -> Bool {
         a.latentSpace == b.latentSpace && Array(a.transcript.utf8) == Array(b.transcript.utf8)
             && a.prompt == b.prompt && a.reference == b.reference
     }
 
-    /// The voice with one more turn in its prompt. Texts are concatenated: each ends with the space before the next.
+    /// The voice with one more turn in its prompt. Texts are concatenated, so end each with a space.
     func extended(_ text: String, _ patches: Rows) -> Voice {
         var prompt = prompt
         prompt.append(patches)
@@ -116,7 +116,8 @@ extension Voice {
             try self.init(file: TensorFile(content))
         } catch let problem as Problem {
             throw VoxCPMError.voice(
-                "\(name): expected a voice file, but it cannot be read (\(problem.text)); make it again from its recording")
+                "\(name): expected a voice file, but it cannot be read (\(problem.text)); make it again from its "
+                    + "recording")
         }
     }
 
@@ -132,7 +133,8 @@ extension Voice {
             throw Problem(reason(error))
         }
         guard header.format <= Self.format else {
-            throw Problem("format \(header.format) is newer than this release reads (\(Self.format)); update the package")
+            throw Problem(
+                "format \(header.format) is newer than this release reads (\(Self.format)); update the package")
         }
         guard header.format == 1 || file.hasDigest else { throw Problem("its digest is missing") }
         var patchShape: [Int] = [], parts: [String: Rows] = [:]
@@ -156,11 +158,11 @@ extension Voice {
         self.init(
             name: header.name, generation: header.generation, latentSpace: header.latent_space,
             sampleRate: header.sample_rate, turns: header.turns.map { Turn(text: $0.text, patches: $0.patches) },
-            provenance: header.provenance, patchShape: patchShape, prompt: prompt, reference: parts["reference"] ?? none,
-            document: header.format == Self.format ? document : nil)
+            provenance: header.provenance, patchShape: patchShape, prompt: prompt,
+            reference: parts["reference"] ?? none, document: header.format == Self.format ? document : nil)
     }
 
-    /// The content of a `.voice` file, which Python reads, too.
+    /// The content of a `.voice` file, which Python also reads.
     public var data: Data {
         var tensors: [String: TensorFile.Tensor] = [:]
         for (name, rows) in [("prompt", prompt), ("reference", reference)] where rows.count > 0 {
@@ -169,7 +171,7 @@ extension Voice {
         return TensorFile(tensors: tensors, metadata: ["voice": document ?? header]).content
     }
 
-    /// Write the voice to a file, whole or not at all. Throws `VoxCPMError.storage`.
+    /// Write the voice to a file, atomically. Throws `VoxCPMError.storage`.
     public func write(to file: URL) throws { try writeWhole(data, to: file) }
 
     private var header: String {
@@ -219,7 +221,7 @@ extension Voice {
             sample_rate = try container.decode(Int.self, forKey: .sample_rate)
             turns = try container.decodeIfPresent([Turn].self, forKey: .turns) ?? []
             provenance = try container.decodeIfPresent([String: String].self, forKey: .provenance) ?? [:]
-            guard format >= 1, sample_rate > 0 else { throw Problem("format or sample_rate is out of its range") }
+            guard format >= 1, sample_rate > 0 else { throw Problem("format or sample_rate is out of range") }
         }
     }
 }

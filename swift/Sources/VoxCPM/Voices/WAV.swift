@@ -3,7 +3,7 @@ import Foundation
 extension Recording {
     /// Read a WAV file: PCM of 8, 16, 24 or 32 bits, or floating point of 32 or 64; channels are averaged.
     ///
-    /// On Apple's systems other formats are read by AVFoundation, in VoxCPMPlayback. Throws `VoxCPMError.voice`.
+    /// VoxCPMPlayback reads other formats on Apple platforms. Throws `VoxCPMError.voice`.
     public init(wav file: URL) throws {
         guard let content = content(of: file) else {
             throw VoxCPMError.voice("\(file.path): no such file, or it is too large or cannot be read")
@@ -25,7 +25,7 @@ extension Recording {
 
 private enum Format { case unsigned8, signed16, signed24, signed32, float32, float64 }
 
-/// Interleaved samples, channels and rate. A file that is cut off gives the samples that it has.
+/// Interleaved samples, channels and rate. A truncated file gives the samples that it has.
 private func decoded(_ bytes: [UInt8]) throws -> (samples: [Float], channels: Int, rate: Int) {
     func number(_ place: Int, _ count: Int) -> Int {
         (0..<count).reduce(0) { $0 | Int(bytes[place + $1]) << (8 * $1) }
@@ -57,11 +57,11 @@ private func decoded(_ bytes: [UInt8]) throws -> (samples: [Float], channels: In
             }
         } else if named(place, "data") {
             guard let format, (1...Recording.maxChannels).contains(channels) else {
-                throw VoxCPMError.voice("the WAV file has no format that can be read, or too many channels")
+                throw VoxCPMError.voice("the WAV file has an unsupported format, or too many channels")
             }
             return (samples(bytes[start..<min(bytes.count, start + size)], format), channels, rate)
         }
-        // Chunks start at even places.
+        // Chunks start at even offsets.
         place = start + size + size % 2
     }
     throw VoxCPMError.voice("the WAV file has no samples")

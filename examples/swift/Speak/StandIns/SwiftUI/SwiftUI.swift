@@ -1,4 +1,4 @@
-// What the app uses of SwiftUI, so that it is type-checked where there is no Mac. Nothing is drawn.
+// The part of SwiftUI that the app uses, to type-check it without a Mac. Nothing is drawn.
 
 @_exported import Foundation
 

@@ -1,9 +1,11 @@
 import Foundation
 
-/// Words of capitals as they are said: a word in small letters, or the names of their letters.
+/// Acronyms in words: a word in lower case, or the names of its letters.
 enum Acronyms {
     private static let respelled = [
-        "ASCII": "askey", "GUI": "gooey", "JPEG": "jay peg", "JPG": "jay peg", "JSON": "jason", "MPEG": "em peg", "SQL": "sequel", "PHD": "pee aitch dee", "OK": "okay", "USR": "user", "WWI": "world war one", "WWII": "world war two", "YAML": "yamel",
+        "ASCII": "askey", "GUI": "gooey", "JPEG": "jay peg", "JPG": "jay peg", "JSON": "jason", "MPEG": "em peg",
+        "SQL": "sequel", "PHD": "pee aitch dee", "OK": "okay", "USR": "user", "WWI": "world war one",
+        "WWII": "world war two", "YAML": "yamel",
     ]
     private static let asWords = words("""
         AIDS ANOVA BIOS CAD CAPTCHA COVID DOS FAQ GIF GNU LAN LASER MERS MIDI NAFTA NASA NASDAQ NATO NORAD OPEC OSHA
@@ -25,7 +27,9 @@ enum Acronyms {
         WE WET WHY WIN WON YES YET YOU
         """)
 
-    private static func words(_ words: String) -> Set<String> { Set(words.split(whereSeparator: \.isWhitespace).map(String.init)) }
+    private static func words(_ words: String) -> Set<String> {
+        Set(words.split(whereSeparator: \.isWhitespace).map(String.init))
+    }
 
     private static let sounds = try? NSRegularExpression(pattern: "^(?:[hm]+|[bg]r+|s+h+|pf+t*|ps+t+|ts+k+|z+|n?th)$")
     private static let sayable = try? NSRegularExpression(
@@ -40,7 +44,7 @@ enum Acronyms {
         pattern?.firstMatch(in: word, range: NSRange(location: 0, length: (word as NSString).length)) != nil
     }
 
-    /// What is written without vowels and is no acronym: mhm, hmmm, shhh.
+    /// Sounds without vowels that are not acronyms: mhm, hmmm, shhh.
     static func isSound(_ word: String) -> Bool { matches(sounds, word) }
 
     /// capitals: A to Z. ending: "", "s" or "'s".

@@ -7,7 +7,8 @@ enum Dates {
         ("Jul", "July"), ("Aug", "August"), ("Sep", "September"), ("Oct", "October"), ("Nov", "November"),
         ("Dec", "December"),
     ]
-    private static let month = "(?<month>\(anyOf(months.map(\.name)))|(?:\(months.map(\.short).joined(separator: "|"))|Sept)\\b\\.?)"
+    private static let shortMonths = months.map(\.short).joined(separator: "|")
+    private static let month = "(?<month>\(anyOf(months.map(\.name)))|(?:\(shortMonths)|Sept)\\b\\.?)"
     private static let day = #"(?<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"#
     private static let year = #"(?<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"#
     private static let article = "(?:[Tt]he|[Tt]his|[Ee]very|[Ll]ast|[Nn]ext|[Aa]|his|her|my|our|their)"
@@ -37,7 +38,7 @@ enum Dates {
         return withYear("\(article)\(NumberNames.ordinal(found["day"])) of \(name(found["month"]))", found["year"])
     }
 
-    /// A date of numbers, in which Americans write the month first; a number above 12 must be the day.
+    /// A numeric date, month first as in American English; a number above 12 is the day.
     private static func numeric(_ found: Rule.Found) -> String {
         guard let day = Int(found["day"]), let month = Int(found["month"]), min(day, month) > 0,
             min(day, month) <= 12, max(day, month) <= 31
@@ -58,7 +59,7 @@ enum Dates {
             words.append(NumberNames.minutes(minute))
         }
         if !half.isEmpty { words.append(NumberNames.letterByLetter("\(half)m")) }
-        // The dot of p.m. is the sentence's as well, except before the day or the zone.
+        // The dot of p.m. also ends the sentence, except before a day or time zone.
         let after = found.after, next = after.drop(while: \.isWhitespace)
         let word = String(next.prefix { $0.isASCII && $0.isLetter })
         let isName = word.count > 1 && word.first?.isUppercase == true && word.dropFirst().allSatisfy(\.isLowercase)
@@ -73,10 +74,11 @@ enum Dates {
 
     private static func years(_ found: Rule.Found) -> String {
         let last = found["last"]
-        return "\(NumberNames.year(found["year"])) to \(last.count > 2 ? NumberNames.year(last) : NumberNames.cardinal(last))"
+        let end = last.count > 2 ? NumberNames.year(last) : NumberNames.cardinal(last)
+        return "\(NumberNames.year(found["year"])) to \(end)"
     }
 
-    /// Before anything else makes words of their numbers.
+    /// Applied before other rules consume the numbers.
     static let first: [Rule?] = [
         Rule(#"(?<=\d\d-\d\d)T(?=\d\d:\d\d)"#, " "),
         Rule(#"(?<![\w-])(?<year>\d{4})-(?<month>\d\d)-(?<day>\d\d)(?![\w-])"#, numeric),
@@ -98,7 +100,7 @@ enum Dates {
     private static let loneYear = #"(?<year>1\d{3}|20\d\d)(?![\w%]|[.,:/-]\d)"#
     private static let beforeYears = "(?:after|before|by|circa|during|from|in|since|till|until|year)"
 
-    /// After numbers with units are words.
+    /// Applied after numbers with units.
     static let alone: [Rule?] = [
         Rule(#"\#(lone)(?<year>1\d{3}|20\d\d)\s?[–-]\s?(?<last>1\d{3}|20\d\d|\d\d)(?![\w%]|[.,-]\d)"#, years),
         Rule(#"\b(\#(beforeYears)\s)\#(loneYear)"#) { $0[1] + NumberNames.year($0["year"]) },

@@ -1,14 +1,15 @@
 import Foundation
 
-/// An English sentence as it is read aloud, for a vocabulary of letters: everything in words.
+/// Normalizes English sentences to words.
 ///
-/// Numbers, years, ordinals, dates, times, money, percent, common units, titles, initials and acronyms are read as
-/// Python reads them. Python also reads addresses and file names, Roman numerals, most abbreviations, telephone numbers
-/// of other countries, rare units and currencies, Greek letters, and acronyms in headings.
+/// Numbers, years, ordinals, dates, times, money, percent, common units, titles, initials and acronyms are read as in
+/// Python, which also reads addresses and file names, Roman numerals, most abbreviations, telephone numbers of other
+/// countries, rare units and currencies, Greek letters, and acronyms in headings.
 enum EnglishReader {
     private static let plain: [Unicode.Scalar: String] = [
         "’": "'", "‘": "'", "‚": "'", "‛": "'", "ʼ": "'", "´": "'", "`": "'", "′": "'", "“": "\"", "”": "\"", "„": "\"",
-        "‟": "\"", "«": "\"", "»": "\"", "″": "\"", "‐": "-", "‑": "-", "‒": "–", "―": "—", "−": "-", "⁄": "/", "∕": "/",
+        "‟": "\"", "«": "\"", "»": "\"", "″": "\"", "‐": "-", "‑": "-", "‒": "–", "―": "—",
+        "−": "-", "⁄": "/", "∕": "/",
         "™": "", "®": "", "℠": "", "\u{AD}": "", "\u{200B}": "", "\u{2060}": "", "\u{FEFF}": "", "Æ": "AE", "æ": "ae",
         "Ø": "O", "ø": "o", "Œ": "OE", "œ": "oe", "ß": "ss", "ẞ": "SS", "Ł": "L", "ł": "l", "Đ": "D", "đ": "d",
         "Ð": "D", "ð": "d", "Þ": "Th", "þ": "th", "ı": "i", "ħ": "h", "ŋ": "ng", "…": "...", "。": ".", "、": ",",
@@ -24,7 +25,7 @@ enum EnglishReader {
         "∝": "proportional to",
     ]
 
-    // What its neighbors explain comes first: 14:30 and $4.20 are words by the time other numbers are read.
+    // Numbers with context come first: 14:30 and $4.20 are words before other numbers are read.
     private static let numberRules = rules(
         listMarkers, Dates.first, Quantities.first, titles, Dates.alone, besideNumbers, Quantities.rest)
     private static let letterRules = rules(letters)
@@ -38,15 +39,16 @@ enum EnglishReader {
 
     private static func rules(_ tables: [Rule?]...) -> [Rule] { tables.joined().compactMap(\.self) }
 
-    /// The sentence in words. Small letters or as they were written; letters of other alphabets stay.
+    /// The sentence in words, in mixed case; letters of other alphabets stay.
     static func readAloud(_ sentence: String) -> String {
         var text = numberRules(plainCharacters(sentence))
         text = text.unicodeScalars.map { char in symbols[char].map { " \($0) " } ?? String(char) }.joined()
-        text = letterRules(text.unicodeScalars.map { "#*_/\\^|<>~".unicodeScalars.contains($0) ? " " : String($0) }.joined())
+        let ignored = "#*_/\\^|<>~".unicodeScalars
+        text = letterRules(text.unicodeScalars.map { ignored.contains($0) ? " " : String($0) }.joined())
         return markRules(text)
     }
 
-    /// ASCII for compatibility characters, plain quotes, and no emoji and ornaments. ½ becomes 1/2, a superscript ^2.
+    /// Compatibility characters as ASCII, plain quotes, no emoji or ornaments. ½ becomes 1/2, a superscript ^2.
     private static func plainCharacters(_ sentence: String) -> String {
         if sentence.utf8.allSatisfy({ (32..<127).contains($0) && $0 != UInt8(ascii: "`") }) { return sentence }
         var text = "", isRaised = false
@@ -59,13 +61,13 @@ enum EnglishReader {
                 continue
             }
             isRaised = false
-            if (0xBC...0xBE).contains(char.value) || (0x2150...0x215E).contains(char.value), previous?.isDecimal == true {
-                text += " "
-            }
+            let isFraction = (0xBC...0xBE).contains(char.value) || (0x2150...0x215E).contains(char.value)
+            if isFraction, previous?.isDecimal == true { text += " " }
             if char.value < 32 || char.value == 127 { text += " " } else { text += plain[char] ?? String(char) }
         }
         let compatible = text.precomposedStringWithCompatibilityMapping
-        return compatible.unicodeScalars.map { plain[$0] ?? String($0) }.joined().unicodeScalars.map(plainCharacter).joined()
+        let replaced = compatible.unicodeScalars.map { plain[$0] ?? String($0) }.joined()
+        return replaced.unicodeScalars.map(plainCharacter).joined()
     }
 
     private static func plainCharacter(_ char: Unicode.Scalar) -> String {
@@ -90,7 +92,8 @@ enum EnglishReader {
     ]
 
     private static let titleNames = [
-        "Mr": "mister", "Mrs": "missus", "Ms": "miz", "Messrs": "messrs", "Mme": "madame", "Dr": "doctor", "St": "saint",
+        "Mr": "mister", "Mrs": "missus", "Ms": "miz", "Messrs": "messrs", "Mme": "madame", "Dr": "doctor",
+        "St": "saint",
         "Mt": "mount", "Ft": "fort", "Prof": "professor", "Gen": "general", "Col": "colonel", "Capt": "captain",
         "Cpt": "captain", "Maj": "major", "Lt": "lieutenant", "Sgt": "sergeant", "Cpl": "corporal", "Cmdr": "commander",
         "Adm": "admiral", "Rev": "reverend", "Hon": "honorable", "Gov": "governor", "Sen": "senator",

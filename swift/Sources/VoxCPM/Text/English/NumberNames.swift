@@ -1,4 +1,4 @@
-/// The names of numbers in American English. Numbers are strings of ASCII digits, so that leading zeros are not lost.
+/// Numbers in American English words. Numbers are strings of ASCII digits, to keep leading zeros.
 enum NumberNames {
     private static let small = [
         "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -19,8 +19,8 @@ enum NumberNames {
     /// The digits one by one: "nine one one".
     static func digitNames(_ number: String) -> String { digits(number).map { small[$0] }.joined(separator: " ") }
 
-    /// The number in words: "one thousand two hundred thirty-four". One with a leading zero, and one of more than 36
-    /// digits, is read digit by digit. Thousands may be separated by commas.
+    /// The number in words: "one thousand two hundred thirty-four". Numbers with a leading zero or more than 36 digits
+    /// are read digit by digit. Thousands may be separated by commas.
     static func cardinal(_ number: String) -> String {
         let digits = digits(number)
         return digits.count > 1 && digits.first == 0 ? digitNames(number) : name(digits)
@@ -59,7 +59,7 @@ enum NumberNames {
         return (whole.isEmpty ? "" : "\(cardinal(whole)) ") + "point \(part)"
     }
 
-    /// Three or four digits as years are said: "nineteen oh five", "ten eighty", "two thousand five".
+    /// Three or four digits in pairs, like years: "nineteen oh five", "ten eighty", "two thousand five".
     static func inPairs(_ number: String) -> String {
         let high = String(number.dropLast(2)), low = String(number.suffix(2))
         if high.hasSuffix("0"), low.hasPrefix("0") { return cardinal(number) }
@@ -84,7 +84,9 @@ enum NumberNames {
 
     /// The words with the last one in the plural, for decades and letters: "nineteen twenties".
     static func plural(_ words: String) -> String {
-        if words.hasSuffix("y"), let before = words.dropLast().last, !"aeiou".contains(before) { return "\(words.dropLast())ies" }
+        if words.hasSuffix("y"), let before = words.dropLast().last, !"aeiou".contains(before) {
+            return "\(words.dropLast())ies"
+        }
         return ["s", "x", "z", "ch", "sh"].contains(where: words.hasSuffix) ? "\(words)es" : "\(words)s"
     }
 

@@ -1,4 +1,4 @@
-/// Money, measures, telephone numbers, versions, fractions, ranges, and at last all other numbers, in words.
+/// Money, measures, telephone numbers, versions, fractions, ranges and other numbers, in words.
 enum Quantities {
     /// Symbol → singular and plural of the currency and of its hundredth.
     private static let currencies: [String: [String]] = [
@@ -13,7 +13,7 @@ enum Quantities {
         "B": "billion", "tn": "trillion", "thousand": "thousand", "million": "million", "billion": "billion",
         "trillion": "trillion",
     ]
-    /// Symbol → singular and plural. A unit that is also a word or a letter is read as one only in Python.
+    /// Symbol → singular and plural, without units that are also words or letters.
     private static let units: [String: (one: String, several: String)] = [
         "%": ("percent", "percent"), "°": ("degree", "degrees"), "°C": ("degree celsius", "degrees celsius"),
         "°F": ("degree fahrenheit", "degrees fahrenheit"), "km": ("kilometer", "kilometers"),
@@ -21,7 +21,8 @@ enum Quantities {
         "kg": ("kilogram", "kilograms"), "g": ("gram", "grams"), "mg": ("milligram", "milligrams"),
         "l": ("liter", "liters"), "ml": ("milliliter", "milliliters"), "ft": ("foot", "feet"),
         "mph": ("mile per hour", "miles per hour"), "mi": ("mile", "miles"), "lb": ("pound", "pounds"),
-        "lbs": ("pound", "pounds"), "oz": ("ounce", "ounces"), "Hz": ("hertz", "hertz"), "kHz": ("kilohertz", "kilohertz"),
+        "lbs": ("pound", "pounds"), "oz": ("ounce", "ounces"), "Hz": ("hertz", "hertz"),
+        "kHz": ("kilohertz", "kilohertz"),
         "MHz": ("megahertz", "megahertz"), "GHz": ("gigahertz", "gigahertz"), "min": ("minute", "minutes"),
         "h": ("hour", "hours"), "hr": ("hour", "hours"), "hrs": ("hour", "hours"), "s": ("second", "seconds"),
         "ms": ("millisecond", "milliseconds"), "kB": ("kilobyte", "kilobytes"), "KB": ("kilobyte", "kilobytes"),
@@ -29,21 +30,21 @@ enum Quantities {
         "kW": ("kilowatt", "kilowatts"), "kWh": ("kilowatt hour", "kilowatt hours"),
     ]
 
-    // Lengths are bounded, so that a long line of digits is searched in linear time.
+    // Bounded lengths keep the search linear in long lines of digits.
     private static let number = #"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"#
-    private static let least = "(?<least>\(number))\\s?[–-]\\s?"
+    private static let minimum = "(?<minimum>\(number))\\s?[–-]\\s?"
     private static let before = #"(?<article>\b[Aa]n?\s)?(?<sign>(?<![\w.)])[-−])?"#
     private static let scale = "(?:\\s?(?<scale>\(anyOf(scales.keys)))\\b)?"
     private static let symbol = "(?<currency>\(anyOf(currencies.keys.filter { $0.count == 1 })))"
     private static let code = "(?<currency>\(anyOf(currencies.keys)))"
 
-    private static func withLeast(_ found: Rule.Found, _ said: String) -> String {
-        found["least"].isEmpty ? said : "\(NumberNames.decimal(found["least"])) to \(said)"
+    private static func withMinimum(_ found: Rule.Found, _ said: String) -> String {
+        found["minimum"].isEmpty ? said : "\(NumberNames.decimal(found["minimum"])) to \(said)"
     }
 
-    /// Whether the unit is in the singular: after 1, and in a 5 km run.
+    /// Whether the unit is singular: after 1, and in "a 5 km run".
     private static func isOne(_ found: Rule.Found) -> Bool {
-        !found["article"].isEmpty || (found["number"] == "1" && found["least"].isEmpty)
+        !found["article"].isEmpty || (found["number"] == "1" && found["minimum"].isEmpty)
     }
 
     private static func money(_ found: Rule.Found) -> String {
@@ -56,19 +57,19 @@ enum Quantities {
         let unit = isOne(found) && !(!scale.isEmpty && article.isEmpty) ? names[0] : names[1]
         if !scale.isEmpty || ![0, 2].contains(part.count) || names.count < 4 {
             let said = [NumberNames.decimal(number), scales[scale] ?? "", unit].filter { !$0.isEmpty }
-            return article + withLeast(found, sign + said.joined(separator: " "))
+            return article + withMinimum(found, sign + said.joined(separator: " "))
         }
         let cents = Int(part) ?? 0
         let coins = cents > 0 ? "\(NumberNames.cardinal(String(cents))) \(cents == 1 ? names[2] : names[3])" : ""
-        let note = whole == "1" && found["least"].isEmpty ? names[0] : unit
+        let note = whole == "1" && found["minimum"].isEmpty ? names[0] : unit
         let notes = whole.contains { $0 != "0" } || coins.isEmpty ? "\(NumberNames.cardinal(whole)) \(note)" : ""
-        return article + withLeast(found, sign + [notes, coins].filter { !$0.isEmpty }.joined(separator: " and "))
+        return article + withMinimum(found, sign + [notes, coins].filter { !$0.isEmpty }.joined(separator: " and "))
     }
 
     private static func measure(_ found: Rule.Found) -> String {
         guard let unit = units[found["unit"]] else { return found.whole }
         let name = isOne(found) || found["dash"] == "-" ? unit.one : unit.several
-        let number = withLeast(found, NumberNames.decimal(found["number"]))
+        let number = withMinimum(found, NumberNames.decimal(found["number"]))
         return "\(found["article"])\(found["sign"].isEmpty ? "" : "minus ")\(number) \(name)"
     }
 
@@ -116,7 +117,7 @@ enum Quantities {
         return " to the power of \(found[1].isEmpty ? "" : "minus ")\(NumberNames.cardinal(found[2]))"
     }
 
-    /// Numbers whose neighbors say what they are.
+    /// Numbers with context.
     static let first: [Rule?] = [
         Rule(#"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])"#, groups),
         Rule(#"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])"#, groups),
@@ -126,16 +127,19 @@ enum Quantities {
             $0.whole.split(separator: ".").map { NumberNames.digitNames(String($0)) }.joined(separator: " dot ")
         },
         Rule(#"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)"#, " to "),
-        Rule(#"\#(before)\#(symbol)\s?(?:\#(least)(?:\k<currency>)?)?(?<number>\#(number))\#(scale)"#, money),
-        Rule(#"\#(before)(?<![\w.])(?:\#(least))?(?<number>\#(number))\#(scale)\s?\#(code)(?!\w)"#, money),
+        Rule(#"\#(before)\#(symbol)\s?(?:\#(minimum)(?:\k<currency>)?)?(?<number>\#(number))\#(scale)"#, money),
+        Rule(#"\#(before)(?<![\w.])(?:\#(minimum))?(?<number>\#(number))\#(scale)\s?\#(code)(?!\w)"#, money),
         Rule(
-            #"\#(before)(?<![\w.,^/])(?:\#(least))?(?<number>\#(number))(?<dash>-|\s)?(?<unit>\#(anyOf(units.keys)))(?![\w'^&/])(?:\.(?=\s+[a-z]))?"#,
+            #"\#(before)(?<![\w.,^/])(?:\#(minimum))?(?<number>\#(number))(?<dash>-|\s)?"#
+                + #"(?<unit>\#(anyOf(units.keys)))(?![\w'^&/])(?:\.(?=\s+[a-z]))?"#,
             measure),
     ]
 
     /// All other numbers.
     static let rest: [Rule?] = [
-        Rule(#"(?<![\w.])(?:v|V(?=\d+\.\d)|v\.\s?)(?<number>\d+(?:\.\d+){0,9})(?!\w|\.\d)"#) { "version \(parts($0["number"]))" },
+        Rule(#"(?<![\w.])(?:v|V(?=\d+\.\d)|v\.\s?)(?<number>\d+(?:\.\d+){0,9})(?!\w|\.\d)"#) {
+            "version \(parts($0["number"]))"
+        },
         Rule(#"(?<![\w.])\d+(?:\.\d+){2,9}(?!\w|\.\d)"#) { parts($0.whole) },
         Rule(#"(?<=\b[Aa] )1/2(?=\s[a-z])"#, "half"),
         Rule(#"(?<![\w.,/^])(?:(?<whole>\d{1,3}) )?(?<upper>\d{1,3})/(?<lower>\d{1,3})(?![\w/]|[.,]\d)"#, fraction),
@@ -152,7 +156,7 @@ enum Quantities {
         Rule(#"(?<=[A-Z])-(?=[\dA-Z])|(?<=\d)-(?=[A-Z])"#, " "),
         Rule(#"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)"#, mixed),
         Rule(#"(?<![\d.])(?:\#(number))"#) { NumberNames.decimal($0.whole) },
-        // What is left stands beside letters or in odd forms.
+        // The rest: numbers next to letters, or in unusual forms.
         Rule(#"\d+"#) { " \(NumberNames.digitNames($0.whole)) " },
     ]
 }

@@ -1,11 +1,11 @@
 import Foundation
 
-/// What a pattern is replaced with.
+/// A replacement for a pattern.
 struct Rule: Sendable {
     private let pattern: NSRegularExpression
     private let said: @Sendable (Found) -> String
 
-    /// A match, and the text that it is in.
+    /// A match in a text.
     struct Found {
         fileprivate let result: NSTextCheckingResult
         fileprivate let text: NSString
@@ -29,9 +29,9 @@ struct Rule: Sendable {
         }
     }
 
-    /// Patterns are those of Python, in ICU's syntax; a test compiles them all.
+    /// Patterns are Python's, in ICU syntax; a test compiles them all.
     init?(_ pattern: String, _ said: @escaping @Sendable (Found) -> String) {
-        // In ICU a combining accent is a character of a word, too.
+        // Unlike Python's, ICU's \w includes combining accents.
         let pythonic = pattern.replacingOccurrences(of: #"\w"#, with: #"[\p{L}\p{N}_]"#)
             .replacingOccurrences(of: #"\W"#, with: #"[^\p{L}\p{N}_]"#)
         guard let pattern = try? NSRegularExpression(pattern: pythonic) else { return nil }
