@@ -46,7 +46,7 @@ check_forms(["fp16"], StepSizes(), "macOS14")
 try:
     check_forms(["fp16"], StepSizes(), "macOS27")
 except InputError as error:
-    assert "no converter to Core AI" in str(error)
+    assert "no Core AI converter" in str(error)
 else:
     raise AssertionError("Core AI's converter was found")
 """

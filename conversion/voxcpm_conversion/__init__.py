@@ -1,1 +1,1 @@
-"""Conversion of a checkpoint into a bundle. Of the installed packages only this one and validation import torch."""
+"""Converts a checkpoint into a bundle. Of the installed packages, only this one and validation import torch."""

@@ -7,8 +7,8 @@
       tokenizer.json          and, where published, tokenizer_config.json and special_tokens_map.json
       README.md               optional; its front matter may name the licence
 
-Each weight is read when it is asked for, so that a checkpoint is never in memory as a whole. Reading a weight folds
-weight norm into it and merges the LoRA, if the checkpoint was opened with one.
+Weights are read lazily, so that a checkpoint is never in memory as a whole. Reading a weight folds weight norm into it
+and merges the LoRA, if there is one.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 TOKENIZER_COMPANIONS = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json")
 VAE_PREFIX = "audio_vae."
 
-# No VoxCPM weight begins with these: wrappers of training (DistributedDataParallel, torch.compile) add them.
+# Prefixes of training wrappers (DistributedDataParallel, torch.compile); no VoxCPM weight begins with them.
 _WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
 
-# Buffers that checkpoints may carry and that are not weights.
+# Buffers in checkpoints that are not weights.
 _BUFFERS = (
     re.compile(r"(^|\.)rope_emb\.(inv_freq|cos_cached|sin_cached)$"),  # tables that follow from config.json
     re.compile(r"^audio_vae\.decoder\.sr_bin_boundaries$"),  # repeats audio_vae_config.sr_bin_boundaries
@@ -109,8 +109,8 @@ class Checkpoint:
     ) -> Checkpoint:
         """Open a folder or, if there is no such folder, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
 
-        lora: folder or weight file of a LoRA to merge. cache_dir: folder for downloads, by default the hub's own.
-        Raises CheckpointError for a file that is missing, damaged or not VoxCPM's, and a LoRA that does not fit.
+        lora: folder or weight file of a LoRA to merge. cache_dir: folder for downloads. Default: the hub's own.
+        Raises CheckpointError for a file that is missing, damaged or not VoxCPM's, and for an incompatible LoRA.
         """
         name = str(folder_or_hub_id)
         folder = user_path(folder_or_hub_id)
@@ -120,20 +120,20 @@ class Checkpoint:
             revision = folder.name if folder.parent.name == "snapshots" else revision
         elif not folder.is_dir():
             raise CheckpointError(
-                f"{name}: no checkpoint here (expected a folder with {CONFIG_FILE}, or a hub id org/name)"
+                f"{name}: no such checkpoint (expected a folder with {CONFIG_FILE}, or a hub id org/name)"
             )
         else:
             name, revision = folder.resolve().name, None
         config = folder / CONFIG_FILE
         if not config.is_file():
             a_lora = any((folder / file).is_file() for file in LORA_FILES)
-            hint = "; this is a LoRA: give its base checkpoint, and this folder with --lora" if a_lora else ""
+            hint = "; this is a LoRA: pass its base checkpoint, and this folder with --lora" if a_lora else ""
             raise CheckpointError(
                 f"{folder}: expected a VoxCPM checkpoint, but it has no {CONFIG_FILE}{hint}"
             )
         architecture = Architecture.from_file(config)
         if not (folder / TOKENIZER_FILE).is_file():
-            raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
+            raise CheckpointError(f"{folder}: expected a tokenizer, but there is no {TOKENIZER_FILE}")
         try:
             open_tokenizer(folder, needs_config=False)
         except ValueError as error:
@@ -147,7 +147,7 @@ class Checkpoint:
         return {name: weight.file.shapes[weight.stored[-1]] for name, weight in self._weights.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError for an absent name and NaN."""
+        """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError if it is missing or not finite."""
         if name not in self._weights:
             raise CheckpointError(
                 f"{self.folder}: expected a weight {name}, but it is missing from the checkpoint"
@@ -160,7 +160,7 @@ class Checkpoint:
         if not torch.isfinite(whole).all():
             raise CheckpointError(
                 f"{self.folder}: the weight {name} has values that are not finite (NaN or infinite); download the "
-                "checkpoint again, or use an earlier one from its training"
+                "checkpoint again, or use one from earlier in the training"
             )
         return whole
 
@@ -216,7 +216,7 @@ def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.
 
 
 def _weights(file: WeightFile) -> dict[str, _Weight]:
-    """The weights of a file by name: prefixes of wrappers removed, the pairs of weight norm joined."""
+    """The weights of a file by name, without wrapper prefixes, and with weight norm's pairs joined."""
     stored: dict[str, str] = {}
     for key in file.shapes:
         name = key
@@ -235,7 +235,7 @@ def _weights(file: WeightFile) -> dict[str, _Weight]:
 
 
 def _fits(file: WeightFile, magnitude: str | None, direction: str) -> bool:
-    """Whether there is one magnitude for each row; otherwise each half keeps its own name and is reported."""
+    """Whether there is one magnitude per row; otherwise both halves keep their names and are reported."""
     rows = file.shapes[direction][:1]
     return magnitude is not None and bool(rows) and math.prod(file.shapes[magnitude]) == rows[0]
 
@@ -254,7 +254,7 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path:
 
 def _download(repository: str, revision: str | None, cache_dir: Path | None, local_files_only: bool) -> Path:
     """Download a checkpoint's files into the hub's cache, except those already there."""
-    # Takes time to import, and only checkpoints of the hub need it.
+    # Slow to import, and needed for hub checkpoints only.
     from huggingface_hub import snapshot_download
 
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
@@ -272,5 +272,5 @@ def _download(repository: str, revision: str | None, cache_dir: Path | None, loc
     except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
         at = f" at {revision}" if revision else ""
         raise CheckpointError(
-            f"{repository}{at}: no such folder, and it cannot be downloaded ({first_line(error)})"
+            f"{repository}{at}: no such folder, and the download failed ({first_line(error)})"
         ) from None

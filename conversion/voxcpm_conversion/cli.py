@@ -32,9 +32,9 @@ from voxcpm_conversion.recipes import base_lm_parts, check_split
 from voxcpm_conversion.replacing import bundle_folder
 
 DEFAULT_MAX_LENGTH = 1024
-"""Default of `--max-length`, for checkpoints that were made for as many positions or more."""
+"""Default of `--max-length`, unless the checkpoint supports fewer positions."""
 SOLVER_STEPS = 10
-"""Euler steps of `locdit_solve` in a bundle for Core AI, as many as `generate` takes by default."""
+"""Euler steps of `locdit_solve` in a bundle for Core AI: the default of `generate`."""
 CORE_AI_CHUNKS = (1, 16, 32)
 """Lengths of a prefill: longer ones outgrew a phone's memory (apple/coreai-models 201)."""
 
@@ -52,25 +52,25 @@ def convert(
         int | None,
         typer.Option(
             help="Positions in the KV caches: text, prompt and speech together. Default: "
-            f"{DEFAULT_MAX_LENGTH}, or what the checkpoint was made for, if that is less."
+            f"{DEFAULT_MAX_LENGTH}, or the checkpoint's maximum if that is less."
         ),
     ] = None,
     prefill_chunk: Annotated[
         list[int] | None,
         typer.Option(
-            help="Embeddings in one call of an LM step; repeat for several. With 1 alone, shapes are fixed."
+            help="Embeddings per call of an LM step; repeat for several. With only 1, shapes are fixed."
         ),
     ] = None,
     target: Annotated[
         str,
         typer.Option(
-            help="macos14, macos15: caches as Core ML states, prefill and decode as functions, or macos27: Core AI."
+            help="macos14; macos15: caches as Core ML states, prefill and decode as functions; or macos27: Core AI."
         ),
     ] = "macos14",
     kv_cache: Annotated[
         str,
         typer.Option(
-            help="scatter: macos14 packages return their caches whole; rows: only what a call adds to them."
+            help="scatter: macos14 packages return whole caches; rows: only the rows that a call adds."
         ),
     ] = "scatter",
     audio_vae_fp32: Annotated[
@@ -83,8 +83,8 @@ def convert(
     solver_steps: Annotated[
         int | None,
         typer.Option(
-            help=f"Add a package with this many Euler steps in one call, {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, "
-            f"for speech with as many; 0: none. Default: {SOLVER_STEPS} for macos27, else none.",
+            help=f"Add a package that runs this many Euler steps in one call, {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, "
+            f"for speech with that number; 0: none. Default: {SOLVER_STEPS} for macos27, otherwise none.",
             show_default=False,
         ),
     ] = None,
@@ -97,20 +97,20 @@ def convert(
         Path | None, typer.Option(help="Folder for downloads. Default: Hugging Face's own cache.")
     ] = None,
     local_files_only: Annotated[
-        bool, typer.Option("--local-files-only", help="Use files downloaded earlier; no network.")
+        bool, typer.Option("--local-files-only", help="Use downloaded files only; no network.")
     ] = False,
     lora: Annotated[
         Path | None,
-        typer.Option(help="A LoRA of that checkpoint to merge: upstream's folder or its weight file."),
+        typer.Option(help="LoRA to merge: upstream's folder or its weight file."),
     ] = None,
     overwrite: Annotated[
         bool,
-        typer.Option(help="Replace an existing bundle when the new one is complete; never anything else."),
+        typer.Option(help="Replace an existing bundle, and nothing else, when the new one is complete."),
     ] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
-    asked = precision or ["fp16", "int8"]
-    unknown = [p for p in asked if p not in PRECISIONS]
+    requested = precision or ["fp16", "int8"]
+    unknown = [p for p in requested if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
     deployment = _target(target)
@@ -118,10 +118,10 @@ def convert(
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
     if kv_cache not in KV_CACHES:
         raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
-    precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
+    precisions: list[Precision] = [p for p in PRECISIONS if p in requested]
     # Before a download, and before weights are read.
     check_forms(precisions, sizes, deployment, kv_cache, audio_vae_fp32=audio_vae_fp32)
-    # Imported modules stay: freezing them saves the garbage collector seconds, as it runs for every package.
+    # Exempt imported modules from garbage collection, which runs for every package: saves seconds.
     gc.freeze()
     if split_gigabytes is not None:
         check_split(split_gigabytes)
@@ -129,7 +129,7 @@ def convert(
     opened = Checkpoint.open(
         checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
     )
-    # Options that were not given depend on the checkpoint.
+    # Defaults depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
     sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
@@ -174,7 +174,7 @@ def convert(
         )
     if not manifest.source.licence:
         console.print(
-            "Neither speech.json nor README.md names the checkpoint's licence: the model card has none."
+            "Neither speech.json nor README.md states the checkpoint's licence: the model card has none."
         )
     size = sum(record.bytes for record in manifest.files.values())
     console.print(
@@ -184,13 +184,13 @@ def convert(
 
 
 def progress_console() -> Console:
-    """A console on the present standard error, which keeps working while a converter's output is silenced."""
+    """A console on the current standard error, which keeps working while converters are silenced."""
     return Console(file=sys.stderr)
 
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Report]:
-    """A progress bar for each step model. It starts at the first report, so that an earlier error stays one line."""
+    """A progress bar per step model. It starts at the first report, so that an earlier error stays one line."""
     if not console.is_terminal:
         with progress_lines() as note:
             yield lambda model, stage, done, total: note(f"{model}: {stage}")
@@ -221,11 +221,11 @@ def _progress(console: Console) -> Iterator[Report]:
             progress.stop()
 
 
-def _target(asked: str) -> Target:
+def _target(name: str) -> Target:
     for target in TARGETS:
-        if asked.lower() == target.lower():
+        if name.lower() == target.lower():
             return target
-    raise InputError(f"--target {asked}: expected one of {', '.join(t.lower() for t in TARGETS)}")
+    raise InputError(f"--target {name}: expected one of {', '.join(t.lower() for t in TARGETS)}")
 
 
 def _sizes(
@@ -234,15 +234,15 @@ def _sizes(
     if not 1 <= max_length <= MAX_POSITIONS:
         raise InputError(f"--max-length {max_length}: expected 1 to {MAX_POSITIONS} positions")
     if prefill_chunks is None:
-        usual = CORE_AI_CHUNKS if target == CORE_AI else StepSizes().prefill_chunks
-        chunks = tuple(c for c in usual if c <= max_length)
+        defaults = CORE_AI_CHUNKS if target == CORE_AI else StepSizes().prefill_chunks
+        chunks = tuple(c for c in defaults if c <= max_length)
     else:
-        # Speech is decoded one embedding at a time, so 1 is always one of the chunks.
+        # Speech is decoded one embedding at a time, so 1 is always included.
         chunks = tuple(sorted({1, *prefill_chunks}))
     if chunks[0] < 1:
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
     if solver_steps is None:
-        # Core AI's Python ends a process after some 16,000 outputs, and each Euler step in a call of its own is one.
+        # Core AI's Python aborts after some 16,000 outputs, and each Euler step in a separate call is one.
         solver_steps = SOLVER_STEPS if target == CORE_AI else 0
     check_solver_steps(solver_steps)
     return StepSizes(kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)

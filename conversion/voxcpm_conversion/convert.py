@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint into a bundle, one step model at a time, so that only its weights are in memory."""
+"""Converts a checkpoint into a bundle, one step model at a time, so that only its weights are in memory."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def convert(
 
     kv_cache: what a macOS 14 package returns of its caches. audio_vae_fp32: the AudioVAE computes in float32 in every
     precision (`declare_step_models`). overwrite: replace an existing bundle, and nothing else (`replacing`).
-    Raises InputError for sizes that the checkpoint does not allow, a precision that the target does not, and an output
-    that may not be replaced, CheckpointError for weights that are missing, unexpected or of another shape.
+    Raises InputError for sizes that the checkpoint does not support, a precision that the target does not support, and
+    an output that must not be replaced; CheckpointError for weights that are missing, unexpected or of another shape.
     """
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
@@ -89,7 +89,7 @@ def convert(
     )
     plan = {**manifest.model_dump(mode="json", exclude={"files"}), "vectors": VECTORS_FORMAT}
     with Workspace(folder, plan) as workspace:
-        # The workspace has put back a bundle that an interrupted run had renamed.
+        # The workspace has restored a bundle that an interrupted run had renamed.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         _add_constants(workspace, checkpoint)
         for declaration in manifest.step_models.values():
@@ -106,7 +106,7 @@ def convert(
 
 
 def _converter(target: Target) -> ModuleType:
-    """The module that makes a target's packages: `core_ml.packages`, or that of the optional room `core_ai`."""
+    """The module that writes a target's packages: `core_ml.packages`, or that of the optional room `core_ai`."""
     name = "core_ai" if target == CORE_AI else "core_ml"
     try:
         return importlib.import_module(f"voxcpm_conversion.{name}.packages")
@@ -114,7 +114,7 @@ def _converter(target: Target) -> ModuleType:
         if error.name != f"voxcpm_conversion.{name}":
             raise
         raise InputError(
-            f"--target {target.lower()}: this installation has no converter to Core AI; reinstall voxcpm-coreml"
+            f"--target {target.lower()}: this installation has no Core AI converter; reinstall voxcpm-coreml"
         ) from None
 
 
@@ -126,16 +126,16 @@ def _add_step_model(
     declaration: StepModel,
     report: Report,
 ) -> None:
-    """Add the test vectors and the packages of a step model that the workspace lacks."""
+    """Add a step model's test vectors and packages that the workspace lacks."""
     if not workspace.has(str(vectors_path(declaration.name))):
         add_vectors(workspace, checkpoint, declaration, manifest.sizes)
     for package in manifest.parts(declaration.name):
-        lacking = [
+        missing = [
             p for p in manifest.precisions if not workspace.has(str(manifest.package_path(p, package.name)))
         ]
-        if lacking:
+        if missing:
             converter.add_packages(
-                workspace, checkpoint, manifest, package, lacking, report=partial(report, package.name)
+                workspace, checkpoint, manifest, package, missing, report=partial(report, package.name)
             )
 
 
@@ -147,9 +147,9 @@ def check_forms(
     *,
     audio_vae_fp32: bool = False,
 ) -> None:
-    """Check what does not depend on the checkpoint, before one is downloaded.
+    """Validate options that do not depend on the checkpoint, before it is downloaded.
 
-    Raises InputError for precisions, sizes, a target and a form of the caches that do not go together.
+    Raises InputError for incompatible precisions, sizes, target and cache form.
     """
     check_target(precisions, target)
     if audio_vae_fp32 and target == CORE_AI:
@@ -163,8 +163,8 @@ def check_forms(
     check_solver_steps(sizes.solver_steps)
     if target == "macOS15" and "fp32" in precisions:
         raise InputError(
-            "--precision fp32 needs --target macos14 or macos27: a Core ML state, the KV cache's form for macos15, "
-            "is float16"
+            "--precision fp32 needs --target macos14 or macos27: macos15 has its KV caches in Core ML states, "
+            "which are float16"
         )
     if max(sizes.prefill_chunks) > sizes.kv_length:
         raise InputError(
@@ -183,11 +183,11 @@ def check_solver_steps(steps: int) -> None:
 def _check_architecture(a: Architecture, sizes: StepSizes) -> None:
     if sizes.kv_length > a.max_length:
         raise InputError(
-            f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions"
+            f"--max-length {sizes.kv_length}: this checkpoint supports at most {a.max_length} positions"
         )
     if sizes.solver_steps and a.mean_mode:
         raise InputError(
-            "--solver-steps: this checkpoint's DiT takes the length of each step as input (mean mode)"
+            "--solver-steps: unsupported, as this checkpoint's DiT takes each step's length as input (mean mode)"
         )
 
 

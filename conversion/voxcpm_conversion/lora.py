@@ -81,7 +81,7 @@ class Lora:
         self._file = file
         document = {} if config_file is None else _document(config_file)
         base = document.get("base_model")
-        self._hint = f"it was trained on {base}" if base else "is it a LoRA of another model?"
+        self._hint = f"it was trained on {base}" if base else "is it for another model?"
         found = self._layers_with_weights(layers)
         self.config = _assumed(file) if config_file is None else _config(config_file, document)
         self._merged = [layer for layer in found if self.config.enables(layer)]
@@ -98,8 +98,8 @@ class Lora:
     def open(cls, path: str | Path, architecture: Architecture) -> Lora:
         """Open a folder or a weight file (.safetensors, .ckpt, .pth), with lora_config.json next to the weights.
 
-        Without lora_config.json, upstream's defaults apply (`remarks` says so). Raises CheckpointError if there is no
-        LoRA, a file cannot be read, or a weight is not this architecture's or does not fit its layer.
+        Without lora_config.json, upstream's defaults apply (see `remarks`). Raises CheckpointError if there is no
+        LoRA, a file cannot be read, or a weight does not match this architecture.
         """
         path = user_path(path)
         weights = _weight_file(path)
@@ -133,7 +133,7 @@ class Lora:
         lines = []
         if self.config_file is None:
             lines.append(
-                f"{self.weights}: no {CONFIG_FILE} next to it; took upstream's alpha {self.config.alpha}, and "
+                f"{self.weights}: no {CONFIG_FILE} next to it; using upstream's alpha {self.config.alpha}, and "
                 f"r {self.config.r} from the weights"
             )
         if self.config.model_extra:
@@ -144,25 +144,23 @@ class Lora:
         return lines
 
     def _layers_with_weights(self, layers: Mapping[str, Shape]) -> list[str]:
-        """The layers that the file has weights for. Raises CheckpointError for an empty file and for other weights."""
+        """The layers with weights in the file. Raises CheckpointError for an empty file and for unexpected weights."""
         if not self._file.shapes:
-            raise CheckpointError(
-                f"{self.weights}: expected {_A} and {_B} of some layers, found no weights at all"
-            )
+            raise CheckpointError(f"{self.weights}: expected {_A} and {_B} of some layers, found no weights")
         split = {key: key.rpartition(".") for key in sorted(self._file.shapes)}
-        foreign = [
+        unexpected = [
             key for key, (layer, _, half) in split.items() if layer not in layers or half not in (_A, _B)
         ]
-        if foreign:
+        if unexpected:
             raise CheckpointError(
                 f"{self.weights}: expected {_A} and {_B} of this checkpoint's linear layers, "
-                f"found {_some(foreign)}; {self._hint}"
+                f"found {_some(unexpected)}; {self._hint}"
             )
         return list(dict.fromkeys(layer for layer, _, _ in split.values()))
 
     def _check_pair(self, layer: str, shape: Shape) -> None:
         out_features, in_features = shape
-        rank = f"r {self.config.r}, {'of ' + CONFIG_FILE if self.config_file else 'the first that it has'}"
+        rank = f"r {self.config.r}, {'of ' + CONFIG_FILE if self.config_file else 'of its first layer'}"
         for half, expected in ((_A, (self.config.r, in_features)), (_B, (out_features, self.config.r))):
             found = self._file.shapes.get(f"{layer}.{half}")
             if found != expected:
@@ -183,7 +181,7 @@ def _weight_file(path: Path) -> Path:
         return weights
     if not path.is_file() or path.suffix not in _SUFFIXES:
         raise CheckpointError(
-            f"{path}: no LoRA here (expected a folder with {' or '.join(WEIGHT_FILES)}, or such a file)"
+            f"{path}: not a LoRA (expected a folder with {' or '.join(WEIGHT_FILES)}, or such a file)"
         )
     return path
 
@@ -193,7 +191,7 @@ def _document(path: Path) -> dict[str, Any]:
         document: Any = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
-    # Upstream's training writes this block, and upstream's own loading fails without it.
+    # Upstream's training writes this block, and its loading fails without it.
     if not isinstance(document, dict) or not isinstance(document.get("lora_config"), dict):
         raise CheckpointError(
             f"{path}: expected upstream's layout, an object lora_config with r, alpha, …; found none"

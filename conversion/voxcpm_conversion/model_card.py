@@ -1,6 +1,6 @@
-"""The bundle's README.md: the model card that a model hub shows, written from the manifest and nothing else.
+"""The bundle's README.md: a model card for a hub, generated from the manifest alone.
 
-What a validation found stands between two markers, so that it can be entered later.
+Validation results are between two markers, so that they can be filled in later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SYSTEMS: dict[Target, str] = {
     "macOS15": "macOS 15, iOS 18 or later",
     "macOS27": "macOS 27, iOS 27 or later",
 }
-"""The systems on which the packages of a target run."""
+"""Systems that run the packages of a target."""
 
 _CARD = """\
 ---
@@ -97,7 +97,7 @@ let speech = try await tts.speak("Hello.")
 
 
 def write_model_card(bundle: Path, manifest: Manifest) -> None:
-    """Write README.md into the folder of the bundle, without figures of a validation."""
+    """Write README.md into the bundle's folder, without validation results."""
     (bundle / MODEL_CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
 
 
@@ -131,7 +131,7 @@ def model_card(manifest: Manifest) -> str:
 
 
 def with_validation(card: str, section: str) -> str | None:
-    """The card with `section` (Markdown) as its figures of a validation; None if the card has no place for it."""
+    """The card with `section` (Markdown) as its validation results; None if the card has no markers."""
     before, opening, rest = card.partition(_OPENING)
     _, closing, after = rest.partition(_CLOSING)
     return f"{before}{opening}\n{section.strip()}\n{closing}{after}" if opening and closing else None
@@ -142,7 +142,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table, an empty one after it."""
+    """The lines of a Markdown table, followed by an empty one."""
     lines = (header, ["---"] * len(header), *rows)
     return [*(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines), ""]
 
@@ -179,7 +179,7 @@ def _sizes(manifest: Manifest) -> Iterator[list[str]]:
 
 
 def _packages(manifest: Manifest) -> list[str]:
-    """Names of the packages: the step models, and the parts of one that has several."""
+    """Names of the packages: step models, or their parts if there are several."""
     return [part.name for name in manifest.step_models for part in manifest.parts(name)]
 
 

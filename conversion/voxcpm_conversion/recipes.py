@@ -1,7 +1,7 @@
-"""Recipes, as data: which weights a precision compresses, and to which format.
+"""Compression recipes as data: which weights a precision compresses, and to which format.
 
-A weight is a matrix or a convolution's kernel of more than SMALLEST elements. Norms, biases, Snake's alphas and rotary
-tables are never compressed.
+A weight is a matrix or a convolution's kernel of more than MIN_ELEMENTS elements. Norms, biases, Snake's alphas and
+rotary tables are never compressed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from voxcpm_constants.targets import TARGETS, Target
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS, expected_shapes
 
 Format = Literal["fp16", "int8", "int4"]
-"""int8: one scale for each output channel, no offset. int4: a scale and an offset for each BLOCK weights of a row."""
+"""int8: one scale per output channel, no offset. int4: a scale and an offset per BLOCK weights of a row."""
 
-SMALLEST = 2048
+MIN_ELEMENTS = 2048
 BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The format of some weights. They have torch's names in a program, with underscores in place of dots."""
+    """The format of some weights. Names are torch's, with underscores instead of dots."""
 
     step_model: str
-    """A shell-style pattern of step models' names."""
+    """A glob pattern for names of step models."""
     weight: str
-    """A shell-style pattern of weights' names."""
+    """A glob pattern for names of weights."""
     format: Format
 
 
@@ -52,7 +52,7 @@ RECIPES: dict[Precision, Recipe] = {
         "macOS15",
         "int8",
         (
-            # The DiT runs nine times a patch, and its errors accumulate over the steps; 8 bits are also faster.
+            # The DiT runs nine times per patch, and its errors accumulate over the steps; 8 bits are also faster.
             Rule("locdit_*", "*", "int8"),
             # These are a tenth of a layer with grouped queries, but cause a third of its noise (TRIALS.md).
             Rule("*", "*_self_attn_[kvo]_proj_weight", "int8"),
@@ -60,7 +60,7 @@ RECIPES: dict[Precision, Recipe] = {
         ),
     ),
 }
-"""The recipe of each compressed precision; fp16 and fp32 packages are not compressed."""
+"""The recipe of each compressed precision; fp16 and fp32 are not compressed."""
 
 
 def chosen_format(precision: Precision, step_model: str, weight: str, shape: tuple[int, ...]) -> Format:
@@ -80,29 +80,29 @@ def check_target(precisions: Iterable[Precision], target: Target) -> None:
         if TARGETS.index(target) < TARGETS.index(lowest):
             raise InputError(
                 f"--precision {precision} needs --target {lowest.lower()}, got {target.lower()}: "
-                "its weights are in blocks"
+                "its weights are quantised in blocks"
             )
 
 
-# int4 packages have a third of their weights in 8 bits, and scales with the others.
-_BYTES_OF_A_WEIGHT: dict[Precision, float] = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 0.75}
+# int4 packages have a third of their weights in 8 bits, and scales for the others.
+_BYTES_PER_WEIGHT: dict[Precision, float] = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 0.75}
 
 
 def check_split(gigabytes: float) -> None:
-    """Check the size that packages may have. Raises InputError for one that is not finite or not above zero."""
+    """Validate a package size. Raises InputError unless it is finite and above zero."""
     if not (math.isfinite(gigabytes) and gigabytes > 0):
         raise InputError(f"--split-gigabytes {gigabytes:g}: expected a finite size above 0")
 
 
 def base_lm_parts(a: Architecture, precisions: Sequence[Precision], gigabytes: float) -> int:
-    """The number of packages that hold the base LM in the largest of the precisions, each below `gigabytes`."""
+    """Number of packages for the base LM, each below `gigabytes` in the largest of the precisions."""
     weights = sum(
         math.prod(shape)
         for name, shape in expected_shapes(a).items()
         if name.startswith("base_lm.") and name != EMBED_TOKENS
     )
-    largest = max(_BYTES_OF_A_WEIGHT[precision] for precision in precisions)
+    largest = max(_BYTES_PER_WEIGHT[precision] for precision in precisions)
     layers = a.base_lm.num_layers
-    # The least of both before rounding: a huge size is infinitely many layers.
-    layers_in_one = math.floor(min(layers, gigabytes * 1e9 / (weights * largest / layers)))
-    return math.ceil(layers / max(1, layers_in_one))
+    # Minimum before rounding: a huge size means infinitely many layers.
+    layers_per_package = math.floor(min(layers, gigabytes * 1e9 / (weights * largest / layers)))
+    return math.ceil(layers / max(1, layers_per_package))

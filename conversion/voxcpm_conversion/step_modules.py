@@ -1,6 +1,6 @@
-"""The six step models as torch modules, whose inputs and outputs are plain tensors in the order of their declaration.
+"""The six step models as torch modules. Inputs and outputs are plain tensors, in the order of their declaration.
 
-Shapes below: S embeddings, T patches, P frames a patch.
+Shapes below: S embeddings, T patches, P frames per patch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AudioVAEStep(nn.Module):
 
 
 class _Rope(nn.Module):
-    """The rotary table of a stack, as constants of its step model."""
+    """A stack's rotary table, as constants of its step model."""
 
     cos: Tensor
     sin: Tensor
@@ -73,7 +73,7 @@ class FeatEncoderStep(nn.Module):
 class CachedStack(nn.Module):
     """A language model, or some of its layers, with explicit caches: the common part of both LM steps.
 
-    Hardware refuses a `select` that broadcasts, and tensors whose shape is a value (`shape`, `range_1d`): the masks are
+    Hardware rejects a `select` that broadcasts, and tensors whose shape is computed (`shape`, `range_1d`): masks are
     products, and positions are counted from the embeddings themselves (TRIALS.md, "The trodden path").
     """
 
@@ -163,7 +163,7 @@ class BaseLMStep(nn.Module):
 
 
 class LMStep(nn.Module):
-    """Layers of a language model alone: the residual language model, or a part of the base one."""
+    """Layers of a language model only: the residual language model, or a part of the base one."""
 
     def __init__(self, lm: CachedStack) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class LocDiTStep(nn.Module):
 class LocDiTSolve(nn.Module):
     """All Euler steps of a patch, with classifier-free guidance and CFG-zero* (upstream `locdit/unified_cfm.py`).
 
-    The runtime's `flow_matching.solve` is the same loop. The first steps, of zero velocity, are left out.
+    The same loop as the runtime's `flow_matching.solve`. The first steps, with zero velocity, are skipped.
     """
 
     smallest_peak: Tensor
@@ -245,7 +245,7 @@ class LocDiTSolve(nn.Module):
 
 
 class WithState(nn.Module):
-    """A step module whose state tensors are buffers, which become Core ML states, and not inputs and outputs."""
+    """A step module whose state tensors are buffers, which become Core ML states, instead of inputs and outputs."""
 
     def __init__(self, step: nn.Module, declaration: StepModel) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ def example_inputs(tensors: Iterable[TensorSpec], chunk: int) -> tuple[Tensor, .
 
 
 def loaded_modules(checkpoint: Checkpoint, declared: StepModel, sizes: StepSizes) -> VoxCPMModules:
-    """All modules on the meta device, except that those of one step model have their weights, in float32."""
+    """All modules on the meta device, except those of one step model, which have their weights in float32."""
     modules = empty_modules(checkpoint.architecture)
     names = {id(parameter): name for name, parameter in modules.named_parameters()}
     step = build_step(declared, modules, checkpoint.architecture, sizes)

@@ -45,7 +45,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
 }
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int32: "I32"}
 
-# Trained language models have a few channels far larger than the others, which are the hard case for fp16 and int8.
+# Trained language models have a few channels far larger than the others: the hard case for fp16 and int8.
 _OUTLIER = 8.0
 _CHANNELS_PER_OUTLIER = 256
 
@@ -70,8 +70,8 @@ def write_synthetic_checkpoint(
     """Write config.json, model.safetensors (in `dtype`), audiovae.safetensors (float32) and the tokenizer's files.
 
     architecture_json: a `config.json` document, a preset's or a published one. tokenizer: a folder to copy them from.
-    Returns the folder, which is there only when it is complete. Raises CheckpointError for a config that is not
-    VoxCPM's, an absent tokenizer, a folder that is not empty, and for what the system refuses, such as space.
+    Returns the folder, which appears only when it is complete. Raises CheckpointError for a config that is not
+    VoxCPM's, a missing tokenizer, a folder that is not empty, and for errors of the system, such as a full disk.
     """
     architecture = Architecture.from_document(dict(architecture_json))
     if not (tokenizer / TOKENIZER_FILE).is_file():
@@ -99,11 +99,11 @@ def write_synthetic_checkpoint(
 
 
 _Stored = tuple[Shape, torch.dtype, Callable[[], Tensor]]
-"""A tensor to write; the function makes its data just before."""
+"""A tensor to write; the function generates its data on demand."""
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, _Stored]) -> None:
-    """Write a safetensors file one tensor at a time; the library's own writer needs all of them in memory.
+    """Write a safetensors file tensor by tensor; the library's own writer needs all of them in memory.
 
     Format: https://huggingface.co/docs/safetensors (length of the header, JSON header, data without gaps).
     """
@@ -138,7 +138,7 @@ class _Weights:
             if own == name:
                 model[name] = shape, dtype, partial(self.drawn, name, shape)
             elif name.endswith(".weight") and len(shape) == 3:
-                # Convolutions have weight norm, as in published checkpoints: a direction, and its length.
+                # Convolutions have weight norm, as in published checkpoints: direction and magnitude.
                 stem, rows = own.removesuffix(".weight"), (shape[0], 1, 1)
                 vae[f"{stem}.weight_g"] = rows, torch.float32, partial(self._magnitude, own, shape)
                 vae[f"{stem}.weight_v"] = shape, torch.float32, partial(self._direction, own, shape)
@@ -252,7 +252,7 @@ def _alpha(weights: _Weights, name: str, shape: Shape) -> Tensor:
     return weights.normal(name, shape).mul_(0.4).exp_()
 
 
-# The first pattern that a weight's name matches gives its rule.
+# The first matching pattern gives a weight's rule.
 _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     (re.compile(pattern), rule)
     for pattern, rule in (

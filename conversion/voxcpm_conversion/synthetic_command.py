@@ -1,4 +1,4 @@
-"""The command `voxcpm-coreml synthetic`: a synthetic checkpoint from a preset's name or a published config.json."""
+"""The command `voxcpm-coreml synthetic`: a synthetic checkpoint from a preset or a published config.json."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def synthesize_checkpoint(
     vocabulary = int(document["lm_config"]["vocab_size"])
     if tokenizer is None and vocabulary < VOCABULARY:
         raise InputError(
-            f"vocab_size {vocabulary}: the generated tokenizer needs {VOCABULARY}; give another with --tokenizer"
+            f"vocab_size {vocabulary}: the generated tokenizer needs {VOCABULARY}; pass another with --tokenizer"
         )
     with tempfile.TemporaryDirectory() as made:
         source = tokenizer or write_tokenizer(Path(made))

@@ -122,7 +122,7 @@ def _config(
 def _lm(
     long_factor: Sequence[float], short_factor: Sequence[float], positions: int, sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """`lm_config`. The two lists of factors have one element for each rotated pair of a head's dimensions."""
+    """`lm_config`. The two lists of factors have one element per rotated pair of a head's dimensions."""
     rope_scaling = {"type": "longrope", "long_factor": [*long_factor], "short_factor": [*short_factor]}
     return {
         "bos_token_id": 1,

@@ -79,7 +79,7 @@ def compute_vectors(
         calls = []
         for call in range(stream.calls):
             inputs = _inputs(stream, call, generator, tokens)
-            outputs, state = _called(step, stream.declared, inputs, state)
+            outputs, state = _call(step, stream.declared, inputs, state)
             calls.append(
                 {("in", n): x for n, x in inputs.items()} | {("out", n): x for n, x in outputs.items()}
             )
@@ -91,7 +91,7 @@ def compute_vectors(
 
 
 def _state_before(stream: Stream, left: dict[str, Array], sizes: StepSizes) -> dict[str, Array]:
-    """The state before a stream's first call. left: what `chain` left."""
+    """The state before a stream's first call. left: the state after `chain`."""
     if stream.filled:
         return filled_caches({name: _stored(rows) for name, rows in left.items()}, sizes)
     return {t.name: np.zeros(t.shape_at(0), np.float32) for t in stream.declared.state}
@@ -117,13 +117,13 @@ def _inputs(
     return {tensor.name: values(tensor) for tensor in stream.declared.inputs}
 
 
-def _called(
+def _call(
     step: nn.Module, declared: StepModel, inputs: dict[str, Array], state: dict[str, Array]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Outputs and updated state of one call of a step module, which may write to the arrays of `state`."""
-    given = [*(inputs[t.name] for t in declared.inputs), *(state[t.name] for t in declared.state)]
+    arguments = [*(inputs[t.name] for t in declared.inputs), *(state[t.name] for t in declared.state)]
     with torch.inference_mode():
-        found: Any = step(*(torch.as_tensor(array) for array in given))
+        found: Any = step(*(torch.as_tensor(array) for array in arguments))
     results = [found] if isinstance(found, Tensor) else list(found)
     arrays = [tensor.numpy() for tensor in results]
     outputs = dict(zip((t.name for t in declared.outputs), arrays, strict=False))
@@ -156,5 +156,5 @@ def _time_embedding(shape: tuple[int, ...], time: float) -> Array:
 
 
 def _stored(array: Array) -> npt.NDArray[np.float32]:
-    """Values as the file has them, rounded to float16."""
+    """Values as stored in the file, rounded to float16."""
     return array.astype(np.float16).astype(np.float32)

@@ -46,7 +46,7 @@ def open_weight_file(path: Path) -> WeightFile:
 
 
 def _safetensors(path: Path) -> WeightFile:
-    # Opened for each tensor: a memory map that stays open holds every page that was read in memory.
+    # Opened per tensor: an open memory map keeps every page that was read in memory.
     def opened(use: Callable[[Any], Any]) -> Any:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:

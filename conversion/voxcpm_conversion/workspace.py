@@ -1,8 +1,8 @@
-"""The folder of an unfinished bundle: finished parts survive an interruption, and the bundle is renamed when complete.
+"""The folder of an unfinished bundle: finished parts survive interruptions, and the bundle is renamed when complete.
 
 .NAME.partial/
-  plan.json      what is converted; another plan starts anew
-  parts.json     digests of the finished parts, so that a resumed run uses nothing that has changed meanwhile
+  plan.json      what is converted; another plan starts over
+  parts.json     digests of the finished parts, so that a resumed run reuses only unchanged ones
   bundle/        the new bundle
   temporary/     temporary files, and parts being written
   replaced/      the earlier bundle, until the new one has its name
@@ -40,27 +40,27 @@ _FILE_ERROR = re.compile(
     r"(filesystem error|\[MIL FileWriter\]): (?P<reason>[^\[\n]*[^\[\n\s])"
     r"|(?P<lost>A valid manifest does not exist|Unable to read file|Input stream is not valid)\b"
 )
-"""Messages of coremltools' C++, up to the paths, if a file cannot be written, or was not and cannot be read again."""
+"""Messages of coremltools' C++, up to the paths, for a file that cannot be written or read back."""
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _FULL_BYTES = 1 << 20
 """If a write fails with less free space than this, the disk is full."""
-_ONE_AT_A_TIME = threading.Lock()
+_TEMPDIR_LOCK = threading.Lock()
 """Held while `tempfile.tempdir` is replaced, which affects the whole process."""
 _Parts = dict[str, dict[str, FileRecord]]
-"""The records of each finished part's files; parts and files by their paths relative to the bundle."""
+"""File records of the finished parts; parts and files by paths relative to the bundle."""
 _PARTS: TypeAdapter[_Parts] = TypeAdapter(_Parts)
 
 
 class Workspace:
     """The folder `.NAME.partial` next to the bundle NAME, locked until `close` or the end of the context.
 
-    folder: the new bundle in it. `bundle_folder` has checked that what is there is not the user's data.
+    folder: the new bundle in it. `bundle_folder` has checked that existing content is not the user's.
     """
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
-        """Resume the workspace of the same plan, or start a new one; parts that have changed are removed.
+        """Resume the workspace of the same plan, or start a new one; changed parts are removed.
 
-        Raises InputError if it cannot be written, and while another conversion writes the same bundle.
+        Raises InputError if it cannot be written, or another conversion is writing the same bundle.
         """
         self.bundle, self._root = bundle, partial_folder(bundle)
         self.folder, self._temporary = self._root / BUNDLE, self._root / TEMPORARY
@@ -68,7 +68,7 @@ class Workspace:
         plan_file = self._root / PLAN_FILE
         try:
             self._lock = _locked(self._root)
-            self._put_back()
+            self._restore_earlier()
             same = plan_file.is_file() and plan_file.read_text(encoding="utf-8") == text
             for entry in self._root.iterdir():
                 if entry.name not in ((PLAN_FILE, PARTS_FILE, BUNDLE) if same else (PLAN_FILE,)):
@@ -102,7 +102,7 @@ class Workspace:
             raise self._not_written(os_reason(error)) from error
 
     def _not_written(self, reason: str) -> InputError:
-        return InputError(f"{self.bundle.parent}: cannot be written ({reason}); the same command continues")
+        return InputError(f"{self.bundle.parent}: cannot be written ({reason}); run the same command again")
 
     def has(self, part: str) -> bool:
         """Whether a part, by its path relative to the bundle, is finished."""
@@ -114,43 +114,43 @@ class Workspace:
         return {name: records[name] for name in sorted(records, key=PurePosixPath)}
 
     def add(self, part: str, write: Callable[[Path], object]) -> None:
-        """Let `write(path)` make a file or folder under a temporary path, record its digests, then rename it."""
+        """Add a file or folder atomically: `write(path)` to a temporary path, record its digests, rename it."""
         final = self.folder / part
-        # coremltools decides the format by the suffix, so the name stays.
+        # Same name: coremltools infers the format from the suffix.
         unfinished = self._temporary / final.name
         final.parent.mkdir(parents=True, exist_ok=True)
         write(unfinished)
-        self._open_to_others(unfinished)
+        self._match_permissions(unfinished)
         self._parts[part] = _recorded(unfinished, part)
-        # Before the rename: a part without a record would be made again.
+        # Before the rename: a part without a record would be rebuilt.
         written = self._temporary / PARTS_FILE
         written.write_bytes(_PARTS.dump_json(self._parts, indent=1))
         written.replace(self._root / PARTS_FILE)
         unfinished.replace(final)
 
-    def _open_to_others(self, part: Path) -> None:
-        """Make a part as readable as the bundle: coremltools creates folders that only their owner can read."""
+    def _match_permissions(self, part: Path) -> None:
+        """Make a part as readable as the bundle: coremltools creates folders that only the owner can read."""
         mode = self.folder.stat().st_mode & 0o777
         for path in (part, *part.rglob("*")):
             found = path.stat().st_mode
-            wanted = found | (mode if stat.S_ISDIR(found) else mode & 0o666)
+            target = found | (mode if stat.S_ISDIR(found) else mode & 0o666)
             # FAT has a single mode for all files, and rejects any other.
-            if wanted != found:
-                path.chmod(stat.S_IMODE(wanted))
+            if target != found:
+                path.chmod(stat.S_IMODE(target))
 
     @contextmanager
     def temporary_files(self) -> Iterator[Path]:
-        """A context in which this process creates its temporary files in the workspace, in the folder yielded.
+        """Redirect this process's temporary files into the workspace; yields their folder.
 
-        coremltools makes gigabytes of them, which would stay for good if the process were killed. Raises InputError if
-        coremltools cannot write a file.
+        coremltools writes gigabytes of them, which would be left behind if the process were killed. Raises InputError
+        if coremltools cannot write a file.
         """
-        with _ONE_AT_A_TIME:
+        with _TEMPDIR_LOCK:
             before, tempfile.tempdir = tempfile.tempdir, str(self._temporary)
             try:
                 yield self._temporary
             except RuntimeError as error:
-                # coremltools' C++ does not always say why a write failed.
+                # coremltools' C++ does not always report why a write failed.
                 if shutil.disk_usage(self._root).free < _FULL_BYTES:
                     raise self._not_written("no space left on device") from error
                 if found := _FILE_ERROR.match(str(error)):
@@ -162,9 +162,9 @@ class Workspace:
                 self._temporary.mkdir(exist_ok=True)
 
     def publish(self) -> None:
-        """Rename the finished folder to the bundle's name; an existing bundle is removed only then.
+        """Rename the finished folder to the bundle's name, then delete an existing bundle.
 
-        Raises OSError if it cannot be renamed; the existing bundle has its name again then.
+        Raises OSError if the rename fails; the existing bundle is then restored.
         """
         old = self._root / REPLACED
         try:
@@ -172,18 +172,18 @@ class Workspace:
                 self.bundle.replace(old)
             self.folder.replace(self.bundle)
         except BaseException:
-            # On any exception, also Ctrl-C; the first error is the one to show.
+            # On any exception, including Ctrl-C; the first error is the one to report.
             with contextlib.suppress(OSError):
-                self._put_back()
+                self._restore_earlier()
             raise
-        # First another name: only a whole bundle is ever put back.
+        # Rename it first: only a complete bundle may ever be restored.
         if old.exists():
             old.replace(self._temporary / REPLACED)
         shutil.rmtree(self._root, ignore_errors=True)
         self.close()
 
-    def _put_back(self) -> None:
-        """Give an earlier bundle its name again if it was renamed, and the new one does not have the name."""
+    def _restore_earlier(self) -> None:
+        """Rename an earlier bundle back, unless the new one has its name."""
         if (self._root / REPLACED).exists() and not self.bundle.exists():
             (self._root / REPLACED).replace(self.bundle)
 
@@ -198,7 +198,7 @@ def _locked(folder: Path) -> Lock:
 
 
 def _recorded(path: Path, part: str) -> dict[str, FileRecord]:
-    """The records of the part at `path`: one file, or a folder."""
+    """File records of the part at `path`: a file or a folder."""
     if path.is_file():
         return {part: record_file(path)}
     files = (file for file in path.rglob("*") if file.is_file())
@@ -206,7 +206,7 @@ def _recorded(path: Path, part: str) -> dict[str, FileRecord]:
 
 
 def _intact_parts(parts_file: Path, bundle: Path) -> _Parts:
-    """The finished parts that have not changed since. Raises OSError."""
+    """Finished parts whose files are unchanged. Raises OSError."""
     try:
         parts = _PARTS.validate_json(json_content(parts_file))
     except (FileNotFoundError, ValueError):
@@ -220,7 +220,7 @@ def _intact_parts(parts_file: Path, bundle: Path) -> _Parts:
 
 
 def _remove_others(folder: Path, files: Mapping[str, FileRecord]) -> None:
-    """Remove everything that belongs to no finished part."""
+    """Remove everything that does not belong to a finished part."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):

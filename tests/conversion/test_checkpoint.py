@@ -164,7 +164,7 @@ def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
     one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
     weights["base_lm.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(8, 64)
     save_file(weights, copy / "model.safetensors")
-    one_line_error(copy, "give the LoRA in its own folder with --lora")
+    one_line_error(copy, "pass the LoRA in its own folder with --lora")
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -207,7 +207,7 @@ def test_a_bad_checkpoint_is_one_clear_line(
 
 
 def test_no_such_folder_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_line_error(tmp_path / "absent", "no checkpoint here")
+    one_line_error(tmp_path / "absent", "no such checkpoint")
     asked = []
 
     def offline(repository: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:

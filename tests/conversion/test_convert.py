@@ -117,7 +117,7 @@ def test_a_package_that_the_compiler_refuses_has_no_compiled_form(
     workspace = _workspace(tiny_bundle, tmp_path)
 
     refusal = (
-        r"fp16/feat_encoder.mlpackage: no .mlmodelc, since Core ML on macOS 15.5 refuses it \(.*Incompatible"
+        r"fp16/feat_encoder.mlpackage: no .mlmodelc, since Core ML on macOS 15.5 rejects it \(.*Incompatible"
     )
     with pytest.warns(UserWarning, match=refusal):
         compile_packages(workspace, _two(tiny_bundle))

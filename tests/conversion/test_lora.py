@@ -198,9 +198,9 @@ RANK_16_A = replace(f"{Q}.lora_A", 16, 64)
         (write("lora_config.json", '{"r": 8}'), "expected upstream's layout, an object lora_config"),
         (lambda folder: edit_config(folder, r=0), "lora_config.r: Input should be greater than 0"),
         (RANK_16_A, f"expected {Q}.lora_A of shape (8, 64) (r 8, of lora_config.json), found (16, 64)"),
-        (without_config(RANK_16_A), "of shape (8, 64) (r 8, the first that it has), found (16, 64)"),
+        (without_config(RANK_16_A), "of shape (8, 64) (r 8, of its first layer), found (16, 64)"),
         (lambda folder: edit_weights(folder, lambda w: w.pop(f"{Q}.lora_B")), f"{Q}.lora_B of shape (64, 8)"),
-        (lambda folder: edit_weights(folder, dict.clear), "found no weights at all"),
+        (lambda folder: edit_weights(folder, dict.clear), "found no weights"),
         (lambda folder: edit_config(folder, enable_lm=False, enable_dit=False), "that lora_config.json enables"),
         (foreign("fusion_concat_proj.lora_A"), "found fusion_concat_proj.lora_A; it was trained on openbmb/VoxCPM1.5"),
     ],
@@ -223,5 +223,5 @@ def test_without_a_config_the_rank_is_the_weights(
     opened = open_on(tiny_checkpoint, lora)
     assert (opened.config.r, opened.config.alpha) == (32, 16)
     (remark,) = opened.remarks()
-    assert "no lora_config.json next to it; took upstream's alpha 16, and r 32 from the weights" in remark
+    assert "no lora_config.json next to it; using upstream's alpha 16, and r 32 from the weights" in remark
     assert_same_as_upstream(tiny_checkpoint, lora)

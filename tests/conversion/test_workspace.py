@@ -198,7 +198,7 @@ def test_a_file_that_coremltools_cannot_write_is_one_line(
         return str(caught.value)
 
     assert refused() == (
-        said if reason is None else f"{tmp_path}: cannot be written ({reason}); the same command continues"
+        said if reason is None else f"{tmp_path}: cannot be written ({reason}); run the same command again"
     )
     full = shutil.disk_usage(tmp_path)._replace(free=5000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
@@ -274,7 +274,7 @@ def test_what_holds_an_input_or_the_current_folder_is_no_output(bundle, here, mo
 def test_only_a_bundle_is_replaced(here):
     (here / "app").mkdir()
     (here / "app/manifest.json").write_text(json.dumps({"name": "my app", "version": "1.0"}))
-    refused("app", match=r"no bundle's manifest\.json")
+    refused("app", match=r"no valid manifest\.json")
     os.mkfifo(here / "pipe")
     (here / "loop").symlink_to("loop")
     for name in ("app/manifest.json", "pipe", "loop"):
@@ -306,7 +306,7 @@ def test_the_output_is_checked_again_before_it_is_replaced(tiny_checkpoint, tmp_
         (tmp_path / "b/diary.txt").touch()
 
     monkeypatch.setattr(conversion, "_add_step_model", appear)
-    with pytest.raises(InputError, match="no bundle's manifest"):
+    with pytest.raises(InputError, match="no valid manifest"):
         conversion.convert(
             Checkpoint.open(tiny_checkpoint),
             tmp_path / "b",
@@ -323,7 +323,7 @@ def test_the_output_is_checked_again_before_it_is_replaced(tiny_checkpoint, tmp_
         (["ck", "-o", "ck"], "which the conversion reads"),
         (["ck", "-o", "lora", "--lora", "lora"], "which the conversion reads"),
         # Before anything is looked for, let alone downloaded.
-        (["some-org/some-model", "-o", "photos"], "no bundle's manifest.json"),
+        (["some-org/some-model", "-o", "photos"], "no valid manifest.json"),
     ],
 )
 def test_the_command_deletes_nothing_else(here, capsys, arguments, message):

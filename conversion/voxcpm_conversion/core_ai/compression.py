@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.core_ai.toolchain import import_module
-from voxcpm_conversion.recipes import BLOCK, SMALLEST, Format, chosen_format
+from voxcpm_conversion.recipes import BLOCK, MIN_ELEMENTS, Format, chosen_format
 
 
 def compress(step: nn.Module, step_model: str, precision: Precision, examples: tuple[Tensor, ...]) -> None:
-    """Give the weights of a float32 step module the formats that the recipe of `precision` prescribes, in place.
+    """Compress a float32 step module's weights in place, as the recipe of `precision` prescribes.
 
-    Modules that share a weight with `step` share the compressed one. examples: inputs, with which it is run once.
+    Modules that share a weight with `step` share the compressed one. examples: inputs for one run.
     """
     quantization = import_module("coreai_opt.quantization")
     mode = import_module("coreai_opt.quantization.config.quantization_config").ExecutionMode.EAGER
@@ -39,11 +39,11 @@ def compress(step: nn.Module, step_model: str, precision: Precision, examples: t
 def weight_formats(step: nn.Module, step_model: str, precision: Precision) -> dict[str, Format]:
     """The format of each compressible weight, by the name of its module.
 
-    A weight whose inputs are not whole blocks, such as a depthwise convolution's, stays as it is.
+    A weight whose inputs are not whole blocks, such as a depthwise convolution's, is not compressed.
     """
     formats = {}
     for name, module in step.named_modules():
-        if isinstance(module, (nn.Conv1d, nn.Linear)) and module.weight.numel() > SMALLEST:
+        if isinstance(module, (nn.Conv1d, nn.Linear)) and module.weight.numel() > MIN_ELEMENTS:
             shape = tuple(module.weight.shape[:2])
             if shape[1] % BLOCK == 0:
                 weight = f"{name.replace('.', '_')}_weight"
@@ -52,9 +52,9 @@ def weight_formats(step: nn.Module, step_model: str, precision: Precision) -> di
 
 
 def _specification(form: Format) -> Any | None:
-    """coreai-opt's description of a format for a weight (outputs, inputs, …); None if it is not compressed.
+    """coreai-opt's specification of a format for a weight (outputs, inputs, …); None if it is not compressed.
 
-    Blocks of 32 weights with a scale each and no offset: on an M4 Max 5 times as fast as one scale a channel
+    Blocks of 32 weights with a scale each and no offset: on an M4 Max 5 times as fast as one scale per channel
     (john-rocky/coreai-model-zoo, minicpm5-1b). The Neural Engine computes blocks wrongly (apple/coreai-models 279).
     """
     spec = import_module("coreai_opt.quantization.spec")

@@ -1,4 +1,4 @@
-"""Step modules in the form that Core AI's converter takes.
+"""Step modules in the form that Core AI's converter accepts.
 
 - **State.** KV caches are two tensors, the keys and the values of all layers. A step writes its rows with one
   `slice_update` a layer at a position known only at run time, and reads the whole buffer back, as
@@ -42,7 +42,7 @@ def _(cache: Tensor, rows: Tensor, start: Tensor, layer: int) -> Tensor:  # noqa
 
 
 def register_lowering(converter: Any) -> None:
-    """Have coreai-torch's converter turn `write_rows` into `slice_update`."""
+    """Make coreai-torch's converter lower `write_rows` to `slice_update`."""
     coreai = import_module("coreai._compiler.dialects.coreai")
     operands = import_module("coreai_torch._utils").get_operands
 
@@ -63,7 +63,7 @@ def register_lowering(converter: Any) -> None:
 
 
 class StackedCache:
-    """One of the two tensors in the course of a step."""
+    """One of the two state tensors during a step."""
 
     def __init__(self, state: Tensor, position: Tensor) -> None:
         self.value, self.position = state, position
@@ -95,7 +95,7 @@ class StackedPast(Past):
 
 
 class PhasesConvolution(nn.Conv1d):
-    """A transposed convolution as one of width 2 that has an output channel for each sample between two frames.
+    """A transposed convolution as a plain one of width 2, with an output channel per sample of a frame.
 
     With a kernel of 2·stride, sample r of frame t is kernel[r] · x[t] + kernel[r + stride] · x[t - 1].
     """
@@ -122,7 +122,7 @@ def _constant(weight: Tensor) -> nn.Parameter:
 
 
 def use_phases(modules: nn.Module) -> None:
-    """Replace transposed convolutions, in place, by the module above with the same weights."""
+    """Replace transposed convolutions, in place, by `PhasesConvolution` with the same weights."""
     for parent in list(modules.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, CausalConvTranspose1d):

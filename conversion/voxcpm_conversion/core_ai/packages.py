@@ -1,4 +1,4 @@
-"""The Core AI programs of one step model: one for each precision."""
+"""The Core AI programs of one step model: one per precision."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_packages(
             report(f"{precision} export", 1, 3)
             program = export_program(steps, manifest.form(package), half=precision != "fp32")
             weights = _bytes(steps.values())
-            # Exported graphs and programs refer to themselves in circles, and hold all weights until those are found.
+            # Exported graphs and programs are reference cycles, which keep all weights alive until collected.
             del steps
             gc.collect()
             report(f"{precision} store", 2, 3)
@@ -65,7 +65,7 @@ def _steps(
     a, sizes, form = checkpoint.architecture, manifest.sizes, manifest.form(package)
     modules = loaded_modules(checkpoint, package, sizes)
     use_phases(modules)
-    # The form stacks the caches of all layers; a step module has those of each.
+    # The form stacks the caches of all layers; step modules have one per layer.
     unstacked = (package.at(chunk) for chunk in range(package.chunk_count))
     steps = {
         name: build_step(declared, modules, a, sizes, form.state)
@@ -82,18 +82,18 @@ def _steps(
 
 
 def _bytes(steps: Iterable[nn.Module]) -> int:
-    """Bytes of the parameters and buffers, each memory once."""
+    """Bytes of the parameters and buffers, counting shared memory once."""
     tensors = [t for step in steps for t in (*step.parameters(), *step.buffers())]
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
-# A program has its operations, too, and other processes write meanwhile.
-_ROOM_BESIDE = 64_000_000
+# For the program's operations, and what other processes write meanwhile.
+_DISK_MARGIN = 64_000_000
 
 
 def _save(program: Any, weights: int, description: str, path: Path) -> None:
-    """Write a program. Raises InputError where there is no room: Core AI would end the process."""
-    free, needed = shutil.disk_usage(path.parent).free, weights * 11 // 10 + _ROOM_BESIDE
+    """Write a program. Raises InputError if the disk is full, as Core AI would abort the process."""
+    free, needed = shutil.disk_usage(path.parent).free, weights * 11 // 10 + _DISK_MARGIN
     if free < needed:
         raise InputError(
             f"{path.parent}: no disk space for {description}: {needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB "
@@ -112,7 +112,7 @@ def export_program(steps: Mapping[str, nn.Module], form: PackageForm, *, half: b
     half: their parameters are float16, and so is the arithmetic.
     """
     coreai_torch = import_module("coreai_torch")
-    # Stack traces of PyTorch would be stored otherwise, with the paths of this machine.
+    # Otherwise PyTorch's stack traces would be stored, with this machine's paths.
     converter = coreai_torch.TorchConverter(mode=coreai_torch.TorchConverter.Mode.RELEASE)
     register_lowering(converter)
     for name, declared in form.functions.items():
@@ -137,7 +137,7 @@ def export_program(steps: Mapping[str, nn.Module], form: PackageForm, *, half: b
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    # A dictionary: PyTorch's own table looks through all its operators whenever it is copied.
+    # As a dictionary: copying PyTorch's own table iterates over all its operators.
     return dict(import_module("coreai_torch").get_decomp_table())
 
 

@@ -39,6 +39,6 @@ def import_module(name: str) -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A context in which Core AI's and PyTorch's export print, warn and log nothing."""
+    """Silence the prints, warnings and logs of Core AI's and PyTorch's export."""
     with silenced(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield

@@ -10,7 +10,7 @@ from typing import Any
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
-from voxcpm_conversion.recipes import BLOCK, RECIPES, SMALLEST, Format, chosen_format
+from voxcpm_conversion.recipes import BLOCK, MIN_ELEMENTS, RECIPES, Format, chosen_format
 
 # Arguments of coremltools' OpLinearQuantizerConfig; None does not compress a weight.
 QUANTIZERS: dict[Format, dict[str, Any] | None] = {
@@ -34,7 +34,7 @@ def compress(model: Any, step_model: str, precision: Precision) -> Any:
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
     if model.weights_dir is None:
-        # coremltools could not open the package that it had just written, and went on.
+        # coremltools could not open the package that it had just written, and continued.
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     default = RECIPES[precision].default
     formats = weight_formats(model, step_model, precision)
@@ -43,7 +43,7 @@ def compress(model: Any, step_model: str, precision: Precision) -> Any:
         op_type_configs={"gather": None},
         op_name_configs={n: _quantizer(ct, f) for n, f in formats.items() if f != default},
     )
-    # `linear_quantize_weights` would run the default passes on the result, also those that the export leaves out.
+    # `linear_quantize_weights` would run the default passes on the result, including those that the export skips.
     quantize = PASS_REGISTRY["compression::linear_quantize_weights"]
     quantize.set_options([PassOption("config", config)])
     program = ct.models.utils._apply_graph_pass(model, quantize, return_pymil_prog=True)  # noqa: SLF001
@@ -69,7 +69,7 @@ def weight_formats(model: Any, step_model: str, precision: Precision) -> dict[st
 
 
 def _weights(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every weight that a recipe applies to; not of tables, which `gather` reads."""
+    """(name, shape) of every weight that a recipe applies to, excluding tables, which `gather` reads."""
     for function in model.get_spec().mlProgram.functions.values():
         for block in function.block_specializations.values():
             gathers = [operation for operation in block.operations if operation.type == "gather"]
@@ -77,7 +77,7 @@ def _weights(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
             constants = [operation.outputs[0] for operation in block.operations if operation.type == "const"]
             for constant in constants:
                 shape = tuple(d.constant.size for d in constant.type.tensorType.dimensions)
-                if len(shape) > 1 and math.prod(shape) > SMALLEST and constant.name not in tables:
+                if len(shape) > 1 and math.prod(shape) > MIN_ELEMENTS and constant.name not in tables:
                     yield constant.name, shape
 
 
@@ -85,4 +85,4 @@ def _quantizer(ct: Any, form: Format) -> Any:
     arguments = QUANTIZERS[form]
     if arguments is None:
         return None
-    return ct.optimize.coreml.OpLinearQuantizerConfig(weight_threshold=SMALLEST, **arguments)
+    return ct.optimize.coreml.OpLinearQuantizerConfig(weight_threshold=MIN_ELEMENTS, **arguments)

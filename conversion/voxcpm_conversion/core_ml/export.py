@@ -1,4 +1,4 @@
-"""Export of a step model: its torch module becomes an ML program with the inputs and outputs of its declaration."""
+"""Exports a step model: its torch module becomes an ML program with the declared inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from voxcpm_conversion.step_modules import WithState, example_inputs
 
 Arithmetic = Literal["fp16", "fp32"]
 
-# Our indices are positions, never below zero; the guard would add a `select`, which E5RT refuses in some forms.
+# Our indices are positions, never negative; the guard would add a `select`, which E5RT rejects in some forms.
 _UNUSED_PASSES = {"common::guard_negative_gather_indices"}
 
 
@@ -82,7 +82,7 @@ def _dtype(tensor: TensorSpec, arithmetic: Arithmetic) -> type:
 
 
 def _register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
-    """Translate torch's index_copy_, which coremltools 9 does not support.
+    """Register a translation of torch's index_copy_, which coremltools 9 does not support.
 
     scatter: rows go to any indices. slice_update: the indices are consecutive, and rows go to the first one and after.
     """

@@ -1,4 +1,4 @@
-"""The packages of one step model: one for each precision, in the form that the deployment target requires."""
+"""The packages of one step model: one per precision, in the form that the deployment target requires."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
         descriptor.default_function_name = default
         ct.utils.save_multifunction(descriptor, str(package))
     except ValueError as error:
-        # What it says of a package that it has just written and cannot open.
+        # Its messages for a package that it has just written and cannot open.
         if str(error).startswith(("invalid model_path", "weight_dir for model_path")):
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
         raise
@@ -111,10 +111,10 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
 
 
 def _require_whole(package: Path) -> None:
-    """Raises OSError for a package of which something was not written, without a word of coremltools'.
+    """Raises OSError for an incomplete package, which coremltools does not report.
 
-    A new list of files is written next to the old one, which it then replaces; an incomplete one stays. The last write
-    to a file of weights is its header.
+    The list of files is written to a temp file and renamed; an incomplete one stays behind. A weight file's header is
+    written last.
     """
     weights = package / WEIGHT_FILE
     listed = {each.name for each in package.iterdir()} == _IN_A_PACKAGE
@@ -123,19 +123,19 @@ def _require_whole(package: Path) -> None:
 
 
 def why_not_compiled(target: Target) -> str | None:
-    """Why this system cannot compile packages of a target, in a line; None if it can."""
+    """Why this system cannot compile packages of a target, in one line; None if it can."""
     system = macos()
     if system is None:
         return "Apple's Core ML compiler runs on macOS only; a package is compiled where it is first loaded"
     if system.version[0] < MIN_MACOS[target]:
-        return f"{target} packages are compiled on macOS {MIN_MACOS[target]} or newer, and this is {system}"
+        return f"compiling {target} packages needs macOS {MIN_MACOS[target]} or newer, but this is {system}"
     return None
 
 
 def compile_packages(workspace: Workspace, manifest: Manifest) -> None:
-    """Compile each package of the workspace that is not compiled yet; where that is impossible, do nothing.
+    """Compile each package of the workspace that is not compiled yet; a no-op where that is impossible.
 
-    Warns of each package that Core ML refuses: an app needs no compiled form, and another system may take the package.
+    Warns about packages that Core ML rejects: apps do not need the compiled form, and another system may accept them.
     """
     if why_not_compiled(manifest.target) is not None:
         return
@@ -147,7 +147,7 @@ def compile_packages(workspace: Workspace, manifest: Manifest) -> None:
             workspace.add(compiled, partial(_compile, workspace.folder / name))
         except RuntimeError as error:
             warnings.warn(
-                f"{name}: no .mlmodelc, since Core ML on {macos()} refuses it ({core_ml_reason(error)}); "
+                f"{name}: no .mlmodelc, since Core ML on {macos()} rejects it ({core_ml_reason(error)}); "
                 "to run it here, convert with another --target or --precision",
                 stacklevel=2,
             )

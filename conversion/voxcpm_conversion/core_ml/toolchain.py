@@ -1,4 +1,4 @@
-"""coremltools without its output: warnings are suppressed, and progress bars become calls of a function."""
+"""coremltools without its output: warnings are suppressed, and progress bars become callbacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROGRESS_BARS = (
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """A context without warnings and logs of any library."""
+    """Silence all libraries' warnings and logs."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -46,16 +46,16 @@ def import_coremltools() -> ModuleType:
         with silenced():
             importlib.import_module("coremltools")
         logging.getLogger("coremltools").setLevel(logging.ERROR)
-        # It collects garbage after each export, which would take half a second for the modules of torch.
+        # It collects garbage after each export, which would take half a second for torch's modules.
         gc.freeze()
     return sys.modules["coremltools"]
 
 
 @contextmanager
 def passes_unchecked() -> Iterator[None]:
-    """A context in which coremltools checks a program before and after its passes, and not after each of them.
+    """Make coremltools validate a program before and after all passes, but not after each of them.
 
-    Those checks take a quarter of an export, and only find defects of coremltools' own passes.
+    Those checks take a quarter of an export, and only find defects in coremltools' own passes.
     """
     from coremltools.converters.mil.mil import Program
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
@@ -78,7 +78,7 @@ def passes_unchecked() -> Iterator[None]:
 
 @contextmanager
 def stages_reported(report: StageReport) -> Iterator[None]:
-    """A context in which coremltools' progress bars call `report`, and its warnings are suppressed."""
+    """Redirect coremltools' progress bars to `report`, and suppress its warnings."""
 
     def bar(items: Iterable[Any], desc: str = "", **_: Any) -> Iterator[Any]:
         total = len(items) if isinstance(items, Sized) else 0

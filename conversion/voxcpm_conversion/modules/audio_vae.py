@@ -1,6 +1,6 @@
 """The AudioVAE with its left contexts as inputs and outputs (upstream `modules/audiovae/`).
 
-Every convolution is causal: with the samples just before a chunk as left context, the chunk's result equals that of
+Every convolution is causal: with the preceding samples as left context, a chunk's result equals that of
 the whole signal. `Contexts` gives each convolution its left context, in order of execution, and collects the new ones.
 
 Shapes below: C channels, L samples at the current rate; the batch is 1.
@@ -58,7 +58,7 @@ class CausalConv1d(nn.Conv1d):
 
 
 class CausalConvTranspose1d(nn.ConvTranspose1d):
-    """A transposed convolution with a kernel of 2·stride: each output depends on its own frame and the one before.
+    """A transposed convolution with a kernel of 2·stride: each output depends on its own frame and the previous one.
 
     The outputs that need a frame before the context or after the chunk are cut off by its padding, not by a slice.
     """
@@ -72,7 +72,7 @@ class CausalConvTranspose1d(nn.ConvTranspose1d):
 
 
 class Snake(nn.Module):
-    """The activation x + sin²(alpha·x) / alpha, with one alpha for each channel."""
+    """The activation x + sin²(alpha·x) / alpha, with one alpha per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class DecoderBlock(_Block):
 
 
 class SampleRateCondition(nn.Module):
-    """VoxCPM2's learned scale and bias of each channel, one pair for each range of output sample rates.
+    """VoxCPM2's learned scale and bias per channel, one pair per range of output sample rates.
 
     The rate is fixed at conversion, and with it the index `bucket` of its range.
     """
@@ -215,7 +215,7 @@ class Decoder(nn.Module):
 def _sample_rate_conditions(
     vae: AudioVAEConfig, length: int, channels: dict[int, int]
 ) -> nn.ModuleList | None:
-    """Upstream's `sr_cond_model`: one entry for each decoder layer, None for a layer without a condition."""
+    """Upstream's `sr_cond_model`: one entry per decoder layer, None for a layer without a condition."""
     if vae.sr_bin_boundaries is None:
         return None
     if not vae.cond_type.startswith("scale_bias") or vae.cond_out_layer:

@@ -1,6 +1,6 @@
 """The MiniCPM4 transformer stack, with or without an explicit KV cache (upstream `modules/minicpm4/model.py`).
 
-It is written for fp16: the norm never squares a large value, queries are scaled before the product, and the mask is a
+Written for fp16: the norm never squares a large value, queries are scaled before the product, and the mask is a
 finite number. Shapes below: B sequences of S positions.
 """
 
@@ -59,13 +59,13 @@ Cached = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Past:
-    """The cache of one layer, which a step reads whole, and to which it writes its own keys and values in place."""
+    """The cache of one layer. A step reads all of it, and writes its own keys and values to it in place."""
 
     cached: Cached
     places: Tensor
     """Indices (S,) of the step's embeddings on the position axis of the caches."""
     mask: Tensor
-    """Added to scores, 0 where visible, else MASKED, a row for each row of `Attention`'s product: (groups · S, cache
+    """Added to scores, 0 where visible, else MASKED, with a row per row of `Attention`'s product: (groups · S, cache
     positions).
     """
 
@@ -91,7 +91,7 @@ class Past:
 
 @dataclass(frozen=True)
 class ReadOnlyPast:
-    """The cache of one layer before a step. It is not written: the caller appends the step's own keys and values."""
+    """The cache of one layer before a step. Read-only: the caller appends the step's own keys and values."""
 
     cached: Cached
     mask: Tensor
@@ -109,7 +109,7 @@ class ReadOnlyPast:
 
 
 def attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The values that the queries of each sequence attend to, of all of its own positions.
+    """Attention of each sequence's queries over all of its own positions.
 
     queries (B, kv_heads, groups · rows, head_dim), and so the result; keys, values (B, kv_heads, S, head_dim).
     """

@@ -1,4 +1,4 @@
-"""All of VoxCPM's modules under upstream's names, so that missing and unexpected weights of a checkpoint are found."""
+"""All of VoxCPM's modules under upstream's names, to detect missing and unexpected weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from voxcpm_conversion.modules.minicpm4 import Stack
 from voxcpm_conversion.weight_files import Shape
 
 _LISTED = 20
-"""Weights named in an error, of each kind."""
+"""Maximum weights of each kind in an error message."""
 
 
 class FlowMatching(nn.Module):
@@ -66,7 +66,7 @@ def expected_shapes(a: Architecture) -> dict[str, Shape]:
 
 
 def check_weights(found: Mapping[str, Shape], a: Architecture) -> None:
-    """Compare names and shapes of a checkpoint's weights with those of its architecture.
+    """Compare the names and shapes of a checkpoint's weights with its architecture.
 
     Raises CheckpointError, which lists the weights that are missing, unexpected or of another shape.
     """
@@ -75,7 +75,7 @@ def check_weights(found: Mapping[str, Shape], a: Architecture) -> None:
     if lora:
         raise CheckpointError(
             f"the checkpoint contains {len(lora)} LoRA weights in addition to the base weights ({lora[0]}, …): "
-            "keep only the base weights here, and give the LoRA in its own folder with --lora"
+            "keep only the base weights here, and pass the LoRA in its own folder with --lora"
         )
     missing = [f"{name} {expected[name]}" for name in sorted(expected.keys() - found.keys())]
     unexpected = [f"{name} {found[name]}" for name in sorted(found.keys() - expected.keys())]
