@@ -1,4 +1,4 @@
-"""Checkpoints and bundles that tests share: each is made once, and kept for later runs (kept_conversions.py)."""
+"""Checkpoints and bundles that tests share, cached across runs (conversion_cache.py)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from kept_conversions import KeptConversions
+from conversion_cache import ConversionCache
 from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KVCache, Target
 
 ALL_PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "fp32")
 
 
-def made_once(
+def make_once(
     factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]
 ) -> Path:
-    """A folder that `make(folder)` fills once for all workers of a test run."""
+    """A folder that `make(folder)` fills once for all workers of a run."""
     base = factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent
     with FileLock(shared / f"{name}.lock"):
@@ -33,17 +33,17 @@ def made_once(
 
 @pytest.fixture(scope="session")
 def conversion(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
-    """conversion(name, make, *arguments): a folder that `make(folder, *arguments)` fills, or an earlier run filled."""
-    kept = KeptConversions()
+    """conversion(name, make, *arguments): a folder that `make(folder, *arguments)` fills, cached across runs."""
+    cache = ConversionCache()
 
     def converted(name: str, make: Callable[..., object], *arguments: Any) -> Path:
-        # A checkpoint's folder is another in each run, and its name says what is in it.
+        # A checkpoint's folder changes with each run; its name identifies the content.
         keys = [argument.name if isinstance(argument, Path) else argument for argument in arguments]
 
         def copy(folder: Path) -> None:
-            kept.copy(name, keys, lambda to: make(to, *arguments), folder)
+            cache.copy(name, keys, lambda to: make(to, *arguments), folder)
 
-        return made_once(tmp_path_factory, worker_id, name, copy)
+        return make_once(tmp_path_factory, worker_id, name, copy)
 
     return converted
 
@@ -67,9 +67,9 @@ def second_checkpoint(conversion: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]) -> Path:
-    """The "tiny" checkpoint in all three precisions, with a cache of 128 positions.
+    """The "tiny" checkpoint in all three precisions, with a KV cache of 128 positions.
 
-    The command has converted it: `output.txt` in the same folder is all that it printed.
+    Converted by the command, whose output is in `output.txt` in the same folder.
     """
 
     def make(folder: Path, checkpoint: Path, *options: str) -> None:
@@ -93,7 +93,7 @@ def tiny_bundle_15(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Pa
 @pytest.fixture(scope="session")
 def tiny_parts_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
     """A bundle like `tiny_bundle`, in every optional form: caches return rows, the base LM has two packages, and a
-    seventh package takes all of four Euler steps.
+    solver package runs all four Euler steps.
     """
     given = (StepSizes(kv_length=128, base_lm_parts=2, solver_steps=4), ("fp16", "fp32"), "macOS14", "rows")
     return conversion("bundle-tiny-parts", write_bundle, tiny_checkpoint, *given)
@@ -101,7 +101,7 @@ def tiny_parts_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path]) ->
 
 @pytest.fixture(scope="session")
 def tiny_solver_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """A bundle like `tiny_bundle` whose seventh package takes all of four Euler steps, without fp32."""
+    """A bundle like `tiny_bundle` with a solver package for all four Euler steps, without fp32."""
     sizes = StepSizes(kv_length=128, solver_steps=4)
     return conversion("bundle-tiny-solver", write_bundle, tiny_checkpoint, sizes, ("fp16", "int8"))
 
@@ -115,7 +115,7 @@ def second_bundle(second_checkpoint: Path, conversion: Callable[..., Path]) -> P
 
 @pytest.fixture(scope="session")
 def second_solver_bundle(second_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """The same of `second_checkpoint`, in fp16, with a seventh package for all of four Euler steps."""
+    """The bundle of `second_checkpoint` in fp16, with a solver package for all four Euler steps."""
     given = (StepSizes(kv_length=128, solver_steps=4), ("fp16",))
     return conversion("bundle-tiny-2-solver", write_bundle, second_checkpoint, *given)
 
@@ -146,7 +146,7 @@ def second_bundle_27(second_checkpoint: Path, conversion: Callable[..., Path]) -
 
 @pytest.fixture(scope="session")
 def compiled_27(tiny_bundle_27: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A user's cache directory with what Core AI's compiler makes of `tiny_bundle_27`, which takes seconds."""
+    """A user's cache directory with Core AI's compiled programs of `tiny_bundle_27`, which take seconds to make."""
     from voxcpm_runtime.backends.loading import load_step_models
     from voxcpm_runtime.bundle.opening import open_bundle
 
@@ -156,12 +156,12 @@ def compiled_27(tiny_bundle_27: Path, tmp_path_factory: pytest.TempPathFactory, 
             for precision in ("fp16", "fp32"):
                 load_step_models(open_bundle(tiny_bundle_27, precision), "coreai")
 
-    return made_once(tmp_path_factory, worker_id, "compiled-27", make)
+    return make_once(tmp_path_factory, worker_id, "compiled-27", make)
 
 
 @pytest.fixture
 def own_compiled_27(compiled_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same directory for one test alone, "cache" in its folder. Files are links: to be removed, not written to."""
+    """A copy for one test, `cache` in its folder. Files are hard links: remove them, never write to them."""
     shutil.copytree(compiled_27, tmp_path / "cache", copy_function=os.link)
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -171,8 +171,8 @@ def own_compiled_27(compiled_27: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def some_packages(conversion: Callable[..., Path]) -> Callable[..., Path]:
     """some_packages(name, preset, step_models, sizes, precisions=("fp16",), target="macOS14", kv_cache="scatter").
 
-    A folder with those step models of a synthetic checkpoint alone, and a manifest of them: seconds, where all of a
-    bundle would take half a minute. It cannot speak. The checkpoint is that of the other fixtures.
+    A folder with only those step models of a synthetic checkpoint, and their manifest, as a whole bundle would take
+    half a minute. It cannot speak.
     """
 
     def made(name: str, preset: str, *given: Any) -> Path:

@@ -51,7 +51,7 @@ def the(instructions: list[tuple[str, str]], name: str) -> str:
     return found
 
 
-def test_commands_exist_and_need_keys_on_every_address(
+def test_image_commands_exist_and_require_keys(
     instructions: list[tuple[str, str]], server: dict[str, Any]
 ) -> None:
     assert json.loads(the(instructions, "ENTRYPOINT")) == ["voxcpm-coreml"]
@@ -67,7 +67,7 @@ def test_commands_exist_and_need_keys_on_every_address(
         parsed(["serve", "--nothing"])
 
 
-def test_the_health_check_asks_what_the_server_answers(instructions: list[tuple[str, str]]) -> None:
+def test_health_check_matches_the_server(instructions: list[tuple[str, str]]) -> None:
     check = json.loads(the(instructions, "HEALTHCHECK").partition("CMD ")[2])
     assert check[:2] == ["python", "-c"]
     compile(check[2], "health check", "exec")
@@ -76,7 +76,7 @@ def test_the_health_check_asks_what_the_server_answers(instructions: list[tuple[
     assert the(instructions, "EXPOSE") == "8000"
 
 
-def test_it_runs_without_rights_and_writes_where_its_volume_is(
+def test_container_is_unprivileged_and_writes_only_to_its_volume(
     instructions: list[tuple[str, str]], server: dict[str, Any]
 ) -> None:
     names = [name for name, _ in instructions]
@@ -92,12 +92,12 @@ def test_it_runs_without_rights_and_writes_where_its_volume_is(
     assert server["build"] == {"context": "..", "dockerfile": "deploy/Containerfile"}
 
 
-def test_the_server_has_longer_to_end_than_it_drains(server: dict[str, Any]) -> None:
+def test_stop_grace_period_exceeds_the_drain(server: dict[str, Any]) -> None:
     seconds = int(server["stop_grace_period"].removesuffix("s"))
     assert seconds > parsed(server["command"]).params["drain_seconds"]
 
 
-def test_jobs_are_taken_by_one_server_and_only_the_balancer_is_reached_from_outside(
+def test_one_server_takes_jobs_and_only_the_balancer_is_published(
     services: dict[str, dict[str, Any]],
 ) -> None:
     assert services["speech"]["deploy"]["replicas"] > 1

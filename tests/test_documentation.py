@@ -104,7 +104,7 @@ def test_every_command_parses(document: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
-def test_the_manuals_have_every_option_and_the_command_line_no_other() -> None:
+def test_documented_options_match_the_command_line() -> None:
     known = set().union(*(options(parse_root(name)) for name in cli.commands())) - {"--help"}
     named = {
         path.name: set(re.findall(r"`(--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
@@ -140,7 +140,7 @@ def options_table() -> str:
     return "\n".join(rows)
 
 
-def test_the_table_of_options_is_that_of_the_code() -> None:
+def test_options_table_matches_the_code() -> None:
     text = BY_NAME["python.md"].read_text(encoding="utf-8")
     _, between, _ = re.split(r"<!-- /?options -->", text)
 
@@ -262,7 +262,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     text = prose(document)
     defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
     missing = [name for name in re.findall(r"\]\[([^\]]+)\]", text) if name not in defined]

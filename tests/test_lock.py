@@ -12,7 +12,7 @@ NOT_LOCKED = {"pip-audit", "resemblyzer", "uv", "voxcpm"}
 """Installed by the Makefile alone."""
 
 
-def test_each_constraint_is_locked_with_digests() -> None:
+def test_constraints_are_locked_with_hashes() -> None:
     tomllib = pytest.importorskip("tomllib")  # since Python 3.11
     lock = tomllib.loads((REPOSITORY / "uv.lock").read_text(encoding="utf-8"))
     locked = {(package["name"], package.get("version")): package for package in lock["package"]}

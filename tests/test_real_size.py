@@ -81,17 +81,17 @@ def report(converted: tuple[Path, float, int], checkpoint: Path) -> Report:
     return validate_bundle(converted[0], str(checkpoint))
 
 
-def test_conversion_takes_at_most_six_minutes_and_8_gb(converted: tuple[Path, float, int]) -> None:
+def test_conversion_within_six_minutes_and_8_gb(converted: tuple[Path, float, int]) -> None:
     _, seconds, peak = converted
     assert seconds < 360
     assert peak < 8e9
 
 
-def test_fp16_reaches_the_published_correlations_and_follows_upstream(report: Report) -> None:
+def test_fp16_meets_the_published_correlations_and_follows_upstream(report: Report) -> None:
     assert report.failures() == []
 
 
-def test_fp32_speaks_as_upstream(checkpoint: Path) -> None:
+def test_fp32_speech_equals_upstream(checkpoint: Path) -> None:
     from voxcpm_constants.step_models import StepSizes
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import convert
@@ -105,7 +105,7 @@ def test_fp32_speaks_as_upstream(checkpoint: Path) -> None:
         assert speech.free_running_latents.correlation >= 0.99999
 
 
-def test_core_ai_conversion_takes_at_most_eight_minutes_and_8_gb(
+def test_core_ai_conversion_within_eight_minutes_and_8_gb(
     converted_27: tuple[Path, float, int],
 ) -> None:
     _, seconds, peak = converted_27

@@ -62,7 +62,7 @@ def offline(cache: Path) -> tuple[list[str], dict[str, str]]:
     return [], variables
 
 
-def test_the_wheel_carries_the_voice_and_not_its_checkpoint(wheel: Path) -> None:
+def test_wheel_contains_the_bundle_and_not_its_checkpoint(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     bundle = DEFAULT_BUNDLE.relative_to(REPOSITORY / "runtime")
     assert {f"{bundle}/{name}" for name in ("manifest.json", *Manifest.read(DEFAULT_BUNDLE).files)} <= {
@@ -78,7 +78,7 @@ def test_the_wheel_carries_the_voice_and_not_its_checkpoint(wheel: Path) -> None
     }
 
 
-def test_an_unpacked_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "install", "--target", tmp_path / "hatchling", "hatchling"], check=True)
     subprocess.run(
@@ -99,7 +99,7 @@ def test_an_unpacked_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: 
     }
 
 
-def test_it_speaks_at_once_without_pytorch_and_without_a_network(environment: Path, tmp_path: Path) -> None:
+def test_installed_wheel_speaks_offline_without_pytorch(environment: Path, tmp_path: Path) -> None:
     if sys.platform != "darwin":
         found = f"from importlib.util import find_spec; print([n for n in {CONVERTS_ONLY} if find_spec(n)])"
         listed = subprocess.run(

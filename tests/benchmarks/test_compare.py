@@ -41,7 +41,7 @@ def compared(*arguments):
 
 
 @pytest.mark.long
-def test_equal_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_tree):
+def test_identical_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_tree):
     given = (tiny_bundle, REPOSITORY, REPOSITORY, slowed_tree, "--rounds", 5, "--patches", 4)
     result = compared(*given, "--only", "locdit_step", "--only", "feat_encoder", "--only", "speech")
     ratios = {figure: [c["ratio"] for c in own] for figure, own in result["figures"].items()}
@@ -61,7 +61,7 @@ def test_equal_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_tree
 
 
 @pytest.mark.long
-def test_options_are_of_one_contender_and_a_start_is_a_new_process(tiny_bundle):
+def test_options_apply_per_contender_and_starts_use_new_processes(tiny_bundle):
     contenders = (".:precision=fp32", ".:precision=int8,threads=1")
     result = compared(tiny_bundle, *contenders, "--rounds", 1, "--only", "prefill", "--start", "--parity")
     assert result["contenders"] == list(contenders)
@@ -75,7 +75,7 @@ def test_options_are_of_one_contender_and_a_start_is_a_new_process(tiny_bundle):
 
 
 @pytest.mark.long
-def test_upstream_takes_part(tiny_bundle, tiny_checkpoint):
+def test_upstream_is_a_contender(tiny_bundle, tiny_checkpoint):
     given = (tiny_bundle, "upstream:bfloat16", ".", "--checkpoint", tiny_checkpoint)
     figures = compared(*given, "--rounds", 1, "--patches", 4, "--only", "prefill", "--only", "speech")[
         "figures"
@@ -88,7 +88,7 @@ def test_upstream_takes_part(tiny_bundle, tiny_checkpoint):
     assert speed * factor == pytest.approx(ours * ours_factor)
 
 
-def test_a_wrong_argument_is_one_line():
+def test_invalid_arguments_are_one_line_errors():
     done = run("b", ".", "upstream:int8")
     assert done.returncode == 2
     assert "upstream:int8: expected a checkout of this project" in done.stderr.splitlines()[-1]

@@ -19,7 +19,7 @@ def load(monkeypatch):
 
 
 @pytest.mark.long
-def test_ten_clients_for_five_seconds_after_two_that_are_not_judged(load, speaking_bundle):
+def test_ten_clients_for_five_seconds_after_a_warmup_of_two(load, speaking_bundle):
     server = load.Server(str(speaking_bundle), ["--precision", "int8", "--queue", "3"])
     try:
         server.wait_until_ready()

@@ -94,7 +94,7 @@ def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
     ("magnitude", "direction"),
     [("weight_g", "weight_v"), ("parametrizations.weight.original0", "parametrizations.weight.original1")],
 )
-def test_both_spellings_of_weight_norm_are_one_weight(copy: Path, magnitude: str, direction: str) -> None:
+def test_both_weight_norm_layouts_are_read(copy: Path, magnitude: str, direction: str) -> None:
     path = copy / "audiovae.safetensors"
     weights = load_file(path)
     convolution = nn.ConvTranspose1d(64, 32, 14, stride=7)
@@ -107,7 +107,7 @@ def test_both_spellings_of_weight_norm_are_one_weight(copy: Path, magnitude: str
     torch.testing.assert_close(tensor, 3 * normed.weight.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(tiny: Path, tmp_path: Path) -> None:
+def test_full_fine_tune_as_saved_by_upstream(tiny: Path, tmp_path: Path) -> None:
     model, latest = load_upstream(tiny, max_length=64), tmp_path / "latest"
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -140,7 +140,7 @@ class Payload:
         return exec, (f"open({str(self.trace)!r}, 'w').close()",)
 
 
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(copy: Path, tmp_path: Path) -> None:
+def test_pickle_with_code_is_rejected_and_not_executed(copy: Path, tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     (copy / "model.safetensors").unlink()
     torch.save({"state_dict": {NORM: Payload(trace)}}, copy / "pytorch_model.bin")
@@ -148,7 +148,7 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(copy: Path, tmp_path: P
     assert not trace.exists()
 
 
-def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
+def test_mismatched_weights_are_named(copy: Path) -> None:
     weights = model_weights(copy)
     weights["base_lm.norm.wait"] = weights.pop(NORM)
     weights["stop_head.weight"] = torch.zeros(3, 64)
@@ -199,14 +199,14 @@ def infinite(folder: Path) -> None:
         (lambda folder: as_pickle(folder, lambda t: {"epoch": 3}), "'epoch' is a int, not a tensor"),
     ],
 )
-def test_a_bad_checkpoint_is_one_clear_line(
+def test_invalid_checkpoint_is_a_one_line_error(
     copy: Path, damage: Callable[[Path], None], fragment: str
 ) -> None:
     damage(copy)
     one_line_error(copy, fragment)
 
 
-def test_no_such_folder_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_line_error(tmp_path / "absent", "no such checkpoint")
     asked = []
 
@@ -221,7 +221,7 @@ def test_no_such_folder_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Mo
     assert asked == [("openbmb/none", "main", True)]
 
 
-def test_a_hub_id_opens_the_snapshot_and_records_its_commit(
+def test_hub_id_opens_a_snapshot_and_records_its_commit(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = shutil.copytree(tiny, tmp_path / "snapshots" / "0123abcd")
@@ -242,7 +242,7 @@ PROFILE = {"longest_seconds": 6, "longest_tokens": 80, "seconds_per_letter": 0.0
         ("---\ntags: []\n---\nlicense: mit\n", ""),
     ],
 )
-def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence: str) -> None:
+def test_licence_comes_from_the_checkpoints_card(copy: Path, card: str, licence: str) -> None:
     (copy / "README.md").write_text(card)
     assert Checkpoint.open(copy).source().licence == licence
     (copy / "speech.json").write_text(json.dumps(PROFILE))
@@ -252,7 +252,7 @@ def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence
     assert checkpoint.source().licence == "CC0-1.0"
 
 
-def test_a_wrong_speech_json_is_one_clear_line(copy: Path) -> None:
+def test_invalid_speech_json_is_a_one_line_error(copy: Path) -> None:
     for wrong, reason in (
         ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
         ({"longest_seconds": 0.4}, "the file: Value error, longest_seconds is 0.4, but by the other fields"),

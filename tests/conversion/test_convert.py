@@ -43,7 +43,7 @@ class _InterruptedError(KeyboardInterrupt):
 
 
 @pytest.mark.robustness
-def test_an_interrupted_conversion_leaves_no_bundle_and_resumes_with_what_is_lacking_or_damaged(
+def test_interrupted_conversion_leaves_no_bundle_and_rebuilds_only_missing_or_damaged_parts(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     """A damaged part would be published with its own digest. If only vectors are lost, only they are made again."""
@@ -95,7 +95,7 @@ def _workspace(bundle: Path, folder: Path) -> Workspace:
     return workspace
 
 
-def test_packages_are_compiled_where_the_compiler_is(
+def test_packages_are_compiled_if_a_compiler_is_available(
     core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     workspace = _workspace(tiny_bundle, tmp_path)
@@ -110,7 +110,7 @@ def test_packages_are_compiled_where_the_compiler_is(
     }
 
 
-def test_a_package_that_the_compiler_refuses_has_no_compiled_form(
+def test_package_rejected_by_the_compiler_has_no_compiled_form(
     core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     core_ml.fault(at="compile", package="feat_encoder")
@@ -126,7 +126,7 @@ def test_a_package_that_the_compiler_refuses_has_no_compiled_form(
     assert compiled == {"locdit_step.mlmodelc"}
 
 
-def test_the_command_speaks_for_itself_alone(tiny_bundle: Path) -> None:
+def test_command_silences_other_libraries(tiny_bundle: Path) -> None:
     said = tiny_bundle.with_name("output.txt").read_text()
     noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
     assert [line for line in said.splitlines() if noise.search(line)] == []

@@ -43,7 +43,7 @@ pytest.importorskip("coreai_torch", exc_type=ImportError)
 TINY = StepSizes(kv_length=128, prefill_chunks=(1,))
 
 
-def test_a_bundle_is_whole_and_says_what_it_is(tiny_bundle_27: Path) -> None:
+def test_bundle_is_complete_and_described(tiny_bundle_27: Path) -> None:
     manifest = Manifest.read(tiny_bundle_27)
     check_files(tiny_bundle_27, manifest.files, digests=True)
     assert (manifest.target, manifest.schema_version) == ("macOS27", 5)
@@ -52,7 +52,7 @@ def test_a_bundle_is_whole_and_says_what_it_is(tiny_bundle_27: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_programs_have_the_declared_functions_and_tensors(tiny_bundle_27: Path, precision: str) -> None:
+def test_programs_match_the_declarations(tiny_bundle_27: Path, precision: str) -> None:
     from coreai.authoring import AIModelAsset
 
     manifest = Manifest.read(tiny_bundle_27)
@@ -66,7 +66,7 @@ def test_programs_have_the_declared_functions_and_tensors(tiny_bundle_27: Path, 
             assert {t.name for t in model.inputs} == given
 
 
-def test_the_weights_of_several_functions_are_stored_once(tiny_bundle_27: Path) -> None:
+def test_functions_share_stored_weights(tiny_bundle_27: Path) -> None:
     manifest = Manifest.read(tiny_bundle_27)
     for name in (BASE_LM_STEP, FEAT_ENCODER):
         assert len(manifest.form(manifest.step_models[name]).functions) > 1
@@ -77,7 +77,7 @@ def test_the_weights_of_several_functions_are_stored_once(tiny_bundle_27: Path) 
     assert 4 * weights < size < 6 * weights
 
 
-def test_nothing_in_a_program_names_this_machine(tiny_bundle_27: Path) -> None:
+def test_programs_contain_no_local_paths(tiny_bundle_27: Path) -> None:
     repository = Path(__file__).resolve().parents[2]
     program = (tiny_bundle_27 / "fp32" / f"{AUDIO_VAE_DECODER}.aimodel" / "main.mlirb").read_bytes()
     for private in (str(repository), str(Path.home()), "site-packages"):
@@ -124,7 +124,7 @@ def test_optional_forms_agree_with_torch(
 
 
 @pytest.mark.parametrize("missing", ["coreai_torch", "coreai_opt"])
-def test_without_the_converter_one_line_says_what_to_install(
+def test_missing_converter_is_a_one_line_error(
     missing: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
@@ -169,7 +169,7 @@ def compress(step: nn.Module, precision: str) -> None:
 @pytest.mark.parametrize(
     ("name", "precision"), [(BASE_LM_STEP, "int8"), (BASE_LM_STEP, "int4"), (AUDIO_VAE_DECODER, "int8")]
 )
-def test_compressed_programs_compute_what_torch_computes_with_rounded_weights(
+def test_compressed_programs_equal_torch_with_rounded_weights(
     folders: dict[str, Path],
     tiny_checkpoint: Path,
     name: str,
@@ -208,7 +208,7 @@ sys.exit(main())
 """
 
 
-def test_a_full_disk_leaves_no_bundle_and_the_same_command_resumes(
+def test_full_disk_leaves_no_bundle_and_a_retry_resumes(
     tiny_checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -25,7 +25,7 @@ def _content(bundle: Bundle) -> dict[str, str]:
     return digests
 
 
-def test_the_bundle_in_the_tree_is_what_conversion_makes_of_the_checkpoint(speaking_bundle: Path) -> None:
+def test_built_in_bundle_is_reproducible(speaking_bundle: Path) -> None:
     """Weights, programs, constants and tokenizer are equal; only dates and random identifiers differ."""
     in_tree, converted = (
         open_bundle(folder, "int8", verify=True) for folder in (DEFAULT_BUNDLE, speaking_bundle)

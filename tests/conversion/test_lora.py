@@ -84,7 +84,7 @@ def assert_same_as_upstream(checkpoint: Path, lora: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "ckpt"])
-def test_merged_weights_compute_what_upstream_computes(
+def test_merged_weights_equal_upstream(
     any_checkpoint: Path, tmp_path: Path, write_lora: Any, form: str
 ) -> None:
     lora = write_lora(tmp_path / "lora", any_checkpoint, form, **ALL, r=4, alpha=12)
@@ -125,7 +125,7 @@ def everywhere(tmp_path_factory: pytest.TempPathFactory, second_checkpoint: Path
     ],
     ids=["lm", "dit", "projections", "all"],
 )
-def test_the_layers_are_those_that_upstream_chooses(
+def test_layers_equal_upstreams_choice(
     second_checkpoint: Path, everywhere: Path, tmp_path: Path, config: dict[str, Any], chosen: int
 ) -> None:
     lora = shutil.copytree(everywhere, tmp_path / "lora")
@@ -133,7 +133,9 @@ def test_the_layers_are_those_that_upstream_chooses(
     assert len(assert_same_as_upstream(second_checkpoint, lora)) == chosen
 
 
-def test_skips_what_the_config_does_not_enable_and_says_so(tiny_checkpoint: Path, copy: Path) -> None:
+def test_layers_not_enabled_in_the_config_are_skipped_with_a_warning(
+    tiny_checkpoint: Path, copy: Path
+) -> None:
     assert open_on(tiny_checkpoint, copy).remarks() == []
     edit_config(copy, enable_dit=False, target_modules_lm=["q_proj", "o_proj"], use_dora=True)
     layers = assert_same_as_upstream(tiny_checkpoint, copy)
@@ -144,7 +146,7 @@ def test_skips_what_the_config_does_not_enable_and_says_so(tiny_checkpoint: Path
 
 
 @pytest.mark.parametrize("rename", ["voice.safetensors", "voice.pth"])
-def test_a_weight_file_alone_is_a_lora_too(tiny_checkpoint: Path, copy: Path, rename: str) -> None:
+def test_weight_file_alone_is_accepted(tiny_checkpoint: Path, copy: Path, rename: str) -> None:
     weights, file = load_file(copy / "lora_weights.safetensors"), copy / rename
     save_file(weights, file) if file.suffix == ".safetensors" else torch.save(weights, file)
     (copy / "lora_weights.safetensors").unlink()
@@ -154,7 +156,7 @@ def test_a_weight_file_alone_is_a_lora_too(tiny_checkpoint: Path, copy: Path, re
     assert_same_as_upstream(tiny_checkpoint, file)
 
 
-def test_defaults_are_upstreams(attention: Path) -> None:
+def test_defaults_equal_upstreams(attention: Path) -> None:
     upstream = import_upstream()
     ours = LoraConfig().model_dump()
     assert attention.is_dir()
@@ -205,7 +207,7 @@ RANK_16_A = replace(f"{Q}.lora_A", 16, 64)
         (foreign("fusion_concat_proj.lora_A"), "found fusion_concat_proj.lora_A; it was trained on openbmb/VoxCPM1.5"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_clear_line(
+def test_mismatched_lora_is_a_one_line_error(
     tiny_checkpoint: Path, copy: Path, damage: Callable[[Path], None], fragment: str
 ) -> None:
     damage(copy)
@@ -215,9 +217,7 @@ def test_what_does_not_fit_is_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_config_the_rank_is_the_weights(
-    tiny_checkpoint: Path, tmp_path: Path, write_lora: Any
-) -> None:
+def test_rank_defaults_to_that_of_the_weights(tiny_checkpoint: Path, tmp_path: Path, write_lora: Any) -> None:
     lora = write_lora(tmp_path / "lora", tiny_checkpoint, enable_lm=True, enable_dit=True, r=32)
     (lora / "lora_config.json").unlink()
     opened = open_on(tiny_checkpoint, lora)

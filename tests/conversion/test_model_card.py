@@ -47,7 +47,7 @@ def rows(card: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells}
 
 
-def test_a_hub_finds_licence_task_library_and_base_model() -> None:
+def test_front_matter_has_licence_task_library_and_base_model() -> None:
     found = front_matter(model_card(manifest("1.5", licence="CC0-1.0")))
     assert found == {
         "license": "cc0-1.0",
@@ -60,7 +60,7 @@ def test_a_hub_finds_licence_task_library_and_base_model() -> None:
     assert "base_model" not in front_matter(model_card(manifest("1.5", checkpoint="a-folder")))
 
 
-def test_the_facts_are_those_of_the_manifest() -> None:
+def test_facts_match_the_manifest() -> None:
     found = rows(model_card(manifest("1.5", revision="abc", lora=LORA)))
 
     assert found["checkpoint"] == ["openbmb/VoxCPM1.5 at abc"]
@@ -71,7 +71,7 @@ def test_the_facts_are_those_of_the_manifest() -> None:
     assert found["one patch"] == ["160 ms of speech"]
 
 
-def test_sizes_are_sums_of_the_files() -> None:
+def test_sizes_are_sums_of_file_sizes() -> None:
     card = model_card(manifest("1.5"))
     found = rows(card)
 
@@ -82,7 +82,7 @@ def test_sizes_are_sums_of_the_files() -> None:
 
 
 @pytest.mark.parametrize(("preset", "missing"), [("0.5b", True), ("1.5", True), ("2", False)])
-def test_modes_that_the_generation_lacks_are_named(preset: str, missing: bool) -> None:
+def test_unsupported_modes_are_named(preset: str, missing: bool) -> None:
     card = model_card(manifest(preset))
 
     assert ("Not supported by this generation: voice design, style control, reference" in card) is missing
@@ -90,7 +90,7 @@ def test_modes_that_the_generation_lacks_are_named(preset: str, missing: bool) -
     assert (f"1024 positions: {82 if preset == '0.5b' else 164} s of speech") in card
 
 
-def test_figures_of_a_validation_replace_those_before(tmp_path: Path) -> None:
+def test_validation_figures_replace_earlier_ones(tmp_path: Path) -> None:
     write_model_card(tmp_path, manifest("1.5"))
     fresh = (tmp_path / "README.md").read_text()
     assert "Not validated yet" in fresh

@@ -41,7 +41,7 @@ def _step(bundle: Path, precision: str, name: str, **options: object):  # type: 
 
 
 @pytest.mark.parametrize("name", LM_STEPS)
-def test_a_cache_that_returns_rows_computes_what_a_scattered_one_does(
+def test_row_returning_cache_equals_scattered_cache(
     tiny_bundle: Path, tiny_parts_bundle: Path, name: str
 ) -> None:
     """Chunks of 16, 1 and 1 embeddings; then the last position of the cache."""
@@ -63,7 +63,7 @@ def test_a_cache_that_returns_rows_computes_what_a_scattered_one_does(
             np.testing.assert_allclose(ours[cache], theirs[cache], rtol=0, atol=2e-5)
 
 
-def test_the_command_passes_options_on(
+def test_command_passes_options(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The base LM's two layers have 43,136 weights each, and two bytes a weight."""
@@ -103,7 +103,7 @@ def test_the_command_passes_options_on(
         (["--max-length", "32", "--prefill-chunk", "64"], "--prefill-chunk 64 does not fit"),
     ],
 )
-def test_what_needs_no_checkpoint_is_checked_before_one_is_downloaded(
+def test_options_are_checked_before_the_checkpoint_is_downloaded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -128,7 +128,7 @@ def test_what_needs_no_checkpoint_is_checked_before_one_is_downloaded(
         (["--target", "macos15", "--max-length", "100"], "needs a multiple of 32 for Core ML's states"),
     ],
 )
-def test_caches_that_the_neural_engine_does_not_take_are_named(
+def test_caches_unsupported_by_the_neural_engine_are_named(
     tiny_checkpoint, tmp_path, monkeypatch, capsys, options, warning
 ):
     """It takes 16,384 positions, and states in multiples of 32; others run elsewhere."""
@@ -147,7 +147,7 @@ def test_caches_that_the_neural_engine_does_not_take_are_named(
 @pytest.mark.parametrize(
     ("precision", "mode", "worst"), [("fp32", "plain", 1e-4), ("fp16", "faithful", 0.05)]
 )
-def test_all_euler_steps_in_one_package_are_the_hosts_solver(
+def test_solver_package_equals_the_hosts_solver(
     tiny_bundle: Path, tiny_parts_bundle: Path, precision: str, mode: str, worst: float
 ) -> None:
     """The reference is the host's loop over the fp32 package."""
@@ -164,7 +164,7 @@ def test_all_euler_steps_in_one_package_are_the_hosts_solver(
         assert np.corrcoef(patch.ravel(), expected.ravel())[0, 1] > 1 - worst**2
 
 
-def test_speech_is_that_of_the_usual_forms(tiny_bundle: Path, tiny_parts_bundle: Path) -> None:
+def test_speech_equals_the_default_forms(tiny_bundle: Path, tiny_parts_bundle: Path) -> None:
     """With as many steps as the solver's package takes, and with others, for which the step's package is called."""
     for steps in (STEPS, 3):
         theirs, ours = (
@@ -175,14 +175,14 @@ def test_speech_is_that_of_the_usual_forms(tiny_bundle: Path, tiny_parts_bundle:
 
 
 @pytest.mark.parametrize(("given", "called"), [({}, True), ({"use_cfg_zero_star": False}, False)])
-def test_the_solvers_package_is_used_where_it_does_what_was_asked(tiny_parts_bundle, given, called):
+def test_solver_package_is_used_where_it_supports_the_options(tiny_parts_bundle, given, called):
     tts = VoxCPM.from_bundle(tiny_parts_bundle, "fp32")
     unused = LOCDIT_STEP if called else LOCDIT_SOLVE
     tts.driver.models[unused] = lambda *_: pytest.fail(f"{unused} was called")
     tts.speak(TEXT, **GIVEN, inference_timesteps=STEPS, **given)
 
 
-def test_voxcpm_2_fits_into_packages_of_two_gigabytes_as_two(shared_data: Path) -> None:
+def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data: Path) -> None:
     """1.33 billion weights of two bytes, those of the embedding not counted; int8 packages are half as large."""
     a = Architecture.from_file(shared_data / "config" / "voxcpm-2.json")
     assert base_lm_parts(a, ["fp16", "int8"], 2) == 2
@@ -203,7 +203,7 @@ def _description(package: Path) -> object:
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", LM_STEPS)
-def test_language_models_have_a_function_a_length_and_keep_their_caches(
+def test_language_models_have_one_function_per_length_and_keep_their_caches(
     bundle: Path, name: str, precision: str
 ) -> None:
     declared = Manifest.read(bundle).step_models[name]
@@ -219,7 +219,7 @@ def test_language_models_have_a_function_a_length_and_keep_their_caches(
         assert states == {t.name: t.shape for t in declared.state}
 
 
-def test_speech_is_that_of_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
+def test_speech_equals_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
     ours, theirs = (
         VoxCPM.from_bundle(folder, "fp16").speak(
             "the you and the world and all that is in it", seed=1, min_len=8, max_len=8
@@ -255,9 +255,7 @@ def mixed_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command
 
 
 @pytest.mark.parametrize("name", AUDIO_VAE)
-def test_the_audio_vae_is_that_of_fp32_to_the_last_bit(
-    mixed_bundle: Path, tiny_bundle: Path, name: str
-) -> None:
+def test_audio_vae_equals_fp32_bit_for_bit(mixed_bundle: Path, tiny_bundle: Path, name: str) -> None:
     rng = np.random.default_rng(0)
     (declared,) = Manifest.read(mixed_bundle).step_models[name].inputs
     ours, theirs = (
@@ -272,7 +270,7 @@ def test_the_audio_vae_is_that_of_fp32_to_the_last_bit(
             np.testing.assert_array_equal(found[output], expected[output])
 
 
-def test_lint_inspect_and_the_model_card_know_it(mixed_bundle: Path, command: Callable[..., Any]) -> None:
+def test_lint_inspect_and_model_card_support_it(mixed_bundle: Path, command: Callable[..., Any]) -> None:
     assert "float32" not in {row[0] for row in lint_bundle(str(mixed_bundle)).rows()}
     assert "int8; AudioVAE in fp32" in (mixed_bundle / MODEL_CARD_FILE).read_text(encoding="utf-8")
 

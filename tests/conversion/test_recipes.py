@@ -74,7 +74,7 @@ def _formats(package: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
 
 @pytest.mark.parametrize("precision", RECIPES)
 @pytest.mark.parametrize("step_model", STEP_MODEL_NAMES)
-def test_packages_hold_each_weight_in_the_format_of_the_table(
+def test_packages_store_weights_in_the_recipes_formats(
     tiny_bundle_15: Path, tiny_checkpoint: Path, step_model: str, precision: str
 ) -> None:
     found = _formats(tiny_bundle_15 / package_path(precision, step_model))  # type: ignore[arg-type]
@@ -91,14 +91,14 @@ def test_packages_hold_each_weight_in_the_format_of_the_table(
     assert large
 
 
-def test_an_int4_bundle_speaks(tiny_bundle_15: Path) -> None:
+def test_int4_bundle_generates_speech(tiny_bundle_15: Path) -> None:
     tts = VoxCPM.from_bundle(tiny_bundle_15, "int4")
     audio = tts.generate("the you and the world", seed=0, min_len=4, max_len=4)
     assert np.isfinite(audio).all()
     assert audio.any()
 
 
-def test_sensitive_weights_have_8_bits_or_more() -> None:
+def test_sensitive_weights_use_8_bits_or_more() -> None:
     names = {
         name
         for preset in ("tiny", "tiny-2")

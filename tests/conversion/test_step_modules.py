@@ -69,7 +69,7 @@ def _assert_close(ours: Tensor, upstream: Tensor) -> None:
     torch.testing.assert_close(ours, upstream, rtol=0, atol=TOLERANCE)
 
 
-def test_encoder_in_chunks_equals_upstream_on_the_whole(pair: Pair) -> None:
+def test_chunked_encoder_equals_upstream(pair: Pair) -> None:
     a = pair.architecture
     audio = 0.2 * pair.noise(1, 1, 6 * a.patch_input_samples)
     chunks = [(chunk,) for chunk in audio.split([n * a.patch_input_samples for n in (1, 3, 2)], dim=-1)]
@@ -77,7 +77,7 @@ def test_encoder_in_chunks_equals_upstream_on_the_whole(pair: Pair) -> None:
     _assert_close(latents, pair.upstream.audio_vae.encode(audio, a.input_sample_rate))
 
 
-def test_decoder_in_chunks_equals_upstream_on_the_whole(pair: Pair) -> None:
+def test_chunked_decoder_equals_upstream(pair: Pair) -> None:
     a = pair.architecture
     latents = pair.noise(1, a.feat_dim, 6 * a.patch_size)
     chunks = [(chunk,) for chunk in latents.split(a.patch_size, dim=-1)]
@@ -99,7 +99,7 @@ def _in_chunks(embeddings: Tensor) -> list[tuple[Tensor, Tensor]]:
     return calls
 
 
-def test_base_lm_over_a_filled_cache_equals_upstream_at_once(pair: Pair) -> None:
+def test_base_lm_with_a_filled_cache_equals_one_upstream_pass(pair: Pair) -> None:
     model = pair.upstream
     embeddings = pair.noise(1, 20, pair.architecture.base_lm.hidden_size)
     results = pair.stream(names.BASE_LM_STEP, _in_chunks(embeddings), 3)
@@ -111,14 +111,14 @@ def test_base_lm_over_a_filled_cache_equals_upstream_at_once(pair: Pair) -> None
     _assert_close(stop, model.stop_head(model.stop_actn(model.stop_proj(model.fsq_layer(expected)))))
 
 
-def test_residual_lm_over_a_filled_cache_equals_upstream_at_once(pair: Pair) -> None:
+def test_residual_lm_with_a_filled_cache_equals_one_upstream_pass(pair: Pair) -> None:
     embeddings = pair.noise(1, 20, pair.architecture.residual_lm.hidden_size)
     results = pair.stream(names.RESIDUAL_LM_STEP, _in_chunks(embeddings), 1)
     expected, _ = pair.upstream.residual_lm(inputs_embeds=embeddings, is_causal=True)
     _assert_close(torch.cat([result[0] for result in results], dim=1), expected)
 
 
-def test_padding_behind_a_chunk_is_overwritten_before_it_is_seen(pair: Pair) -> None:
+def test_padding_after_a_chunk_is_overwritten_before_it_is_attended(pair: Pair) -> None:
     embeddings = pair.noise(1, 6, pair.architecture.residual_lm.hidden_size)
     rubbish = torch.full((1, 4, embeddings.size(2)), 7.0)
     calls = [
@@ -152,7 +152,7 @@ def test_norm_at_any_scale_equals_the_definition(scale: float) -> None:
     np.testing.assert_allclose(norm(x.float()).detach().numpy(), expected.numpy(), rtol=2e-5, atol=1e-7)
 
 
-def test_norm_of_fp16_values_that_square_beyond_fp16() -> None:
+def test_norm_of_fp16_values_whose_squares_overflow() -> None:
     x = torch.tensor([[3.0e4, -2.0e4, 5.0, 0.1]])
     norm = RMSNorm(4, 1e-5).half()
     expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)

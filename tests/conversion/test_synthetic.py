@@ -24,7 +24,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_preset_of_published_size_has_the_published_configuration(name: str, shared_data: Path) -> None:
+def test_full_size_presets_have_the_published_configuration(name: str, shared_data: Path) -> None:
     published = Architecture.from_file(shared_data / "config" / f"voxcpm-{name}.json").model_dump()
     preset = Architecture.from_document(presets()[name]).model_dump()
     for key in ("long_factor", "short_factor"):
@@ -34,7 +34,7 @@ def test_a_preset_of_published_size_has_the_published_configuration(name: str, s
     assert preset == published
 
 
-def test_the_seed_decides_and_the_depth_does_not(tmp_path: Path, tokenizer: Path) -> None:
+def test_weights_depend_on_the_seed_and_not_on_the_depth(tmp_path: Path, tokenizer: Path) -> None:
     document = presets()["tiny"]
     deeper = {**document, "lm_config": {**document["lm_config"], "num_hidden_layers": 3}}
     folders = [
@@ -53,7 +53,7 @@ def test_the_seed_decides_and_the_depth_does_not(tmp_path: Path, tokenizer: Path
     assert not torch.equal(first.tensor(name), other.tensor(name))
 
 
-def test_refuses_a_folder_with_files_and_a_config_of_something_else(tmp_path: Path, tokenizer: Path) -> None:
+def test_rejects_a_non_empty_folder_and_another_models_config(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/model.safetensors").touch()
     with pytest.raises(CheckpointError, match="new or empty folder"):
@@ -64,7 +64,7 @@ def test_refuses_a_folder_with_files_and_a_config_of_something_else(tmp_path: Pa
         write_synthetic_checkpoint(tmp_path / "c", presets()["tiny"], seed=0, tokenizer=tmp_path / "no")
 
 
-def test_what_the_disk_refuses_leaves_nothing_and_the_same_command_succeeds(tmp_path: Path) -> None:
+def test_failed_write_leaves_nothing_and_a_retry_succeeds(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -91,7 +91,7 @@ def command(*arguments: str) -> tuple[int, BaseException | None]:
     return result.exit_code, result.exception
 
 
-def test_command_takes_a_preset_in_either_case_or_a_config(tmp_path: Path) -> None:
+def test_command_accepts_a_preset_in_any_case_or_a_config(tmp_path: Path) -> None:
     assert command("Tiny", "-o", str(tmp_path / "a"), "--seed", "3")[0] == 0
     config = tmp_path / "config.json"
     config.write_text(json.dumps(presets()["tiny"]))

@@ -19,9 +19,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 
 
-def test_the_file_has_what_the_module_computes_from_what_the_file_has(
-    tiny_bundle: Path, tiny_checkpoint: Path
-) -> None:
+def test_vectors_reproduce_from_the_module(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
     """The inputs are exact, so that only the results are rounded to float16."""
     import torch
 
@@ -50,7 +48,7 @@ def test_the_file_has_what_the_module_computes_from_what_the_file_has(
         ),
     ],
 )
-def test_vectors_that_are_not_those_declared_are_refused_by_name(
+def test_undeclared_vectors_are_rejected_by_name(
     tiny_bundle: Path, tmp_path: Path, damage: object, message: str
 ) -> None:
     manifest = Manifest.read(tiny_bundle)

@@ -73,7 +73,7 @@ def disturb(monkeypatch: pytest.MonkeyPatch, step: str, bundle: Path, act: Calla
 @pytest.mark.parametrize(
     ("step", "has_old"), [(STEPS[0], True), (STEPS[1], True), (STEPS[1], False), (STEPS[2], True)]
 )
-def test_a_conversion_that_is_killed_at_a_last_step_is_continued(
+def test_conversion_killed_in_a_final_step_resumes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, has_old: bool
 ) -> None:
     bundle = tmp_path / "b"
@@ -101,7 +101,7 @@ def test_a_conversion_that_is_killed_at_a_last_step_is_continued(
     assert [path.name for path in bundle.iterdir()] == ["fp16"]
 
 
-def test_of_two_conversions_into_one_folder_one_is_refused(tmp_path: Path) -> None:
+def test_concurrent_conversion_into_one_folder_is_rejected(tmp_path: Path) -> None:
     first = Workspace(tmp_path / "b", PLAN)
     with pytest.raises(InputError, match="another conversion is writing this bundle"):
         Workspace(tmp_path / "b", PLAN)
@@ -109,7 +109,7 @@ def test_of_two_conversions_into_one_folder_one_is_refused(tmp_path: Path) -> No
     Workspace(tmp_path / "b", PLAN).close()
 
 
-def test_what_another_plan_has_begun_is_not_continued(tmp_path: Path) -> None:
+def test_workspace_of_another_plan_is_not_resumed(tmp_path: Path) -> None:
     finished(tmp_path / "b").close()
     for plan, continued in ((PLAN, True), ({**PLAN, "tools": {}}, False)):
         with Workspace(tmp_path / "b", plan) as workspace:
@@ -117,7 +117,7 @@ def test_what_another_plan_has_begun_is_not_continued(tmp_path: Path) -> None:
             assert (content(workspace.folder) == "new") is continued
 
 
-def test_a_bundle_is_as_readable_as_the_process_makes_folders(tmp_path: Path) -> None:
+def test_bundle_permissions_follow_the_umask(tmp_path: Path) -> None:
     """coremltools makes folders and files in temporary places, which are their owner's alone."""
 
     def write(path: Path) -> None:
@@ -147,7 +147,7 @@ def begun(bundle: Path) -> Path:
 
 
 @pytest.mark.parametrize("changed", ["bytes", "missing", "link", "more"])
-def test_a_part_that_has_changed_since_it_was_finished_is_made_again(tmp_path: Path, changed: str) -> None:
+def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
     """A flipped byte would be published with its own digest, and never be noticed."""
     package = begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
     weights = package / "weight.bin"
@@ -183,7 +183,7 @@ def test_a_part_that_has_changed_since_it_was_finished_is_made_again(tmp_path: P
         ("expected scalar type Half", None),
     ],
 )  # fmt: skip
-def test_a_file_that_coremltools_cannot_write_is_one_line(
+def test_coremltools_write_error_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str | None
 ) -> None:
     """In its words (9.0); other errors of the same kind stay what they are."""
@@ -241,7 +241,7 @@ def refused(output, *inputs, match, overwrite=True):
     assert "\n" not in str(raised.value)
 
 
-def test_a_bundle_is_replaced_and_only_when_asked(bundle, here):
+def test_bundle_is_replaced_only_with_overwrite(bundle, here):
     bundle(here / "b")
     (here / "ck").mkdir()
     assert bundle_folder(Path("b"), ["ck"], overwrite=True) == here / "b"
@@ -250,14 +250,14 @@ def test_a_bundle_is_replaced_and_only_when_asked(bundle, here):
 
 
 @pytest.mark.parametrize("name", ["ck", "absent/../ck", "{absolute}/ck", "link/../ck"])
-def test_an_input_is_no_output_however_it_is_written(bundle, here, name):
+def test_output_must_not_be_an_input_however_spelled(bundle, here, name):
     bundle(here / "ck")  # even one that a bundle's manifest lies in
     (here / "below").mkdir()
     (here / "link").symlink_to(here / "below")
     refused(name.format(absolute=here), "ck", match="would delete .*ck, which the conversion reads")
 
 
-def test_what_holds_an_input_or_the_current_folder_is_no_output(bundle, here, monkeypatch):
+def test_output_must_not_contain_an_input_or_the_working_directory(bundle, here, monkeypatch):
     bundle(here / "b")
     (here / "b/lora").mkdir()
     (here / "b/lora/lora_weights.ckpt").touch()
@@ -282,7 +282,7 @@ def test_only_a_bundle_is_replaced(here):
             refused(name, match=f"{name}: not a folder", overwrite=overwrite)
 
 
-def test_a_users_folder_of_a_name_that_conversion_uses_is_kept(here):
+def test_users_folder_with_a_workspace_name_is_preserved(here):
     with Workspace(here / "a", {}) as left:
         left.add("fp16/a", Path.touch)
     assert bundle_folder(Path("a"), [], overwrite=False) == here / "a"
@@ -298,7 +298,7 @@ def test_a_users_folder_of_a_name_that_conversion_uses_is_kept(here):
         refused(name, match=rf"\.{name}\.partial: .*move it away")
 
 
-def test_the_output_is_checked_again_before_it_is_replaced(tiny_checkpoint, tmp_path, monkeypatch):
+def test_output_is_checked_again_before_replacement(tiny_checkpoint, tmp_path, monkeypatch):
     """A conversion takes minutes, in which a folder may appear."""
 
     def appear(*_):

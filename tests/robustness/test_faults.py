@@ -94,7 +94,7 @@ def _named(calls: list[tuple[str, str]], number: int, error: int) -> str:
 @pytest.mark.parametrize(
     ("name", "count"), [("generate", 6), ("generate, empty cache", 5), ("voices add", 10)]
 )
-def test_a_call_that_fails_is_one_line_and_the_old_state(
+def test_failed_system_call_is_one_line_and_preserves_the_state(
     whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, name: str, count: int
 ) -> None:
     faults = chosen(whole(name).calls, random.Random(f"{torture_seed} {name}"))
@@ -112,7 +112,7 @@ def test_every_call_fails_once(
 
 @pytest.mark.torture
 @pytest.mark.parametrize("name", CONVERSIONS)
-def test_one_call_of_each_kind_fails_in_each_role_of_a_folder(
+def test_each_system_call_fails_once_per_folder_role(
     whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, share: Callable[[int], int], name: str
 ) -> None:
     command, left_out = whole(name), set[Role]()

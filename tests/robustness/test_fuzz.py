@@ -63,19 +63,19 @@ def readers(speaking_bundle: Path) -> Iterator[Watched]:
 
 @pytest.mark.torture
 @pytest.mark.parametrize("name", READERS)
-def test_changed_inputs_are_refused_or_taken(
+def test_mutated_inputs_are_rejected_or_accepted(
     name: str, readers: Watched, torture_seed: int, share: Callable[[int], int]
 ) -> None:
     wrong = _fuzz(readers, name, torture_seed * 1_000_000, share(INPUTS))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
 
 
-def test_some_changed_inputs(readers: Watched, torture_seed: int) -> None:
+def test_some_mutated_inputs(readers: Watched, torture_seed: int) -> None:
     wrong = [line for name in READERS for line in _fuzz(readers, name, torture_seed * 1_000_000, SOME)]
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
 
 
-def test_inputs_that_are_not_changed_are_taken(readers: Watched) -> None:
+def test_unmutated_inputs_are_accepted(readers: Watched) -> None:
     """A reader that refused these would refuse all changed ones as well, and show nothing."""
     for name in READERS:
         found = readers.run({"reader": name})
@@ -83,7 +83,7 @@ def test_inputs_that_are_not_changed_are_taken(readers: Watched) -> None:
         assert json.loads(found.detail)["counts"].keys() == {TAKEN}, (name, found)
 
 
-def test_inputs_that_once_failed(readers: Watched) -> None:
+def test_regression_inputs(readers: Watched) -> None:
     found = sorted(CORPUS.glob("*.*.*"))
     assert len(found) > 5
     for path in found:
@@ -94,7 +94,7 @@ def test_inputs_that_once_failed(readers: Watched) -> None:
         assert ended.outcome not in (*FAILURES, TAKEN), (path.name, ended)
 
 
-def test_a_program_whose_output_nothing_computes(speaking_bundle: Path, tmp_path: Path) -> None:
+def test_program_with_an_uncomputed_output(speaking_bundle: Path, tmp_path: Path) -> None:
     """It ended in a KeyError."""
     package = Path(shutil.copytree(speaking_bundle / "int8/feat_encoder.mlpackage", tmp_path / "x.mlpackage"))
     program = read_specification(package)
@@ -105,7 +105,7 @@ def test_a_program_whose_output_nothing_computes(speaking_bundle: Path, tmp_path
         read_package(package)
 
 
-def test_a_graph_that_onnx_runtime_refuses(
+def test_graph_rejected_by_onnx_runtime(
     speaking_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An entry of the cache that says of itself that it is whole ended in a traceback of ONNX Runtime's."""

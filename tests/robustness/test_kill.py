@@ -78,7 +78,7 @@ def killed_in(ways: list[dict[str, Any]], whole: Whole, folder: Path, outcomes: 
 
 
 @pytest.mark.parametrize(("name", "kills"), [("generate", 3), ("batch", 2), ("voices add", 2)])
-def test_a_killed_command_loses_nothing_and_leaves_nothing(
+def test_killed_command_loses_nothing_and_leaves_nothing(
     whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, name: str, kills: int
 ) -> None:
     killed(whole(name), tmp_path / "run", kills, torture_seed)

@@ -31,12 +31,12 @@ def refused(speaking, folder, loads, capsys):
 
 
 @pytest.mark.parametrize("given", [["--text-file"], ["--text", "hi.", "--prompt-text", "a", "--prompt"]])
-def test_a_device_is_neither_text_nor_prompt(refused, given):
+def test_device_files_are_rejected(refused, given):
     assert "it is neither a file nor a pipe" in refused(*given, "/dev/zero")
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
-def test_a_small_file_of_too_many_samples_is_refused(refused):
+def test_small_file_with_too_many_samples_is_rejected(refused):
     """Half a megabyte with 914 MB of samples, of which 230 MB are decoded."""
     with soundfile.SoundFile("long.flac", "w", 192_000, 1, "PCM_16") as file:
         for _ in range(1190 * 192_000 >> 20):
@@ -55,14 +55,14 @@ def test_a_small_file_of_too_many_samples_is_refused(refused):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 400e6
 
 
-def test_a_text_file_beyond_its_bound_is_refused(refused, folder, monkeypatch):
+def test_text_file_over_the_limit_is_rejected(refused, folder, monkeypatch):
     monkeypatch.setattr("voxcpm_runtime.commands.shared_arguments.MAX_TEXT_BYTES", 10)
     (folder / "long.txt").write_text("ten of them")
 
     assert "it is larger than 10 bytes" in refused("--text-file", "long.txt")
 
 
-def test_a_text_beyond_its_bound_is_refused(monkeypatch):
+def test_text_over_the_limit_is_rejected(monkeypatch):
     monkeypatch.setattr("voxcpm_runtime.argument_types.MAX_CHARACTERS", 10)
 
     assert checked_text("ten signs.", "text") == "ten signs."

@@ -17,7 +17,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 TEXTS = [f"{word} speaks." for word in ("Ada", "Bob", "Carl", "Dora", "Eve", "Fred", "Gail", "Hal")]
 
 
-def test_eight_threads_speak_as_each_would_alone(tiny_bundle_15):
+def test_eight_concurrent_threads_equal_sequential_speech(tiny_bundle_15):
     """In a bundle for macOS 15, functions by length load at their first call."""
     options = {"max_len": 12, "min_len": 12, "retry_badcase": False}
     with VoxCPM.from_bundle(tiny_bundle_15, precision="int8") as tts:
@@ -40,7 +40,7 @@ def test_eight_threads_speak_as_each_would_alone(tiny_bundle_15):
         np.testing.assert_array_equal(one, other)
 
 
-def test_closing_a_voice_frees_its_step_models(tiny_bundle):
+def test_closing_frees_step_models(tiny_bundle):
     tts = VoxCPM.from_bundle(tiny_bundle, precision="int8")
     tts.generate("the you and", seed=1, max_len=4)
     models = [weakref.ref(model) for model in tts.driver.models.values()]
@@ -53,7 +53,7 @@ def test_closing_a_voice_frees_its_step_models(tiny_bundle):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_closing_a_voice_gives_its_memory_back(tiny_bundle):
+def test_closing_releases_memory(tiny_bundle):
     """The test leaves 100 MB of freed memory in the allocator, which closing must return."""
 
     def resident():

@@ -14,7 +14,7 @@ from voxcpm_runtime.options import GenerationOptions, checked_options
         ("max_len", 0),
     ],
 )
-def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, value):
+def test_out_of_range_value_is_named_with_its_range(name, value):
     with pytest.raises(
         InputError, match=rf"^{name} must be a (whole )?number from .* to .*, got .*$"
     ) as caught:
@@ -22,7 +22,7 @@ def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, valu
     assert "\n" not in str(caught.value)
 
 
-def test_denoising_is_refused_and_its_absence_is_not():
+def test_denoise_true_is_rejected_and_false_accepted():
     assert checked_options({"normalize": False, "denoise": False}) == GenerationOptions()
     with pytest.raises(InputError, match="denoise is not supported"):
         checked_options({"denoise": True})
@@ -42,5 +42,5 @@ def test_denoising_is_refused_and_its_absence_is_not():
         (4, {"min_len": 100, "max_len": 101}, 101),
     ],
 )
-def test_the_bound_is_upstreams(tokens, options, bound):
+def test_limit_equals_upstreams(tokens, options, bound):
     assert GenerationOptions(**options).patch_bound(tokens) == bound

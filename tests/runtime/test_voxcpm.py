@@ -36,7 +36,7 @@ def test_speech_has_whole_patches_and_the_output_rate(tts, architecture):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_seed_is_numpys_generator_and_noise_may_come_from_the_caller(tts):
+def test_seed_uses_numpys_generator_and_noise_may_be_passed(tts):
     speech = tts.speak(TEXT, rng=np.random.default_rng(7))
 
     np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, seed=7))
@@ -44,7 +44,7 @@ def test_a_seed_is_numpys_generator_and_noise_may_come_from_the_caller(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_speech_without_a_seed_can_be_made_again(tts):
+def test_unseeded_speech_is_reproducible(tts):
     speech = tts.speak(TEXT)
 
     np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, seed=speech.seed))
@@ -77,7 +77,7 @@ def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
 
 
 @pytest.mark.usefixtures("network")
-def test_a_speech_too_long_for_its_text_is_tried_again_with_the_next_seeds(tts):
+def test_overlong_speech_is_retried_with_the_next_seeds(tts):
     with pytest.warns(TooLongWarning, match="segment 1: .*28 patches for 3 tokens.*the best of 3 attempts"):
         long = tts.speak("hi", seed=5)
 
@@ -85,7 +85,7 @@ def test_a_speech_too_long_for_its_text_is_tried_again_with_the_next_seeds(tts):
     np.testing.assert_array_equal(long.latents, tts.speak("hi", seed=7, retry_badcase=False).latents)
 
 
-def test_a_streamed_speech_too_long_for_its_text_is_warned_of_when_it_becomes_so(tts):
+def test_overlong_stream_warns_immediately(tts):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         told_at = [len(caught) for _ in tts.generate_streaming("hi", seed=5, chunk_patches=1)]
@@ -108,7 +108,7 @@ def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio,
 
 
 @pytest.mark.usefixtures("stopping")
-def test_progress_is_told_after_every_patch(tts, architecture):
+def test_progress_is_reported_after_every_patch(tts, architecture):
     told = []
     tts.generate(TEXT, seed=1, progress=told.append)
     streamed = []
@@ -136,7 +136,7 @@ def test_progress_is_told_after_every_patch(tts, architecture):
     ],
 )
 @pytest.mark.parametrize("call", ["generate", "generate_streaming"])
-def test_what_cannot_be_spoken_is_refused_before_any_work(tts, models, call, arguments, message):
+def test_invalid_input_is_rejected_before_any_work(tts, models, call, arguments, message):
     with pytest.raises(InputError, match=message) as caught:
         getattr(tts, call)(**{"text": TEXT} | arguments)
 
@@ -153,7 +153,7 @@ def test_the_shortest_speech_may_fill_the_cache(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_characters_that_will_not_be_spoken_are_warned_of(tts, monkeypatch):
+def test_unspoken_characters_are_warned_about(tts, monkeypatch):
     known = "0123456789"  # a vocabulary without digits is one of letters, whose texts are spelled
     monkeypatch.setattr(tts.bundle.tokenizer, "unknown_characters", lambda text: "" if text == known else "☃")
 
@@ -161,7 +161,7 @@ def test_characters_that_will_not_be_spoken_are_warned_of(tts, monkeypatch):
         tts.generate(TEXT, seed=1)
 
 
-def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, models):
+def test_overlong_prompt_is_rejected_before_encoding(tts, models):
     audio = (np.resize(np.float32([0.5, -0.5]), 20 * 40), 1000)
 
     with pytest.raises(
@@ -183,6 +183,6 @@ def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, mo
         ),
     ],
 )
-def test_an_argument_of_another_type_is_one_line(tts, call, message):
+def test_wrong_argument_type_is_a_one_line_error(tts, call, message):
     with pytest.raises(InputError, match=message):
         call(tts)

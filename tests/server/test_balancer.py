@@ -102,7 +102,7 @@ def speaking(server: tuple[subprocess.Popen[str], str]) -> int:
     return int(httpx2.get(f"{server[1]}/ready").json()["speaking"])
 
 
-def test_the_file_is_valid_as_it_is() -> None:
+def test_configuration_is_valid() -> None:
     done = subprocess.run(
         [str(HAPROXY), "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False
     )
@@ -110,7 +110,7 @@ def test_the_file_is_valid_as_it_is() -> None:
     assert "WARNING" not in done.stdout + done.stderr
 
 
-def test_what_passes_through_it(balanced: Balanced) -> None:
+def test_requests_are_proxied(balanced: Balanced) -> None:
     # Audio comes as it is made, and the server that has less to do is asked.
     given = {"json": BODY | {"input": LONG}, "timeout": PATIENCE}
     began = time.perf_counter()
@@ -163,7 +163,7 @@ def websocket_messages(websocket: Any) -> Iterator[bytes]:
             return
 
 
-def test_what_a_full_server_refuses_another_one_speaks(balanced: Balanced) -> None:
+def test_full_server_fails_over_to_another(balanced: Balanced) -> None:
     with contextlib.ExitStack() as stack:
         streams = []
         for _ in range(2):
@@ -180,7 +180,7 @@ def test_what_a_full_server_refuses_another_one_speaks(balanced: Balanced) -> No
     assert given_back == [200] * 4
 
 
-def test_while_one_server_ends_no_request_fails(balanced: Balanced, tts: VoxCPM) -> None:
+def test_no_request_fails_while_a_server_shuts_down(balanced: Balanced, tts: VoxCPM) -> None:
     expected = {
         text: pcm16(tts.generate(text, seed=7, retry_badcase=False)).tobytes()
         for text in (str(BODY["input"]), LONG)

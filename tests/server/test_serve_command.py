@@ -32,7 +32,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return line
 
 
-def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_fails_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         line = refusal(capsys, "--port", port)
@@ -57,7 +57,7 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no such user"),
     ],
 )
-def test_wrong_options_are_one_line(
+def test_invalid_options_are_one_line_errors(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -69,7 +69,7 @@ def test_wrong_options_are_one_line(
 
 @pytest.mark.long
 @pytest.mark.parametrize("module", _EXTRAS["serve"])
-def test_without_one_of_its_packages_it_names_the_extra(module: str) -> None:
+def test_missing_package_names_the_extra(module: str) -> None:
     # There is no such bundle either: a server that misses nothing ends, too.
     arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0"]
     absent = f"import sys; sys.modules['{module}'] = None; sys.argv = {arguments}; "
@@ -101,7 +101,7 @@ def asked(url: str, words: str, **fields: Any) -> tuple[threading.Thread, list[A
     return asking, outcomes
 
 
-def test_sigterm_lets_a_speech_end_and_leaves_without_an_error(started: Callable[..., Any]) -> None:
+def test_sigterm_drains_and_exits_cleanly(started: Callable[..., Any]) -> None:
     process, url = started()
     asking, outcomes = asked(url, "one two three four five six seven. " * 4)
 
@@ -115,7 +115,7 @@ def test_sigterm_lets_a_speech_end_and_leaves_without_an_error(started: Callable
 
 @pytest.mark.long
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_speech_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any], streamed: bool) -> None:
+def test_speech_longer_than_the_drain_is_cut_off(started: Callable[..., Any], streamed: bool) -> None:
     process, url = started("--drain-seconds", "1")
     asking, outcomes = asked(url, "one two three four five six seven. " * 100, stream=streamed)
     process.send_signal(signal.SIGTERM)
@@ -132,7 +132,7 @@ def test_a_speech_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any]
         assert outcomes[0].json()["error"]["message"] == "the server is shutting down; try again"
 
 
-def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started: Callable[..., Any]) -> None:
+def test_sigterm_drains_active_conversations_and_closes_idle_ones(started: Callable[..., Any]) -> None:
     process, url = started()
     stream = f"{url.replace('http', 'ws')}/v1/audio/stream"
     with connect(stream) as speaking, connect(stream) as silent:
@@ -161,7 +161,7 @@ def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started
 
 
 @pytest.mark.long
-def test_a_second_ctrl_c_ends_a_server_that_speaks_at_once(started: Callable[..., Any]) -> None:
+def test_second_ctrl_c_exits_immediately(started: Callable[..., Any]) -> None:
     # What a shell starts in the background ignores Ctrl-C.
     process, url = started(before="import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n")
     said = {"model": "tts-1", "input": "It rained all day. " * 100, "response_format": "pcm"}

@@ -10,7 +10,7 @@ from documents import BY_NAME, run_python
 from server_on_loopback import ServerOnLoopback
 
 
-def test_the_manuals_python_runs(
+def test_documented_python_runs(
     server: ServerOnLoopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -89,7 +89,7 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("bundle", DRIVEN)
-def test_all_forms_speak_as_python(
+def test_speech_in_all_forms_equals_python(
     tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest, bundle: str
 ) -> None:
     driver.record(tmp_path / "driver", request.getfixturevalue(bundle))
@@ -98,7 +98,7 @@ def test_all_forms_speak_as_python(
 
 
 @pytest.mark.filterwarnings("ignore")  # Lengths that no user would ask for
-def test_speech_voices_and_sessions_are_those_of_python(
+def test_speech_voices_and_sessions_equal_python(
     tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Also streams, retries, several segments, and minutes in flat memory."""
@@ -107,13 +107,13 @@ def test_speech_voices_and_sessions_are_those_of_python(
     tested("SpeechTests|LengthTests|VoiceTests", tmp_path)
 
 
-def test_what_is_refused_altered_or_cancelled_gives_errors(
-    tested: Callable[..., str], tmp_path: Path
-) -> None:
+def test_invalid_altered_and_cancelled_inputs_give_errors(tested: Callable[..., str], tmp_path: Path) -> None:
     tested("ActorTests|FuzzTests|FilesTests|PlaybackTests", tmp_path)
 
 
-def test_texts_are_cut_tokenised_and_spelled_as_in_python(tested: Callable[..., str], tmp_path: Path) -> None:
+def test_texts_are_segmented_tokenised_and_spelled_as_in_python(
+    tested: Callable[..., str], tmp_path: Path
+) -> None:
     texts.record(tmp_path)
 
     tested("TextTests|AlteredTokenizerTests", tmp_path)
@@ -147,5 +147,5 @@ def test_public_declarations_are_documented() -> None:
     ] == []
 
 
-def test_the_app_of_the_example_compiles() -> None:
+def test_example_app_compiles() -> None:
     compiled(REPOSITORY / "examples" / "swift" / "Speak", REPOSITORY / "build" / "swift" / "app")

@@ -36,13 +36,13 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[AudioVAE, VoxCP
     return vae.eval(), model.eval(), folder / "checkpoint"
 
 
-def test_the_exported_weights_are_those_of_the_architecture(untrained):
+def test_exported_weights_match_the_architecture(untrained):
     checkpoint = Checkpoint.open(str(untrained[2]))
     assert checkpoint.shapes() == expected_shapes(checkpoint.architecture)
 
 
 @torch.no_grad()
-def test_upstream_computes_what_was_trained(untrained):
+def test_upstream_reproduces_the_trained_model(untrained):
     vae, model, folder = untrained
     upstream = load_upstream(folder)
     audio = 0.1 * torch.randn(1, 1, 12 * HOP)
@@ -68,7 +68,7 @@ def test_upstream_computes_what_was_trained(untrained):
     torch.testing.assert_close(theirs, velocity, atol=1e-4, rtol=1e-4)
 
 
-def test_a_training_can_start_from_an_exported_checkpoint(untrained):
+def test_training_starts_from_an_exported_checkpoint(untrained):
     vae, model, folder = untrained
     audio = 0.1 * torch.randn(1, 1, 8 * HOP)
 

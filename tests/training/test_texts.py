@@ -29,11 +29,11 @@ KNOWN = frozenset(
         ("It is at example.org today.", None),
     ],
 )
-def test_a_sentence_as_it_is_said(sentence: str, expected: str | None) -> None:
+def test_sentence_is_spelled_out(sentence: str, expected: str | None) -> None:
     assert spell_out(sentence) == expected
 
 
-def test_held_out_sentences_are_never_trained_on() -> None:
+def test_held_out_sentences_are_excluded_from_training() -> None:
     held_out = ["the old farmer fed his chickens before sunrise."]
     candidates = [
         "The old farmer fed his chickens before sunrise.",
@@ -79,7 +79,7 @@ def utterances_of(batch: Batch, utterances: Utterances) -> list[int]:
     return np.nonzero(np.isin(ends, batch.patches))[0].tolist()
 
 
-def test_batches_hold_text_then_audio_then_the_stop() -> None:
+def test_batches_contain_text_audio_and_stop() -> None:
     """Decode a packed batch by hand: every patch follows its text, and the last one stops."""
     patches = [2, 3, 1, 4]
     utterances = made(list(TEXTS), patches, [True] * 4)
@@ -101,7 +101,7 @@ def test_batches_hold_text_then_audio_then_the_stop() -> None:
     assert sorted(seen) == list(range(nothing))
 
 
-def test_two_processes_get_the_same_shapes_and_never_the_same_utterance() -> None:
+def test_processes_get_equal_shapes_and_distinct_utterances() -> None:
     utterances = random_utterances(800)
     first, second = (
         list(Sampler(utterances, 1024, 0.4, seed=0, rank=rank, world=2).epoch()) for rank in range(2)

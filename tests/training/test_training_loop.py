@@ -59,7 +59,7 @@ def heard(audio: list[np.ndarray]) -> list[str]:
     return [HEARD[len(signal) // 3840 - 1] for signal in audio]
 
 
-def test_what_was_misheard_is_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misrecognised_utterances_are_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shard = tmp_path / "shard-00007.npz"
     write_shard(shard)
 

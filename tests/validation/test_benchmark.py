@@ -9,7 +9,7 @@ from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
-def test_the_figures_agree_with_each_other(tiny_bundle, capsys):
+def test_figures_are_consistent(tiny_bundle, capsys):
     options = ["--no-cold", "--patches", "4", "--repeats", "2", "--threads", "1"]
     assert cli.main(["benchmark", str(tiny_bundle), "--precision", "int8", "--json", *options]) == 0
 
@@ -27,7 +27,7 @@ def test_the_figures_agree_with_each_other(tiny_bundle, capsys):
     assert 1e7 < figures["peak_memory_bytes"] < 1e11
 
 
-def test_the_table_has_the_figures(tiny_bundle, capsys):
+def test_table_contains_the_figures(tiny_bundle, capsys):
     assert cli.main(["benchmark", str(tiny_bundle), "--patches", "4", "--repeats", "1", "--cold"]) == 0
 
     text = capsys.readouterr().out

@@ -58,13 +58,13 @@ def built_in_voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_half_arithmetic_and_bytes_reach_the_floors_of_linuxs_runtime(built_in_voice: Path) -> None:
+def test_fp16_meets_the_floors_of_the_linux_runtime(built_in_voice: Path) -> None:
     """Every step model at every length, with the text and seed that `validate` takes."""
     report = validate_bundle(built_in_voice, str(DEFAULT_CHECKPOINT), precisions=["fp16"])
     assert report.failures() == []
 
 
-def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(
+def test_fp32_utterances_equal_upstream_and_the_portable_backend(
     built_in_voice: Path, speaking_bundle: Path
 ) -> None:
     model = load_upstream(DEFAULT_CHECKPOINT, max_length=StepSizes().kv_length)

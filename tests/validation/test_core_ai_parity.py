@@ -39,7 +39,7 @@ def first(tiny_checkpoint: Path, tiny_bundle_27: Path) -> tuple[Any, Reference]:
 
 
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_fp16_step_models_reach_the_floors_of_linuxs_half_arithmetic_at_every_length(
+def test_fp16_step_models_meet_the_floors_of_the_linux_runtime_at_every_length(
     tiny_bundle_27: Path, first: tuple[Any, Reference], name: str
 ) -> None:
     found = measured(tiny_bundle_27, "fp16", first[1], name)
@@ -48,7 +48,7 @@ def test_fp16_step_models_reach_the_floors_of_linuxs_half_arithmetic_at_every_le
     assert all(output.snr_db < 70 for output in found.outputs.values())
 
 
-def test_speech_in_half_arithmetic_has_floors_of_its_own_on_core_ai() -> None:
+def test_fp16_speech_has_its_own_floors_on_core_ai() -> None:
     equal = agreement(np.arange(4.0), np.arange(4.0))
     speech = EndToEnd(
         case="zero-shot", precision="fp16", patches=4, upstream_patches=4, free_running_latents=equal,
@@ -60,7 +60,7 @@ def test_speech_in_half_arithmetic_has_floors_of_its_own_on_core_ai() -> None:
     assert len(below_floors(wrong, core_ai=True)) == 2
 
 
-def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(
+def test_fp32_utterances_equal_upstream_and_the_portable_backend(
     first: tuple[Any, Reference], tiny_bundle_27: Path, tiny_bundle: Path
 ) -> None:
     modes = check_utterances(
@@ -69,7 +69,7 @@ def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(
     assert modes == ["zero-shot", "continuation"]
 
 
-def test_validation_measures_on_core_ai_and_says_what_it_left_out(
+def test_validation_on_core_ai_reports_skipped_measurements(
     tiny_bundle_27: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half arithmetic speaks fewer patches; here fewer still."""

@@ -20,7 +20,7 @@ KEPT = {"min_len": 6, "max_len": 6}
 @pytest.mark.parametrize(
     ("generation", "recorded"), [("tiny", "prompt"), ("second", "prompt"), ("second", "reference")]
 )
-def test_a_dialogue_is_upstreams(
+def test_dialogue_equals_upstream(
     request: pytest.FixtureRequest, tmp_path: Path, generation: str, recorded: str
 ) -> None:
     bundle, checkpoint = (

@@ -67,7 +67,7 @@ def test_word_errors_count_words_not_spelling_or_brackets() -> None:
     assert longest_lost_run(said, "the work is free") == 5
 
 
-def test_lost_and_repeated_words_are_told_from_wrong_ones() -> None:
+def test_lost_repeated_and_substituted_words_are_distinguished() -> None:
     said = "the old man went down to the sea again to look for his boat"
 
     assert longest_lost_run(said, "The old man went again to look for his boat.") == 4
@@ -78,7 +78,7 @@ def test_lost_and_repeated_words_are_told_from_wrong_ones() -> None:
     assert not is_repeated("do cats eat bats, do cats eat bats", "do cats eat bats do cats eat bats")
 
 
-def test_prose_scores_find_what_is_long_cut_and_repeated() -> None:
+def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
     said = "ten words are in this one sentence of our test"
     segments = [
         heard(said, said, 4.0),
@@ -111,7 +111,7 @@ def test_prose_scores_find_what_is_long_cut_and_repeated() -> None:
     assert by_median.longest_ratio == pytest.approx(2.0)
 
 
-def test_a_short_text_is_understood_if_it_sounds_the_same() -> None:
+def test_homophones_of_short_texts_are_accepted() -> None:
     pairs = [
         ("Good night.", "Goodnight"),
         ("Too.", "Two"),
@@ -126,7 +126,7 @@ def test_a_short_text_is_understood_if_it_sounds_the_same() -> None:
     assert scores.misunderstood == (("Yes.", "Yet."), ("No.", ""))
 
 
-def test_narration_scores_follow_pace_level_and_voice_through_the_minutes() -> None:
+def test_narration_scores_track_pace_level_and_voice_over_time() -> None:
     """Six segments of 9 s with pauses a minute, each minute with fewer words and quieter; the last in another voice."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     segments = [
@@ -186,7 +186,7 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
         (["--saved", "nowhere.json"], "nowhere.json: expected a listening.json of this release"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_invalid_input_is_a_one_line_error(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert cli.main(["listen", *arguments]) == 2
@@ -195,9 +195,7 @@ def test_bad_input_is_one_line(
     assert message in line
 
 
-def test_saved_reports_are_shown_and_written_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_saved_reports_are_combined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "ten words are in this one sentence of our test"
     case = heard_case(*[heard(words, words, 4.0) for _ in range(30)])
     report = Report(prose=tuple(prose_scores(case, None)), narration=tuple(narration_scores(case)))
@@ -215,7 +213,7 @@ def test_saved_reports_are_shown_and_written_together(
 
 
 @pytest.mark.listening
-def test_prompts_are_heard_and_a_voice_is_most_like_itself(listener: Listener) -> None:
+def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener: Listener) -> None:
     transcripts, halves = [], []
     for voice in listener.voices:
         audio, rate = prompt_clip(voice)
@@ -228,7 +226,7 @@ def test_prompts_are_heard_and_a_voice_is_most_like_itself(listener: Listener) -
 
 
 @pytest.mark.listening
-def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
+def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same noise, and each later segment as a continuation of the first, as the runtime speaks it."""
@@ -246,7 +244,7 @@ def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
 
 
 @pytest.mark.listening
-def test_the_built_in_voice_is_understood(speaking_bundle: Path, listener: Listener) -> None:
+def test_default_voice_is_intelligible(speaking_bundle: Path, listener: Listener) -> None:
     speak = bundle_speaker(speaking_bundle, "int8")
 
     # Prose is read zero-shot only: in a voice as well, it would take as long again.

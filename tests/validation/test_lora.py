@@ -39,7 +39,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, lora
     return folder
 
 
-def test_speaks_as_upstream_running_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
+def test_speech_equals_upstream_with_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
     """Over 12 patches, and unlike upstream without it."""
     case = Case("zero-shot", TEXT, seed=0, patches=12)
     tts = VoxCPM.from_bundle(bundle)
@@ -58,14 +58,14 @@ def test_speaks_as_upstream_running_the_lora(bundle: Path, tiny_checkpoint: Path
     assert plain.teacher_forced_worst < 0.9
 
 
-def test_validation_has_upstream_run_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
+def test_validation_runs_upstream_with_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
     report = validate_bundle(bundle, str(tiny_checkpoint), lora=lora, text=TEXT, patches=2)
     assert min(step.correlation for step in report.steps) > 0.9999999
     assert report.failures() == []
     assert report.checkpoint.endswith("with LoRA voice")
 
 
-def test_another_lora_or_none_is_refused(
+def test_other_or_missing_lora_is_rejected(
     bundle: Path, tiny_checkpoint: Path, lora: Path, tmp_path: Path, write_lora: Any
 ) -> None:
     def refused(match: str, folder: Path, given: Path | None) -> None:

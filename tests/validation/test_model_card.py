@@ -55,7 +55,7 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_command_writes_correlations_into_the_card(
+def test_command_writes_correlations_into_the_card(
     bundle: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
@@ -76,7 +76,7 @@ def test_the_command_writes_correlations_into_the_card(
     assert "/home/me" not in card
 
 
-def test_a_card_that_is_a_link_or_cannot_be_written_is_left_alone(
+def test_linked_or_unwritable_card_is_left_unchanged(
     bundle: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (bundle / "README.md").rename(bundle / "blob")

@@ -77,14 +77,14 @@ def rows_one_position_late(tts: VoxCPM) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_the_built_in_voice_misses_no_floor(built_in_voice: Judged, precision: str) -> None:
+def test_default_bundle_meets_every_floor(built_in_voice: Judged, precision: str) -> None:
     assert built_in_voice.failures(precision) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("defect", [one_percent_more_condition, rows_one_position_late])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_defect_of_the_loop_is_found_in_forced_patches(
+def test_loop_defect_is_detected_in_forced_patches(
     built_in_voice: Judged, precision: str, defect: Callable[[VoxCPM], None]
 ) -> None:
     failures = built_in_voice.failures(precision, defect)
@@ -111,14 +111,14 @@ def report_of(*end_to_end: EndToEnd, drift: Sequence[Sensitivity] = (), **given:
     return Report(end_to_end=end_to_end, **whole)
 
 
-def test_a_floor_is_three_times_as_far_from_one_as_upstream_and_within_its_bounds() -> None:
+def test_floor_is_three_times_upstreams_distance_from_one_and_clamped() -> None:
     measured = sensitivity("continuation")
     assert measured.floor(0.99, 0.999) == pytest.approx(0.97)
     assert measured.floor(1.0, 0.999) == 0.999
     assert measured.floor(0.95, 0.999) == measured.floor(-1.0, 0.999) == 0.9
 
 
-def test_a_defect_of_continuation_alone_fails_though_its_free_run_cannot_be_judged() -> None:
+def test_continuation_defect_fails_without_a_usable_free_run() -> None:
     good, bad = spoken("zero-shot"), spoken("continuation", free=-0.2, worst=0.1, median=0.2)
     report = report_of(good, bad, drift=[sensitivity("continuation", free=0.46226, worst=0.3, median=0.5)])
     (failure,) = report.failures()
@@ -128,14 +128,14 @@ def test_a_defect_of_continuation_alone_fails_though_its_free_run_cannot_be_judg
     assert report.unjudged()[0] in report.markdown()
 
 
-def test_a_low_median_is_excused_only_as_far_as_that_of_disturbed_upstream() -> None:
+def test_low_median_passes_only_down_to_that_of_perturbed_upstream() -> None:
     fell = sensitivity("continuation", median=0.9997)
     assert report_of(spoken("continuation", median=0.9998), drift=[fell]).failures() == []
     assert report_of(spoken("continuation", median=0.9996), drift=[fell]).failures() != []
     assert report_of(spoken("continuation", median=0.9998), drift=[sensitivity("continuation")]).failures()
 
 
-def test_the_median_of_int8_has_a_floor_for_the_built_in_voice_only() -> None:
+def test_int8_median_has_a_floor_for_the_default_bundle_only() -> None:
     low = spoken("zero-shot", median=0.9, precision="int8")
     assert report_of(low, built_in=True).failures() != []
     assert report_of(low).failures() == []

@@ -47,5 +47,5 @@ def upstream():
 
 
 @pytest.mark.parametrize("text", CHINESE)
-def test_a_text_in_words_is_upstreams(upstream, text):
+def test_normalized_text_equals_upstreams(upstream, text):
     assert normalized(text) == upstream.normalize(text)

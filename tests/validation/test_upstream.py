@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("preset", ["tiny", "tiny-2", "tiny-kv"])
-def test_upstream_has_every_weight_of_the_synthetic_checkpoint(tmp_path: Path, preset: str) -> None:
+def test_upstream_loads_every_synthetic_weight(tmp_path: Path, preset: str) -> None:
     folder = write_synthetic_checkpoint(
         tmp_path / preset, presets()[preset], seed=0, tokenizer=write_tokenizer(tmp_path / "tokenizer")
     )
@@ -31,7 +31,7 @@ def test_upstream_has_every_weight_of_the_synthetic_checkpoint(tmp_path: Path, p
     assert all(torch.equal(loaded[name], checkpoint.tensor(name)) for name in plain)
 
 
-def test_capitals_survive_a_tokenizer_that_lowers_them() -> None:
+def test_capitals_survive_a_lowercasing_tokenizer() -> None:
     model = load_upstream(DEFAULT_CHECKPOINT)
     assert model.text_tokenizer("HELLO.") == model.text_tokenizer("hello.")
     assert len(model.text_tokenizer("HELLO.")) == len("▁hello.")

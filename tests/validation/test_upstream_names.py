@@ -78,7 +78,7 @@ def attributes(upstream: Any) -> set[str]:
     return assigned | {name for name, value in vars(upstream).items() if isinstance(value, property)}
 
 
-def test_every_call_argument_and_attribute_is_in_the_table_and_no_other(upstream: Any) -> None:
+def test_table_lists_every_argument_and_attribute(upstream: Any) -> None:
     names = attributes(upstream)
     for call, function in calls(upstream).items():
         given = [f"{call}({name})" for name in arguments(function)]
@@ -87,7 +87,7 @@ def test_every_call_argument_and_attribute_is_in_the_table_and_no_other(upstream
     assert set(table("upstream")) == names
 
 
-def test_positions_and_defaults_are_upstreams(upstream: Any) -> None:
+def test_positions_and_defaults_equal_upstreams(upstream: Any) -> None:
     theirs = arguments(upstream._generate)
     assert list(theirs) == [*RECORDINGS, *UPSTREAM_ORDER, "streaming"]
     for method in (VoxCPM.generate, VoxCPM.speak, VoxCPM.plan, VoxCPM.generate_streaming):
@@ -121,7 +121,7 @@ BASES: dict[str, dict[str, Any]] = {"generate": {"text": "hi."}, "generate_strea
 
 
 @pytest.mark.parametrize("row", NOT_SUPPORTED)
-def test_what_is_not_offered_says_so_in_one_line(tiny_bundle: Path, row: str) -> None:
+def test_unsupported_arguments_are_one_line_errors(tiny_bundle: Path, row: str) -> None:
     tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
     call, _, argument = row.rstrip(")").partition("(")
     reason = next((REASONS[word] for word in (call, argument) if word in REASONS), None)
@@ -133,12 +133,12 @@ def test_what_is_not_offered_says_so_in_one_line(tiny_bundle: Path, row: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_attributes_are_there_unless_they_are_not_offered(upstream: Any) -> None:
+def test_supported_attributes_exist(upstream: Any) -> None:
     for name in attributes(upstream):
         assert hasattr(VoxCPM, name) == (state(name) != "not supported"), name
 
 
-def test_options_by_position_are_those_by_name(tiny_bundle: Path) -> None:
+def test_positional_options_equal_keywords(tiny_bundle: Path) -> None:
     tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
     values = (0, 200, 1, 7, False, False, True, 0, 5.5)
     by_name = dict(zip(UPSTREAM_ORDER, values, strict=True))
@@ -169,12 +169,12 @@ def flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, argparse.Actio
     }
 
 
-def test_every_flag_is_in_the_table_and_no_other(parser: argparse.ArgumentParser) -> None:
+def test_table_lists_every_flag(parser: argparse.ArgumentParser) -> None:
     assert set(table("upstream-flags")) == {name for of_one in flags(parser).values() for name in of_one}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_flags_are_what_the_table_says(
+def test_flags_match_the_table(
     parser: argparse.ArgumentParser, command: str, capsys: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "me.wav").write_bytes(b"")

@@ -57,7 +57,7 @@ def test_fp32_equals_upstream(report: Report) -> None:
     }
 
 
-def test_the_solvers_package_is_compared_with_upstreams_solver(
+def test_solver_package_is_compared_with_upstreams_solver(
     tiny_parts_bundle: Path, tiny_checkpoint: Path
 ) -> None:
     """Four steps, fewer than upstream spoke the utterance with."""
@@ -70,7 +70,7 @@ def test_the_solvers_package_is_compared_with_upstreams_solver(
     assert "| locdit_solve | fp32 | plain | patch |" in report.markdown()
 
 
-def test_report_is_written_in_both_forms(report: Report, tmp_path: Path) -> None:
+def test_report_is_written_as_json_and_markdown(report: Report, tmp_path: Path) -> None:
     report.write(tmp_path)
     assert Report.model_validate(json.loads((tmp_path / "validation.json").read_text())) == report
     markdown = (tmp_path / "validation.md").read_text()
@@ -79,7 +79,7 @@ def test_report_is_written_in_both_forms(report: Report, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
-def test_a_low_figure_is_a_failure(report: Report, precision: str) -> None:
+def test_low_figure_fails(report: Report, precision: str) -> None:
     step = next(s for s in report.steps if s.precision == "fp32")
     name, output = next(iter(step.outputs.items()))
     outputs = {name: output.model_copy(update={"correlation": 0.9})}
@@ -89,7 +89,7 @@ def test_a_low_figure_is_a_failure(report: Report, precision: str) -> None:
     assert "0.9000000 is below" in failures[0]
 
 
-def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
+def test_command_prints_every_figure_in_80_columns_and_the_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     r = 0.8765432
@@ -121,12 +121,12 @@ def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
     assert lines[-1] == "1 figure below the floor or not finite."
 
 
-def test_a_text_beyond_the_caches_is_refused(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+def test_text_longer_than_the_caches_is_rejected(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
     with pytest.raises(InputError, match=r"needs \d+ positions, and .* has 128; give a shorter --text"):
         validate_bundle(tiny_bundle, str(tiny_checkpoint))
 
 
-def test_another_checkpoint_is_refused(tiny_bundle: Path) -> None:
+def test_other_checkpoint_is_rejected(tiny_bundle: Path) -> None:
     with pytest.raises(InputError, match="not the checkpoint"):
         validate_bundle(tiny_bundle, str(DEFAULT_CHECKPOINT))
 
@@ -178,7 +178,7 @@ def said_by_upstream() -> list[tuple[Case, SpokenCase]]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_says_what_upstream_says(
+def test_speech_equals_upstream(
     speaking_bundle: Path, said_by_upstream: list[tuple[Case, SpokenCase]], precision: str
 ) -> None:
     tts = VoxCPM.from_bundle(speaking_bundle, precision=precision)
@@ -220,7 +220,7 @@ def test_sampling_options_reach_the_solver(tiny_bundle: Path, tiny_checkpoint: P
     assert agreement(latents, plain).correlation < 0.99
 
 
-def test_both_sides_are_given_the_text_that_a_voice_of_letters_says(speaking_bundle: Path) -> None:
+def test_both_sides_get_text_spelled_for_a_letters_only_vocabulary(speaking_bundle: Path) -> None:
     report = validate_bundle(
         speaking_bundle, str(DEFAULT_CHECKPOINT), precisions=["fp32"], text="3 old boats", patches=6
     )
@@ -228,9 +228,7 @@ def test_both_sides_are_given_the_text_that_a_voice_of_letters_says(speaking_bun
     assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
 
 
-def test_the_second_generation_speaks_as_upstream_does_in_every_mode(
-    second_checkpoint: Path, second_bundle: Path
-) -> None:
+def test_voxcpm2_equals_upstream_in_every_mode(second_checkpoint: Path, second_bundle: Path) -> None:
     model, tts = load_upstream(second_checkpoint, max_length=128), VoxCPM.from_bundle(second_bundle)
     with cases(model, "the you and the world", patches=12, seed=0) as utterances:
         assert [case.name for case in utterances] == [

@@ -65,13 +65,13 @@ def taken(audio, rate):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_part_kept_is_upstreams(shape):
+def test_trimmed_range_equals_upstreams(shape):
     parts, at_1000, at_16000 = SHAPES[shape]
     audio = np.concatenate(parts)
 
     assert (taken(audio, 1000), taken(audio, 16000)) == (at_1000, at_16000)
 
 
-def test_silence_throughout_is_returned_whole():
+def test_all_silent_audio_is_returned_whole():
     assert len(trim_silence(silence(5000), RATE)) == 5000
     assert len(trim_silence(silence(0), RATE)) == 0

@@ -17,7 +17,7 @@ def stretched(audio: np.ndarray, speed: float, piece: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.8, 1.3, 2.0, 4.0])
-def test_a_tone_keeps_its_pitch_and_has_the_length_that_was_asked_for(speed: float) -> None:
+def test_stretching_keeps_pitch_and_sets_length(speed: float) -> None:
     tone = (0.5 * np.sin(2 * np.pi * 200 * np.arange(72_001) / RATE)).astype(np.float32)
 
     audio = stretched(tone, speed, 3840)

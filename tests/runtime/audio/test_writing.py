@@ -17,7 +17,7 @@ def sine(rate, seconds=0.5, hertz=440.0):
     return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
 
 
-def test_wav_is_sixteen_bit_and_clipped(tmp_path):
+def test_wav_is_16_bit_and_clipped(tmp_path):
     path = tmp_path / "out.wav"
 
     clipped = write_audio(path, np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5], np.float32), RATE)
@@ -29,7 +29,7 @@ def test_wav_is_sixteen_bit_and_clipped(tmp_path):
 
 
 @pytest.mark.parametrize("ending", FORMATS)
-def test_every_ending_is_written_and_read_back(tmp_path, ending):
+def test_every_extension_round_trips(tmp_path, ending):
     rate = 44100  # which Opus does not have
     path = tmp_path / f"out{ending}"
     try:
@@ -56,7 +56,7 @@ def test_every_ending_is_written_and_read_back(tmp_path, ending):
         ("new/b\0c/out.wav", "cannot contain a null character"),
     ],
 )
-def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
+def test_unwritable_path_fails_early(tmp_path, name, message):
     (tmp_path / "folder.wav").mkdir()
     (tmp_path / "a file").touch()
 
@@ -65,7 +65,7 @@ def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_without_write_permission_is_known_before(tmp_path, monkeypatch):
+def test_read_only_folder_fails_early(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
 
     with pytest.raises(InputError, match="Permission denied"):
@@ -73,7 +73,7 @@ def test_a_folder_without_write_permission_is_known_before(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_an_interrupted_write_leaves_what_was_there(tmp_path, interruption):
+def test_interrupted_write_preserves_the_old_file(tmp_path, interruption):
     path = tmp_path / "out.wav"
     path.write_bytes(b"old")
 
@@ -87,7 +87,7 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path, interruption):
     assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
 
 
-def test_two_writers_of_one_file_have_a_temp_file_each_and_one_of_a_killed_process_goes(tmp_path):
+def test_writers_use_separate_temporary_files_and_stale_ones_are_removed(tmp_path):
     path = tmp_path / "out.wav"
     (tmp_path / ".out.wav.0.part").write_bytes(b"left by a process that was killed")
 
@@ -98,14 +98,14 @@ def test_two_writers_of_one_file_have_a_temp_file_each_and_one_of_a_killed_proce
 
 
 @pytest.mark.parametrize("ending", [".wav", ".mp3"])
-def test_what_is_no_number_is_not_written(tmp_path, ending):
+def test_nan_is_not_written(tmp_path, ending):
     """The MP3 encoder would abort the process."""
     with pytest.raises(InputError, match="expected finite samples"):
         write_audio(tmp_path / f"out{ending}", np.full(5000, np.nan, np.float32), RATE)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_step_at_the_edges_is_gone() -> None:
+def test_fades_remove_steps_at_the_edges() -> None:
     constant = np.full(1000, 0.5, np.float32)
 
     faded = faded_out(faded_in(constant, RATE), RATE)
@@ -118,7 +118,7 @@ def test_a_step_at_the_edges_is_gone() -> None:
     np.testing.assert_array_equal(faded[FADE:-FADE], constant[FADE:-FADE])
 
 
-def test_a_silent_edge_is_left_as_it_is() -> None:
+def test_silent_edge_is_unchanged() -> None:
     quiet = np.concatenate(
         [np.full(FADE, 0.003), np.full(100, 0.5), np.full(FADE, -0.003)]
     )  # -50.5 dBFS, then -6

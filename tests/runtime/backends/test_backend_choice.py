@@ -71,7 +71,7 @@ def without_core_ai(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("backend", "message"), [("coreml", "coreml needs macOS"), ("cuda", "must be one of auto, coreml")]
 )
-def test_what_this_machine_lacks_is_one_line(
+def test_missing_backend_is_a_one_line_error(
     machine: Callable[[str], None], backend: str, message: str
 ) -> None:
     machine("on_linux")
@@ -111,7 +111,7 @@ def test_other_bundles_run_on_core_ml_on_a_mac(
 
 
 @pytest.mark.parametrize(("name", "backend"), [("on_linux", "portable"), ("on_macos_27", "coreml")])
-def test_there_are_no_more_threads_than_cores_this_process_may_use(
+def test_threads_are_limited_to_the_affinity_mask(
     machine: Callable[[str], None],
     bundle_of: Callable[[str], Bundle],
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
 
 @pytest.mark.usefixtures("with_core_ai")
 @pytest.mark.parametrize(("target", "words", "message"), list(wrong_commands()))
-def test_a_command_ends_with_one_line_before_anything_is_loaded(
+def test_invalid_backend_fails_before_loading(
     machine: Callable[[str], None],
     bundle_of: Callable[[str], Bundle],
     folder: Path,

@@ -42,11 +42,11 @@ def test_a_mac_has_a_version_and_a_build(monkeypatch, tmp_path):
         ("array is not writeable\nmore", "array is not writeable"),
     ],
 )
-def test_of_a_printed_dictionary_the_sentence_is_told(said, reason):
+def test_description_is_extracted_from_a_printed_dictionary(said, reason):
     assert core_ml_reason(RuntimeError(said)) == reason
 
 
-def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):
+def test_unusable_package_is_a_one_line_error(bundle_folder):
     pytest.importorskip("voxcpm_runtime.backends.portable")
 
     with pytest.raises(BundleError, match=r"feat_encoder.mlpackage: cannot be run here"):

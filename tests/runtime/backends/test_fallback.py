@@ -49,7 +49,7 @@ def test_the_saved_choice_comes_before_the_usual_unit(core_ml: StandIn, tiny_bun
         assert isinstance(tts.driver.models[FEAT_ENCODER], CoreMLStepModel)
 
 
-def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_bundle: Path) -> None:
+def test_cpu_replaces_a_failing_unit(core_ml: StandIn, tiny_bundle: Path) -> None:
     core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED")
     assert DEFAULT_UNITS[LOCDIT_STEP] == "cpu_and_ne"
 
@@ -62,7 +62,7 @@ def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_b
     assert units(core_ml) == {LOCDIT_STEP: "CPU_ONLY"}
 
 
-def test_the_portable_backend_takes_the_place_of_core_ml(core_ml: StandIn, tiny_bundle: Path) -> None:
+def test_portable_backend_replaces_core_ml(core_ml: StandIn, tiny_bundle: Path) -> None:
     core_ml.fault(package=LOCDIT_STEP)
 
     with pytest.warns(UserWarning, match="locdit_step falls back from cpu_and_ne and cpu to portable "):
@@ -71,7 +71,7 @@ def test_the_portable_backend_takes_the_place_of_core_ml(core_ml: StandIn, tiny_
     assert isinstance(model, PortableStepModel)
 
 
-def test_who_asks_for_core_ml_or_a_unit_gets_its_error(
+def test_explicit_backend_or_unit_does_not_fall_back(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the portable backend everybody does, with what to install."""
@@ -85,7 +85,7 @@ def test_who_asks_for_core_ml_or_a_unit_gets_its_error(
         loaded(tiny_bundle)
 
 
-def test_a_saved_choice_of_the_portable_backend_needs_it_here(
+def test_saved_portable_choice_requires_the_backend(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))

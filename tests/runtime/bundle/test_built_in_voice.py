@@ -16,7 +16,7 @@ from voxcpm_runtime.commands.cli import main
 WEIGHTS = "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
 
 
-def test_the_first_command_speaks_and_imports_nothing_that_converts(tmp_path, monkeypatch):
+def test_first_command_speaks_without_importing_converters(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "empty"))
     program = (
         "import sys; from voxcpm_runtime.commands.cli import main; "
@@ -41,7 +41,7 @@ def test_the_first_command_speaks_and_imports_nothing_that_converts(tmp_path, mo
     ],
     ids=["altered", "manifest"],
 )
-def test_a_damaged_installation_is_one_line_that_says_to_install_again(damage, tmp_path, monkeypatch, capsys):
+def test_damaged_installation_advises_reinstalling(damage, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "default_bundle"
     shutil.copytree(opening.DEFAULT_BUNDLE, folder)
     damage(folder)
@@ -55,7 +55,7 @@ def test_a_damaged_installation_is_one_line_that_says_to_install_again(damage, t
     )
 
 
-def test_another_precision_of_the_built_in_voice_is_one_line_that_says_what_to_convert(capsys):
+def test_missing_precision_of_the_default_bundle_says_how_to_convert(capsys):
     assert main(["generate", "--text", "Hello.", "--precision", "fp16", "-o", "hello.wav"]) == 2
 
     said = capsys.readouterr().err

@@ -15,14 +15,14 @@ def hashed(monkeypatch):
     return names
 
 
-def test_int8_is_preferred_and_any_precision_can_be_asked_for(bundle_folder):
+def test_int8_is_preferred_and_precision_is_selectable(bundle_folder):
     assert open_bundle(bundle_folder).precision == "int8"
     assert open_bundle(str(bundle_folder), "fp16").precision == "fp16"
     edit_manifest(bundle_folder, lambda document: document.update(precisions=["fp16"]))
     assert open_bundle(bundle_folder).precision == "fp16"
 
 
-def test_a_missing_a_truncated_and_an_altered_file_are_named(bundle_folder):
+def test_missing_truncated_and_altered_files_are_named(bundle_folder):
     path = bundle_folder / "int8" / "locdit_step.mlpackage" / "Manifest.json"
     content = path.read_bytes()
 
@@ -39,7 +39,7 @@ def test_a_missing_a_truncated_and_an_altered_file_are_named(bundle_folder):
         open_bundle(bundle_folder)
 
 
-def test_another_precisions_files_are_looked_at_on_request_only(bundle_folder):
+def test_other_precisions_files_are_checked_only_on_request(bundle_folder):
     (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").write_text("damaged")
 
     open_bundle(bundle_folder, "int8")
@@ -47,7 +47,7 @@ def test_another_precisions_files_are_looked_at_on_request_only(bundle_folder):
         open_bundle(bundle_folder, "int8", verify=True)
 
 
-def test_a_second_start_hashes_nothing(bundle_folder, hashed, tmp_path):
+def test_second_start_does_not_hash(bundle_folder, hashed, tmp_path):
     open_bundle(bundle_folder)
     assert len(hashed) > 6
     hashed.clear()
@@ -65,7 +65,7 @@ def test_a_second_start_hashes_nothing(bundle_folder, hashed, tmp_path):
     assert "tokenizer.json" in hashed
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(bundle_folder, monkeypatch):
+def test_unwritable_cache_is_not_an_error(bundle_folder, monkeypatch):
     # No user, not even root, can create a folder below a file.
     (bundle_folder.parent / "file").write_text("")
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(bundle_folder.parent / "file" / "cache"))
@@ -73,7 +73,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(bundle_folder, monkeypatch):
     open_bundle(bundle_folder)
 
 
-def test_step_models_of_another_declaration_are_refused(bundle_folder):
+def test_step_models_with_another_declaration_are_rejected(bundle_folder):
     def rename(document):
         document["step_models"]["feat_encoder"]["inputs"][0]["name"] = "feats"
 
@@ -100,7 +100,7 @@ def test_a_hub_id_is_downloaded_in_one_precision(bundle_folder, monkeypatch):
     assert "int8/**" not in asked[1][1]
 
 
-def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
+def test_unavailable_hub_id_is_a_one_line_error(monkeypatch):
     import huggingface_hub
 
     def snapshot_download(*_, **__):
@@ -114,7 +114,7 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
         locate_bundle("someone/voice")
 
 
-def test_a_newer_schema(bundle_folder):
+def test_newer_schema_is_rejected(bundle_folder):
     edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
 
     with pytest.raises(BundleError, match="schema version 99 is newer"):

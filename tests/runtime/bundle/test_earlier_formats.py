@@ -14,7 +14,7 @@ from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.sealed_tensors import load_tensors
 
 
-def test_a_bundle_without_a_field_that_its_release_did_not_have_yet_opens(bundle_folder):
+def test_bundle_of_an_earlier_release_without_new_fields_opens(bundle_folder):
     """Every field with a default came after the first release; a bundle of that one has none of them."""
 
     def as_the_first(document):
@@ -28,7 +28,7 @@ def test_a_bundle_without_a_field_that_its_release_did_not_have_yet_opens(bundle
     assert (manifest.schema_version, manifest.target, manifest.kv_cache) == (1, "macOS14", "scatter")
 
 
-def test_a_bundle_of_a_release_that_spoke_several_utterances_in_one_call(bundle_folder):
+def test_bundle_of_a_release_with_batched_calls(bundle_folder):
     edit_manifest(bundle_folder, lambda document: document["sizes"].update(batch=1))
     assert open_bundle(bundle_folder).manifest.sizes.kv_length
 
@@ -37,7 +37,7 @@ def test_a_bundle_of_a_release_that_spoke_several_utterances_in_one_call(bundle_
         open_bundle(bundle_folder)
 
 
-def test_a_bundle_without_a_field_that_it_needs_is_refused_by_its_name(bundle_folder):
+def test_missing_required_field_is_named(bundle_folder):
     edit_manifest(bundle_folder, lambda document: document.pop("architecture"))
 
     with pytest.raises(
@@ -46,7 +46,7 @@ def test_a_bundle_without_a_field_that_it_needs_is_refused_by_its_name(bundle_fo
         open_bundle(bundle_folder)
 
 
-def test_saved_segments_of_an_earlier_release_are_spoken_again(tmp_path):
+def test_saved_segments_of_an_earlier_release_are_regenerated(tmp_path):
     """They had neither a digest nor their place; the plan beside them is the same."""
     segment = SpokenSegment(
         "hi.", np.zeros(20, np.float32), np.zeros((1, 2, 4), np.float32), seed=3, attempts=1, stopped=True

@@ -37,7 +37,7 @@ def test_each_file_of_speech_must_be_listed(bundle_folder, needed):
     "name",
     ["/etc/passwd", "constants/../../secret", "constants\\a\\b", "constants/\u202ea"],
 )
-def test_a_path_that_is_not_in_a_folder_of_the_bundle_is_refused(bundle_folder, name):
+def test_path_outside_the_bundle_is_rejected(bundle_folder, name):
     listed(bundle_folder, name)
 
     with pytest.raises(BundleError, match="expected paths of files in folders of the bundle, got ") as caught:
@@ -61,7 +61,7 @@ def spoken_with(bundle_folder, extra):
         ("tokenizer/added_tokens.json", False, True),
     ],
 )
-def test_a_file_or_link_that_is_not_listed_is_refused(bundle_folder, extra, linked, verify, tmp_path):
+def test_unlisted_file_or_link_is_rejected(bundle_folder, extra, linked, verify, tmp_path):
     """Nothing compares it with anything, and what reads the folder might read it."""
     path = spoken_with(bundle_folder, extra)
     if linked:
@@ -85,14 +85,14 @@ def test_a_file_or_link_that_is_not_listed_is_refused(bundle_folder, extra, link
         "int8/locdit_step.mlmodelc/model.mil",
     ],
 )
-def test_a_file_that_nothing_reads_is_passed_over(bundle_folder, extra):
+def test_unused_file_is_ignored(bundle_folder, extra):
     """The system's files between the bundle's, and the files of other precisions."""
     spoken_with(bundle_folder, extra).write_bytes(b"x")
 
     assert open_bundle(bundle_folder, "int8").precision == "int8"
 
 
-def test_a_file_that_was_altered_under_its_old_modification_time_is_hashed_again(bundle_folder):
+def test_altered_file_with_its_old_mtime_is_rehashed(bundle_folder):
     open_bundle(bundle_folder, "int8")
     path = bundle_folder / WEIGHTS
     before = path.stat()
@@ -112,7 +112,7 @@ def altered(folder):
     assert path.read_bytes() != content
 
 
-def test_an_altered_manifest_is_refused(bundle_folder):
+def test_altered_manifest_is_rejected(bundle_folder):
     altered(bundle_folder)
 
     with pytest.raises(
@@ -129,7 +129,7 @@ def test_a_bundle_of_an_earlier_release_has_no_digest_of_its_manifest(bundle_fol
     assert open_bundle(bundle_folder).manifest.source.revision == "v"
 
 
-def test_a_link_out_of_the_bundle_is_refused_although_its_target_has_the_digest(bundle_folder, tmp_path):
+def test_link_out_of_the_bundle_is_rejected_despite_a_matching_digest(bundle_folder, tmp_path):
     for moved in (WEIGHTS, "tokenizer"):
         outside = (bundle_folder / moved).rename(tmp_path / "outside")
         (bundle_folder / moved).symlink_to(outside)
@@ -145,7 +145,7 @@ def test_a_link_out_of_the_bundle_is_refused_although_its_target_has_the_digest(
     assert open_bundle(tmp_path / "linked").precision == "int8"
 
 
-def test_the_hubs_cache_has_links_to_its_blobs(bundle_folder, tmp_path):
+def test_hub_cache_links_to_blobs_are_allowed(bundle_folder, tmp_path):
     repository = tmp_path / "models--a--b"
     (repository / "blobs").mkdir(parents=True)
     (repository / "snapshots").mkdir()
@@ -174,7 +174,7 @@ def npy(shape, descr="<f4", version=b"\x01\x00", data=b""):
         (npy("(100000000000, 100000000000)"), "cannot be read"),
     ],
 )  # fmt: skip
-def test_a_constant_of_another_form_is_refused_in_one_line(bundle_folder, content, message):
+def test_malformed_constant_is_a_one_line_error(bundle_folder, content, message):
     """Also where the digests agree, as in a bundle that somebody made up."""
     (bundle_folder / "constants" / "embed_tokens.npy").write_bytes(content)
     edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
@@ -184,7 +184,7 @@ def test_a_constant_of_another_form_is_refused_in_one_line(bundle_folder, conten
     assert "\n" not in str(caught.value)
 
 
-def test_a_constant_with_nan_is_refused(bundle_folder):
+def test_constant_with_nan_is_rejected(bundle_folder):
     path = bundle_folder / "constants" / "lm_to_dit_proj_b.npy"
     array = np.load(path)
     array[2] = np.nan

@@ -84,12 +84,12 @@ def test_a_bundle_is_opened_as_it_is(converted, speaking):
         ({"hf_model_id": "a/b", "lora_config": {}}, r"read from lora_config\.json"),
     ],
 )
-def test_what_cannot_be_opened_is_one_line(given, message):
+def test_unopenable_path_is_a_one_line_error(given, message):
     with pytest.raises(InputError, match=message):
         VoxCPM.from_pretrained(**given)
 
 
-def test_without_the_extra_it_says_which_one(monkeypatch):
+def test_missing_extra_is_named(monkeypatch):
     def absent(name):
         raise PackageNotFoundError(name)
 

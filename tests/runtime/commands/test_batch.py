@@ -152,9 +152,7 @@ UNUSABLE = [
 
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 @pytest.mark.parametrize(("arguments", "message"), UNUSABLE)
-def test_an_unusable_input_or_option_is_one_line_and_exit_code_two(
-    bundle_folder, folder, capsys, arguments, message
-):
+def test_invalid_input_or_option_exits_with_2(bundle_folder, folder, capsys, arguments, message):
     for name in ("lines.txt", "lines.csv"):
         (folder / name).write_text("a\n")
     (folder / "spoken.jsonl").write_text('{"text": "a"}\n')
@@ -172,7 +170,7 @@ def test_an_unusable_input_or_option_is_one_line_and_exit_code_two(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_suspicious_segment_is_a_warning_and_on_record(batch, folder, network):
+def test_suspicious_segment_is_warned_about_and_recorded(batch, folder, network):
     network.stop_bias = np.array([1e3, 0], np.float32)
 
     _, _, err = batch(["a.", "hello there."], "--no-retry", name="lines.txt")

@@ -16,7 +16,7 @@ def recording(path, seed):
     soundfile.write(path, np.random.default_rng(seed).uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
 
 
-def test_a_second_run_speaks_what_failed_is_missing_or_has_changed(batch, folder):
+def test_second_run_retries_failed_missing_and_changed_lines(batch, folder):
     recording(folder / "a.wav", 1)
     lines = [{"text": "one."}, {"text": "two."}, {"text": "three."}, {"text": "four.", "cfg_value": 20}]
     lines += [{"text": "five.", "prompt": "a.wav", "prompt_text": "so."}]
@@ -37,14 +37,14 @@ def test_a_second_run_speaks_what_failed_is_missing_or_has_changed(batch, folder
 
 
 @pytest.mark.parametrize("options", [["--seed", "9"], ["--cfg-value", "1.5"], ["--precision", "fp16"]])
-def test_a_file_made_with_other_arguments_is_made_again(batch, options):
+def test_file_made_with_other_arguments_is_regenerated(batch, options):
     batch(["one."], name="lines.txt")
 
     assert batch(None, *options, name="lines.txt")[1].splitlines()[-1].startswith("1 spoken")
     assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
 
 
-def test_a_file_that_no_batch_made_is_left_alone(batch, folder):
+def test_unrecorded_file_is_preserved(batch, folder):
     (folder / "out").mkdir()
     mine = folder / "out" / "output_001.wav"
     mine.write_bytes(b"mine")
@@ -69,7 +69,7 @@ def test_a_damaged_or_incomplete_record_is_continued(batch, folder):
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 3 skipped")
 
 
-def test_ctrl_c_keeps_what_is_finished(batch, folder, models):
+def test_ctrl_c_keeps_finished_files(batch, folder, models):
     """The batch is interrupted in the third utterance; the same command then speaks it and the fourth."""
     velocity = models["locdit_step"].function
 
@@ -91,9 +91,7 @@ def test_ctrl_c_keeps_what_is_finished(batch, folder, models):
 
 
 @pytest.mark.parametrize(("renamed", "skipped"), [(False, 0), (True, 1)])
-def test_a_run_killed_just_before_or_after_a_file_appears_is_continued(
-    batch, folder, monkeypatch, renamed, skipped
-):
+def test_run_killed_around_a_rename_resumes(batch, folder, monkeypatch, renamed, skipped):
     """A file never lacks a record, and is not spoken twice."""
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", killed_at_rename(renamed=renamed))
@@ -107,9 +105,7 @@ def test_a_run_killed_just_before_or_after_a_file_appears_is_continued(
     assert out.splitlines()[-1] == f"{2 - skipped} spoken, {skipped} skipped (already there), 0 failed"
 
 
-def test_an_earlier_file_is_not_mistaken_for_one_that_was_recorded_but_not_renamed(
-    batch, folder, monkeypatch
-):
+def test_old_file_is_not_mistaken_for_a_recorded_unrenamed_one(batch, folder, monkeypatch):
     """Both have the same size: the earlier one is of another seed."""
     batch([{"text": "one.", "seed": 1}])
     earlier = (folder / "out" / "output_001.wav").read_bytes()
@@ -148,7 +144,7 @@ def test_a_record_of_an_earlier_release_has_neither_sizes_nor_digests(batch, fol
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
 
 
-def test_a_second_batch_into_one_folder_is_refused_before_it_speaks(batch, folder, loads):
+def test_second_batch_into_a_folder_is_rejected(batch, folder, loads):
     (folder / "out").mkdir()
     lock = lock_folder(folder / "out")
 

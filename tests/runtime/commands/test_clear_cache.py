@@ -35,7 +35,7 @@ def files(cache):
     return {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
 
 
-def test_it_removes_what_was_cached_and_prints_how_much(cache, capsys):
+def test_clear_cache_removes_entries_and_prints_their_size(cache, capsys):
     assert cli.main(["clear-cache"]) == 0
 
     assert files(cache) == {*KEPT, *BUNDLES}

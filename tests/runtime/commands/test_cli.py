@@ -48,7 +48,7 @@ def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
         (["--text", "a", "--nonsense"], "--nonsense"),
     ],
 )
-def test_bad_input_is_one_line_exit_code_two_and_nothing_written(speaking, folder, capsys, options, message):
+def test_invalid_input_exits_with_2_and_writes_nothing(speaking, folder, capsys, options, message):
     assert cli.main(["generate", speaking, *options]) == 2
 
     captured = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_a_text_in_place_of_the_bundle_is_recognised(capsys, text, end):
 
 
 @pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_without_a_terminal_progress_is_a_line_at_times(
+def test_progress_without_a_terminal_is_periodic_lines(
     speaking, tmp_path, monkeypatch, capsys, models, options
 ):
     function = models["locdit_step"].function

@@ -8,7 +8,7 @@ def inspected(folder, capsys, *options):
     return capsys.readouterr().out
 
 
-def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
+def test_inspect_describes_a_bundle(bundle_folder, capsys, architecture):
     text = inspected(bundle_folder, capsys)
     facts = json.loads(inspected(bundle_folder, capsys, "--json", "--verify"))
 

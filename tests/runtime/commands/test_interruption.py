@@ -52,7 +52,7 @@ def interrupted(given, folder, ready):
 
 
 @pytest.mark.robustness
-def test_an_interrupted_book_leaves_no_half_file_and_goes_on(speaking_bundle, whole, book, tmp_path):
+def test_interrupted_book_leaves_no_partial_file_and_resumes(speaking_bundle, whole, book, tmp_path):
     speak = command("generate", speaking_bundle, "--text-file", book, "--seed", 4, "-o", "book.wav")
     code, _, err = interrupted(speak, tmp_path, ".book.wav.segments/00001.segment")
     assert code == 130
@@ -84,7 +84,7 @@ def test_what_was_spoken_before_an_interruption_can_be_saved(speaking_bundle, wh
     assert out.startswith("a.wav: ")
 
 
-def test_a_pipe_gets_the_samples_as_they_are_spoken(speaking_bundle):
+def test_pipe_receives_samples_as_they_are_generated(speaking_bundle):
     given = ("generate", speaking_bundle, "--text", "Good morning to you.", "--seed", 5, "-o", "-")
 
     done = subprocess.run(command(*given), capture_output=True, timeout=300, check=False)
@@ -125,7 +125,7 @@ def piped_chunks(*arguments):
     return subprocess.Popen(given, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
 
 
-def test_each_chunk_is_written_before_the_next_is_made(speaking_bundle):
+def test_chunks_are_written_immediately(speaking_bundle):
     process = piped_chunks(speaking_bundle, 3, "waits")
     for _ in range(3):
         process.stdin.write(b"next\n")
@@ -138,7 +138,7 @@ def test_each_chunk_is_written_before_the_next_is_made(speaking_bundle):
     assert process.returncode == 0
 
 
-def test_a_closed_pipe_ends_the_command_silently(speaking_bundle):
+def test_closed_pipe_exits_silently(speaking_bundle):
     process = piped_chunks(speaking_bundle, 1000, "at once")
     process.stdout.read(100)
     process.stdout.close()
@@ -153,7 +153,7 @@ def test_a_closed_pipe_ends_the_command_silently(speaking_bundle):
     assert len(lines) < 200
 
 
-def test_a_terminal_and_a_closed_standard_output_are_refused(speaking, monkeypatch, capsys):
+def test_terminal_and_closed_stdout_are_rejected(speaking, monkeypatch, capsys):
     given = ["generate", speaking, "--text", "hi.", "-o", "-"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert cli.main(given) == 2
@@ -175,7 +175,7 @@ raise SystemExit("an error")
 """
 
 
-def test_a_program_may_end_while_its_sessions_speak(speaking_bundle):
+def test_program_may_exit_while_sessions_speak(speaking_bundle):
     """Their threads are in ONNX Runtime, whose C++ cannot be left by a thread that Python ends: it would abort."""
     given = [sys.executable, "-c", LEFT_OPEN, str(speaking_bundle)]
     ended = subprocess.run(given, capture_output=True, text=True, timeout=60, check=False)
@@ -183,7 +183,7 @@ def test_a_program_may_end_while_its_sessions_speak(speaking_bundle):
     assert (ended.returncode, ended.stderr) == (1, "an error\n")
 
 
-def test_a_closed_standard_error_is_no_error(speaking, tmp_path, monkeypatch):
+def test_closed_stderr_is_not_an_error(speaking, tmp_path, monkeypatch):
     """`2>&-`, as from a job that wants no messages: Python has no stream there at all."""
     monkeypatch.setattr(sys, "stderr", None)
 

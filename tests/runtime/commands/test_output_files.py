@@ -62,7 +62,7 @@ def written(content):
 
 @each_command
 @pytest.mark.parametrize("target", ["file", "dangling link"])
-def test_a_link_is_written_through(run, folder, output, command, target):
+def test_symbolic_link_is_followed(run, folder, output, command, target):
     path, end = folder / output, folder / "elsewhere"
     if target == "file":
         end.write_bytes(b"old")
@@ -95,7 +95,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(run, folder, output, c
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
 
 
-def test_a_read_only_file_is_replaced_only_when_asked(run, folder):
+def test_read_only_file_is_replaced_only_on_request(run, folder):
     path = folder / "there" / "a.wav"
     path.write_bytes(b"old")
     path.chmod(0o444)
@@ -130,7 +130,7 @@ def test_a_named_pipe_is_written_into(run, folder, output, command):
 
 @each_command
 @pytest.mark.parametrize("kind", ["folder", "socket", pytest.param("block device", marks=as_root)])
-def test_an_output_that_cannot_be_written_is_one_line(run, folder, output, command, kind):
+def test_unwritable_output_is_a_one_line_error(run, folder, output, command, kind):
     path = folder / output
     if kind == "folder":
         path.mkdir()
@@ -149,7 +149,7 @@ def test_an_output_that_cannot_be_written_is_one_line(run, folder, output, comma
     assert path.lstat().st_mode == before
 
 
-def test_a_pipe_of_the_shell_gets_a_wav_file_and_nothing_else(run):
+def test_shell_pipe_receives_only_a_wav_file(run):
     receiving, sending = os.pipe()
     assert run((*GENERATE[:-1], f"/dev/fd/{sending}"))[0] == 0
     os.close(sending)
@@ -168,7 +168,7 @@ def test_a_pipe_of_the_shell_gets_a_wav_file_and_nothing_else(run):
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:4]),
 )
-def test_an_output_that_is_an_input_is_refused_before_anything_is_read(run, folder, arguments, how):
+def test_output_equal_to_an_input_is_rejected_before_reading(run, folder, arguments, how):
     name = "there/../me.wav" if how == "other path" else "name.wav"
     if how == "link":
         (folder / name).symlink_to("me.wav")

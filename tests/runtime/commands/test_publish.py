@@ -53,7 +53,7 @@ def listed(folder):
     return {*Manifest.read(folder).files, "manifest.json", "manifest.sha256", "README.md"}
 
 
-def test_a_published_bundle_opens_again_and_speaks_the_same(tiny_bundle, hub, command, tmp_path):
+def test_published_bundle_round_trips(tiny_bundle, hub, command, tmp_path):
     # The hub's client would upload with it; the stand-in supports LFS only.
     assert importlib.util.find_spec("hf_xet") is not None
     published = command("publish", tiny_bundle, "someone/voice")
@@ -95,7 +95,7 @@ def test_only_files_of_the_manifest_are_uploaded(carded, hub, command):
     assert json.loads(downloaded.stdout)["source"]["checkpoint"] == "tiny"
 
 
-def test_a_second_bundle_removes_what_only_the_first_had(carded, hub, command):
+def test_republishing_removes_stale_files(carded, hub, command):
     compiled = carded / "int8" / "feat_encoder.mlmodelc" / "model.mil"
     compiled.parent.mkdir()
     compiled.write_text("an earlier model")
@@ -113,7 +113,7 @@ def test_a_second_bundle_removes_what_only_the_first_had(carded, hub, command):
     assert set(hub.repositories["someone/voice"]["main"]) == listed(carded) | others
 
 
-def test_a_file_that_the_hub_leaves_out_is_an_error(carded, hub, command):
+def test_file_ignored_by_the_hub_is_an_error(carded, hub, command):
     hub.ignored = ".npy"
 
     refused = command("publish", carded, "someone/voice")
@@ -127,7 +127,7 @@ def test_a_file_that_the_hub_leaves_out_is_an_error(carded, hub, command):
     ("token", "message"),
     [("hf_unknown", "401: invalid token"), (READER, "403: the token has no")],
 )
-def test_a_token_that_may_not_write_is_one_line(carded, hub, command, monkeypatch, token, message):
+def test_read_only_token_is_a_one_line_error(carded, hub, command, monkeypatch, token, message):
     monkeypatch.setenv("HF_TOKEN", token)
 
     refused = command("publish", carded, "someone/voice")

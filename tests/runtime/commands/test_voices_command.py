@@ -42,7 +42,7 @@ def pcm(audio):
     return np.round(np.clip(audio, -1, 1) * 32767)
 
 
-def test_default_is_the_checkpoints_own_voice(speaking, folder, run):
+def test_default_means_the_checkpoints_voice(speaking, folder, run):
     code, _, err = run("voices", "add", "default", speaking, *ADD)
     assert (code, err.count("\n")) == (2, 1)
     assert "default is the checkpoint's own voice; choose another name" in err
@@ -81,7 +81,7 @@ def test_a_voice_is_added_listed_shown_used_and_removed(speaking, folder, run):
     assert "ada" not in run("voices", "list")[1]
 
 
-def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, run):
+def test_batch_accepts_voices_per_line_and_overall(speaking, batch, run):
     assert run("voices", "add", "ada", speaking, *ADD)[0] == 0
     assert run("voices", "add", "bob", speaking, "-pa", "voice.wav", "-pt", "so ")[0] == 0
     line = {"text": "hello.", "seed": 3}
@@ -110,7 +110,7 @@ def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, run):
         np.testing.assert_array_equal(written(f"out/{name}.wav"), pcm(expected), err_msg=name)
 
 
-def test_silence_at_both_ends_can_be_cut(speaking, run):
+def test_silence_can_be_trimmed(speaking, run):
     sound = np.random.default_rng(0).uniform(-0.5, 0.5, 300)
     soundfile.write("long.wav", np.pad(sound, 2000), 1000, subtype="FLOAT")
     add = ("voices", "add", "ada", speaking, "--prompt", "long.wav", "--prompt-text", "so.", "--overwrite")
@@ -134,7 +134,7 @@ def test_silence_at_both_ends_can_be_cut(speaking, run):
         (("design", "BUNDLE", "-t", "a", "-v", "ada"), "not from a recording, got --voice"),
     ],
 )
-def test_a_wrong_use_of_voices_is_one_line(speaking, run, arguments, message):
+def test_invalid_voice_options_are_one_line_errors(speaking, run, arguments, message):
     assert run("voices", "add", "ada", speaking, *ADD)[0] == 0
 
     code, _, err = run(*(speaking if part == "BUNDLE" else part for part in arguments))

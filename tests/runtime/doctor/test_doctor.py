@@ -98,7 +98,7 @@ def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monk
     assert any("audio_vae_decoder gives wrong results on cpu_and_ne" in line for line in found["advice"])
 
 
-def test_a_bundle_for_a_newer_system_is_refused_once(core_ml, tiny_bundle_15, doctored):
+def test_bundle_for_a_newer_system_is_reported_once(core_ml, tiny_bundle_15, doctored):
     core_ml.system("14.6.1", "23G93")
 
     code, out, _ = doctored(tiny_bundle_15, "--precision", "fp16", "--json")
@@ -114,7 +114,7 @@ def test_a_bundle_for_a_newer_system_is_refused_once(core_ml, tiny_bundle_15, do
 
 
 @pytest.mark.long
-def test_a_refused_step_model_runs_on_the_portable_backend_or_has_no_unit(
+def test_rejected_step_model_runs_on_the_portable_backend_or_has_no_unit(
     core_ml, tiny_bundle, monkeypatch, doctored
 ):
     monkeypatch.setitem(command.UNITS, "coreml", ("cpu_and_ne",))
@@ -142,7 +142,7 @@ def test_a_refused_step_model_runs_on_the_portable_backend_or_has_no_unit(
     ("does", "word", "at", "stage"),
     [("abort", "SIGABRT", "load", "load"), ("kill", "SIGKILL", "predict", "check")],
 )
-def test_after_a_crash_another_child_continues(core_ml, bundle, does, word, at, stage):
+def test_new_child_continues_after_a_crash(core_ml, bundle, does, word, at, stage):
     core_ml.fault(package=LOCDIT_STEP, at=at, does=does)
 
     crashed, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER)
@@ -154,7 +154,7 @@ def test_after_a_crash_another_child_continues(core_ml, bundle, does, word, at, 
 
 
 @pytest.mark.long
-def test_a_child_that_hangs_is_killed_after_its_time(core_ml, bundle):
+def test_hanging_child_is_killed_after_the_timeout(core_ml, bundle):
     core_ml.fault(package=LOCDIT_STEP, does="hang")
 
     # A child has a minute more to start.
@@ -188,7 +188,7 @@ def test_ctrl_c_ends_the_children(core_ml, tiny_bundle):
         os.kill(core_ml.events("load")[0]["pid"], 0)
 
 
-def test_a_bundle_without_vectors_is_timed_and_not_judged(copied, doctored):
+def test_bundle_without_vectors_is_timed_but_not_checked(copied, doctored):
     def without_vectors(document):
         files = document["files"]
         document["files"] = {name: r for name, r in files.items() if not name.startswith("vectors/")}
@@ -207,7 +207,7 @@ def test_a_bundle_without_vectors_is_timed_and_not_judged(copied, doctored):
     assert not any("No unit is correct" in line for line in found["advice"])
 
 
-def test_altered_vectors_are_refused_by_name(copied, doctored):
+def test_altered_vectors_are_rejected_by_name(copied, doctored):
     path = copied / "vectors" / f"{LOCDIT_STEP}.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -220,7 +220,7 @@ def test_altered_vectors_are_refused_by_name(copied, doctored):
     assert f"{path}: content differs" in err
 
 
-def test_wrong_rows_in_a_cache_are_found_although_the_outputs_are_right(copied):
+def test_wrong_cache_rows_are_detected_despite_correct_outputs(copied):
     from safetensors.numpy import load_file, save_file
 
     path = copied / vectors_path(RESIDUAL_LM_STEP)
@@ -239,7 +239,7 @@ def test_wrong_rows_in_a_cache_are_found_although_the_outputs_are_right(copied):
     assert min(wrong.agreement.streams.values()) > 1 - 1e-6
 
 
-def test_a_machine_without_a_backend_is_told_what_to_install(tiny_bundle, monkeypatch, doctored):
+def test_missing_backend_says_what_to_install(tiny_bundle, monkeypatch, doctored):
     for backend in ("portable", "coreai"):
         monkeypatch.setitem(machine._BACKENDS, backend, ("absent_library",))
 

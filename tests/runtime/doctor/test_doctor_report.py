@@ -96,7 +96,7 @@ def test_advice_on_what_lasted():
     ]
 
 
-def test_a_choice_is_saved_for_this_chip_this_build_and_this_bundle(tmp_path, monkeypatch):
+def test_choice_is_saved_per_chip_build_and_bundle(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     path = saved.save_measured_units("digest", {"a": "cpu"})
 

@@ -58,12 +58,14 @@ def cases(vocabulary: str) -> list:
 
 
 @pytest.mark.parametrize(("written", "said"), cases("letters"))
-def test_a_voice_of_letters_says_everything_in_words(letters: TextTokenizer, written: str, said: str) -> None:
+def test_letters_only_vocabulary_spells_out_everything(
+    letters: TextTokenizer, written: str, said: str
+) -> None:
     assert spelled(written, letters) == (said if said[-1] in ".?!" else f"{said}.")
 
 
 @pytest.mark.parametrize(("written", "said"), cases("words"))
-def test_a_voice_of_words_is_given_numbers_and_symbols_in_words(written: str, said: str) -> None:
+def test_word_vocabulary_spells_out_numbers_and_symbols(written: str, said: str) -> None:
     assert said_text(written, normalize=True, letters_only=False) == said
     assert said_text(written, normalize=False, letters_only=False) == " ".join(written.split())
 
@@ -78,9 +80,7 @@ def test_a_joined_transcript_is_read_as_its_texts_were(letters: TextTokenizer) -
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_ascii_text_is_read_with_the_alphabet_alone_and_without_digits(
-    letters: TextTokenizer, seed: int
-) -> None:
+def test_ascii_text_is_spelled_with_letters_only(letters: TextTokenizer, seed: int) -> None:
     rng = np.random.default_rng(seed)
     written = [case["written"] for case in readings() if case["written"].isascii()]
     pieces = [*string.printable, *string.ascii_letters, *HOSTILE, *written]
@@ -95,7 +95,7 @@ def test_any_ascii_text_is_read_with_the_alphabet_alone_and_without_digits(
 
 
 @pytest.mark.parametrize("piece", [*HOSTILE, "lorem ipsum, dolor sit amet "])
-def test_a_long_line_is_read_in_time_that_grows_with_its_length(letters: TextTokenizer, piece: str) -> None:
+def test_long_lines_take_linear_time(letters: TextTokenizer, piece: str) -> None:
     """Ten times the text may take 10 times as long; quadratic rules would take 100 times."""
     spelled("5 km", letters)
     taken = []

@@ -92,7 +92,7 @@ def sequences():
 
 
 @pytest.mark.parametrize("kind", sequences())
-def test_patches_are_those_of_the_plain_loop(generated, loop, kind):
+def test_patches_equal_a_plain_loop(generated, loop, kind):
     sequence = sequences()[kind]
 
     patches = generated(sequence, 4, 7)
@@ -103,7 +103,7 @@ def test_patches_are_those_of_the_plain_loop(generated, loop, kind):
 
 
 @pytest.mark.parametrize("min_len", [0, 2, 3])
-def test_it_stops_after_min_len_with_the_patch_whose_own_hidden_state_says_so(generated, network, min_len):
+def test_stops_after_min_len_at_the_patch_whose_hidden_state_signals_it(generated, network, min_len):
     network.stop_bias = np.array([-1e3, 0], np.float32)
     options = GenerationOptions(inference_timesteps=4, min_len=min_len)
 
@@ -128,7 +128,7 @@ def test_the_stop_head_reads_the_state_that_fed_the_patch(generated, network, lo
     )
 
 
-def test_a_teacher_is_fed_on_in_place_of_the_prediction(generated, network, loop):
+def test_teacher_forcing_replaces_the_prediction(generated, network, loop):
     network.stop_bias = np.array([-1e3, 0], np.float32)
     sequence = sequences()["continuation"]
     teacher = np.random.default_rng(6).standard_normal((5, *SHAPE)).astype(np.float32)
@@ -154,7 +154,7 @@ def test_a_prompt_is_padded_on_the_left_and_a_reference_on_the_right(driver, arc
         np.testing.assert_allclose(latents.reshape(-1, 4).T, whole, atol=1e-6)
 
 
-def test_the_decoder_hears_the_end_of_the_prompt_and_gives_only_what_follows(driver, architecture):
+def test_decoder_is_primed_with_the_prompts_end_and_omits_it(driver, architecture):
     sequence = sequences()["continuation"]
     generated = np.random.default_rng(1).standard_normal((4, *SHAPE)).astype(np.float32)
     context = architecture.traits.decoder_context_patches
@@ -170,7 +170,7 @@ def test_the_decoder_hears_the_end_of_the_prompt_and_gives_only_what_follows(dri
     )
 
 
-def test_a_patch_that_is_not_finite_is_an_error_and_no_noise(generated, models):
+def test_non_finite_patch_is_an_error(generated, models):
     models["locdit_step"].function = lambda inputs, _: {"velocity": inputs["x"] * np.float32(np.nan)}
 
     with pytest.raises(BundleError, match="patch 0 is not finite"):

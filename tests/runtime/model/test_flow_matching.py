@@ -54,7 +54,7 @@ class TorchEstimator(torch.nn.Module):
         (10, {"cfg_value": 2.0, "sway_sampling_coef": 0.5, "use_cfg_zero_star": False}),
     ],
 )
-def test_a_patch_equals_upstreams(upstream_cfm, steps, options, mean_mode, monkeypatch):
+def test_patch_equals_upstream(upstream_cfm, steps, options, mean_mode, monkeypatch):
     rng = np.random.default_rng(steps)
     noise, mu, cond = (rng.standard_normal(shape).astype(np.float32) for shape in [(4, 3), (5,), (4, 3)])
     theirs = TorchEstimator()

@@ -62,13 +62,13 @@ def test_padding_must_fit_into_the_cache():
     assert [chunk.size for chunk in plan_chunks(3, (1, 16), position=85, capacity=100)] == [1, 1, 1]
 
 
-def test_what_cannot_be_placed_is_refused():
+def test_unplaceable_sequence_is_rejected():
     with pytest.raises(ValueError, match="do not fit 100 positions"):
         plan_chunks(3, (16, 64), position=90, capacity=100)
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 4), (1, 16, 64), (4,)])
-def test_every_item_comes_once_and_in_order(sizes):
+def test_every_item_appears_once_and_in_order(sizes):
     for count, position in itertools.product(range(40), (0, 7)):
         capacity = position + count + (3 if 1 not in sizes else 0)
         plan = plan_chunks(count, sizes, position=position, capacity=capacity)

@@ -22,7 +22,7 @@ def no_thread_is_left() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
-def test_sentences_are_spoken_in_order_and_offsets_are_without_gaps() -> None:
+def test_sentences_are_in_order_and_offsets_contiguous() -> None:
     speaker = Speaker()
     with Session(speaker, RATE) as session:
         session.push_text(TEXT)
@@ -41,7 +41,7 @@ def test_sentences_are_spoken_in_order_and_offsets_are_without_gaps() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_timing_and_fragments_make_no_difference(seed: int) -> None:
+def test_output_is_independent_of_timing_and_fragments(seed: int) -> None:
     expected = heard()
     rng = random.Random(seed)
     got = []
@@ -66,7 +66,7 @@ def test_timing_and_fragments_make_no_difference(seed: int) -> None:
     assert got == expected
 
 
-def test_a_surrogate_pair_may_be_cut_between_two_fragments() -> None:
+def test_surrogate_pair_may_be_split_between_fragments() -> None:
     with Session(Speaker(), RATE) as session:
         for fragment in ("One \ud83d", "", "\ude00 two\ud83d", "\ude00\ud83d\ude00."):
             session.push_text(fragment)
@@ -75,7 +75,7 @@ def test_a_surrogate_pair_may_be_cut_between_two_fragments() -> None:
 
 
 @pytest.mark.parametrize("fragments", [("a\ud83d", "b"), ("\ude00",)])
-def test_half_a_surrogate_pair_is_refused_and_the_text_around_it_is_spoken(fragments) -> None:
+def test_lone_surrogate_is_rejected_and_the_text_around_it_spoken(fragments) -> None:
     with Session(Speaker(), RATE) as session:
 
         def write() -> None:
@@ -92,7 +92,7 @@ def test_half_a_surrogate_pair_is_refused_and_the_text_around_it_is_spoken(fragm
         assert {chunk.text for chunk in session} == {said}
 
 
-def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
+def test_full_buffer_blocks_until_a_chunk_is_read() -> None:
     speaker = Speaker()
     with Session(speaker, RATE, buffer_seconds=0.1) as session:  # 5 patches
         session.push_text("A sentence of many patches, which do not fit the buffer at all.")
@@ -109,7 +109,7 @@ def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
         assert session.buffered_seconds == 0
 
 
-def test_flushing_speaks_what_is_not_a_sentence_yet_and_more_may_follow() -> None:
+def test_flush_speaks_an_incomplete_sentence() -> None:
     speaker = Speaker()
     with Session(speaker, RATE) as session:
         assert not session.finished
@@ -124,7 +124,7 @@ def test_flushing_speaks_what_is_not_a_sentence_yet_and_more_may_follow() -> Non
 
 
 @pytest.mark.parametrize("text", ["", "... !"])
-def test_what_has_nothing_to_say_is_skipped(text: str) -> None:
+def test_unspeakable_sentences_are_skipped(text: str) -> None:
     speaker = Speaker()
     with Session(speaker, RATE) as session:
         session.push_text(text)
@@ -137,7 +137,7 @@ def test_what_has_nothing_to_say_is_skipped(text: str) -> None:
     assert [segment.text for segment in speaker.segments] == ["Hello.", "Bye."]
 
 
-def test_a_state_id_tells_what_the_sound_follows_from() -> None:
+def test_state_id_identifies_the_preceding_state() -> None:
     ids = [chunk[3] for chunk in heard("One. Two. Three.", seed=b"voice")]
     assert len(set(ids)) == len(ids)
     assert all(len(i) == 16 and int(i, 16) >= 0 for i in ids)
@@ -148,7 +148,7 @@ def test_a_state_id_tells_what_the_sound_follows_from() -> None:
     assert not set(ids) & {chunk[3] for chunk in heard("One. Two. Three.", seed=b"other")}
 
 
-def test_an_error_comes_after_the_audio_before_it_and_stays() -> None:
+def test_error_follows_earlier_audio_and_persists() -> None:
     with Session(Speaker(), RATE) as session:
         session.push_text("Hello. This is unspeakable. Never said.")
         session.flush()
@@ -162,7 +162,7 @@ def test_an_error_comes_after_the_audio_before_it_and_stays() -> None:
             list(session)
 
 
-def test_a_closed_session_takes_no_text() -> None:
+def test_closed_session_rejects_text() -> None:
     session = Session(Speaker(), RATE)
     session.cancel()
     session.cancel()

@@ -81,7 +81,7 @@ def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
     ]
 
 
-def test_a_turn_is_left_after_an_error_and_after_a_cancellation() -> None:
+def test_turn_is_released_after_an_error_or_cancellation() -> None:
     held: list[bool] = []
 
     @contextlib.contextmanager
@@ -114,7 +114,7 @@ def speaking_threads() -> int:
     return sum(thread.name == "voxcpm-session" for thread in threading.enumerate())
 
 
-def test_sessions_that_nobody_reads_hold_no_thread_and_go_on_where_they_were() -> None:
+def test_unread_sessions_hold_no_thread_and_resume() -> None:
     text = "This one has far more to say than fits into the buffer. And here it goes on."
     expected = heard(text)
     opened = [Session(Speaker(), RATE, buffer_seconds=0.05) for _ in range(40)]
@@ -135,7 +135,7 @@ def test_sessions_that_nobody_reads_hold_no_thread_and_go_on_where_they_were() -
     until(lambda: speaking_threads() == 0)
 
 
-def test_text_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_text_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_CHARACTERS", 100)
     with Session(Speaker(), RATE) as session:
         session.push_text("x" * 60)
@@ -147,7 +147,7 @@ def test_text_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         session.push_text("z" * 100)
 
 
-def test_what_an_idle_session_holds_is_freed_when_it_is_closed() -> None:
+def test_closing_an_idle_session_frees_its_resources() -> None:
     for ending in (Session.close, Session.cancel):
         speaker = Speaker()
         kept = weakref.ref(speaker)
@@ -171,7 +171,7 @@ def _switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_switching")
-def test_text_that_comes_while_the_thread_ends_is_spoken() -> None:
+def test_text_pushed_while_the_thread_exits_is_spoken() -> None:
     """Whoever pushes just then either finds the thread, or begins the next one: nothing is lost and none is doubled."""
     entered: list[int] = []
 
@@ -198,7 +198,7 @@ def test_text_that_comes_while_the_thread_ends_is_spoken() -> None:
     assert entered == []
 
 
-def test_text_that_is_pushed_while_the_turn_is_left_is_spoken() -> None:
+def test_text_pushed_while_the_turn_is_released_is_spoken() -> None:
     pushed = []
 
     @contextlib.contextmanager
@@ -235,7 +235,7 @@ assert entered.wait(10)
 """
 
 
-def test_a_program_ends_though_a_session_waits_for_a_turn_that_never_comes() -> None:
+def test_session_waiting_for_a_turn_does_not_block_exit() -> None:
     ended = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, timeout=120, check=False)
 
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -265,7 +265,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_process_ends_whatever_the_threads_did_when_it_was_forked() -> None:
+def test_forked_process_exits_regardless_of_the_threads_state() -> None:
     ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, timeout=120, check=False)
 
     assert ended.stdout == b"3\n"

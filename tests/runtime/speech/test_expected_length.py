@@ -55,7 +55,7 @@ def lengths(monkeypatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(("patches", "pace"), [(11, 11 / 8), (14, 1.5), (6, 0.8)])
-def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(tts, lengths, patches, pace) -> None:
+def test_slow_voice_raises_the_expected_length_within_limits(tts, lengths, patches, pace) -> None:
     lengths(4)
 
     speech = tts.speak(
@@ -66,7 +66,7 @@ def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(tts, lengths
 
 
 @pytest.mark.parametrize("bad", [5, 14])
-def test_what_is_too_long_or_too_short_is_tried_again(tts, lengths, bad) -> None:
+def test_too_long_or_short_speech_is_retried(tts, lengths, bad) -> None:
     lengths(bad, 12)
 
     speech = tts.speak(TEXT, seed=5)
@@ -79,9 +79,7 @@ def test_what_is_too_long_or_too_short_is_tried_again(tts, lengths, bad) -> None
     ("tried", "best", "reason"),
     [((4, 15, 18), 1, "long"), ((5, 4, 4), 0, "short")],
 )
-def test_of_bad_attempts_the_nearest_to_the_expected_length_is_kept(
-    tts, lengths, tried, best, reason
-) -> None:
+def test_best_bad_attempt_is_nearest_to_the_expected_length(tts, lengths, tried, best, reason) -> None:
     lengths(*tried)
     with pytest.warns(SuspiciousWarning, match=rf"^segment 1: .*suspiciously {reason}.*expected 0\.2 s"):
         speech = tts.speak(TEXT, seed=5)
@@ -94,7 +92,7 @@ def test_of_bad_attempts_the_nearest_to_the_expected_length_is_kept(
     np.testing.assert_array_equal(speech.audio, alone.audio)
 
 
-def test_an_attempt_that_had_to_be_ended_is_not_kept_if_another_one_stopped(tts, lengths) -> None:
+def test_attempt_that_stopped_is_preferred_to_a_truncated_one(tts, lengths) -> None:
     """A short attempt is kept although the hopeless one ended nearer to the expected length, because that is noise."""
     lengths(1000, 4, 1000)
     with pytest.warns(TooShortWarning):
@@ -103,7 +101,7 @@ def test_an_attempt_that_had_to_be_ended_is_not_kept_if_another_one_stopped(tts,
     assert (len(speech.latents), speech.seed, speech.stopped) == (4, 6, True)
 
 
-def test_a_stream_warns_as_soon_as_it_is_known_and_ends(tts, lengths) -> None:
+def test_stream_warns_immediately_and_ends(tts, lengths) -> None:
     for wanted, told_at, category in ((1000, 14, TooLongWarning), (4, 4, TooShortWarning)):
         lengths(wanted)
         with warnings.catch_warnings(record=True) as caught:
@@ -116,7 +114,7 @@ def test_a_stream_warns_as_soon_as_it_is_known_and_ends(tts, lengths) -> None:
         assert "streams are not retried" in str(caught[0].message)
 
 
-def test_what_the_caller_asks_for_wins(tts, lengths) -> None:
+def test_callers_limits_take_precedence(tts, lengths) -> None:
     lengths(*[1000] * 9)
     for given, patches, attempts in (
         ({"retry_badcase": False}, 34, 1),  # what the KV cache has room for
@@ -132,13 +130,13 @@ def test_what_the_caller_asks_for_wins(tts, lengths) -> None:
         assert (len(speech.latents), speech.attempts) == (patches, attempts), given
 
 
-def test_a_length_that_is_asked_for_is_not_suspicious(tts, lengths) -> None:
+def test_requested_length_is_not_suspicious(tts, lengths) -> None:
     lengths(27)
 
     assert tts.speak(TEXT, seed=5, min_len=25).suspicious == ()
 
 
-def test_segments_are_judged_by_their_numbers_also_when_they_were_saved(tts, lengths, tmp_path) -> None:
+def test_saved_segments_are_judged_like_new_ones(tts, lengths, tmp_path) -> None:
     text = "hello you. hello me. it is so."
 
     def saved() -> SavedSegments:
@@ -164,7 +162,7 @@ def slow_voice(tts, transcript: str, patches: int) -> Voice:
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
-def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
+def test_control_does_not_count_as_spoken_text(tts, lengths) -> None:
     lengths(4, 4)
 
     speech = tts.speak("hi me. is it.", seed=5, control="42 b", segment_tokens=10)
@@ -176,7 +174,7 @@ def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
     assert normalized.letters == 4
 
 
-def test_the_pace_of_a_bad_segment_is_not_expected_of_what_follows(tts, lengths, tmp_path) -> None:
+def test_bad_segment_does_not_change_the_expected_pace(tts, lengths, tmp_path) -> None:
     """The first one is twice as long as expected; at 1.5 times the time, 5 patches for seven letters are too short."""
 
     def spoken() -> Speech:
@@ -210,9 +208,7 @@ def clock(monkeypatch) -> None:
     monkeypatch.setattr(Driver, "generate_patches", timed)
 
 
-def test_progress_counts_the_audio_of_all_segments_and_the_work_of_all_attempts(
-    tts, lengths, request
-) -> None:
+def test_progress_counts_all_segments_audio_and_all_attempts_work(tts, lengths, request) -> None:
     told: list[Progress] = []
     lengths(14, 8, 8)
     request.getfixturevalue("clock")

@@ -25,7 +25,7 @@ def prompt_audio():
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_chapter_is_spoken_though_no_cache_could_hold_it(tts):
+def test_text_longer_than_the_cache(tts):
     speech = tts.speak(CHAPTER, seed=3)
 
     said = "".join(segment.text for segment in speech.segments)
@@ -36,7 +36,7 @@ def test_a_chapter_is_spoken_though_no_cache_could_hold_it(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_streaming_a_chapter_gives_its_samples(tts, prompt_audio):
+def test_streaming_a_chapter_equals_speaking_it(tts, prompt_audio):
     for voice in (None, tts.create_voice(prompt_audio, "so ", name="ada")):
         whole = tts.generate(CHAPTER, voice=voice, seed=3)
         for size in (1, 4, 1000):
@@ -45,7 +45,7 @@ def test_streaming_a_chapter_gives_its_samples(tts, prompt_audio):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_paragraphs_are_parted_by_silence(tts, architecture):
+def test_paragraphs_are_separated_by_silence(tts, architecture):
     speech = tts.speak(CHAPTER, seed=3, paragraph_pause=0.5)
 
     pause = round(0.5 * speech.sample_rate)
@@ -63,7 +63,7 @@ def test_paragraphs_are_parted_by_silence(tts, architecture):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_control_comes_before_each_segment_that_continues_none(tts, architecture, prompt_audio):
+def test_control_precedes_each_segment_without_continuation(tts, architecture, prompt_audio):
     if architecture.generation == "voxcpm":
         with pytest.raises(InputError, match="needs VoxCPM2"):
             tts.speak(CHAPTER, control="low", seed=3)
@@ -77,14 +77,14 @@ def test_a_control_comes_before_each_segment_that_continues_none(tts, architectu
     assert [segment.transcript for segment in of_a_reference] == ["(low)so. ", "(low)it is. ", "(low)no. "]
 
 
-def test_a_text_that_fits_is_one_utterance_white_space_and_all(tts):
+def test_text_that_fits_is_one_utterance_with_its_whitespace(tts):
     speech = tts.speak("so.\n\nbe it.", seed=1, max_len=5)
 
     assert len(speech.segments) == 1
     np.testing.assert_array_equal(speech.audio, tts.generate("so. be it.", seed=1, max_len=5))
 
 
-def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
+def test_speech_truncated_by_the_cache_is_retried(tts):
     """Such speech is bad although it has less than six patches for each token."""
     with pytest.warns(UserWarning, match="cut off after 34 patches"):
         speech = tts.speak("hello there.", seed=1)
@@ -93,7 +93,7 @@ def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
+def test_anchor_grows_until_long_enough(tts, monkeypatch):
     """The segments after it are added to the voice until there is enough of it."""
     monkeypatch.setattr(plan, "_ANCHOR_SECONDS", 0.1)  # ten tokens
     text = "so.\n\nit is so.\n\nso be it.\n\nand it is so."
@@ -129,14 +129,14 @@ def test_each_segment_has_its_minimum_of_patches(tts, min_len, segments):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_minimum_that_only_the_first_segment_could_keep_is_refused_before_it_is_spoken(tts, models):
+def test_min_len_too_large_for_later_segments_is_rejected_early(tts, models):
     with pytest.raises(InputError, match=r"the speech at least 24: \d+ needed, but the KV cache has 48"):
         tts.speak("so be it. " * 6, min_len=22)
     assert not any(model.calls for model in models.values())
 
 
 @pytest.mark.usefixtures("stopping")
-def test_segments_are_joined_without_a_step_and_the_rest_is_left_alone(tts):
+def test_segments_are_crossfaded_and_otherwise_unchanged(tts):
     speech = tts.speak(CHAPTER, seed=3)
     first, *inner, last = speech.segments
 

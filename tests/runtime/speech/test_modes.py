@@ -83,7 +83,7 @@ def test_each_mode_is_one_command(speaking, mode, command):
         ["-t", "hello.", "-pa", "prompt.wav", "-pt", "so it is.", "--reference-audio=voice.wav"],
     ],
 )
-def test_upstreams_spellings_and_a_transcript_from_a_file(speaking, options):
+def test_upstreams_flag_names_and_transcript_file(speaking, options):
     np.testing.assert_array_equal(
         spoken("clone", speaking, *options),
         expected(speaking, "hello.", "prompt.wav", "so it is.", "voice.wav"),
@@ -151,9 +151,7 @@ OF_A_GENERATION = {
 }
 
 
-def test_what_is_refused_is_one_line_before_step_models_are_loaded(
-    bundle_folder, folder, capsys, architecture
-):
+def test_invalid_arguments_fail_in_one_line_before_loading(bundle_folder, folder, capsys, architecture):
     """This bundle has none. What no bundle can do is refused before one is opened."""
     of_this = OF_A_GENERATION[architecture.generation]
     before = set(folder.iterdir())

@@ -55,7 +55,7 @@ def sound(silence_before: int) -> tuple[np.ndarray, int]:
     return np.concatenate([np.zeros(silence_before, np.float32), tone]), RATE
 
 
-def test_the_target_alone_is_normalised(tts):
+def test_only_the_target_is_normalized(tts):
     arguments = {"text": "- 5\n\n🙂 cats", "prompt_wav_path": sound(0), "prompt_text": "5  x "}
 
     # White space becomes one space before, so that only the start of a text can be a list item.
@@ -64,7 +64,7 @@ def test_the_target_alone_is_normalised(tts):
         assert text_of(sequence(tts, **arguments)) == "▁5▁▁x▁▁5▁▁cats"
 
 
-def test_a_continued_segment_is_spelled_once(tts, monkeypatch):
+def test_continued_segment_is_spelled_out_once(tts, monkeypatch):
     """Read again, max. would be maximum and ed. edition."""
     monkeypatch.setattr(plan_module, "_ANCHOR_SECONDS", 0)
     tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
@@ -78,7 +78,7 @@ def test_a_continued_segment_is_spelled_once(tts, monkeypatch):
     assert all(segment.transcript_tokens == tokenizer("i met max. ") for segment in later)
 
 
-def test_a_prompt_and_a_reference_are_trimmed_when_asked(tts, architecture):
+def test_prompt_and_reference_are_trimmed_on_request(tts, architecture):
     roles = ["prompt_wav_path"] + ["reference_wav_path"] * (architecture.generation == "voxcpm2")
     for role in roles:
         arguments = {"text": "a", role: sound(4000)} | (
@@ -102,7 +102,7 @@ def test_a_plan_is_spoken_whole_and_in_chunks(tts):
         tts.stream_plan(plan, chunk_patches=0)
 
 
-def test_a_plan_of_another_bundle_is_refused(tts, bundle_folder):
+def test_plan_of_another_bundle_is_rejected(tts, bundle_folder):
     other = open_bundle(bundle_folder, "fp16")
     plan = VoxCPM(other, tts.driver).plan("a")
 
@@ -113,7 +113,7 @@ def test_a_plan_of_another_bundle_is_refused(tts, bundle_folder):
 BOOK = "the first sentence of all. " + "and so he said, it is far. was it? yes.\n\n" * 400
 
 
-def test_a_letter_that_cannot_be_said_on_the_last_page_is_refused_at_once(tts):
+def test_unspeakable_letter_on_the_last_page_fails_immediately(tts):
     tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
     tts.bundle.__dict__["tokenizer"] = tokenizer
 
@@ -122,7 +122,7 @@ def test_a_letter_that_cannot_be_said_on_the_last_page_is_refused_at_once(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_progress_of_a_book_does_not_know_the_number_of_segments_but_estimates_the_time(tts):
+def test_progress_estimates_time_without_the_number_of_segments(tts):
     told = []
     planned = tts.plan(BOOK[:6000], segment_tokens=16, seed=1, retry_badcase=False, progress=told.append)
 
@@ -135,7 +135,7 @@ def test_progress_of_a_book_does_not_know_the_number_of_segments_but_estimates_t
     assert told[-1].remaining_seconds > 10 * told[-1].elapsed_seconds
 
 
-def test_the_beginning_of_two_megabytes_without_a_space_is_read_at_once(tts):
+def test_two_megabytes_without_a_space_start_immediately(tts):
     began = time.process_time()
     planned = tts.plan("a" * 2_000_000, segment_tokens=16)
 
@@ -147,7 +147,7 @@ SENTENCE = "the old farmer fed his chickens, and then he walked down to the rive
 LONG_SENTENCE = "and so the old farmer walked along the river " * 30 + "to the sea. "
 
 
-def test_no_segment_is_longer_than_the_checkpoint_was_made_for():
+def test_segments_fit_the_checkpoints_positions():
     bundle = open_bundle(DEFAULT_BUNDLE)
     profile = bundle.manifest.speech
 
@@ -163,7 +163,7 @@ def test_no_segment_is_longer_than_the_checkpoint_was_made_for():
     assert 30 < max(part.target_tokens for part in plan(bundle, asked).segments) <= 60
 
 
-def test_what_was_cancelled_is_neither_planned_nor_read_to_its_end(tts):
+def test_cancellation_stops_planning_and_reading(tts):
     token = CancelToken()
     planned = tts.plan(BOOK, segment_tokens=16, cancel=token)
     token.cancel()

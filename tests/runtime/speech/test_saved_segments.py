@@ -19,7 +19,7 @@ def book(tmp_path):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
+def test_interrupted_chapter_resumes(tts, models, book):
     whole = tts.speak(CHAPTER, **GIVEN)
 
     class Interrupted(Exception):
@@ -52,7 +52,7 @@ def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_segments_that_changed_places_are_not_taken(tts, book):
+def test_reordered_segments_are_not_reused(tts, book):
     """Two whole files that were exchanged, and one of a speech with another seed."""
     segments = tts.speak(CHAPTER, **GIVEN).segments
     saved = SavedSegments(book, "d", 3, drawn=False)
@@ -76,7 +76,7 @@ def test_segments_that_changed_places_are_not_taken(tts, book):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
+def test_resegmented_text_is_regenerated(tts, book):
     """An earlier release may have cut the same text elsewhere."""
 
     def speak(tokens, saved):
@@ -90,7 +90,7 @@ def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, monkeypatch):
+def test_kill_during_removal_leaves_no_segments_to_resume(tts, book, monkeypatch):
     """Their speech is finished: a run that found some of them would make the others again."""
     segments = tts.speak(CHAPTER, **GIVEN).segments
     saved = SavedSegments(book, "d", 3, drawn=False)

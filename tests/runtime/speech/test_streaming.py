@@ -39,7 +39,7 @@ def arguments(prompt_audio, architecture):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_chunks_of_any_size_are_the_samples_of_offline_generation(tts, arguments, architecture, mode):
+def test_chunks_of_any_size_equal_offline_generation(tts, arguments, architecture, mode):
     given = arguments(mode) | {"seed": 3, "min_len": 9, "max_len": 11, "retry_badcase": False}
     whole = tts.generate(TEXT, **given)
     patch = architecture.patch_output_samples
@@ -54,7 +54,7 @@ def test_chunks_of_any_size_are_the_samples_of_offline_generation(tts, arguments
         assert [len(chunk) // patch for chunk in chunks] == [begun, *after]
 
 
-def test_the_first_chunk_is_there_after_prefill_and_its_patches(tts, models):
+def test_first_chunk_needs_only_prefill_and_its_patches(tts, models):
     chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=6, first_chunk_patches=2, max_len=30)
     before = len(models["audio_vae_decoder"].calls)
 
@@ -99,7 +99,7 @@ def test_a_cancelled_generation_ends_between_two_euler_steps(tts, cancelling):
         tts.generate(TEXT, seed=1, cancel=token)
 
 
-def test_what_was_spoken_may_be_kept(tts, cancelling, architecture):
+def test_partial_speech_can_be_returned(tts, cancelling, architecture):
     whole = tts.generate(TEXT, seed=1, retry_badcase=False, max_len=9)
     token, _ = cancelling(at=9 * 3 + 4)
 
@@ -112,7 +112,7 @@ def test_what_was_spoken_may_be_kept(tts, cancelling, architecture):
     np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
 
 
-def test_a_cancelled_stream_raises_or_ends_as_the_caller_chose(tts, cancelling):
+def test_cancelled_stream_raises_or_ends_as_configured(tts, cancelling):
     for keep in (True, False):
         token, _ = cancelling(at=9 * 3 + 4)
         chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=1, cancel=token, keep_partial=keep)
@@ -127,7 +127,7 @@ def test_a_cancelled_stream_raises_or_ends_as_the_caller_chose(tts, cancelling):
             assert len(heard) in (2, 3)
 
 
-def test_closing_a_stream_ends_the_patch_in_the_making(tts, models):
+def test_closing_a_stream_aborts_the_current_patch(tts, models):
     begun, allowed = threading.Event(), threading.Event()
     function = models["locdit_step"].function
     calls = []
@@ -176,7 +176,7 @@ def test_a_cancelled_generation_frees_its_caches(tts, models, cancelling, monkey
     assert not [state for state in states if state() is not None]
 
 
-def test_a_closed_voice_says_so(tts):
+def test_closed_model_raises(tts):
     with tts as same:
         assert same is tts
 

@@ -28,12 +28,12 @@ print((resident[-1] - resident[0]) // 1_000_000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' heaps differ")
-def test_memory_of_caches_goes_back():
+def test_cache_memory_is_released():
     run = subprocess.run([sys.executable, "-c", _SPEECHES], capture_output=True, text=True, check=True)
     assert int(run.stdout) <= 12
 
 
-def test_a_forked_process_has_its_own():
+def test_forked_process_has_its_own_memory():
     array = mapped_zeros((1 << 20,), np.uint8)
     child = os.fork()
     if child == 0:

@@ -22,7 +22,7 @@ def upstreams_cli():
 
 @pytest.mark.parametrize("text", ["Hello.", "(slow) Hello."])
 @pytest.mark.parametrize("control", [None, " \n", "  warm, slow ", "warm (a bit) voice"])
-def test_a_control_is_written_as_upstream_does(upstreams_cli, text, control):
+def test_control_is_formatted_as_by_upstream(upstreams_cli, text, control):
     assert with_control(text, described(control)) == upstreams_cli.build_final_text(text, control)
 
 
@@ -33,11 +33,11 @@ def test_a_control_is_written_as_upstream_does(upstreams_cli, text, control):
         ("()", ""), ("(())", ""),
     ],
 )  # fmt: skip
-def test_parentheses_around_all_of_a_control_are_not_doubled(control, text):
+def test_enclosing_parentheses_are_not_doubled(control, text):
     assert described(control) == text
 
 
-def test_the_control_of_a_text_is_taken_off_again():
+def test_control_is_stripped_from_a_text():
     for control in ("warm (a bit) voice", "温柔（一点）"):
         for text in ("Hello (you).", "", "No :) no"):
             assert without_control(with_control(text, control)) == text
@@ -46,7 +46,7 @@ def test_the_control_of_a_text_is_taken_off_again():
 
 
 @pytest.mark.parametrize("control", ["warm) loud", "warm（", ")warm("])
-def test_a_parenthesis_without_a_partner_is_refused(control):
+def test_unbalanced_parenthesis_is_rejected(control):
     with pytest.raises(InputError, match="unmatched parenthesis") as caught:
         described(control)
 

@@ -35,7 +35,7 @@ def test_a_text_within_the_target_is_one_segment_a_paragraph() -> None:
     ]
 
 
-def test_sentences_are_kept_whole_and_parts_are_of_about_one_length() -> None:
+def test_sentences_stay_whole_and_parts_are_balanced() -> None:
     text = "One two three four. " * 6
     assert spoken(text, 12) == ["One two three four. One two three four. One two three four."] * 2
     # 16 words, which a greedy cut would split into 12 and 4.
@@ -59,13 +59,11 @@ def test_sentences_are_kept_whole_and_parts_are_of_about_one_length() -> None:
         ("So, two three four five six seven eight.", 4, ["So, two three four", "five six seven eight."]),
     ],
 )
-def test_a_sentence_that_is_too_long_is_cut_where_breath_is_taken(
-    text: str, target: int, expected: list[str]
-) -> None:
+def test_long_sentence_is_split_at_pauses(text: str, target: int, expected: list[str]) -> None:
     assert spoken(text, target) == expected
 
 
-def test_a_word_or_two_are_not_left_alone_beside_a_long_sentence() -> None:
+def test_short_remainder_is_not_left_alone() -> None:
     long = "one two three four five six seven eight nine ten,"
     more = "one two three four five six seven eight nine."
     assert spoken(f"{long} {more} So be it.", 20) == [long, f"{more} So be it."]
@@ -74,7 +72,7 @@ def test_a_word_or_two_are_not_left_alone_beside_a_long_sentence() -> None:
     assert spoken(f"{long[:-1]} {more} Yes.", 19) == [f"{long[:-1]} {more}", "Yes."]
 
 
-def test_chinese_is_cut_after_clauses_and_then_between_characters() -> None:
+def test_chinese_is_split_after_clauses_then_between_characters() -> None:
     assert spoken("我们明天去公园，然后回家吃饭。", 8, len) == ["我们明天去公园，", "然后回家吃饭。"]
     assert spoken("我们明天去公园然后回家", 4, len) == ["我们明天", "去公园", "然后回家"]
     assert spoken("用Python写代码", 6, len) == ["用", "Python", "写代码"]
@@ -82,14 +80,14 @@ def test_chinese_is_cut_after_clauses_and_then_between_characters() -> None:
     assert spoken("e\u0301" * 4, 3, len) == ["e\u0301"] * 4
 
 
-def test_korean_is_cut_between_words() -> None:
+def test_korean_is_split_between_words() -> None:
     sentence = "우리는 어제 저녁에 오래된 시장에서 친구들과 함께 맛있는 음식을 많이 먹었습니다."
     parts = spoken(sentence, 20, len)
     assert len(parts) > 2
     assert " ".join(parts) == sentence
 
 
-def test_no_segment_is_too_long_and_nothing_is_lost_or_doubled() -> None:
+def test_segments_are_bounded_and_preserve_the_text() -> None:
     rng = np.random.default_rng(0)
     parts = [*"，“”", "one ", "Two. ", "three, ", "我们", "你好。", "...", "\n\n", " — ", "x" * 9, "3.5 "]
     for _ in range(500):
@@ -105,7 +103,7 @@ def test_a_text_with_nothing_to_say_has_no_segments(text: str) -> None:
     assert segments(text, len, 10) == []
 
 
-def test_marks_go_with_their_neighbours() -> None:
+def test_punctuation_stays_with_neighbouring_words() -> None:
     assert spoken("Wait. ... What? !", 2) == ["Wait. ...", "What? !"]
     assert bare("".join(spoken("One two three. ... !", 3))) == "Onetwothree....!"
     assert spoken("— One two.", 2) == ["— One", "two."]
@@ -114,7 +112,7 @@ def test_marks_go_with_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("unit", ["a", "a. ", "a, ", '"', "\n", "好", "\u0301", "« "])
-def test_the_time_to_cut_a_text_grows_with_its_length(unit):
+def test_splitting_takes_linear_time(unit):
     """With its square, eight times the text would take 64 times as long."""
 
     def seconds(characters):

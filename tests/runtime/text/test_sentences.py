@@ -85,13 +85,13 @@ CUT = [
 
 
 @pytest.mark.parametrize("marked", CUT)
-def test_sentences_end_where_a_reader_would_say(marked: str) -> None:
+def test_sentence_boundaries(marked: str) -> None:
     assert [s.text.strip() for s in sentences(marked.replace("|", ""))] == [
         part.strip() for part in marked.split("|")
     ]
 
 
-def test_any_mixture_of_marks_is_cut_the_same_in_fragments() -> None:
+def test_fragmentation_does_not_change_sentences() -> None:
     rng = np.random.default_rng(0)
     parts = [*"aB我 。.\n\"“”（）'’-1*…?!", ". ", "U.S", "I ", "the ", "The ", "\n\n", "\n- ", "1. ", "e.g."]
     for _ in range(3000):
@@ -109,7 +109,7 @@ def _known_after(text: str) -> list[str]:
     return [text[: at + 1] for at, char in enumerate(text) for _ in cutter.push(char)]
 
 
-def test_a_sentence_comes_out_with_the_first_letter_of_the_next() -> None:
+def test_sentence_is_emitted_at_the_next_ones_first_letter() -> None:
     assert _known_after("It rained. He left. “Why?” She") == [
         "It rained. H",
         "It rained. He left. “W",
@@ -121,14 +121,14 @@ def test_a_sentence_comes_out_with_the_first_letter_of_the_next() -> None:
     assert _known_after("I like the U.S. She does") == ["I like the U.S. She "]
 
 
-def test_a_quotation_is_not_waited_for_without_end() -> None:
+def test_unclosed_quotation_does_not_block() -> None:
     text = "“" + "It rained all day. " * 40
     first = sentences(text)[0].text
     assert 200 <= len(first) < 240
     assert len(sentences(text)) > 25
 
 
-def test_a_blank_line_ends_a_paragraph_and_the_end_of_the_text_does_not() -> None:
+def test_blank_line_ends_a_paragraph_and_end_of_text_does_not() -> None:
     text = "Title\n\nOne. Two.\n \t\r\nThree\nfour. Five."
     assert [(s.text, s.ends_paragraph) for s in sentences(text)] == [
         ("Title\n\n", True),
@@ -142,7 +142,7 @@ def test_a_blank_line_ends_a_paragraph_and_the_end_of_the_text_does_not() -> Non
     assert sentences("") == []
 
 
-def test_after_a_flush_a_new_sentence_begins() -> None:
+def test_flush_starts_a_new_sentence() -> None:
     cutter = SentenceCutter()
     assert cutter.push("“It was the U.") == []
     assert [s.text for s in cutter.flush()] == ["“It was the U."]
@@ -152,7 +152,7 @@ def test_after_a_flush_a_new_sentence_begins() -> None:
 
 
 @pytest.mark.parametrize("word", ["a" * 30_000, "a " * 15_000, "(" * 30_000])
-def test_a_sentence_without_an_end_is_cut_wherever_the_fragments_end(word):
+def test_unterminated_sentence_is_split_independently_of_fragments(word):
     whole = sentences(word + ". Yes.")
 
     assert "".join(sentence.text for sentence in whole) == word + ". Yes."

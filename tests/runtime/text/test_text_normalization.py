@@ -29,17 +29,17 @@ from voxcpm_runtime.text.tokenizer import TextTokenizer
         ("#5号 <https://example.com>", "五号"),
     ],
 )
-def test_what_upstream_would_not_say_so(text, said):
+def test_normalization_differing_from_upstream(text, said):
     assert normalized(text) == said
 
 
 @pytest.mark.parametrize("text", ["👨‍👩‍👧‍👦 🏃‍♂️", "🏴󠁧󠁢󠁥󠁮󠁧󠁿🇺🇸❤️‍🔥", "<br>", "```5 你好```"])
-def test_of_what_has_no_words_nothing_is_left(text):
+def test_text_without_words_becomes_empty(text):
     assert normalized(text) == ""
 
 
 @pytest.mark.parametrize("module", ["kaldifst", "regex"])
-def test_a_package_that_is_missing_for_chinese_is_one_line_that_names_the_extra(monkeypatch, module):
+def test_missing_chinese_package_names_the_extra(monkeypatch, module):
     """The package counts as not installed, and nothing of wetext is imported yet."""
     for name in [name for name in sys.modules if name.partition(".")[0] in {"wetext", module}]:
         monkeypatch.delitem(sys.modules, name)
@@ -55,7 +55,7 @@ def test_a_package_that_is_missing_for_chinese_is_one_line_that_names_the_extra(
     assert normalized("It is 5 o'clock 🙂.") == "It is five o'clock."
 
 
-def test_without_the_optional_package_english_is_refused_in_one_line(monkeypatch):
+def test_missing_english_package_is_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "voxcpm_runtime.english.reading", None)
 
     with pytest.raises(
@@ -79,12 +79,12 @@ def letters() -> TextTokenizer:
         ("...", "nothing to say in"),
     ],
 )
-def test_what_cannot_be_said_is_refused(letters: TextTokenizer, text: str, reason: str) -> None:
+def test_unspeakable_text_is_rejected(letters: TextTokenizer, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         spelled(text, letters)
 
 
-def test_a_vocabulary_with_digits_is_left_alone(shared_data) -> None:
+def test_vocabulary_with_digits_leaves_text_unchanged(shared_data) -> None:
     published = TextTokenizer.from_folder(shared_data / "tokenizer")
     assert spelled("“3 naïve” 你好", published) == "“3 naïve” 你好"
     assert spelled_transcript("said", published) == "said"

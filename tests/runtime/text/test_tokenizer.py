@@ -66,7 +66,7 @@ def published(shared_data):
     return shared_data / "tokenizer"
 
 
-def test_the_published_vocabulary_is_upstreams_on_every_text(published, llama):
+def test_published_vocabulary_equals_upstream_on_every_text(published, llama):
     ours, theirs = TextTokenizer.from_folder(published), llama(published)
 
     rng = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def test_the_published_vocabulary_is_upstreams_on_every_text(published, llama):
         {"added_tokens_decoder": {"1": {"content": "<s>", "special": True}}},
     ],
 )
-def test_settings_of_the_configuration_are_obeyed(published, llama, tmp_path, changes):
+def test_tokenizer_config_is_honoured(published, llama, tmp_path, changes):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(published / name, tmp_path / name)
     path = tmp_path / "tokenizer_config.json"
@@ -94,7 +94,7 @@ def test_settings_of_the_configuration_are_obeyed(published, llama, tmp_path, ch
         assert ours(text) == theirs(text), text
 
 
-def test_a_tokenizer_with_its_own_normaliser_runs_as_it_stands(as_it_stands, llama):
+def test_tokenizer_with_its_own_normalizer_is_unchanged(as_it_stands, llama):
     folder = DEFAULT_CHECKPOINT
     ours = TextTokenizer.from_folder(folder)
     theirs, fifth = as_it_stands(folder), llama(folder)
@@ -106,13 +106,13 @@ def test_a_tokenizer_with_its_own_normaliser_runs_as_it_stands(as_it_stands, lla
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 
-def test_characters_without_a_token_are_told():
+def test_characters_without_a_token_are_reported():
     letters = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
     assert letters.unknown_characters("Hello 你 there ☃☃.") == "你☃"
     assert (letters.unknown_characters("好 there"), letters.unknown_characters(" there")) == ("好", "")
 
 
-def test_bytes_stand_for_what_a_published_vocabulary_lacks(published):
+def test_byte_fallback_covers_missing_characters(published):
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 
@@ -131,7 +131,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("part", "message"), REFUSED)
-def test_a_file_that_could_hang_or_panic_is_refused_in_one_line(tmp_path, capfd, part, message):
+def test_file_that_could_hang_or_panic_is_a_one_line_error(tmp_path, capfd, part, message):
     shutil.copyfile(DEFAULT_CHECKPOINT / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
     document = json.loads((DEFAULT_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
     (tmp_path / "tokenizer.json").write_text(json.dumps({**document, **part}), encoding="utf-8")

@@ -45,7 +45,7 @@ def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts: VoxCPM)
         assert voice.header.provenance["licence"] == "Apache-2.0"
 
 
-def test_every_way_speaks_with_it_by_its_name(tts: VoxCPM, folder: Path) -> None:
+def test_every_interface_accepts_a_built_in_voice_by_name(tts: VoxCPM, folder: Path) -> None:
     copied = shutil.copy(BUILT_IN / "heart.voice", folder / "mine.voice")
     expected = pcm16(tts.generate(TEXT, voice=Voice.load(copied), seed=SEED))
 
@@ -63,9 +63,7 @@ def test_every_way_speaks_with_it_by_its_name(tts: VoxCPM, folder: Path) -> None
     assert not list(BUILT_IN.glob("*.prefix"))
 
 
-def test_the_users_own_voice_of_the_same_name_comes_first(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_users_voice_overrides_a_built_in_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = VoiceStore()
     built_in = store.load("heart")
     michael = Voice.load(BUILT_IN / "michael.voice").save(folder / "mine.voice")
@@ -85,7 +83,7 @@ def test_the_users_own_voice_of_the_same_name_comes_first(
     assert (BUILT_IN / "heart.voice").is_file()
 
 
-def test_it_is_not_offered_with_another_audio_vae(speaking: Callable[..., str]) -> None:
+def test_built_in_voices_require_the_same_audio_vae(speaking: Callable[..., str]) -> None:
     other = VoxCPM.from_bundle(speaking)
 
     assert other.built_in_voices == {}

@@ -48,7 +48,7 @@ def recordings(audio, architecture):
 
 
 @pytest.mark.parametrize("kind", RECORDINGS)
-def test_a_voice_speaks_as_its_recordings(tts, recordings, tmp_path, kind):
+def test_voice_equals_its_recordings(tts, recordings, tmp_path, kind):
     made_of, given = recordings(kind)
     expected = tts.generate(TEXT, **given, **GIVEN)
 
@@ -64,7 +64,7 @@ def test_a_voice_speaks_as_its_recordings(tts, recordings, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", RECORDINGS)
-def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_path, models, kind):
+def test_cached_prefix_is_not_recomputed(tts, recordings, tmp_path, models, kind):
     made_of, _ = recordings(kind)
     path = tmp_path / "ada.voice"
     tts.create_voice(**made_of, name="ada").save(path)
@@ -93,7 +93,7 @@ def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_pat
         assert prefix.read_bytes() == content
 
 
-def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, audio):
+def test_text_that_merges_with_the_transcripts_last_token(tts, audio):
     """The tokenizer joins the ends of transcript and text, so only the common positions of the lead may be used."""
     plain = tts.bundle.tokenizer
     voice = tts.create_voice(audio[0], "so it is", name="ada")
@@ -130,7 +130,7 @@ def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, aud
         (lambda path: _with(path, turns=[{"text": "a", "patches": -1}]), "turns.0.patches"),
     ],
 )
-def test_a_file_that_is_no_voice_is_refused(tts, audio, tmp_path, spoil, message):
+def test_invalid_voice_file_is_rejected(tts, audio, tmp_path, spoil, message):
     path = tmp_path / "ada.voice"
     tts.create_voice(audio[0], "so it is ", name="ada").save(path)
     spoil(path)
@@ -162,7 +162,7 @@ def test_a_voice_of_an_earlier_release_opens_and_is_saved_with_a_digest(tts, aud
     assert Voice.load(path).header.format == 2
 
 
-def test_a_voice_with_any_byte_flipped_is_refused_or_the_same(tts, audio, tmp_path):
+def test_voice_with_a_flipped_byte_is_rejected_or_unchanged(tts, audio, tmp_path):
     path = tmp_path / "ada.voice"
     voice = tts.create_voice(audio[0], "so it is ", name="ada").save(path)
     content = path.read_bytes()
@@ -202,7 +202,7 @@ def store(tmp_path):
     return VoiceStore(tmp_path / "voices")
 
 
-def test_a_store_keeps_voices_by_name(tts, audio, store):
+def test_store_saves_voices_by_name(tts, audio, store):
     ada = tts.create_voice(audio[0], "so it is ", name="ada")
     store.add(ada)
     store.add(tts.create_voice(audio[1], "who is it? ", name="Bob b."))

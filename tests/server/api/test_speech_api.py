@@ -45,7 +45,7 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_each_format_has_the_samples_of_the_speech(form: str, client: openai.OpenAI, spoken: Any) -> None:
+def test_every_format_decodes_to_the_speech(form: str, client: openai.OpenAI, spoken: Any) -> None:
     answer = client.audio.speech.with_raw_response.create(**SAID, response_format=form)
 
     audio, rate = decoded(answer.content, form)
@@ -59,7 +59,7 @@ def test_each_format_has_the_samples_of_the_speech(form: str, client: openai.Ope
     assert np.linalg.norm(audio) == pytest.approx(np.linalg.norm(spoken.audio), rel=0.1)
 
 
-def test_plain_samples_are_those_of_the_runtime(client: openai.OpenAI, spoken: Any) -> None:
+def test_pcm_equals_the_runtimes_samples(client: openai.OpenAI, spoken: Any) -> None:
     pcm, wav, flac = (
         client.audio.speech.create(**SAID, response_format=form).content for form in ("pcm", "wav", "flac")
     )
@@ -73,7 +73,7 @@ def test_plain_samples_are_those_of_the_runtime(client: openai.OpenAI, spoken: A
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_first_bytes_come_while_it_is_still_speaking(form: str, client: openai.OpenAI, server: Any) -> None:
+def test_first_bytes_arrive_before_the_speech_ends(form: str, client: openai.OpenAI, server: Any) -> None:
     began = time.perf_counter()
     said = {**SAID, "input": f"{TEXT} " * 2, "response_format": form}
     with client.audio.speech.with_streaming_response.create(**said) as answer:
@@ -88,7 +88,7 @@ def test_first_bytes_come_while_it_is_still_speaking(form: str, client: openai.O
     assert first < (time.perf_counter() - began) / 3
 
 
-def test_a_wav_begins_with_its_header_at_any_speed(client: openai.OpenAI, euler_steps: Any) -> None:
+def test_wav_starts_with_its_header_at_any_speed(client: openai.OpenAI, euler_steps: Any) -> None:
     """At other speeds than 1 the first samples come with a later patch."""
     euler_steps.seconds = 0.02
     given = {**SAID, "response_format": "wav", "speed": 0.25}
@@ -119,7 +119,7 @@ def test_events_carry_the_same_audio(client: openai.OpenAI, spoken: Any) -> None
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > len(spoken.latents)
 
 
-def test_speed_is_that_of_the_runtime(client: openai.OpenAI, tts: VoxCPM) -> None:
+def test_speed_equals_the_runtimes(client: openai.OpenAI, tts: VoxCPM) -> None:
     with client.audio.speech.with_streaming_response.create(
         **SAID, response_format="pcm", speed=1.5
     ) as answer:
@@ -136,7 +136,7 @@ def in_pieces(audio: np.ndarray, piece: int, rate: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("voice_rate", [16_000, 44_100, 48_000])
-def test_plain_samples_are_resampled_to_24_khz(voice_rate: int) -> None:
+def test_pcm_is_resampled_to_24_khz(voice_rate: int) -> None:
     tone = (0.5 * np.sin(2 * np.pi * 1000 * np.arange(voice_rate) / voice_rate)).astype(np.float32)
 
     audio = in_pieces(tone, voice_rate // 6, voice_rate)
@@ -148,7 +148,7 @@ def test_plain_samples_are_resampled_to_24_khz(voice_rate: int) -> None:
     assert Encoder("opus", voice_rate).sample_rate == {44_100: 48_000}.get(voice_rate, voice_rate)
 
 
-def test_a_request_may_name_its_sample_rate(client: openai.OpenAI, spoken: Any) -> None:
+def test_sample_rate_is_configurable(client: openai.OpenAI, spoken: Any) -> None:
     for form, rate in (("wav", 8000), ("flac", 44_100), ("mp3", 16_000), ("opus", 48_000)):
         given = {**SAID, "response_format": form, "extra_body": {"seed": 7, "sample_rate": rate}}
         answer = client.audio.speech.with_raw_response.create(**given)
@@ -158,7 +158,7 @@ def test_a_request_may_name_its_sample_rate(client: openai.OpenAI, spoken: Any) 
         assert len(audio) / rate == pytest.approx(spoken.audio_seconds, abs=0.1)
 
 
-def test_an_answer_that_waits_for_the_end_knows_its_length(client: openai.OpenAI) -> None:
+def test_buffered_response_has_a_content_length(client: openai.OpenAI) -> None:
     given = {**SAID, "response_format": "wav", "extra_body": {"stream": False}}
     answer = client.audio.speech.with_raw_response.create(**given)
 
@@ -182,7 +182,7 @@ def test_options_and_recordings_reach_the_runtime(client: openai.OpenAI, tts: An
     assert np.array_equal(np.frombuffer(pcm, "<i2"), pcm16(expected))
 
 
-def test_what_is_ignored_is_told_and_null_is_what_was_left_out(client: openai.OpenAI, spoken: Any) -> None:
+def test_ignored_fields_are_reported_and_null_means_omitted(client: openai.OpenAI, spoken: Any) -> None:
     nothing = dict.fromkeys(("speed", "sample_rate", "stream_format", "prompt_text"))
     body = {"seed": 7, **nothing, "volume": 3}
     given = {**SAID, "instructions": "warmly", "response_format": "pcm", "extra_body": body}
@@ -198,7 +198,7 @@ def test_what_is_ignored_is_told_and_null_is_what_was_left_out(client: openai.Op
     assert told[0].startswith("0000é")
 
 
-def test_a_form_with_a_file_speaks_as_json_with_base64(server: Any, spoken: Any, tts: Any) -> None:
+def test_form_with_a_file_equals_json_with_base64(server: Any, spoken: Any, tts: Any) -> None:
     recording = io.BytesIO()
     soundfile.write(recording, spoken.audio, spoken.sample_rate, format="WAV")
     content = recording.getvalue()
@@ -218,7 +218,7 @@ def test_a_form_with_a_file_speaks_as_json_with_base64(server: Any, spoken: Any,
     assert uploaded.headers["x-seed"] == "5"
 
 
-def test_models_and_voices_are_listed_as_clients_ask_for_them(client: openai.OpenAI, server: Any) -> None:
+def test_models_and_voices_are_listed(client: openai.OpenAI, server: Any) -> None:
     assert [model.id for model in client.models.list()] == ["voxcpm", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
     assert client.models.retrieve("tts-1").object == "model"
     for path in ("/audio/voices", "/v1/audio/voices"):
@@ -230,9 +230,7 @@ def test_models_and_voices_are_listed_as_clients_ask_for_them(client: openai.Ope
     assert httpx2.get(f"{server.url}/models").json()["data"][0]["id"] == "voxcpm"
 
 
-def test_probes_and_the_description_of_the_protocol(
-    client: openai.OpenAI, server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probes_and_openapi(client: openai.OpenAI, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client.audio.speech.create(model="tts-1", voice="default", input="Hello.")
 
     assert httpx2.get(f"{server.url}/healthz").json() == {"status": "ok"}

@@ -39,7 +39,7 @@ def upload(url: str, recording: bytes, **fields: str) -> httpx2.Response:
     )
 
 
-def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path) -> None:
+def test_voice_lifecycle(serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path) -> None:
     running = serve()
     voices = f"{running.url}/v1/audio/voices"
 
@@ -84,7 +84,7 @@ def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: A
         ({"transcript": ""}, 400, "VoxCPM2"),
     ],
 )
-def test_an_upload_that_is_refused(
+def test_invalid_uploads(
     fields: dict[str, str], status: int, words: str, server: Any, recording: bytes
 ) -> None:
     answer = upload(server.url, recording, **fields)
@@ -95,9 +95,7 @@ def test_an_upload_that_is_refused(
     assert not any(voice["stored"] for voice in listed)
 
 
-def test_recordings_that_are_too_long_or_none_and_one_voice_too_many(
-    serve: Callable[..., Any], recording: bytes
-) -> None:
+def test_recording_and_voice_limits(serve: Callable[..., Any], recording: bytes) -> None:
     url = serve(max_recording_seconds=1).url
     too_long = upload(url, recording)
     assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "audio_sample")
@@ -107,7 +105,7 @@ def test_recordings_that_are_too_long_or_none_and_one_voice_too_many(
     assert (full.status_code, "0 are stored" in full.text) == (409, True)
 
 
-def test_names_do_not_lead_out_of_the_folder(
+def test_names_cannot_escape_the_folder(
     serve: Callable[..., Any], recording: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = serve().url
@@ -126,9 +124,7 @@ def test_names_do_not_lead_out_of_the_folder(
     assert secret.exists()
 
 
-def test_aliases_are_names_of_stored_voices(
-    serve: Callable[..., Any], recording: bytes, tmp_path: Path
-) -> None:
+def test_aliases_name_stored_voices(serve: Callable[..., Any], recording: bytes, tmp_path: Path) -> None:
     (tmp_path / "aliases.json").write_text(
         json.dumps({"alloy": "ada", "narrator": "default", "lost": "nobody"})
     )
@@ -145,7 +141,7 @@ def test_aliases_are_names_of_stored_voices(
     assert upload(running.url, recording, name="narrator").status_code == 409
 
 
-def test_openais_names_are_thirteen_different_built_in_voices(serve: Callable[..., Any], tts: Any) -> None:
+def test_openais_names_map_to_thirteen_built_in_voices(serve: Callable[..., Any], tts: Any) -> None:
     running = serve()
 
     def said(voice: str) -> np.ndarray:
@@ -160,7 +156,7 @@ def test_openais_names_are_thirteen_different_built_in_voices(serve: Callable[..
         assert np.array_equal(said(meant), expected)
 
 
-def test_a_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
+def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
     serve: Callable[..., Any], recording: bytes
 ) -> None:
     running = serve()
@@ -186,7 +182,7 @@ def test_a_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
     assert listed()["built_in"] is True
 
 
-def test_a_stored_voice_that_is_called_default_is_not_spoken_with(
+def test_stored_voice_named_default_is_ignored(
     serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "voices").mkdir()
@@ -210,7 +206,7 @@ def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def test_a_disk_that_refuses_is_the_servers_fault(
+def test_disk_errors_are_server_errors(
     serve: Callable[..., Any],
     recording: bytes,
     tmp_path: Path,
@@ -235,7 +231,7 @@ def test_a_disk_that_refuses_is_the_servers_fault(
     assert upload(running.url, recording, name="ben").status_code == 201
 
 
-def test_a_damaged_voice_is_no_mistake_of_the_client_and_can_be_deleted(
+def test_corrupt_voice_is_a_server_error_and_can_be_deleted(
     serve: Callable[..., Any], recording: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = serve()
@@ -256,7 +252,7 @@ def test_a_damaged_voice_is_no_mistake_of_the_client_and_can_be_deleted(
 
 
 @pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", '{"default": "ada"}', None])
-def test_aliases_that_cannot_be_read(content: str | None, tmp_path: Path) -> None:
+def test_unreadable_aliases(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "aliases.json"
     if content is not None:
         path.write_text(content)

@@ -57,7 +57,7 @@ def spoken(second: VoxCPM, **given: Any) -> np.ndarray:
     return pcm16(second.speak(TEXT, retry_badcase=False, **GIVEN, **given).audio)
 
 
-def test_instructions_a_reference_and_a_voice_of_one_are_those_of_the_runtime(
+def test_instructions_and_references_equal_the_runtimes(
     running: ServerOnLoopback, second: VoxCPM, recording: Path
 ) -> None:
     content = recording.read_bytes()
@@ -85,9 +85,7 @@ def test_instructions_a_reference_and_a_voice_of_one_are_those_of_the_runtime(
     )
 
 
-def test_built_in_voices_are_not_offered_with_another_bundle(
-    running: ServerOnLoopback, second: VoxCPM
-) -> None:
+def test_built_in_voices_need_the_default_bundle(running: ServerOnLoopback, second: VoxCPM) -> None:
     voices = httpx2.get(f"{running.url}/v1/audio/voices").json()["voices"]
 
     assert "heart" not in [voice["id"] for voice in voices]

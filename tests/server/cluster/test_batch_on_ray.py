@@ -49,7 +49,7 @@ def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, said
 
 
-def test_with_a_node_killed_in_the_middle_nothing_is_lost_and_nothing_is_twice(
+def test_killed_node_neither_loses_nor_repeats_lines(
     bundle: Path, cluster: Any, nodes: list[Any], started: Start, tmp_path: Path
 ) -> None:
     from voxcpm_runtime.commands.cli import main
@@ -89,7 +89,7 @@ def test_with_a_node_killed_in_the_middle_nothing_is_lost_and_nothing_is_twice(
 
 
 @pytest.mark.usefixtures("nodes")
-def test_ctrl_c_keeps_what_is_finished(bundle: Path, cluster: Any, started: Start, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_files(bundle: Path, cluster: Any, started: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = started("batch", bundle, lines(tmp_path, 200), "-o", out, "--ray", cluster.address)
     until(lambda: len(spoken(out)) >= 2)
@@ -120,7 +120,7 @@ def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs:
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_line_that_ends_every_process_fails_and_the_others_are_spoken(
+def test_line_that_crashes_every_process_fails_and_the_others_are_spoken(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(_: Any, asked: str, output: str) -> Any:
@@ -132,7 +132,7 @@ def test_a_line_that_ends_every_process_fails_and_the_others_are_spoken(
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_machine_that_cannot_load_the_bundle_ends_the_batch(
+def test_machine_that_cannot_load_the_bundle_ends_the_batch(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(_: Any, asked: str, output: str) -> Any:

@@ -63,7 +63,7 @@ def spoken_alone(bundle: Path) -> dict[str, bytes]:
         }
 
 
-def test_one_replica_is_the_plain_server(
+def test_one_replica_equals_a_plain_server(
     serve: Callable[..., tuple[subprocess.Popen[str], str]], spoken_alone: dict[str, bytes]
 ) -> None:
     process, url = serve()
@@ -127,7 +127,7 @@ def test_replicas_are_added_under_load(
         assert set().union(*(answers.result() for answers in asking)) == {spoken_alone[LONG]}
 
 
-def test_what_cannot_work_on_a_cluster_is_one_line(
+def test_unsupported_cluster_options_are_one_line_errors(
     bundle: Path, cluster: Any, started: Start, tmp_path: Path
 ) -> None:
     there = ("--ray", "--ray-address", cluster.address)
@@ -187,7 +187,7 @@ def asked(text: str) -> dict[str, Any]:
     return {"json": {"model": "tts-1", "input": text, "response_format": "pcm", "seed": 7}, "timeout": 120}
 
 
-def test_a_node_that_is_killed_costs_what_it_was_speaking_and_its_replica_comes_back_on_another(
+def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
     url: str, cluster: Any, nodes: list[Any], spoken_alone: dict[str, bytes]
 ) -> None:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as threads:

@@ -58,7 +58,7 @@ def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
         return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
 
 
-def test_contexts_are_spoken_side_by_side_and_each_is_read_back(server: Any, tts: VoxCPM) -> None:
+def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
     first, second = SAID.split(". ", 1)
     with socket_to(
         server, query=f"model_id=eleven_flash_v2_5&output_format=pcm_24000&seed={SEED}"
@@ -111,7 +111,7 @@ def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
     assert len(audio) / rate == pytest.approx(whole / 2, abs=0.15)
 
 
-def test_one_contexts_error_leaves_the_others(server: Any) -> None:
+def test_error_in_one_context_leaves_the_others(server: Any) -> None:
     with socket_to(server, query="output_format=pcm_16000") as connection:
         sends(
             connection, {"text": "Hello. ", "context_id": "good"}, {"text": "a" * 5000, "context_id": "long"}
@@ -133,7 +133,7 @@ def test_one_contexts_error_leaves_the_others(server: Any) -> None:
     assert len(audio_of(messages, "good")) > 8_000
 
 
-def test_no_more_contexts_than_elevenlabs_has(server: Any) -> None:
+def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
     with socket_to(server) as connection:
         sends(connection, *({"text": " ", "context_id": str(number)} for number in range(6)))
         (error, final) = received(connection)
@@ -146,7 +146,7 @@ def test_no_more_contexts_than_elevenlabs_has(server: Any) -> None:
         assert audio_of(received(connection), "6")
 
 
-def test_an_agent_may_be_interrupted_again_and_again(server: Any) -> None:
+def test_repeated_interruptions(server: Any) -> None:
     """Closed contexts that are still spoken leave room for the next answer; the first of too many is cancelled."""
     with socket_to(server, query=f"output_format=pcm_24000&seed={SEED}") as connection:
         for number in range(6):
@@ -163,7 +163,7 @@ def test_an_agent_may_be_interrupted_again_and_again(server: Any) -> None:
         assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
 
 
-def test_a_wrong_url_is_refused_at_the_handshake(server: Any) -> None:
+def test_invalid_urls_fail_the_handshake(server: Any) -> None:
     for voice, query, status, words in (
         ("nobody", "", 404, "unknown voice 'nobody'"),
         ("alloy", "output_format=ulaw_8000", 400, "pcm_24000"),
@@ -203,7 +203,7 @@ def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
     assert alignment.take() is None
 
 
-def test_times_of_characters_may_count_from_the_beginning(server: Any) -> None:
+def test_alignment_may_count_from_the_start(server: Any) -> None:
     with socket_to(server, query="output_format=pcm_24000&sync_alignment=true") as connection:
         sends(connection, {"text": LONG, "context_id": "a"}, {"context_id": "a", "close_context": True})
         messages = received(connection)

@@ -55,7 +55,7 @@ def full(path: Path) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def test_a_start_without_its_bundle_leaves_every_job_as_it_was(stored: Any, tmp_path: Path) -> None:
+def test_failed_start_leaves_jobs_unchanged(stored: Any, tmp_path: Path) -> None:
     id_, segment = stored()
     begun: list[Exception | None] = []
 
@@ -75,7 +75,7 @@ def test_a_start_without_its_bundle_leaves_every_job_as_it_was(stored: Any, tmp_
 
 
 @pytest.mark.long
-def test_a_job_waits_for_its_bundle_and_others_are_spoken(
+def test_job_waiting_for_its_bundle_does_not_block_others(
     serve: Serve, jobs: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id_, segment = stored()
@@ -102,7 +102,7 @@ def test_a_job_waits_for_its_bundle_and_others_are_spoken(
 
 
 @pytest.mark.long
-def test_a_job_of_a_model_that_is_gone_waits_until_it_is_back(serve: Serve, jobs: Any, stored: Any) -> None:
+def test_job_waits_until_its_model_is_served_again(serve: Serve, jobs: Any, stored: Any) -> None:
     (id_, segment), (deleted, other) = stored(model="calm"), stored(model="calm")
     running = serve()
     client = jobs(running.url)
@@ -121,7 +121,7 @@ def test_a_job_of_a_model_that_is_gone_waits_until_it_is_back(serve: Serve, jobs
     assert jobs(serve(model_name="calm").url).ended(id_)["state"] == "done"
 
 
-def test_a_job_whose_end_a_disk_refuses_is_tried_again(
+def test_job_is_retried_if_its_final_write_fails(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "RETRY_SECONDS", 0.02)
@@ -149,7 +149,7 @@ def test_a_job_whose_end_a_disk_refuses_is_tried_again(
 
 
 @pytest.mark.long
-def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
+def test_job_fails_after_three_failed_writes(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tries: list[Path] = []
@@ -163,7 +163,7 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
 
 
 @pytest.mark.parametrize(("starts", "state"), [(2, DONE), (3, FAILED)])
-def test_a_job_that_ends_the_server_again_and_again_is_given_up(
+def test_job_that_crashes_the_server_repeatedly_fails(
     serve: Serve, jobs: Any, stored: Any, starts: int, state: str
 ) -> None:
     id_, segment = stored(starts=starts)
@@ -174,7 +174,7 @@ def test_a_job_that_ends_the_server_again_and_again_is_given_up(
 
 
 @pytest.mark.long
-def test_files_and_length_of_jobs_are_bounded(serve: Serve, jobs: Any) -> None:
+def test_job_files_and_text_length_are_limited(serve: Serve, jobs: Any) -> None:
     for settings, code, words in (
         ({"max_jobs_megabytes": 0.2}, "storage", "have reached"),
         ({"max_job_audio_seconds": 2}, "speech_too_long", "limit of 2 s"),
@@ -190,7 +190,7 @@ def test_files_and_length_of_jobs_are_bounded(serve: Serve, jobs: Any) -> None:
         running.stop()
 
 
-def test_what_the_database_refuses_is_a_507(serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_write_errors_are_507(serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client = jobs(serve().url)
 
     def refuse(*_: Any) -> Any:
@@ -203,7 +203,7 @@ def test_what_the_database_refuses_is_a_507(serve: Serve, jobs: Any, monkeypatch
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
 
 
-def test_a_folder_of_another_server_means_no_jobs_for_the_page(
+def test_page_works_without_jobs_if_the_folder_is_locked(
     without_bundle: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "jobs_folder", lambda: tmp_path / "jobs")
@@ -224,7 +224,7 @@ def added(store: JobStore, owner: str = "a") -> Job:
     return store.add(owner, SAID, 7, 1, {"prompt_audio": b"recording"}, None)
 
 
-def test_an_interrupted_job_comes_first_and_owners_take_turns(store: JobStore) -> None:
+def test_interrupted_job_runs_first_and_owners_take_turns(store: JobStore) -> None:
     ids = {owner: [added(store, owner).id for _ in range(3)] for owner in "ab"}
     interrupted = ids["b"][0]
     store.change(interrupted, started=time.time())
@@ -242,7 +242,7 @@ def test_an_interrupted_job_comes_first_and_owners_take_turns(store: JobStore) -
     assert order == [ids["b"][0], ids["a"][0], ids["b"][1], ids["a"][1], ids["b"][2], ids["a"][2]]
 
 
-def test_what_a_killed_server_left_is_cleaned_up_and_its_users_files_stay(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_server_are_removed_and_user_files_stay(tmp_path: Path) -> None:
     mine = [tmp_path / "holiday" / "film.part", tmp_path / "letter.part", tmp_path / "job_of_mine" / "a"]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
@@ -267,7 +267,7 @@ def test_what_a_killed_server_left_is_cleaned_up_and_its_users_files_stay(tmp_pa
     store.close()
 
 
-def test_only_the_servers_user_reads_jobs_in_a_folder_that_was_open(tmp_path: Path) -> None:
+def test_world_readable_jobs_folder_becomes_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     store = JobStore(tmp_path)
     job = added(store)
@@ -278,7 +278,7 @@ def test_only_the_servers_user_reads_jobs_in_a_folder_that_was_open(tmp_path: Pa
     store.close()
 
 
-def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+def test_unusable_folder_is_a_one_line_error(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
     with pytest.raises(InputError, match="another server uses this folder"):
         JobStore(tmp_path / "jobs")
@@ -301,7 +301,7 @@ def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["UPDATE jobs SET id = NULL", "UPDATE jobs SET request = '{'"])
-def test_a_row_that_a_disk_has_damaged_is_refused_in_one_line(tmp_path: Path, change: str) -> None:
+def test_corrupt_row_is_a_one_line_error(tmp_path: Path, change: str) -> None:
     """A job without a name ended the start in a traceback."""
     store = JobStore(tmp_path)
     added(store)

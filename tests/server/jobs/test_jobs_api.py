@@ -22,7 +22,7 @@ from waiting import until
 Serve = Callable[..., Any]
 
 
-def test_the_life_of_a_job(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> None:
+def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> None:
     client = jobs(serve().url)
     made = client.submit()
     job = made.json()
@@ -64,7 +64,7 @@ def test_the_life_of_a_job(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_job_with_recordings_and_a_voice_that_is_deleted_meanwhile(
+def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(
     serve: Serve, jobs: Any, tts: Any, spoken: Any, tmp_path: Path
 ) -> None:
     client, file = jobs(serve().url), io.BytesIO()
@@ -87,7 +87,7 @@ def test_a_job_with_recordings_and_a_voice_that_is_deleted_meanwhile(
     assert np.array_equal(client.samples(with_voice["id"]), pcm16(expected))
 
 
-def test_what_cannot_be_spoken_is_refused_at_once(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_invalid_jobs_are_rejected_on_submission(serve: Serve, jobs: Any, tmp_path: Path) -> None:
     client = jobs(serve(max_job_characters=200).url)
     for fields, status, words in (
         ({"input": "a" * 201}, 400, "at most 200 characters"),
@@ -103,7 +103,7 @@ def test_what_cannot_be_spoken_is_refused_at_once(serve: Serve, jobs: Any, tmp_p
     assert not list((tmp_path / "jobs").glob("job_*"))
 
 
-def test_keys_do_not_see_each_others_jobs_and_share_the_places(
+def test_keys_see_only_their_jobs_and_share_the_limit(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = JobStore.counts
@@ -132,7 +132,7 @@ def test_keys_do_not_see_each_others_jobs_and_share_the_places(
     assert sorted(answers) == [202, 202, 503, 503, 503, 503]
 
 
-def test_live_speech_goes_first_and_a_job_continues_behind_it(
+def test_live_speech_takes_priority_and_the_job_continues_after_it(
     serve: Serve, jobs: Any, tts: Any, long_samples: np.ndarray
 ) -> None:
     running = serve(concurrency=1)
@@ -154,7 +154,7 @@ def test_live_speech_goes_first_and_a_job_continues_behind_it(
     assert np.array_equal(client.samples(id_), long_samples)
 
 
-def test_a_job_that_runs_or_waits_for_a_turn_is_cancelled_and_the_next_one_spoken(
+def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
     serve: Serve, jobs: Any, tmp_path: Path
 ) -> None:
     running = serve(concurrency=1)
@@ -178,7 +178,7 @@ def test_a_job_that_runs_or_waits_for_a_turn_is_cancelled_and_the_next_one_spoke
 
 
 @pytest.mark.long
-def test_a_server_that_ends_leaves_its_job_to_the_next_one(
+def test_job_continues_on_the_next_server_after_shutdown(
     serve: Serve, jobs: Any, euler_steps: Any, long_samples: np.ndarray, tmp_path: Path
 ) -> None:
     euler_steps.seconds = 0.005
@@ -206,7 +206,7 @@ def test_a_server_that_ends_leaves_its_job_to_the_next_one(
     until(lambda: not list(tmp_path.rglob("*.segment*")))
 
 
-def test_old_jobs_are_deleted_and_the_list_is_cut_into_pages(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_old_jobs_expire_and_the_list_is_paginated(serve: Serve, jobs: Any, tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
     ids = [store.add("", {**jobs.said, "voice": {"id": "ada"}}, 7, 1, {}, None).id for _ in range(6)]
     store.change(ids[0], state=DONE, ended=time.time() - 2.1 * 86_400)
@@ -224,7 +224,7 @@ def test_old_jobs_are_deleted_and_the_list_is_cut_into_pages(serve: Serve, jobs:
     assert httpx2.get(client.url, params={"limit": 0}).status_code == 400
 
 
-def test_a_server_without_jobs_says_so(serve: Serve, jobs: Any) -> None:
+def test_server_without_jobs_reports_it(serve: Serve, jobs: Any) -> None:
     for method in ("GET", "POST"):
         answer = httpx2.request(method, jobs(serve(max_jobs=0).url).url, json=jobs.said)
         # Not 503: that would ask clients to come again.

@@ -19,7 +19,7 @@ from voxcpm_server.rooms import AllSettings as Settings
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000])
-def test_a_body_that_is_no_request(body: bytes, server: Any) -> None:
+def test_invalid_json_body(body: bytes, server: Any) -> None:
     answer = httpx2.post(
         f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": "application/json"}
     )
@@ -41,7 +41,7 @@ def test_a_body_that_is_no_request(body: bytes, server: Any) -> None:
         ("multipart/form-data; boundary=x; charset=utf-8", b""),
     ],
 )
-def test_a_body_that_is_no_form(kind: str, body: bytes, server: Any) -> None:
+def test_invalid_form_body(kind: str, body: bytes, server: Any) -> None:
     answer = httpx2.post(f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": kind})
 
     assert answer.status_code == 400, answer.text
@@ -59,7 +59,7 @@ def raw_answer(address: tuple[str, int], request: bytes) -> bytes:
     return b"".join(parts)
 
 
-def test_two_gigabytes_are_refused_at_their_header(server: Any) -> None:
+def test_oversized_content_length_is_rejected_before_the_body(server: Any) -> None:
     head = "POST /v1/audio/voices HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000000\r\n\r\n"
 
     answer = raw_answer(server.address, head.encode())
@@ -68,7 +68,7 @@ def test_two_gigabytes_are_refused_at_their_header(server: Any) -> None:
     assert b"at most 25 MB, got 2000000000 bytes" in answer
 
 
-def test_a_body_that_does_not_say_its_size_is_counted(serve: Callable[..., Any]) -> None:
+def test_chunked_body_is_limited(serve: Callable[..., Any]) -> None:
     running = serve(max_upload_megabytes=0.1)
     taken = 0
 
@@ -96,7 +96,7 @@ def form(size: int) -> bytes:
     return start + b" " * (size - len(start) - len(end)) + end
 
 
-def test_a_form_counts_until_it_is_answered_and_its_first_64_kib_never() -> None:
+def test_form_counts_until_answered_except_for_its_first_64_kib() -> None:
     uncounted = 65_536
     # Beyond what is not counted, together exactly what all may have.
     held = (200_000, 200_000, 300_000 - 2 * (200_000 - uncounted) + uncounted)
@@ -142,12 +142,12 @@ def test_a_form_counts_until_it_is_answered_and_its_first_64_kib_never() -> None
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_all_bodies_together_may_not_be_less_than_one(serve: Callable[..., Any]) -> None:
+def test_total_body_limit_is_at_least_the_limit_per_body(serve: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match="expected at least --max-upload-megabytes 25, got 24"):
         serve(max_bodies_megabytes=24)
 
 
-def test_a_body_that_stalls_is_given_up(serve: Callable[..., Any]) -> None:
+def test_stalled_body_times_out(serve: Callable[..., Any]) -> None:
     running = serve(client_timeout=0.3)
     head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
 
@@ -157,7 +157,7 @@ def test_a_body_that_stalls_is_given_up(serve: Callable[..., Any]) -> None:
     assert b"the body stalled" in answer
 
 
-def test_a_body_that_trickles_is_given_up(serve: Callable[..., Any]) -> None:
+def test_trickled_body_times_out(serve: Callable[..., Any]) -> None:
     running = serve(client_timeout=1)
     head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"
 
@@ -179,7 +179,7 @@ def test_a_body_that_trickles_is_given_up(serve: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("charset", ['"PUNYCODE"', "utf-16"])
-def test_a_form_in_another_charset_is_refused_unread(charset: str, server: Any) -> None:
+def test_form_in_another_charset_is_rejected_unread(charset: str, server: Any) -> None:
     """Python's punycode takes time that grows with the square of the length, and would hold up everyone."""
     head = (
         "POST /v1/audio/voices HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n"

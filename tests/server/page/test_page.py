@@ -60,7 +60,7 @@ def played_bars(page: Any) -> int:
     return int(np.all(np.abs(picture[..., :3] * 255 - ACCENT) < 2, axis=-1).sum())
 
 
-def test_every_sample_of_a_speech_is_heard_drawn_and_saved(
+def test_every_sample_is_played_drawn_and_saved(
     visit: Callable[..., Any], server: Any, said: np.ndarray
 ) -> None:
     there = visit(server.url)
@@ -96,7 +96,7 @@ def test_every_sample_of_a_speech_is_heard_drawn_and_saved(
     np.testing.assert_array_equal(flac, said)
 
 
-def test_it_is_driven_from_the_keyboard(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
+def test_keyboard_navigation(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
     there = visit(server.url)
     page = there.page
     # The text has the focus by itself.
@@ -120,7 +120,7 @@ def test_it_is_driven_from_the_keyboard(visit: Callable[..., Any], server: Any, 
     expect(page.locator("#play")).to_contain_text("Pause")
 
 
-def test_a_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
+def test_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
     there = visit(server.url)
     there.say(LONG)
     there.status("Speaking")
@@ -136,7 +136,7 @@ def test_a_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
     assert 0 < len(samples) < 60 * 24_000
 
 
-def test_slow_speech_is_buffered_and_plays_without_a_gap(
+def test_slow_speech_is_buffered_and_plays_without_gaps(
     visit: Callable[..., Any], serve: Callable[..., Any], euler_steps: Any
 ) -> None:
     there = visit(serve().url)
@@ -156,7 +156,7 @@ def test_slow_speech_is_buffered_and_plays_without_a_gap(
     assert page.text_content("#gaps") == "0"
 
 
-def test_errors_are_the_servers_line_and_never_html(
+def test_errors_show_the_servers_message_and_never_as_html(
     visit: Callable[..., Any], serve: Callable[..., Any]
 ) -> None:
     there = visit(serve(max_characters=50).url)
@@ -194,7 +194,9 @@ def test_errors_are_the_servers_line_and_never_html(
     expect(page.locator("#error")).to_have_text("Cannot connect to the server.")
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve: Callable[..., Any]) -> None:
+def test_key_is_requested_and_stored_in_session_storage(
+    visit: Callable[..., Any], serve: Callable[..., Any]
+) -> None:
     there = visit(serve(keys=("secret-1",)).url)
     page = there.page
     for wrong in (None, "wrong", "ключ"):
@@ -228,7 +230,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve
     expect(page.locator("#access")).to_be_hidden()
 
 
-def test_style_in_words_is_offered_where_the_model_has_it(visit: Callable[..., Any], server: Any) -> None:
+def test_style_field_is_shown_for_models_that_support_it(visit: Callable[..., Any], server: Any) -> None:
     page = visit(server.url).page
     expect(page.locator("#instructions")).to_be_hidden()
 
@@ -251,7 +253,7 @@ def test_style_in_words_is_offered_where_the_model_has_it(visit: Callable[..., A
     assert "calmly" not in page.inner_text("#curl")
 
 
-def test_it_is_readable_everywhere(visit: Callable[..., Any], server: Any) -> None:
+def test_layout_and_contrast(visit: Callable[..., Any], server: Any) -> None:
     """No horizontal scrolling, and nothing that axe finds by WCAG 2.2 AA's rules; pictures for people to look at."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     there = visit(server.url, viewport={"width": 320, "height": 800}, reduced_motion="reduce")

@@ -15,7 +15,7 @@ FOLDER = Path(voxcpm_server.__file__).parent / "page" / "assets"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
-def test_the_page_may_load_only_what_is_the_servers_own(server: Any) -> None:
+def test_content_security_policy_allows_only_same_origin(server: Any) -> None:
     answer = httpx2.get(server.url)
     assert answer.status_code == httpx2.head(server.url).status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -26,7 +26,7 @@ def test_the_page_may_load_only_what_is_the_servers_own(server: Any) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_everything_that_the_page_names_is_there_without_a_key(serve: Callable[..., Any]) -> None:
+def test_all_assets_are_served_without_a_key(serve: Callable[..., Any]) -> None:
     url = serve(keys=("secret",)).url
     for file in FILES:
         # A link on another site leads here.
@@ -45,13 +45,13 @@ def test_everything_that_the_page_names_is_there_without_a_key(serve: Callable[.
     assert httpx2.get(f"{url}/v1/audio/voices").status_code == 401
 
 
-def test_a_browser_that_has_the_file_gets_it_once(server: Any) -> None:
+def test_matching_etag_gets_304(server: Any) -> None:
     first = httpx2.get(f"{server.url}/page/main.js")
     again = httpx2.get(f"{server.url}/page/main.js", headers={"If-None-Match": first.headers["etag"]})
 
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_no_other_file_is_served(server: Any) -> None:
+def test_other_files_are_not_served(server: Any) -> None:
     for path in ("", "index.html", "../settings.py", "%2e%2e/settings.py", "..%2fsettings.py", "main"):
         assert httpx2.get(f"{server.url}/page/{path}").status_code == 404, path

@@ -19,7 +19,7 @@ TEXT = "Hello there."
 
 # It begins somewhere in the sentence, so what it says may be too long.
 @pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
-def test_a_voice_is_recorded_previewed_used_and_deleted(
+def test_voice_is_recorded_previewed_used_and_deleted(
     visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     running = serve(preview_text="Hi.")
@@ -58,7 +58,7 @@ def test_a_voice_is_recorded_previewed_used_and_deleted(
     assert not (tmp_path / "voices" / "ada.voice").exists()
 
 
-def test_a_voice_is_made_from_a_file(
+def test_voice_is_created_from_a_file(
     visit: Callable[..., Any], serve: Callable[..., Any], spoken: Any, tmp_path: Path
 ) -> None:
     running = serve()
@@ -73,7 +73,7 @@ def test_a_voice_is_made_from_a_file(
     expect(page.locator("#voice")).to_have_value("ben", timeout=60_000)
 
 
-def test_jobs_are_submitted_watched_saved_and_deleted(
+def test_jobs_are_submitted_polled_saved_and_deleted(
     visit: Callable[..., Any], server: Any, said: np.ndarray
 ) -> None:
     page = visit(server.url).page

@@ -35,7 +35,7 @@ def test_keys_take_turns() -> None:
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_a_request_that_goes_away_as_it_is_called_passes_its_turn_on() -> None:
+def test_turn_passes_on_if_the_request_is_cancelled_when_notified() -> None:
     async def scenario() -> int:
         queue = FairQueue(1, 10, 10)
         turn = await queue.enter("a")
@@ -49,7 +49,7 @@ def test_a_request_that_goes_away_as_it_is_called_passes_its_turn_on() -> None:
     assert asyncio.run(scenario()) == 0
 
 
-def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
+def test_background_turns_yield_to_requests() -> None:
     async def order() -> list[str]:
         queue, served = FairQueue(1, 10, 10), []
         job = await queue.enter_background()
@@ -72,7 +72,7 @@ def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_comes_and_goes_nobody_is_forgotten_and_no_queue_is_exceeded(seed: int) -> None:
+def test_random_arrivals_and_cancellations_keep_the_invariants(seed: int) -> None:
     """Requests and jobs, some of which go away, in a random order."""
     rng = random.Random(seed)
 

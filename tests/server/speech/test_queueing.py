@@ -46,7 +46,7 @@ def outcomes(running: Any) -> dict[str, float]:
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
 
 
-def test_the_wait_for_first_audio_counts_from_the_beginning_of_the_request(serve: Callable[..., Any]) -> None:
+def test_first_audio_seconds_start_with_the_request(serve: Callable[..., Any]) -> None:
     running, body = serve(), json.dumps({"model": "tts-1", "input": "Hi.", "response_format": "pcm"}).encode()
     with socket.create_connection(running.address, timeout=60) as connection:
         head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
@@ -60,7 +60,7 @@ def test_the_wait_for_first_audio_counts_from_the_beginning_of_the_request(serve
     assert next(sample.value for sample in samples if sample.name.endswith("_sum")) > 1.5
 
 
-def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
+def test_disconnecting_ends_the_speech_within_one_euler_step(
     serve: Callable[..., Any], euler_steps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = serve(concurrency=1)
@@ -84,7 +84,7 @@ def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
     until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
 
 
-def test_a_client_that_goes_away_before_the_first_audio_ends_it_too(
+def test_disconnecting_before_the_first_audio_ends_the_speech(
     serve: Callable[..., Any], euler_steps: Any
 ) -> None:
     running = serve(concurrency=1)
@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_before_the_first_audio_ends_it_too(
     assert outcomes(running) == {"cancelled": 1}
 
 
-def test_a_full_queue_answers_503_and_a_key_with_too_many_429(
+def test_full_queue_is_503_and_too_many_per_key_429(
     serve: Callable[..., Any],
 ) -> None:
     running = serve(keys=("a", "b", "c"), concurrency=1, queue=2, queue_per_key=1)
@@ -141,7 +141,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_events_tell_that_they_wait_for_their_turn(serve: Callable[..., Any], tts: VoxCPM) -> None:
+def test_events_report_queueing(serve: Callable[..., Any], tts: VoxCPM) -> None:
     running = serve(concurrency=1, queue=1)
     url, lines = f"{running.url}/v1/audio/speech", []
     with contextlib.ExitStack() as asked:
@@ -163,7 +163,7 @@ def test_events_tell_that_they_wait_for_their_turn(serve: Callable[..., Any], tt
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_error_after_the_wait_is_an_event_and_counts(
+def test_error_after_queueing_is_an_event_and_is_counted(
     serve: Callable[..., Any], tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = serve()
@@ -189,9 +189,7 @@ def test_an_error_after_the_wait_is_an_event_and_counts(
 
 
 @pytest.mark.long
-def test_a_reader_that_takes_nothing_pauses_the_speech_and_is_given_up(
-    serve: Callable[..., Any], euler_steps: Any
-) -> None:
+def test_stalled_reader_pauses_the_speech_and_times_out(serve: Callable[..., Any], euler_steps: Any) -> None:
     running = serve(concurrency=1, buffer_seconds=1, client_timeout=10)
 
     def paused() -> bool:
@@ -213,7 +211,7 @@ def test_a_reader_that_takes_nothing_pauses_the_speech_and_is_given_up(
     assert euler_steps.calls == calls
 
 
-def test_several_at_the_same_time_say_what_each_says_alone(serve: Callable[..., Any], tts: VoxCPM) -> None:
+def test_concurrent_requests_equal_sequential_ones(serve: Callable[..., Any], tts: VoxCPM) -> None:
     running = serve(concurrency=4)
     texts = [f"This is sentence number {word}." for word in ("one", "two", "three", "four")]
     heard: dict[int, bytes] = {}
@@ -241,7 +239,7 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_silent_connections_are_closed(without_bundle: Serving) -> None:
+def test_idle_connections_are_closed(without_bundle: Serving) -> None:
     running = without_bundle(client_timeout=1)
     asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as guests:
@@ -254,7 +252,7 @@ def test_silent_connections_are_closed(without_bundle: Serving) -> None:
             assert is_closed(connection), (sent, later)
 
 
-def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered(
+def test_excess_requests_get_retry_after_and_probes_still_respond(
     without_bundle: Serving,
 ) -> None:
     running = without_bundle(max_connections=1)
@@ -277,7 +275,7 @@ def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered
     until(lambda: httpx2.get(voices).json()["error"]["code"] == "model_unavailable")
 
 
-def test_a_full_queue_refuses_a_request_before_its_body_is_read(
+def test_full_queue_rejects_requests_before_reading_the_body(
     without_bundle: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = without_bundle()
@@ -293,7 +291,7 @@ def test_a_full_queue_refuses_a_request_before_its_body_is_read(
         assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
 
 
-def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
+def test_unread_response_times_out() -> None:
     ended = []
 
     # It is never asked for a part, so what it would do at its end is not done.

@@ -66,7 +66,7 @@ class Shelf:
         return opened
 
 
-def test_a_bundle_is_loaded_once_by_all_who_ask_for_it_at_the_same_time() -> None:
+def test_concurrent_requests_load_a_bundle_once() -> None:
     async def asked() -> None:
         shelf = Shelf()
         assert shelf.bundles.names == ("a", "b", "c", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -82,7 +82,7 @@ def test_a_bundle_is_loaded_once_by_all_who_ask_for_it_at_the_same_time() -> Non
     asyncio.run(asked())
 
 
-def test_the_least_recently_used_bundle_that_is_silent_makes_room() -> None:
+def test_least_recently_used_idle_bundle_is_evicted() -> None:
     async def asked() -> None:
         shelf = Shelf(most=30)
         assert await shelf.bundles.load_default() is None
@@ -106,7 +106,7 @@ def test_the_least_recently_used_bundle_that_is_silent_makes_room() -> None:
     asyncio.run(asked())
 
 
-def test_a_bundle_that_cannot_be_loaded_is_tried_again_and_its_path_is_not_told(
+def test_failed_load_is_retried_and_its_path_not_exposed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def asked() -> None:
@@ -126,7 +126,7 @@ def test_a_bundle_that_cannot_be_loaded_is_tried_again_and_its_path_is_not_told(
     assert caplog.text.count("bundle a: /secret/a: manifest.json is missing") == 2
 
 
-def test_an_amount_of_memory_has_a_unit() -> None:
+def test_memory_amounts_require_a_unit() -> None:
     assert parse_bytes("8GB", "--max-memory") == 8_000_000_000
     assert parse_bytes(" 1.5 gib ", "--max-memory") == 1.5 * 2**30
     assert parse_bytes("512KB", "--max-memory") == 512_000
@@ -135,7 +135,7 @@ def test_an_amount_of_memory_has_a_unit() -> None:
             parse_bytes(wrong, "--max-memory")
 
 
-def test_a_bundle_has_a_name_and_a_path() -> None:
+def test_bundle_option_has_a_name_and_a_path() -> None:
     assert parse_named_bundles(["calm=/some/folder", "x = org/name=1"]) == {
         "calm": "/some/folder",
         "x": "org/name=1",
@@ -154,7 +154,9 @@ def source_of(folder: Path, precision: str) -> Callable[[], Unloaded]:
     return opened
 
 
-def test_two_bundles_speak_and_one_may_disappear(tts: VoxCPM, speaking_bundle: Path, tmp_path: Path) -> None:
+def test_two_bundles_are_served_and_one_may_disappear(
+    tts: VoxCPM, speaking_bundle: Path, tmp_path: Path
+) -> None:
     going, second = tmp_path / "going", tmp_path / "second"
     for folder in (going, second):
         shutil.copytree(speaking_bundle, folder)
@@ -209,7 +211,7 @@ def test_two_bundles_speak_and_one_may_disappear(tts: VoxCPM, speaking_bundle: P
         running.stop()
 
 
-def test_it_answers_while_it_loads(tts: VoxCPM) -> None:
+def test_probes_respond_during_loading(tts: VoxCPM) -> None:
     may_load = threading.Event()
 
     def opened() -> Unloaded:

@@ -10,7 +10,7 @@ from voxcpm_server.speech.queueing import FairQueue
 from voxcpm_server.streams.sessions import SessionStream
 
 
-def test_a_turn_that_comes_after_the_cancellation_is_left() -> None:
+def test_turn_acquired_after_cancellation_is_released() -> None:
     """A session's thread that sees the cancellation first leaves before the event loop has entered."""
 
     async def entered() -> int:

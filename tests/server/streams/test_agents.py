@@ -39,7 +39,7 @@ def python() -> Path:
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("service", ["openai", "elevenlabs"])
 @pytest.mark.parametrize("agent", ["pipecat", "livekit"])
-def test_what_an_agent_hears_is_read_back(
+def test_agents_audio_is_transcribed(
     agent: str, service: str, python: Path, serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     running = serve(keys=(KEY,))

@@ -33,7 +33,7 @@ START = {"type": "start"}
 HELLO = {"type": "text", "text": "Hello."}
 
 
-def test_fragments_are_spoken_as_the_runtimes_session_speaks_them(server: Any, tts: VoxCPM) -> None:
+def test_fragments_equal_the_runtimes_session(server: Any, tts: VoxCPM) -> None:
     expected = spoken_by(tts, SAID, seed=SEED)
     assert wrong_words(expected, tts.sample_rate) <= 3
     for path, fragments in (("/v1/audio/stream", [SAID]), ("/audio/stream", re.findall("...?", SAID))):
@@ -55,7 +55,7 @@ def test_fragments_are_spoken_as_the_runtimes_session_speaks_them(server: Any, t
         assert done == {"type": "done", "seed": SEED, "seconds": seconds, "cancelled": False}
 
 
-def test_speech_begins_before_the_text_ends_and_flush_speaks_the_rest(server: Any) -> None:
+def test_speech_starts_before_the_text_ends_and_flush_speaks_the_rest(server: Any) -> None:
     with socket_to(server) as connection:
         said(connection, {"type": "start"}, {"type": "text", "text": "One. Tw"})
         assert json.loads(connection.recv(timeout=20))["type"] == "started"
@@ -71,7 +71,7 @@ def test_speech_begins_before_the_text_ends_and_flush_speaks_the_rest(server: An
     assert done["seconds"] > first > 0
 
 
-def test_one_connection_speaks_one_text_after_another_in_any_format(server: Any, tts: VoxCPM) -> None:
+def test_connection_is_reused_with_any_format(server: Any, tts: VoxCPM) -> None:
     with socket_to(server) as connection:
         for form, options in (("wav", {"audio": "base64"}), ("mp3", {"speed": 2})):
             said(connection, {"type": "start", "seed": 3, "response_format": form, **options})
@@ -84,7 +84,7 @@ def test_one_connection_speaks_one_text_after_another_in_any_format(server: Any,
             assert done["seconds"] == pytest.approx(seconds / options.get("speed", 1), abs=0.1)
 
 
-def test_cancel_ends_the_speech_and_the_next_one_begins(server: Any, tts: VoxCPM) -> None:
+def test_cancel_ends_the_speech_and_the_next_one_starts(server: Any, tts: VoxCPM) -> None:
     with socket_to(server) as connection:
         said(connection, {"type": "cancel"})
         said(connection, {"type": "start"}, {"type": "text", "text": LONG * 20})
@@ -122,7 +122,7 @@ def test_sessions_take_turns_with_requests_and_with_each_other(
         assert heard(second)[1][-1]["type"] == "done"
 
 
-def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
+def test_disconnecting_ends_the_speech_within_one_euler_step(
     serve: Callable[..., Any], euler_steps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = serve(concurrency=1)
@@ -147,9 +147,7 @@ def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
     until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
 
 
-def test_a_reader_that_takes_nothing_pauses_speaking_and_is_given_up(
-    serve: Callable[..., Any], euler_steps: Any
-) -> None:
+def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any], euler_steps: Any) -> None:
     running = serve(concurrency=1, buffer_seconds=1, client_timeout=3, max_characters=100_000)
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -175,7 +173,7 @@ def test_a_reader_that_takes_nothing_pauses_speaking_and_is_given_up(
     until(lambda: not len(running.service.conversations))
 
 
-def test_the_wait_for_first_audio_counts_from_the_first_complete_sentence(serve: Callable[..., Any]) -> None:
+def test_first_audio_seconds_start_with_the_first_complete_sentence(serve: Callable[..., Any]) -> None:
     running = serve()
     with socket_to(running) as connection:
         said(connection, START, {"type": "text", "text": "Hell"})
@@ -230,7 +228,7 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
         ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
     ],
 )
-def test_a_wrong_message_is_told_what_is_wrong(
+def test_invalid_messages_are_explained(
     messages: list[Any], words: str, param: str | None, server: Any
 ) -> None:
     with socket_to(server) as connection:
@@ -244,7 +242,7 @@ def test_a_wrong_message_is_told_what_is_wrong(
     until(lambda: idle(server))
 
 
-def test_a_message_of_100_megabytes_is_refused_by_its_header(server: Any) -> None:
+def test_oversized_message_is_rejected_by_its_header(server: Any) -> None:
     with socket_to(server) as connection:
         # The head of a frame of text, masked, of so many bytes, and no more than a thousandth of them.
         connection.socket.sendall(struct.pack("!BBQ", 0x81, 0xFF, 100_000_000) + b"mask" + bytes(100_000))
@@ -253,7 +251,7 @@ def test_a_message_of_100_megabytes_is_refused_by_its_header(server: Any) -> Non
     assert closed.value.rcvd.code == 1009
 
 
-def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:
+def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
     running = serve(max_audio_seconds=1)
     with socket_to(running) as connection:
         said(connection, START, {"type": "text", "text": LONG}, {"type": "end"})
@@ -261,7 +259,7 @@ def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:
     assert error["code"] == "speech_too_long"
 
 
-def test_a_connection_without_messages_is_closed(serve: Callable[..., Any]) -> None:
+def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
     running = serve(idle_seconds=1)
     with socket_to(running) as connection:
         # What is spoken takes longer than that.
@@ -275,7 +273,7 @@ def test_a_connection_without_messages_is_closed(serve: Callable[..., Any]) -> N
     assert (error["code"], code) == ("timeout", 1008)
 
 
-def test_only_so_many_are_open(serve: Callable[..., Any]) -> None:
+def test_connections_are_limited(serve: Callable[..., Any]) -> None:
     running = serve(keys=("a", "b"), max_conversations=3)
     with contextlib.ExitStack() as stack:
 
@@ -297,7 +295,7 @@ def test_only_so_many_are_open(serve: Callable[..., Any]) -> None:
     until(lambda: not len(running.service.conversations))
 
 
-def test_keys_are_asked_for_in_each_conventional_form(serve: Callable[..., Any]) -> None:
+def test_keys_are_accepted_in_each_conventional_form(serve: Callable[..., Any]) -> None:
     running = serve(keys=("secret",))
 
     def status(**options: Any) -> int:
@@ -326,7 +324,7 @@ def test_keys_are_asked_for_in_each_conventional_form(serve: Callable[..., Any])
         ("/v1/audio/stream", "https://example.org", 403, None),
     ],
 )
-def test_a_refused_handshake_has_an_answer_and_leaves_the_log_empty(
+def test_rejected_handshake_has_a_response_and_logs_nothing(
     path: str, origin: Any, status: int, kind: str | None, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidStatus) as refused, socket_to(server, path, origin=origin):

@@ -63,7 +63,7 @@ def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of loopback")
-def test_idle_clients_of_one_machine_shut_out_no_other(serve: Callable[..., Any]) -> None:
+def test_idle_clients_of_one_host_do_not_block_others(serve: Callable[..., Any]) -> None:
     """With several keys, whoever is counted as one may have half of the conversations."""
     running = serve(keys=("a", "b"), max_conversations=4)
 
@@ -95,7 +95,7 @@ def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
         return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
 
 
-def test_it_tells_what_it_is(server: Any) -> None:
+def test_describe_returns_info(server: Any) -> None:
     # What a microphone hears is ignored.
     (answer,) = exchanged(server, AudioChunk(16_000, 2, 1, bytes(1000)), Describe(), last=Info.is_type)
     (program,) = Info.from_event(answer).tts
@@ -108,7 +108,7 @@ def test_it_tells_what_it_is(server: Any) -> None:
 
 
 @pytest.mark.usefixtures("seeded")
-def test_it_speaks_a_text(server: Any, tts: VoxCPM) -> None:
+def test_synthesize(server: Any, tts: VoxCPM) -> None:
     start, *chunks, stop = exchanged(server, Synthesize(SAID, voice=SynthesizeVoice(name="default")))
     assert AudioStart.from_event(start).rate == tts.sample_rate
     assert AudioStop.is_type(stop.type)
@@ -121,7 +121,7 @@ def test_it_speaks_a_text(server: Any, tts: VoxCPM) -> None:
 
 
 @pytest.mark.usefixtures("seeded")
-def test_it_speaks_fragments_while_they_come(server: Any, tts: VoxCPM) -> None:
+def test_streaming_synthesis(server: Any, tts: VoxCPM) -> None:
     async def talk() -> list[Event]:
         async with AsyncTcpClient("127.0.0.1", server.ports["wyoming"], read_timeout=30) as client:
 
@@ -153,7 +153,7 @@ def test_it_speaks_fragments_while_they_come(server: Any, tts: VoxCPM) -> None:
     assert others == ["audio-start", "audio-stop", "synthesize-stopped", "audio-start", "audio-stop", "pong"]
 
 
-def test_a_wrong_request_is_told_what_is_wrong(server: Any) -> None:
+def test_invalid_requests_are_explained(server: Any) -> None:
     for events, words in (
         ([Synthesize("Hello.", voice=SynthesizeVoice(name="nobody"))], "unknown voice 'nobody'"),
         ([Synthesize("<speak/>", text_format="ssml")], "expected text"),
@@ -184,7 +184,7 @@ def raw_answer(server: Any, sent: bytes) -> bytes:
     return b"".join(parts)
 
 
-def test_what_is_no_event_ends_the_connection(server: Any) -> None:
+def test_invalid_event_closes_the_connection(server: Any) -> None:
     for sent, words in (
         (b"\x00\xff\n", b"a JSON object"),
         (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"a JSON object"),
@@ -205,14 +205,14 @@ def test_what_is_no_event_ends_the_connection(server: Any) -> None:
     until(lambda: server.service.queue.busy == 0)
 
 
-def test_a_connection_that_says_nothing_more_is_closed(serve: Callable[..., Any]) -> None:
+def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
     running = serve(idle_seconds=1)
     for sent in (b'{"type": "synthesize", "data_length": 50}\n{"te', b'{"type": "synthesize-start"}\n'):
         assert b"idle for" in raw_answer(running, sent)
     until(lambda: not len(running.service.conversations))
 
 
-def test_it_is_on_loopback_unless_an_option_opens_it() -> None:
+def test_listens_on_loopback_by_default() -> None:
     everyone, wyoming_only = {"insecure_serve_without_key": True}, {"insecure_wyoming_without_key": True}
     for host, options, has_keys, expected in (
         ("127.0.0.1", {}, False, "127.0.0.1"),
@@ -242,7 +242,7 @@ def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-def test_sigterm_ends_silent_connections_and_takes_no_more(started: Callable[..., Any]) -> None:
+def test_sigterm_closes_idle_connections_and_the_listener(started: Callable[..., Any]) -> None:
     process, _ = started("--wyoming", "0", "--drain-seconds", "300")
     line = process.stderr.readline()
     assert re.fullmatch(r"listening on tcp://127\.0\.0\.1:\d+ \(Wyoming\)\n", line), line

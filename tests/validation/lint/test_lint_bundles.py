@@ -23,16 +23,14 @@ BUNDLES = ("tiny_bundle", "tiny_bundle_15", "tiny_parts_bundle", "second_bundle"
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", BUNDLES)
-def test_every_package_of_the_tests_is_clean(request: pytest.FixtureRequest, name: str) -> None:
+def test_fixture_bundles_have_no_findings(request: pytest.FixtureRequest, name: str) -> None:
     report = lint_bundle(str(request.getfixturevalue(name)))
 
     # The heads of the small checkpoints have 16 or 24 channels, and published ones 64 or 128.
     assert [row for row in report.rows() if row[0] != "state-size"] == []
 
 
-def test_the_command_is_silent_about_a_clean_bundle(
-    tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clean_bundle_prints_nothing(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lint", str(tiny_bundle), "--precision", "fp16", "--precision", "int8"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
@@ -40,7 +38,7 @@ def test_the_command_is_silent_about_a_clean_bundle(
     assert all(line.endswith("operations: clean") for line in lines)
 
 
-def test_findings_are_a_table_and_exit_code_1(
+def test_findings_are_printed_as_a_table_with_exit_code_1(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "MAX_WEIGHT_FILE_BYTES", 1)
@@ -55,7 +53,7 @@ def test_findings_are_a_table_and_exit_code_1(
     assert lines[-1].startswith("fp16: 6 packages, ")
 
 
-def test_a_damaged_package_is_refused_by_name(
+def test_corrupt_package_is_named(
     tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "damaged"

@@ -108,7 +108,7 @@ def found(case: Case, path: Path) -> list[Finding]:
     return list(lint_function(function, "fp32/tried.aimodel", CORE_AI_RULES))
 
 
-def test_every_rule_has_a_program_that_breaks_it() -> None:
+def test_every_rule_has_a_violating_program() -> None:
     assert list(CASES) == [rule.name for rule in CORE_AI_RULES]
 
 
@@ -116,7 +116,7 @@ def test_every_rule_has_a_program_that_breaks_it() -> None:
     ("rule", "case"),
     [pytest.param(rule, case, id=f"{rule}-{n}") for rule, cases in CASES.items() for n, case in enumerate(cases)],
 )  # fmt: skip
-def test_a_program_breaks_its_rule_and_no_other(
+def test_program_violates_only_its_rule(
     rule: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rule == "program-size":
@@ -128,11 +128,11 @@ def test_a_program_breaks_its_rule_and_no_other(
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_a_program_that_breaks_no_rule_has_no_findings(case: Case, tmp_path: Path) -> None:
+def test_conforming_program_has_no_findings(case: Case, tmp_path: Path) -> None:
     assert found(case, tmp_path / "tried.aimodel") == []
 
 
-def test_a_converted_bundle_has_no_faults(tiny_bundle_27: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_converted_bundle_has_no_findings(tiny_bundle_27: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lint", str(tiny_bundle_27), "--json"]) == 0
 
     report = json.loads(capsys.readouterr().out)

@@ -247,7 +247,7 @@ CLEAN = [
 ]
 
 
-def test_every_rule_has_a_program_that_breaks_it() -> None:
+def test_every_rule_has_a_violating_program() -> None:
     assert list(CASES) == [rule.name for rule in RULES]
 
 
@@ -256,7 +256,7 @@ def test_every_rule_has_a_program_that_breaks_it() -> None:
     [(rule, case) for rule, cases in CASES.items() for case in cases],
     ids=[f"{rule}-{n}" for rule, cases in CASES.items() for n in range(len(cases))],
 )
-def test_a_program_breaks_its_rule_and_no_other(
+def test_program_violates_only_its_rule(
     tmp_path: Path, rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rule == "weight-file":
@@ -268,11 +268,11 @@ def test_a_program_breaks_its_rule_and_no_other(
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_a_program_that_breaks_no_rule_has_no_findings(tmp_path: Path, case: Case) -> None:
+def test_conforming_program_has_no_findings(tmp_path: Path, case: Case) -> None:
     assert lint(case, tmp_path) == []
 
 
-def test_a_finding_says_where_it_is_what_was_found_and_why(tmp_path: Path) -> None:
+def test_finding_has_location_value_and_reason(tmp_path: Path) -> None:
     case = Case(lambda mb, x: mb.tanh(x=x, name="long"), inputs={"x": (1, (2, 16_400))})
 
     entrance, result = lint(case, tmp_path)

@@ -148,7 +148,7 @@ def test_wrong_inputs_and_states_are_errors(bundle: Bundle) -> None:
     np.testing.assert_array_equal(base(given, state)["hidden"], expected["hidden"])
 
 
-def test_nothing_is_printed_by_core_ai_and_python_ends_in_order(tiny_bundle_27: Path, cache: Path) -> None:  # noqa: ARG001 - the environment
+def test_core_ai_prints_nothing_and_python_exits_cleanly(tiny_bundle_27: Path, cache: Path) -> None:  # noqa: ARG001 - the environment
     """Without torch. Core AI's threads ended a third of such processes with a signal."""
     program = f"""
 import sys
@@ -169,7 +169,7 @@ load_step_models(bundle, names=["feat_encoder"])["feat_encoder"](
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_damaged_compiled_form_is_made_again(
+def test_damaged_compiled_program_is_rebuilt(
     tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Core AI ends the process at one, or computes other values with it."""

@@ -43,7 +43,7 @@ def altered(program: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"), [(newer, r'Asset version "9\.0" is not supported'), (altered, "")]
 )
-def test_what_apples_compiler_refuses_or_ends_at_is_one_line(
+def test_compiler_errors_and_crashes_are_one_line(
     damaged: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
     damage(damaged / PROGRAM)

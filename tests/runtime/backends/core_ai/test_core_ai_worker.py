@@ -30,7 +30,7 @@ def bundle(tiny_bundle_27: Path, compiled_27: Path) -> Iterator[Bundle]:
         yield open_bundle(tiny_bundle_27, "fp32")
 
 
-def test_streams_go_on_as_they_were_when_the_process_is_replaced(
+def test_streams_continue_when_the_worker_is_replaced(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Contexts and caches move over: two streams of six calls with a limit of five outputs a process."""
@@ -62,7 +62,7 @@ def test_streams_go_on_as_they_were_when_the_process_is_replaced(
     assert all(child._process.poll() is not None for child in started[:-2])
 
 
-def test_what_the_process_says_against_a_call_is_said_here_and_its_end_is_one_line(bundle: Bundle) -> None:
+def test_worker_errors_are_raised_and_its_exit_is_one_line(bundle: Bundle) -> None:
     worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1])
     with pytest.raises(ValueError, match="expected latents"):
         worker.step_models[AUDIO_VAE_DECODER]({}, None)
@@ -71,7 +71,7 @@ def test_what_the_process_says_against_a_call_is_said_here_and_its_end_is_one_li
         worker.step_models[AUDIO_VAE_DECODER].new_state()
 
 
-def test_ctrl_c_arrives_with_the_answer_which_no_other_call_gets(bundle: Bundle) -> None:
+def test_response_to_an_interrupted_call_goes_to_no_other_call(bundle: Bundle) -> None:
     worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1])
     decode, declared = worker.step_models[AUDIO_VAE_DECODER], bundle.manifest.step_models[AUDIO_VAE_DECODER]
     shape, child = declared.inputs[0].shape_at(0), worker._child._process.pid

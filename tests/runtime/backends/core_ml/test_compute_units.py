@@ -17,11 +17,11 @@ from voxcpm_runtime.commands import cli
 NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
 
 
-def test_every_step_model_has_a_usual_unit() -> None:
+def test_every_step_model_has_a_default_unit() -> None:
     assert set(DEFAULT_UNITS) == {*STEP_MODEL_NAMES, LOCDIT_SOLVE}
 
 
-def test_what_was_measured_goes_before_the_table_and_what_is_asked_for_before_both() -> None:
+def test_measured_unit_overrides_the_default_and_an_explicit_one_both() -> None:
     measured = {LOCDIT_STEP: "cpu_and_gpu", BASE_LM_STEP: "cpu", "a model of another bundle": "cpu"}
 
     assert chosen_units("auto", NAMES, measured)[LOCDIT_STEP] == "cpu_and_gpu"
@@ -38,7 +38,7 @@ def test_what_was_measured_goes_before_the_table_and_what_is_asked_for_before_bo
     }
 
 
-def test_a_commands_words() -> None:
+def test_command_options() -> None:
     assert read_compute_units([]) == "auto"
     assert read_compute_units(["cpu", "locdit_step=all"]) == {"*": "cpu", LOCDIT_STEP: "all"}
 
@@ -52,7 +52,7 @@ def test_a_commands_words() -> None:
         (["cpu", "all"], "given twice: cpu and all"),
     ],
 )
-def test_a_wrong_one_is_one_line_before_anything_is_opened(
+def test_invalid_units_fail_before_opening(
     capsys: pytest.CaptureFixture[str], given: list[str], message: str
 ) -> None:
     options = [part for word in given for part in ("--compute-units", word)]

@@ -62,7 +62,7 @@ def converted(request: pytest.FixtureRequest) -> tuple[Path, str]:
     return request.getfixturevalue(name), precision
 
 
-def test_speech_is_the_portable_executors_bit_for_bit(
+def test_speech_equals_the_portable_backend_bit_for_bit(
     converted: tuple[Path, str],
     core_ml: StandIn,  # noqa: ARG001 - in place
     tmp_path: Path,
@@ -87,9 +87,7 @@ def test_speech_is_the_portable_executors_bit_for_bit(
     assert spoken[0][1].flags.writeable
 
 
-def test_threads_share_step_models_without_two_predictions_at_once(
-    core_ml: StandIn, tiny_bundle: Path
-) -> None:
+def test_threads_do_not_predict_concurrently(core_ml: StandIn, tiny_bundle: Path) -> None:
     with VoxCPM.from_bundle(tiny_bundle, precision="fp16") as tts:
         alone = [tts.generate(TEXT, **{**GIVEN, "seed": seed}) for seed in range(3)]
         with ThreadPoolExecutor(3) as threads:
@@ -101,7 +99,7 @@ def test_threads_share_step_models_without_two_predictions_at_once(
 
 
 @pytest.mark.parametrize("backend", ["coreml", "portable"])
-def test_on_core_ml_nothing_is_decoded_in_a_second_thread(
+def test_core_ml_decodes_in_the_calling_thread(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """coremltools holds the GIL while it predicts, so that a second thread would gain nothing."""

@@ -45,9 +45,7 @@ def load(core_ml: StandIn, tiny_bundle: Path) -> Load:  # noqa: ARG001 - in plac
     return load
 
 
-def test_it_is_compiled_again_for_another_system_and_the_old_form_is_removed(
-    load: Load, core_ml: StandIn, cache: Path
-) -> None:
+def test_new_system_recompiles_and_removes_the_old_program(load: Load, core_ml: StandIn, cache: Path) -> None:
     load()
     core_ml.system("15.6", "24G84")
     load()
@@ -56,7 +54,7 @@ def test_it_is_compiled_again_for_another_system_and_the_old_form_is_removed(
     assert [entry.name.partition("-")[2] for entry in cache.glob("*.mlmodelc")] == ["24G84.mlmodelc"]
 
 
-def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: StandIn, cache: Path) -> None:
+def test_damaged_compiled_package_is_rebuilt_once(load: Load, core_ml: StandIn, cache: Path) -> None:
     load()
     (entry,) = cache.glob("*.mlmodelc")
     (entry / "coremldata.bin").write_bytes(b"")
@@ -91,7 +89,7 @@ def test_enumerated_lengths_rarely_change(
     ]
 
 
-def test_a_package_that_a_unit_refuses_is_not_compiled_again(load: Load, core_ml: StandIn) -> None:
+def test_package_rejected_by_a_unit_is_not_recompiled(load: Load, core_ml: StandIn) -> None:
     load()
     core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED\nand more")
 
@@ -125,7 +123,7 @@ def test_core_ml_is_never_the_only_owner_of_an_input(
 
 
 @pytest.mark.long
-def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
+def test_python_threads_run_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
     """The binding never releases the GIL: a child process has both before this one."""
     core_ml.fault(at="compile", does="delay", seconds=3)
     core_ml.fault(at="first load", does="delay", seconds=3)
@@ -155,7 +153,7 @@ def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_
     assert len(said) == 2
 
 
-def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
+def test_crashing_unit_is_one_line_and_falls_back_to_the_cpu(
     load: Load, core_ml: StandIn, tiny_bundle: Path
 ) -> None:
     core_ml.fault(at="first load", unit="CPU_AND_NE", does="abort")
@@ -169,9 +167,7 @@ def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", ["compile", "first load"])
-def test_ctrl_c_ends_a_compilation_at_once(
-    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path, at: str
-) -> None:
+def test_ctrl_c_aborts_compilation(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path, at: str) -> None:
     core_ml.fault(at=at, does="hang")
     given = [str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav")]
     # A shell's background job ignores the signal, and so would this child.
@@ -195,7 +191,7 @@ def test_ctrl_c_ends_a_compilation_at_once(
     assert not child.exists() or child.read_text().rpartition(") ")[2][0] == "Z"
 
 
-def test_a_package_that_cannot_be_compiled_is_one_line(load: Load, core_ml: StandIn, cache: Path) -> None:
+def test_compilation_error_is_one_line(load: Load, core_ml: StandIn, cache: Path) -> None:
     core_ml.fault(at="compile")
 
     with pytest.raises(BundleError, match=r"locdit_step.mlpackage: Core ML cannot compile it .*Incompatible"):
@@ -255,7 +251,7 @@ def test_without_a_cache_step_models_are_compiled_for_this_process(
     assert not list(tmp_path.glob("voxcpm-coreml-compiled-*"))
 
 
-def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
+def test_package_with_other_tensors_is_rejected_before_compilation(
     core_ml: StandIn, tiny_bundle: Path
 ) -> None:
     bundle = open_bundle(tiny_bundle, "fp16")
@@ -291,7 +287,7 @@ def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path) -> None
 
 
 @pytest.mark.long
-def test_core_ml_failing_in_the_middle_of_speech_is_one_line(
+def test_core_ml_failure_while_speaking_is_one_line(
     core_ml: StandIn, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     core_ml.fault(at="predict", package=LOCDIT_STEP)

@@ -54,12 +54,12 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda", Device("cuda", 0)),
     ],
 )
-def test_a_name_means_a_device(name: str, expected: Device | None) -> None:
+def test_device_names(name: str, expected: Device | None) -> None:
     assert gpu_device(name) == expected
 
 
 @pytest.mark.parametrize("name", ["cuda:x", "CUDA", "", "cpu:0"])
-def test_a_name_without_meaning_is_one_line_that_offers_the_choices(name: str) -> None:
+def test_unknown_device_lists_the_choices(name: str) -> None:
     with pytest.raises(InputError) as raised:
         check_engine("portable", None, "auto", device=name)
     assert str(raised.value) == (
@@ -68,7 +68,7 @@ def test_a_name_without_meaning_is_one_line_that_offers_the_choices(name: str) -
 
 
 @pytest.mark.parametrize(("version", "platform"), [((3, 10), "linux"), ((3, 12), "darwin")])
-def test_where_the_extra_brings_nothing_it_is_not_offered(
+def test_extra_is_not_suggested_where_unavailable(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], platform: str
 ) -> None:
     monkeypatch.setattr(
@@ -87,7 +87,7 @@ def with_libraries(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.usefixtures("with_cuda")
-def test_auto_is_the_first_gpu_that_can_be_used_otherwise_the_processor(
+def test_auto_prefers_the_first_usable_gpu(
     driver: Callable[..., None], with_libraries: Callable[..., None]
 ) -> None:
     for gpus, status, missing, expected in (
@@ -106,7 +106,7 @@ def test_auto_is_the_first_gpu_that_can_be_used_otherwise_the_processor(
     assert (chosen_device("auto", "coreml"), chosen_device("auto", "coreai")) == ("cpu", "cpu")
 
 
-def test_half_an_onnx_runtime_is_one_line(tmp_path: Path) -> None:
+def test_broken_onnx_runtime_is_a_one_line_error(tmp_path: Path) -> None:
     """What `pip uninstall onnxruntime` leaves of onnxruntime-gpu: a folder without its beginning."""
     for folder in (tmp_path / "onnxruntime", tmp_path / "onnxruntime" / "capi"):
         folder.mkdir()
@@ -122,7 +122,7 @@ def test_half_an_onnx_runtime_is_one_line(tmp_path: Path) -> None:
     assert "ONNX Runtime is only partly installed" in ended.stderr
 
 
-def test_without_the_provider_the_extra_is_named() -> None:
+def test_missing_provider_names_the_extra() -> None:
     with pytest.raises(DeviceError, match=r'pip install "voxcpm-coreml\[cuda\]"') as raised:
         check_engine("auto", None, "auto", device="cuda:9")
     assert "\n" not in str(raised.value)
@@ -130,7 +130,7 @@ def test_without_the_provider_the_extra_is_named() -> None:
 
 
 @pytest.mark.usefixtures("with_cuda")
-def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver: Callable[..., None]) -> None:
+def test_missing_gpu_lists_available_ones(driver: Callable[..., None]) -> None:
     driver(2)
     Device("cuda", 1).check()
     with pytest.raises(DeviceError, match=r"--device cuda:9: no such GPU; this machine has cuda:0, cuda:1$"):
@@ -141,26 +141,26 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver: Callable[.
 
 
 @pytest.mark.usefixtures("with_cuda")
-def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) -> None:
+def test_unresponsive_driver_is_a_one_line_error(driver: Callable[..., None]) -> None:
     driver(1, status=999)
     with pytest.raises(DeviceError, match=r"driver does not respond \(CUDA error 999\)"):
         Device("cuda").check()
 
 
-def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_names_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_DRIVER", "libcuda-of-no-machine.so.1")
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(DeviceError, match=re.escape("(libcuda-of-no-machine.so.1 cannot be loaded)")):
         device.gpu_count()
 
 
-def test_another_backend_refuses_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_backends_reject_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("voxcpm_runtime.backends.loading.choose_backend", lambda *_: "coreml")
     with pytest.raises(InputError, match=r"device cuda needs the portable backend, but this is coreml"):
         check_engine("coreml", None, "auto", device="cuda")
 
 
-def test_a_session_that_fell_back_to_the_processor_is_refused() -> None:
+def test_cpu_fallback_is_rejected() -> None:
     session = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
     with pytest.raises(
         DeviceError, match=r"could not load CUDAExecutionProvider \(.*\); install what it needs"
@@ -168,7 +168,7 @@ def test_a_session_that_fell_back_to_the_processor_is_refused() -> None:
         Device("cuda").check_provider(session)
 
 
-def test_memory_that_is_not_enough_is_one_line() -> None:
+def test_out_of_memory_is_a_one_line_error() -> None:
     gpu = Device("cuda", 1)
     with pytest.raises(DeviceError, match=r"--device cuda:1: not enough GPU memory to load a model"):  # noqa: SIM117
         with gpu.memory_checked("load a model"):

@@ -113,7 +113,7 @@ def options(seed: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_patches_are_those_of_the_step_models_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+def test_joined_patches_equal_separate_step_models(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
     """Up to rounding: the projections between them are another library's products."""
     alone, together, counted = voices
     for seed in range(3):
@@ -125,7 +125,7 @@ def test_patches_are_those_of_the_step_models_one_by_one(voices: tuple[VoxCPM, V
         assert counted.count == 5
 
 
-def test_the_speech_ends_where_it_does_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+def test_joined_speech_stops_where_separate_models_do(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
     """Random weights never stop, so the stop head gets another threshold: one that only one patch of many exceeds."""
     alone, together, _ = voices
     given = options(0, min_len=3, max_len=20)
@@ -163,7 +163,7 @@ def test_streams_do_not_mix(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
     assert all(map(np.array_equal, found, expected))
 
 
-def test_another_number_of_steps_goes_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+def test_other_step_counts_use_separate_models(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
     alone, together, counted = voices
     counted.count = 0
     expected = alone.speak("Hello.", **options(1, inference_timesteps=5)).latents
@@ -174,7 +174,7 @@ def test_another_number_of_steps_goes_one_by_one(voices: tuple[VoxCPM, VoxCPM, C
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_patch_is_begun_before_the_one_before_is_known(
+def test_patch_starts_before_the_previous_result_is_read(
     voices: tuple[VoxCPM, VoxCPM, Counted], ends: bool
 ) -> None:
     """The patches are the same to the bit. A caller's own source of noise is not drawn from ahead."""
@@ -236,7 +236,7 @@ def inputs_of(call: Any) -> dict[str, np.ndarray]:
     }
 
 
-def test_states_that_were_not_made_together_are_refused(bundle: Bundle) -> None:
+def test_states_of_different_calls_are_rejected(bundle: Bundle) -> None:
     """A call is captured for both caches, so mixed ones would be captured for each pair of any two."""
     loaded = models(bundle)
     call, other = joined(bundle, loaded), joined(bundle, loaded)
@@ -249,7 +249,7 @@ def test_states_that_were_not_made_together_are_refused(bundle: Bundle) -> None:
             call.begin(inputs, *wrong)
 
 
-def test_captured_calls_grow_with_streams_at_the_same_time(bundle: Bundle) -> None:
+def test_captured_calls_grow_with_concurrent_streams(bundle: Bundle) -> None:
     """Caches of streams that ended serve later ones as the pairs that they were, whichever of the two ends first."""
     call = joined(bundle, models(bundle))
     inputs = inputs_of(call)
@@ -264,7 +264,7 @@ def test_captured_calls_grow_with_streams_at_the_same_time(bundle: Bundle) -> No
     assert len({buffers for _, buffers, _ in call._calls._bound}) == 3
 
 
-def test_rows_that_are_set_are_read_by_the_next_patch(bundle: Bundle) -> None:
+def test_next_patch_reads_written_rows(bundle: Bundle) -> None:
     """A saved voice fills both caches like this, with rows that other states hold."""
     loaded = models(bundle)
     call, rng = joined(bundle, loaded), np.random.default_rng(1)
@@ -284,7 +284,7 @@ def test_rows_that_are_set_are_read_by_the_next_patch(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
-def test_a_step_model_of_another_form_is_called_alone(
+def test_step_model_of_another_form_is_called_separately(
     tiny_solver_bundle: Path, tiny_parts_bundle: Path, name: str
 ) -> None:
     """One in several packages, and one that returns rows."""

@@ -76,7 +76,7 @@ def test_every_step_model_agrees_with_float32(
 
 
 @pytest.mark.parametrize("name", [BASE_LM_STEP, LOCDIT_STEP])
-def test_rewrites_find_the_form_that_the_conversion_writes(tiny_bundle: Path, name: str) -> None:
+def test_rewrites_match_converted_programs(tiny_bundle: Path, name: str) -> None:
     """Otherwise they would be skipped in silence: the graph computes the same without them."""
     import onnx
 
@@ -95,7 +95,7 @@ def base_lm(tiny_bundle: Path) -> tuple[Bundle, Any]:
     return bundle, load(bundle, BASE_LM_STEP, **ON_DEVICE)
 
 
-def test_rows_go_to_the_device_and_back(base_lm: tuple[Bundle, Any]) -> None:
+def test_cache_rows_round_trip(base_lm: tuple[Bundle, Any]) -> None:
     _, model = base_lm
     state, rng = model.new_state(), np.random.default_rng(1)
     shapes = {name: array.shape for name, array in state.rows(0, 5).items()}
@@ -108,7 +108,7 @@ def test_rows_go_to_the_device_and_back(base_lm: tuple[Bundle, Any]) -> None:
     assert all(array.shape[2] == 0 for array in state.rows(4, 4).values())
 
 
-def test_a_state_of_its_own_for_every_stream(base_lm: tuple[Bundle, Any]) -> None:
+def test_streams_have_separate_states(base_lm: tuple[Bundle, Any]) -> None:
     bundle, model = base_lm
 
     def steps(seed: int) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def test_a_state_of_its_own_for_every_stream(base_lm: tuple[Bundle, Any]) -> Non
         assert all(map(np.array_equal, threads.map(alone, range(3)), expected))
 
 
-def test_a_stream_starts_from_zeros_where_another_has_ended(base_lm: tuple[Bundle, Any]) -> None:
+def test_reused_state_starts_from_zeros(base_lm: tuple[Bundle, Any]) -> None:
     _, model = base_lm
     first = model.new_state()
     first.set_rows(0, {name: np.full_like(rows, np.nan) for name, rows in first.rows(0, 9).items()})
@@ -163,7 +163,7 @@ def test_outputs_survive_the_next_call(tiny_bundle: Path) -> None:
     np.testing.assert_array_equal(results, kept)
 
 
-def test_captured_calls_have_an_id_each_and_are_bounded(
+def test_captured_calls_have_unique_ids_and_are_limited(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Device, "captures", True)
@@ -179,7 +179,7 @@ def test_captured_calls_have_an_id_each_and_are_bounded(
     assert [b.options.get_run_config_entry(GRAPH_ID) for b in bound] == ["1", "2", "-1", "-1"]
 
 
-def test_wrong_states_are_refused(base_lm: tuple[Bundle, Any]) -> None:
+def test_wrong_states_are_rejected(base_lm: tuple[Bundle, Any]) -> None:
     bundle, model = base_lm
     inputs = random_inputs(bundle, BASE_LM_STEP, np.random.default_rng(0))
     with pytest.raises(ValueError, match="has a state: pass one"):
@@ -188,7 +188,7 @@ def test_wrong_states_are_refused(base_lm: tuple[Bundle, Any]) -> None:
         model(inputs, load(bundle, BASE_LM_STEP).new_state())
 
 
-def test_memory_that_ends_while_speaking_is_one_line(
+def test_out_of_memory_while_speaking_is_one_line(
     base_lm: tuple[Bundle, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle, model = base_lm

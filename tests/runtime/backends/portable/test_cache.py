@@ -61,7 +61,7 @@ def test_a_damaged_entry_is_rebuilt(package: Path, private_cache: Path, damage: 
     assert read_entry(the_entry(private_cache)) == load_lowered(package)
 
 
-def test_a_graph_of_an_earlier_lowering_is_made_again(package: Path, private_cache: Path) -> None:
+def test_graph_of_an_earlier_lowering_is_rebuilt(package: Path, private_cache: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cache, "LOWERING_VERSION", cache.LOWERING_VERSION - 1)
         assert y(package) == 128
@@ -82,7 +82,7 @@ def test_a_warm_start_imports_neither_coremltools_nor_onnx(package: Path, privat
     assert the_entry(private_cache).stat().st_mtime_ns == before
 
 
-def test_changed_weights_are_another_model(package: Path) -> None:
+def test_changed_weights_miss_the_cache(package: Path) -> None:
     assert y(package) == 128
     weights = np.memmap(next(package.rglob("weight.bin")), np.float32, mode="r+")
     weights[weights == 2] = 3
@@ -100,7 +100,7 @@ def test_an_entry_for_a_package_of_another_size_is_not_used(lab: Any, package: P
     assert value[0, 0] == 256
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(package: Path, private_cache: Path) -> None:
+def test_unwritable_cache_is_not_an_error(package: Path, private_cache: Path) -> None:
     private_cache.mkdir()
     (private_cache / "lowered").write_text("a file where the directory should be")
     assert y(package) == 128

@@ -25,7 +25,7 @@ def descriptors() -> bytes:
     return copied.SerializeToString(deterministic=True)
 
 
-def test_the_copy_is_coremltools_own() -> None:
+def test_copy_equals_coremltools() -> None:
     assert DESCRIPTORS.read_bytes() == descriptors()
 
 

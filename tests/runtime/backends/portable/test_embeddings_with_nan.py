@@ -15,7 +15,7 @@ from voxcpm_runtime.commands.cli import main
 EMBEDDINGS = "constants/embed_tokens.npy"
 
 
-def test_embeddings_that_are_not_finite_are_one_line(
+def test_non_finite_embeddings_are_a_one_line_error(
     tiny_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bundle, output = tmp_path / "bundle", tmp_path / "hello.wav"

@@ -96,7 +96,7 @@ WIDE, NARROW = (96, 64), (64, 96)
 )
 @pytest.mark.parametrize("open_length", [False, True])
 @pytest.mark.usefixtures("processor")
-def test_few_rows_and_products_that_narrow_keep_what_a_byte_rounds_off(
+def test_small_and_narrowing_products_keep_precision(
     lab: Any, rng: np.random.Generator, rows: int, shape: tuple[int, int], fine: bool, open_length: bool
 ) -> None:
     """A second plane of bytes: the error falls from about 1 % to 1e-4."""

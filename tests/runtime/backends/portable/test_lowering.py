@@ -17,7 +17,7 @@ def test_unknown_operations_are_refused_by_name(lab: Any) -> None:
         PortableStepModel(package)
 
 
-def test_a_folder_that_is_no_package_is_named(tmp_path: Path) -> None:
+def test_invalid_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match=r"nothing is not an .mlpackage"):
         PortableStepModel(tmp_path / "nothing")
 

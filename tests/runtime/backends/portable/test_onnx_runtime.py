@@ -50,7 +50,7 @@ def test_running_a_step_model_queues_no_telemetry(package: Path, tmp_path: Path)
     assert not [path for path in tmp_path.rglob("*") if "microsoft" in path.name.lower()]
 
 
-def test_the_users_own_setting_stays(tmp_path: Path) -> None:
+def test_users_setting_is_preserved(tmp_path: Path) -> None:
     assert run(ASK, tmp_path, ORT_DISABLE_TELEMETRY="0").strip() == "0"
 
 
@@ -85,7 +85,7 @@ print(megabytes() - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_models_that_compute_one_after_the_other_use_the_same_memory(tmp_path: Path) -> None:
+def test_sequential_models_share_memory(tmp_path: Path) -> None:
     """In a process of its own: what a model has once had, its arena keeps."""
     grown = float(run(ARENA, tmp_path))
     assert MEGABYTES <= grown < MODELS / 2 * MEGABYTES, f"{MODELS} models have come to {grown:.0f} MB"
@@ -103,7 +103,7 @@ for task in os.listdir("/proc/self/task"):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for the cores of each thread")
-def test_no_thread_is_on_a_core_that_is_not_ours(package: Path, tmp_path: Path) -> None:
+def test_threads_stay_on_allowed_cores(package: Path, tmp_path: Path) -> None:
     """ONNX Runtime's own choice is a thread bound to each of the machine's cores."""
     assert set(run(CORES, tmp_path, package).split()) == {str(min(os.sched_getaffinity(0)))}
 
@@ -118,7 +118,7 @@ def test_no_thread_is_on_a_core_that_is_not_ours(package: Path, tmp_path: Path) 
         ("12:cpu:/", "200000 100000", None),
     ],
 )
-def test_a_limit_on_processor_time_counts(
+def test_cpu_quota_limits_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, limit: str, expected: int | None
 ) -> None:
     """The limit of a control group, as a container has one, on a machine of eight cores."""
@@ -151,7 +151,7 @@ NO_MEMORY, NO_THREADS = "not enough memory", "the system cannot start more threa
         (RuntimeError(PTHREAD.format(11, "Resource temporarily unavailable")), NO_THREADS),
     ],
 )
-def test_refused_memory_and_threads_are_named(error: Exception, line: str) -> None:
+def test_allocation_and_thread_failures_are_reported(error: Exception, line: str) -> None:
     with pytest.raises(SYSTEM_ERRORS) as raised, session_errors(Path("a.mlpackage")):
         raise error
     assert system_reason(raised.value) == line
@@ -160,7 +160,7 @@ def test_refused_memory_and_threads_are_named(error: Exception, line: str) -> No
 @pytest.mark.parametrize(
     "error", [errors.InvalidGraph("no such operator"), RuntimeError("Error in execution: ScatterND")]
 )
-def test_other_refusals_are_the_packages(error: Exception) -> None:
+def test_other_failures_are_attributed_to_the_package(error: Exception) -> None:
     """What fails in a call with bound inputs, ONNX Runtime raises as a plain RuntimeError."""
     with pytest.raises(BundleError, match=r"or its cache entry is"), session_errors(Path("a.mlpackage")):
         raise error

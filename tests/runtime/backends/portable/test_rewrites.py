@@ -46,7 +46,7 @@ def test_rms_norm_becomes_one_node(lab: Any, rng: np.random.Generator, scale: fl
 
 
 @pytest.mark.parametrize("changes", [{"axes": [1]}, {"tiny": 1e-3}, {"another": True}], ids=str)
-def test_a_formula_that_differs_stays_as_it_is(
+def test_other_formulas_are_not_rewritten(
     lab: Any, rng: np.random.Generator, changes: dict[str, Any]
 ) -> None:
     weight = rng.standard_normal(16).astype(np.float32)
@@ -92,6 +92,6 @@ def test_attention_reads_its_cache_up_to_the_last_position(
 
 
 @pytest.mark.parametrize("changes", [{"penalty": -1.0}, {"first": 1}], ids=str)
-def test_another_mask_is_left_alone(lab: Any, rng: np.random.Generator, changes: dict[str, Any]) -> None:
+def test_other_masks_are_not_rewritten(lab: Any, rng: np.random.Generator, changes: dict[str, Any]) -> None:
     package = attention(lab, inputs_at(rng, 4, 5), **changes)
     assert b"Slice" not in load_lowered(package).model

@@ -147,7 +147,7 @@ def test_wrong_inputs_are_named(context_package: Path, inputs: dict[str, np.ndar
         model(inputs)
 
 
-def test_no_more_calls_compute_at_the_same_time_than_there_are_places(
+def test_concurrent_calls_are_limited(
     lab: Any, cache_package: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Each call has tensors of its own: memory would grow with the number of threads."""
@@ -168,7 +168,7 @@ def test_no_more_calls_compute_at_the_same_time_than_there_are_places(
             assert call.result(20)
 
 
-def test_places_are_given_in_order_of_arrival() -> None:
+def test_waiting_calls_run_in_fifo_order() -> None:
     places, order = step_model.FairSemaphore(1), []
 
     def take(name: int) -> None:

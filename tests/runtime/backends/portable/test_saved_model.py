@@ -36,7 +36,7 @@ def entries(cache: Path) -> list[Path]:
     return sorted((cache / "compiled").glob("*.ort"))
 
 
-def test_a_second_start_opens_what_the_first_has_saved(
+def test_second_start_reuses_the_saved_model(
     package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = result(package, key=None)
@@ -72,7 +72,7 @@ def altered(file: Path) -> None:
         (RECORDS_FILE, truncated),
     ],
 )
-def test_a_damaged_one_is_made_again(
+def test_damaged_model_is_rebuilt(
     package: Path, private_cache: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     plain = result(package)
@@ -83,7 +83,7 @@ def test_a_damaged_one_is_made_again(
     assert (entry / name).stat().st_size == before
 
 
-def test_another_version_of_onnx_runtime_makes_its_own_in_place_of_the_earlier_one(
+def test_other_onnx_runtime_version_replaces_the_saved_model(
     package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = result(package)
@@ -94,7 +94,7 @@ def test_another_version_of_onnx_runtime_makes_its_own_in_place_of_the_earlier_o
     assert first.name != second.name
 
 
-def test_without_room_it_runs_unsaved(
+def test_full_disk_runs_without_saving(
     package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = result(package, key=None)

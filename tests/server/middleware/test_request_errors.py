@@ -53,7 +53,7 @@ def prompt(content: bytes, text: str | None = "a") -> dict[str, Any]:
         (prompt(audio_file(0.01, 1_000_000)), 400, "prompt_audio", "8000 to 192000 Hz"),
     ],
 )
-def test_a_wrong_request_is_told_what_is_wrong(
+def test_invalid_requests_are_explained(
     fields: dict[str, Any], status: int, param: str | None, words: str, server: Any
 ) -> None:
     answer = httpx2.post(f"{server.url}/v1/audio/speech", json={**SAID, **fields})
@@ -76,7 +76,7 @@ def test_a_wrong_request_is_told_what_is_wrong(
         ({"reference_audio": b"a"}, {"speed": "fast"}, 400, "speed: "),
     ],
 )
-def test_a_form_is_told_what_is_wrong(
+def test_invalid_forms_are_explained(
     files: dict[str, bytes], data: dict[str, str], status: int, words: str, server: Any
 ) -> None:
     # Without a file, httpx2 would send another kind of form.
@@ -87,7 +87,7 @@ def test_a_form_is_told_what_is_wrong(
     assert words in answer.json()["error"]["message"]
 
 
-def test_wrong_paths_and_methods_have_openais_shape(server: Any) -> None:
+def test_unknown_paths_and_methods_use_openais_error_format(server: Any) -> None:
     for path, status in (("/v1/nothing", 404), ("/v1/audio/speech", 405)):
         answer = httpx2.get(server.url + path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
@@ -104,7 +104,7 @@ def broken_off(running: Any, asked: dict[str, Any]) -> list[str]:
     return lines
 
 
-def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:
+def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
     running = serve(max_audio_seconds=1)
     said = {**SAID, "input": "one two three four five six seven eight nine ten. " * 2}
 
@@ -127,7 +127,7 @@ def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:
     ("error", "code"),
     [(BundleError, "model_unavailable"), (DeviceError, "device_unavailable")],
 )
-def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
+def test_bundle_and_device_failures_send_retry_after(
     error: type[Exception],
     code: str,
     serve: Callable[..., Any],
@@ -147,7 +147,7 @@ def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
     assert "/secret/bundle: not enough memory" in caplog.text
 
 
-def test_an_error_that_nobody_expected_is_one_line_without_the_text(
+def test_unexpected_errors_log_one_line_without_the_text(
     serve: Callable[..., Any], tts: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = serve()
@@ -177,7 +177,7 @@ def test_an_error_that_nobody_expected_is_one_line_without_the_text(
 
 
 @pytest.mark.parametrize("path", ["speech", "voices"])
-def test_a_form_that_cannot_be_spooled_is_a_507(
+def test_spooling_errors_are_507(
     path: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(*_: Any) -> None:

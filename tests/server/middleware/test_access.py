@@ -17,7 +17,7 @@ from voxcpm_server.rooms import AllSettings as Settings
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
 
 
-def test_keys_are_asked_for(serve: Callable[..., Any]) -> None:
+def test_keys_are_required(serve: Callable[..., Any]) -> None:
     running = serve(keys=("first", "second"))
 
     for key in ("first", "second"):
@@ -32,7 +32,7 @@ def test_keys_are_asked_for(serve: Callable[..., Any]) -> None:
         assert httpx2.get(running.url + path).status_code == 200
 
 
-def test_keys_come_from_the_command_line_a_file_and_the_environment(
+def test_keys_are_read_from_options_file_and_environment(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "keys").write_text("# ours\n  # and indented\nfrom-file\n\n")
@@ -55,21 +55,21 @@ def test_keys_come_from_the_command_line_a_file_and_the_environment(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])  # noqa: S104 - to be refused
-def test_without_a_key_only_this_machine_is_served(host: str, tts: Any) -> None:
+def test_without_keys_only_loopback_is_allowed(host: str, tts: Any) -> None:
     with pytest.raises(InputError, match="--insecure-serve-without-key"):
         create_app(tts, Settings(host=host), Keys(()))
     create_app(tts, Settings(host=host), Keys(("key",)))
     create_app(tts, Settings(host=host, insecure_serve_without_key=True), Keys(()))
 
 
-def test_what_loopback_is() -> None:
+def test_is_loopback() -> None:
     for host in ("127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"):
         assert is_loopback(host)
     for host in ("", "0.0.0.0", "10.0.0.1", "localhost.example.org", "127.0.0.1.example.org"):  # noqa: S104 - to be refused
         assert not is_loopback(host)
 
 
-def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
+def test_foreign_origins_are_rejected(serve: Callable[..., Any]) -> None:
     running = serve()
     body = {"json": SAID, "timeout": 60}
 
@@ -85,7 +85,7 @@ def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
     assert "access-control-allow-origin" not in httpx2.get(f"{running.url}/v1/models").headers
 
 
-def test_web_pages_of_others_cannot_make_it_speak_with_a_sound_of_theirs(serve: Callable[..., Any]) -> None:
+def test_cross_site_media_requests_are_rejected(serve: Callable[..., Any]) -> None:
     """Browsers send no Origin for images and sounds, but say that they are for another site."""
     running = serve(cors_origin=["https://example.org"])
     foreign = {"Sec-Fetch-Site": "cross-site"}
@@ -102,7 +102,7 @@ def test_web_pages_of_others_cannot_make_it_speak_with_a_sound_of_theirs(serve: 
         assert status(path) == 200
 
 
-def test_an_allowed_page_may_send_the_headers_of_the_clients(serve: Callable[..., Any]) -> None:
+def test_cors_allows_the_clients_headers(serve: Callable[..., Any]) -> None:
     running = serve(cors_origin=["https://example.org"])
     client = running.client()
     # What OpenAI's client sends in a browser, too, and ElevenLabs' key.

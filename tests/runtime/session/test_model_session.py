@@ -16,7 +16,7 @@ TEXT = "hello you. so it is. who is it? a sentence that is a good deal longer th
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_session_speaks_as_streaming_its_sentences_does(tts):
+def test_session_equals_streaming_its_sentences(tts):
     """Fragments make no difference; each sentence is a segment, and the first one is the voice of the others."""
     heard = []
     for size in (1, 7, 1000):
@@ -41,7 +41,7 @@ def test_a_session_speaks_as_streaming_its_sentences_does(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_session_has_a_voice_options_and_a_seed_of_its_own(tts):
+def test_session_has_its_own_voice_options_and_seed(tts):
     audio = (np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000)
     voice = tts.create_voice(audio, "so ", name="ada")
 
@@ -65,7 +65,7 @@ def test_a_session_has_a_voice_options_and_a_seed_of_its_own(tts):
         tts.session(cfg_value=99)
 
 
-def test_a_token_of_the_callers_ends_a_session_too(tts):
+def test_callers_token_cancels_a_session(tts):
     token = CancelToken()
     with tts.session(seed=3, cancel=token) as session:
         session.push_text("hello there. so it is. who is it? ")
@@ -78,7 +78,7 @@ def test_a_token_of_the_callers_ends_a_session_too(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_open_sessions_hold_no_thread_and_go_on_where_they_were(tts):
+def test_idle_sessions_hold_no_thread_and_resume(tts):
     """The voice of the first sentence, the pause before a paragraph and the seeds go on in the next thread."""
     before = set(threading.enumerate())
     rest = " are.\n\nso it is. who is it? no."
@@ -120,7 +120,7 @@ def said_in_a_session(tts):
 @pytest.mark.parametrize(
     "call", [lambda tts: tts.speak("hi."), lambda tts: list(tts.generate_streaming("hi.")), said_in_a_session]
 )
-def test_what_the_system_refuses_while_speaking_is_an_input_error_of_one_line(tts, models, call):
+def test_system_errors_while_speaking_are_one_line_input_errors(tts, models, call):
     for model, error in (
         ("audio_vae_decoder", OSError(errno.ENOMEM, "Cannot allocate")),
         ("base_lm_step", MemoryError()),
@@ -139,7 +139,7 @@ def test_what_the_system_refuses_while_speaking_is_an_input_error_of_one_line(tt
 
 
 @pytest.mark.parametrize("error", [MemoryError("mine"), BrokenPipeError("mine")])
-def test_an_error_of_what_the_caller_gives_is_the_callers(tts, error):
+def test_callers_exceptions_propagate(tts, error):
     def refused(_):
         raise error
 

@@ -26,7 +26,7 @@ _DIGITS = 16
 
 
 @dataclass(frozen=True)
-class KeptConversions:
+class ConversionCache:
     folder: Path = REPOSITORY / "build" / "test-bundles"
     tree: Path = REPOSITORY
     newest: int = 4

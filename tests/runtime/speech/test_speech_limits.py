@@ -42,7 +42,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("retry", [False, True])
-def test_a_call_has_at_most_so_many_patches_in_all(tts, retry):
+def test_call_is_limited_in_total_patches(tts, retry):
     given = GIVEN | {"retry_badcase": retry}
     whole = tts.speak(TEXT, **given)
     # Up to the segment that is cut off, whose attempts may be judged otherwise, and of which nothing follows.
@@ -60,7 +60,7 @@ def test_a_call_has_at_most_so_many_patches_in_all(tts, retry):
             segment.stopped for segment in speech.segments))  # fmt: skip
 
 
-def test_streamed_speech_ends_where_whole_speech_does(tts):
+def test_stream_ends_where_speak_does(tts):
     given = GIVEN | {"retry_badcase": False}
     for most in (4, 25, 39):
         whole = tts.generate(TEXT, max_len=most, **given)
@@ -91,7 +91,7 @@ def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(tts, tmp_pat
         np.testing.assert_array_equal(speech.audio, whole.audio)
 
 
-def test_text_that_is_not_spoken_is_said(tts):
+def test_unspoken_text_is_reported(tts):
     for call in (lambda: tts.generate(TEXT, max_len=8, **GIVEN),
                  lambda: list(tts.generate_streaming(TEXT, max_len=8, **GIVEN))):  # fmt: skip
         with pytest.warns(
@@ -100,7 +100,7 @@ def test_text_that_is_not_spoken_is_said(tts):
             call()
 
 
-def test_a_session_has_no_end_so_each_segment_has_its_own(tts):
+def test_session_limits_each_segment(tts):
     with tts.session(seed=3, max_len=3, min_len=1, retry_badcase=False) as session:
         session.push_text("it is so. it is not. who is it?")
         session.flush()
@@ -109,7 +109,7 @@ def test_a_session_has_no_end_so_each_segment_has_its_own(tts):
     assert [sum(chunk.sentence == sentence for chunk in chunks) for sentence in range(3)] == [3, 3, 3]
 
 
-def test_what_max_len_ends_is_not_cut_by_the_cache(tts):
+def test_speech_limited_by_max_len_is_not_reported_as_truncated(tts):
     for most in range(10, 30):
         speech = tts.speak(TEXT, max_len=most, seed=3, retry_badcase=False, min_len=0)
         assert [segment.reason for segment in speech.segments] == [""] * len(speech.segments)

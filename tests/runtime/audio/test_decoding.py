@@ -44,7 +44,7 @@ def encoded(form, samples):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_recording_has_the_samples_of_libsndfile_and_a_truncated_one_those_that_it_has(form):
+def test_decoded_samples_equal_libsndfile_and_truncated_files_decode(form):
     samples = sound(2)
     content = encoded(form, samples)
     whole, rate = decode_audio(content, "prompt audio")
@@ -59,7 +59,7 @@ def test_a_recording_has_the_samples_of_libsndfile_and_a_truncated_one_those_tha
         np.testing.assert_allclose(part, exact[: len(part)], atol=1e-3)
 
 
-def test_a_wav_file_that_was_streamed_does_not_know_its_length_and_is_whole():
+def test_streamed_wav_of_unknown_length_is_read_whole():
     content = bytearray(encoded("wav", sound(1)))
     at = content.index(b"data")
     content[4:8], content[at + 4 : at + 8] = [struct.pack("<I", 0xFFFFFFFF)] * 2
@@ -76,7 +76,7 @@ def streamed_flac(seconds):
 
 
 @pytest.mark.parametrize("seconds", [0.5, 65536 / RATE])
-def test_a_flac_without_a_length_has_the_samples_of_one_with_it(seconds):
+def test_flac_of_unknown_length_is_read_whole(seconds):
     whole, _ = decode_audio(encoded("flac", sound(seconds)), "prompt audio")
 
     streamed, rate = decode_audio(streamed_flac(seconds), "prompt audio")
@@ -86,7 +86,7 @@ def test_a_flac_without_a_length_has_the_samples_of_one_with_it(seconds):
 
 
 @pytest.mark.parametrize("form", ["flac", "streamed flac"])
-def test_as_many_samples_as_the_bound_are_taken_and_one_more_is_not(monkeypatch, form):
+def test_sample_limit_is_inclusive(monkeypatch, form):
     content = streamed_flac(20) if form == "streamed flac" else encoded(form, sound(20))
 
     monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE)
@@ -100,12 +100,12 @@ def test_as_many_samples_as_the_bound_are_taken_and_one_more_is_not(monkeypatch,
         decode_audio(content, "prompt audio")
 
 
-def test_a_file_with_too_many_channels_is_refused():
+def test_file_with_too_many_channels_is_rejected():
     with pytest.raises(InputError, match="at most 8 channels, got 16000 Hz and 9"):
         decode_audio(encoded("wav", np.zeros((RATE, 9), np.float32)), "prompt audio")
 
 
-def test_a_header_that_asks_for_a_place_before_the_file_prints_no_traceback(capfd):
+def test_header_with_a_negative_offset_prints_no_traceback(capfd):
     content = (Path(__file__).parents[2] / "robustness" / "corpus" / "recording.seek.aiff").read_bytes()
 
     with pytest.raises(InputError, match="cannot be read"):
@@ -124,12 +124,12 @@ def test_a_header_that_asks_for_a_place_before_the_file_prints_no_traceback(capf
         (np.full(2000, 0.5, np.float32), "expected speech, but it is silent"),
     ],
 )
-def test_a_silent_prompt_is_refused_with_what_was_measured(tts, samples, message):
+def test_silent_prompt_is_rejected_with_its_level(tts, samples, message):
     with pytest.raises(InputError, match=f"prompt audio: {message}"):
         tts.plan("hi", (samples, 1000), "so")
 
 
-def test_a_sine_is_the_same_sine_at_another_rate():
+def test_resampling_preserves_a_sine():
     rate = 44100
     audio = read_audio((sine(rate), rate), RATE)
 
@@ -139,7 +139,7 @@ def test_a_sine_is_the_same_sine_at_another_rate():
     np.testing.assert_allclose(audio[400:-400], sine(RATE)[: len(audio)][400:-400], atol=2e-3)
 
 
-def test_a_path_bytes_a_file_and_an_array_are_the_same(tmp_path):
+def test_path_bytes_file_and_array_are_equivalent(tmp_path):
     path = tmp_path / "prompt.wav"
     stereo = np.stack([sine(RATE), 0.2 * sine(RATE)], axis=1)
     soundfile.write(path, stereo, RATE, subtype="FLOAT")
@@ -186,7 +186,7 @@ def float_wav(samples):
         (io.StringIO("text"), 'mode "rb"'),
     ],
 )
-def test_what_cannot_be_used_is_one_line(source, message):
+def test_unusable_audio_is_a_one_line_error(source, message):
     with pytest.raises(InputError, match=message) as caught:
         read_audio(source, RATE, min_samples=100, what="prompt audio")
     assert "\n" not in str(caught.value)

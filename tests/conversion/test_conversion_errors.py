@@ -43,7 +43,7 @@ def converted(checkpoint, bundle):
     )
 
 
-def test_a_weight_that_is_not_finite_is_named(checkpoint):
+def test_non_finite_weight_is_named(checkpoint):
     name = "base_lm.layers.0.mlp.up_proj.weight"
     weights = load_file(checkpoint / "model.safetensors")
     weights[name][3, 2] = np.nan
@@ -65,7 +65,7 @@ def test_a_weight_that_is_not_finite_is_named(checkpoint):
         ("speech.json", DEEP, "cannot be read"),
     ],
 )
-def test_a_file_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_path, name, content, message):
+def test_unreadable_file_fails_before_conversion(capsys, checkpoint, tmp_path, name, content, message):
     (checkpoint / name).write_text(content)
 
     line = one_line(capsys, "convert", checkpoint, "-o", tmp_path / "bundle")
@@ -75,7 +75,7 @@ def test_a_file_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_pat
     assert not (tmp_path / "bundle").exists()
 
 
-def test_more_positions_than_the_checkpoint_was_made_for(capsys, tiny_checkpoint, tmp_path):
+def test_max_length_beyond_the_checkpoints_positions(capsys, tiny_checkpoint, tmp_path):
     line = one_line(capsys, "convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", "513")
 
     assert "at most 512 positions" in line
@@ -104,7 +104,7 @@ def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, 
     ],
     ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
 )
-def test_names_that_cannot_be_written(capsys, tiny_checkpoint, tmp_path, monkeypatch, arguments):
+def test_invalid_output_names(capsys, tiny_checkpoint, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
 
@@ -116,7 +116,7 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
-def test_without_max_length_it_is_what_the_checkpoint_allows(checkpoint, tmp_path, monkeypatch):
+def test_max_length_defaults_to_the_checkpoints(checkpoint, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         "voxcpm_conversion.cli.convert_checkpoint", lambda *_, **given: stop(asked.append(given))
@@ -148,7 +148,7 @@ def damaged(content, at, change):
         pytest.param(lambda content: content + bytes(64), id="something behind the end"),
     ],
 )
-def test_a_package_whose_weights_were_not_all_written_is_refused(package, damage):
+def test_incomplete_weight_file_is_rejected(package, damage):
     packages._require_whole(package)
     weights = package / WEIGHT_FILE
     weights.write_bytes(damage(bytearray(weights.read_bytes())))

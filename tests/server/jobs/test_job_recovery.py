@@ -17,7 +17,7 @@ PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(ma
 
 
 @pytest.mark.robustness
-def test_a_job_resumes_after_its_finished_segments_when_its_server_was_killed(
+def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     started: Callable[..., Any], jobs: Any, long_samples: np.ndarray, tmp_path: Path
 ) -> None:
     process, url = started()

@@ -144,7 +144,7 @@ def described(tts: Any, folder: Path, *keys: str) -> Iterator[tuple[str, Any]]:
     [pytest.param(EXAMPLES, marks=pytest.mark.long), pytest.param(MANY, marks=pytest.mark.torture)],
 )
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
-def test_answers_are_as_described(tts: Any, tmp_path: Path, mode: Any, examples: int) -> None:
+def test_responses_conform_to_openapi(tts: Any, tmp_path: Path, mode: Any, examples: int) -> None:
     left = left_behind(tmp_path / "jobs")
     with described(tts, tmp_path) as (url, document):
         job, voice = "/v1/audio/jobs/{id}", "/v1/audio/voices/{name}"
@@ -161,7 +161,7 @@ def test_answers_are_as_described(tts: Any, tmp_path: Path, mode: Any, examples:
         assert set(expected) <= set(existing.asked), existing.asked
 
 
-def test_a_wrong_key_is_answered_as_described(tts: Any, tmp_path: Path) -> None:
+def test_invalid_key_responses_conform_to_openapi(tts: Any, tmp_path: Path) -> None:
     def check(case: Any) -> None:
         case.headers.pop("xi-api-key", None)
         answer = case.call(timeout=60, headers={"Authorization": "Bearer wrong"})

@@ -54,7 +54,7 @@ FOREIGN = (
 )
 
 
-def test_a_voice_that_comes_and_goes_leaves_the_files_of_others(tts: Any, tmp_path: Path) -> None:
+def test_adding_and_removing_a_voice_preserves_other_files(tts: Any, tmp_path: Path) -> None:
     folder = tmp_path / "voices"
     for name in (*FOREIGN, ".ada.voice.0.part"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

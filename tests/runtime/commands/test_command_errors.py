@@ -38,7 +38,7 @@ def raising(error):
         (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
     ],
 )
-def test_an_error_of_the_system_is_one_line(capsys, monkeypatch, error, line):
+def test_system_error_is_one_line(capsys, monkeypatch, error, line):
     monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
     monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
 
@@ -79,7 +79,7 @@ def test_a_full_disk_is_one_line_in_every_format(tmp_path):
     assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
 
 
-def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, folder, capsys):
+def test_second_run_into_one_output_is_rejected(speaking, folder, capsys):
     held = folder / ".a.wav.segments"
     held.mkdir()
     lock = lock_folder(held)
@@ -100,7 +100,7 @@ def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, fold
         ("linked", "linked/listening.json: this is also an input"),
     ],
 )
-def test_a_report_that_could_not_be_written_is_refused_before_the_work(capsys, folder, report, message):
+def test_unwritable_report_fails_before_the_work(capsys, folder, report, message):
     (folder / "in.json").touch()
     (folder / "folders" / "listening.json").mkdir(parents=True)
     (folder / "linked").mkdir()
