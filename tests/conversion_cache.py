@@ -1,4 +1,4 @@
-"""Conversions that outlive a test run, in build/test-bundles: the name of each has a digest of all that makes it."""
+"""A cache of conversions across test runs, in build/test-bundles, keyed by a digest of their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCES = ("constants", "conversion", "tests/shared_bundles.py")
-"""The packages that convert, with the built-in voice's checkpoint, and the code that calls them."""
+"""The sources of conversion, with the built-in checkpoint, and the code that calls them."""
 
 PACKAGES = (
     "coreai-core", "coreai-opt", "coreai-torch", "coremltools", "numpy", "safetensors", "scipy", "tokenizers", "torch",
@@ -30,7 +30,7 @@ class ConversionCache:
     folder: Path = REPOSITORY / "build" / "test-bundles"
     tree: Path = REPOSITORY
     newest: int = 4
-    """Entries of one name that are kept."""
+    """Entries to keep per name."""
 
     def copy(self, name: str, arguments: object, make: Callable[[Path], object], to: Path) -> None:
         """Write what `make(folder)` writes, which `arguments` decide, to the folder `to`: a copy of the kept files.
@@ -43,7 +43,7 @@ class ConversionCache:
         with FileLock(self.folder / f"{name}.lock"):
             if not entry.is_dir():
                 unfinished = self.folder / f".{name}"
-                shutil.rmtree(unfinished, ignore_errors=True)  # what a killed process left
+                shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
                 make(unfinished / name)
                 (unfinished / name).rename(entry)
                 shutil.rmtree(unfinished)
@@ -72,6 +72,6 @@ def _age(entry: Path) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of what converts. Packages of Core AI may be absent."""
+    """Versions of Python and the converting packages. Core AI's may be absent."""
     found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
     return {"python": platform.python_version(), **{name: found[name] for name in PACKAGES if name in found}}

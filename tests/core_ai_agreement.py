@@ -31,7 +31,7 @@ Reference = dict[str, list[RecordedCall]]
 def recorded(
     checkpoint: Path, bundle: Path, patches: int = 6, text: str = TEXT, lora: Lora | None = None
 ) -> tuple[Any, Reference]:
-    """Upstream's model, and what it does for an utterance."""
+    """Upstream's model and its result for an utterance."""
     manifest = Manifest.read(bundle)
     model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length, lora=lora)
     return model, record_reference(model, manifest.architecture, manifest.sizes, text=text, patches=patches)
@@ -100,9 +100,9 @@ def spoken(tts: VoxCPM, case: Case) -> SpokenCase:
 
 
 def check_utterances(model: Any, core_ai: VoxCPM, portable: VoxCPM, text: str = TEXT) -> list[str]:
-    """Compare every mode with upstream and with the portable executor; the names of the modes."""
+    """Compare every mode with upstream and the portable backend, and return the modes' names."""
     tokenizer = core_ai.bundle.tokenizer
-    # Both sides get the texts as the runtime spells them.
+    # Both sides get the runtime's normalised texts.
     text, transcript = spelled(text, tokenizer), spelled_transcript(text, tokenizer)
     with core_ai, portable, cases(model, text, patches=12, seed=0, prompt_text=transcript) as utterances:
         for case in utterances:

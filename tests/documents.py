@@ -24,7 +24,7 @@ BY_NAME = {path.name: path for path in MANUALS}
 
 class Block(NamedTuple):
     language: str
-    """What follows the fence; empty for an indented block."""
+    """The fence's info string; empty for an indented block."""
     lines: list[str]
 
 
@@ -51,7 +51,7 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def run_python(path: Path, **names: Any) -> dict[str, Any]:
-    """Run the blocks of Python one after another, as a reader would, and return the names that they have given."""
+    """Run the blocks of Python in order and return their namespace."""
     names["__name__"] = "example"
     for block in blocks(path):
         if block.language == "python":
@@ -61,7 +61,7 @@ def run_python(path: Path, **names: Any) -> dict[str, Any]:
 
 
 def parsed(arguments: list[str]) -> Any:
-    """The context of a command line of this program, which is parsed and not run. Raises click's errors of usage."""
+    """Parse a command line of this program without running it. Raises click's usage errors."""
     command, parent, name = typer.main.get_command(cli.build_app(arguments[0])), None, "voxcpm-coreml"
     while hasattr(command, "resolve_command"):
         parent = command.context_class(command, info_name=name, parent=parent)

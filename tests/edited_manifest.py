@@ -1,4 +1,4 @@
-"""A bundle whose manifest says something else."""
+"""Editing a bundle's manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a bundle's manifest, which then is as one of an earlier release: without a digest of its own."""
+    """Edit a bundle's manifest and drop its digest, as in an earlier release."""
     path = bundle / "manifest.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     change(document)

@@ -1,4 +1,4 @@
-"""A stand-in for what a session speaks with: its audio depends on the text alone, not on the timing."""
+"""A fake speaker for sessions, whose audio depends only on the text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATCH = 20
 
 
 class Speaker:
-    """Speaks one patch for every two characters of a segment; its samples encode the segment and the place in it."""
+    """Speaks one patch per two characters of a segment; samples encode the segment and the position."""
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0, patch: int = PATCH) -> None:
         self.segments: list[Segment] = []

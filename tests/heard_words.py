@@ -1,4 +1,4 @@
-"""What a recogniser hears in the audio that a server has sent."""
+"""Speech recognition of a server's audio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from voxcpm_validation.listening.recognition import Recogniser, word_errors
 
 SAID = "the river runs slowly to the sea. she sells fresh bread in the market. "
-"""A text that the built-in voice speaks clearly with `SEED`."""
+"""A text that the default voice speaks clearly with `SEED`."""
 SEED = 9
 
 

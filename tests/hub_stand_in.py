@@ -1,4 +1,4 @@
-"""A stand-in for the hub on the loopback, in memory: the endpoints by which bundles are published and opened."""
+"""An in-memory fake of the Hugging Face Hub on loopback: the endpoints for publishing and opening."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from urllib.parse import unquote, urlsplit
 Tree = dict[str, bytes]
 WRITER, READER = "hf_writer", "hf_reader"
 LARGE = 1000
-"""Bytes from which the stand-in takes a file as an LFS object."""
+"""The size in bytes from which a file is an LFS object."""
 
 
 class Hub(ThreadingHTTPServer):
-    """The endpoints of the hub that publishing and opening a bundle use; repositories by name and branch."""
+    """The hub's endpoints that publishing and opening use; repositories by name and branch."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Endpoints)
@@ -27,7 +27,7 @@ class Hub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.messages: list[str] = []
         self.sent: list[str] = []
-        """The digest of each large object that was sent."""
+        """Digests of the uploaded LFS objects."""
         self.refuses_commits = False
         self.ignored = ""
 

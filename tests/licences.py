@@ -1,4 +1,4 @@
-"""The licences of the packages that are installed for this one; `python tests/licences.py` prints a table."""
+"""Licences of the installed dependencies; `python tests/licences.py` prints a table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 
 ROOT = "voxcpm-coreml"
-# Installed by `make` without what they require.
+# Installed by `make` without their dependencies.
 ALSO = ("voxcpm", "Resemblyzer")
-# Their metadata names none: read from the licence files that are in their wheels.
+# Not in their metadata: read from the licence files in their wheels.
 BY_FILE = {"axe-playwright-python": "MIT", "torchao": "BSD-3-Clause"}
 NOT_INSTALLED = ("cuda", "ray", "train")
-"""Extras that the tests' environment does not have."""
+"""Extras that are not in the tests' environment."""
 SPELLINGS = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
@@ -31,17 +31,17 @@ SPELLINGS = {
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
-"""What metadata says → the same licence as the table spells it."""
+"""Licence in metadata → its spelling in the table."""
 _LONGEST = 40
 
 
 def normalized(name: str) -> str:
-    """A package's name in the form that all spellings share."""
+    """A package's normalised name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def dependencies() -> dict[str, Distribution]:
-    """Every installed package that this one requires, with all its extras, directly or not."""
+    """Every installed direct and transitive dependency, with all extras."""
     found: dict[str, Distribution] = {}
     extras = distribution(ROOT).metadata.get_all("Provides-Extra") or []
     waiting = [(ROOT, frozenset(extras)), *((name, frozenset()) for name in ALSO)]
@@ -71,7 +71,7 @@ def _required(package: Distribution, extras: frozenset[str]) -> Iterator[tuple[s
 
 
 def licence(package: Distribution) -> str:
-    """What a package's metadata says: the expression, the classifiers, or a short text; or what its file says."""
+    """A package's licence: from the expression, classifiers or short text in its metadata, or its file."""
     metadata = package.metadata
     if expression := metadata.get("License-Expression"):
         return str(expression)
@@ -86,7 +86,7 @@ def licence(package: Distribution) -> str:
 
 
 def table() -> list[str]:
-    """The table: a row per licence."""
+    """A table with a row per licence."""
     by_licence: dict[str, list[str]] = {}
     for name, package in dependencies().items():
         said = licence(package)

@@ -1,4 +1,4 @@
-"""A LoRA with random weights, as upstream's training would write it."""
+"""A LoRA with random weights, in the format of upstream's training."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ServerOnLoopback:
             name: _listener() for name, room in doors().items() if room.address(settings, has_keys=True)
         }
         self.ports = {name: listener.getsockname()[1] for name, listener in self._listeners.items()}
-        """Ports of the optional rooms that the settings ask for, by the room's name."""
+        """Ports of the enabled optional rooms by name."""
         self._server = Server(
             app, replace(settings, drain_seconds=min(5, settings.drain_seconds)), self._listeners
         )
@@ -42,7 +42,7 @@ class ServerOnLoopback:
     @classmethod
     @contextlib.contextmanager
     def of(cls, tts: VoxCPM, keys: tuple[str, ...] = (), **settings: Any) -> Iterator[ServerOnLoopback]:
-        """A server that speaks with a bundle, with these settings; it takes jobs if they name a folder of them."""
+        """A server for a bundle, with these settings; with jobs if they name a folder for them."""
         if "jobs_folder" not in settings:
             settings["max_jobs"] = 0
         chosen = Settings(**settings)
@@ -53,7 +53,7 @@ class ServerOnLoopback:
             running.stop()
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        """OpenAI's own client, which is closed with the server."""
+        """OpenAI's client, closed with the server."""
         made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
         self._clients.append(made)
         return made
@@ -70,6 +70,6 @@ class ServerOnLoopback:
 
 def _listener() -> socket.socket:
     listener = socket.create_server(("127.0.0.1", 0))
-    # Small buffers of the system, so that a reader that takes nothing is noticed within seconds.
+    # Small socket buffers, so that a stalled reader is noticed within seconds.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
     return listener

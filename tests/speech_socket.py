@@ -30,7 +30,7 @@ def said(connection: ClientConnection, *messages: dict[str, Any]) -> None:
 
 
 def heard(connection: ClientConnection, last: str = "done") -> tuple[bytes, list[dict[str, Any]]]:
-    """All audio, and all events up to one of that type or an error."""
+    """All audio and events up to one of that type or an error."""
     audio, events = b"", []
     while not events or events[-1]["type"] not in (last, "error"):
         message = connection.recv(timeout=30)
@@ -44,7 +44,7 @@ def heard(connection: ClientConnection, last: str = "done") -> tuple[bytes, list
 
 
 def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
-    """What a session of the runtime says."""
+    """The audio of a session of the runtime."""
     with tts.session(**given) as session:
         session.push_text(text)
         session.flush()
@@ -52,7 +52,7 @@ def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
 
 
 def refusal(connection: ClientConnection) -> tuple[dict[str, Any], int]:
-    """The error that a connection ends with, and its close code."""
+    """A connection's final error and close code."""
     error = heard(connection)[1][-1]
     assert set(error) == {"type", "error"}, error
     assert set(error["error"]) == {"message", "type", "param", "code"}
@@ -63,6 +63,6 @@ def refusal(connection: ClientConnection) -> tuple[dict[str, Any], int]:
 
 
 def idle(running: Any) -> bool:
-    """Whether nothing is left of any speech."""
+    """Whether no speech is left."""
     threads = [thread for thread in threading.enumerate() if thread.name in ("speech", "voxcpm-session")]
     return not running.service.queue.busy and not running.service.queue.waiting and not threads

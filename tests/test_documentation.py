@@ -1,4 +1,4 @@
-"""The documents say what is true: commands parse, examples run, options are complete, links lead somewhere."""
+"""The documentation is correct: commands parse, examples run, options are complete, links resolve."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BOOK = "It was late. Nobody said a word.\n\nThe sun came out.\n"
 
 
 def commands(path: Path) -> Iterator[list[str]]:
-    """Each shell command of this project, as words, without comments and what it is piped into."""
+    """Each shell command of this project as words, without comments and pipes."""
     for block in blocks(path):
         if block.language in ("python", "swift", "json"):
             continue
@@ -58,7 +58,7 @@ def _before_pipe(words: Iterator[str]) -> Iterator[str]:
 
 
 def program_arguments(words: list[str]) -> list[str] | None:
-    """What `voxcpm-coreml` is given; None for a command of make."""
+    """The arguments of `voxcpm-coreml`; None for a make command."""
     if words[0] == PROGRAM:
         return words[1:]
     return ["generate", *words[2:]] if words[:2] == SCRIPT else None
@@ -69,7 +69,7 @@ def command_line(chosen: str) -> Any:
 
 
 def options(command: Any) -> set[str]:
-    """Long names of all options, those of verbs among them; hidden ones are no part of the manual."""
+    """Long names of all options, including subcommands' but not hidden ones."""
     own = {
         name
         for parameter in command.params
@@ -122,7 +122,7 @@ def parse_root(name: str) -> Any:
 
 
 def table(path: Path, marker: str) -> list[list[str]]:
-    """Cells of the rows of the table between <!-- marker --> and <!-- /marker -->, its header left out."""
+    """Cells of the table between <!-- marker --> and <!-- /marker -->, without its header."""
     text = path.read_text(encoding="utf-8")
     _, between, _ = re.split(rf"<!-- /?{re.escape(marker)} -->", text)
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in between.strip().splitlines()]
@@ -130,7 +130,7 @@ def table(path: Path, marker: str) -> list[list[str]]:
 
 
 def options_table() -> str:
-    """The table of generation options as the manual is to have it."""
+    """The expected table of generation options."""
     rows = ["| option | default | range | meaning |", "|---|---|---|---|"]
     for name, _, default, option in option_table():
         low, high = option.bounds or (None, None)
@@ -144,12 +144,12 @@ def test_options_table_matches_the_code() -> None:
     text = BY_NAME["python.md"].read_text(encoding="utf-8")
     _, between, _ = re.split(r"<!-- /?options -->", text)
 
-    # To mend it: copy what is expected here.
+    # To fix it, copy the expected table.
     assert between.strip() == options_table()
 
 
 class Brief:
-    """A base LM whose stop head ends every utterance as soon as it may: random weights would never."""
+    """A base LM that stops every utterance at the minimum, as random weights never would."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -167,7 +167,7 @@ class Brief:
 def workplace(
     tmp_path: Path, tiny_bundle: Path, second_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A working directory that has what the examples name."""
+    """A working directory with the files that the examples use."""
     (tmp_path / "voxcpm-1.5").symlink_to(tiny_bundle)
     (tmp_path / "voxcpm-2").symlink_to(second_bundle)
     soundfile.write(tmp_path / "me.wav", np.sin(np.arange(640) / 10) / 2, 16000)
@@ -231,7 +231,7 @@ def test_commands_run(
     "document", [d for d in DOCUMENTS if not d.name.startswith("server")], ids=identifier
 )
 def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
-    """What the server's manuals have is in tests/server/test_server_documentation.py."""
+    """The server's manuals: tests/server/test_server_documentation.py."""
     if not any(block.language == "python" for block in blocks(document)):
         pytest.skip("no Python")
     request.getfixturevalue("workplace")
@@ -252,7 +252,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """What a link may name in a document: ids, and headings as GitHub spells them."""
+    """A document's link targets: ids, and headings as GitHub spells them."""
     text = path.read_text(encoding="utf-8")
     headings = re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE

@@ -111,7 +111,7 @@ ROOMS = (
     "commands",
     "doctor",
 )
-# Rooms that can be deleted: whoever needs one imports it when it is asked for, and that import is the room's door.
+# Rooms that can be deleted: the import on first use is the room's door.
 OPTIONAL_ROOMS = (
     "voxcpm_runtime.backends.core_ai",
     "voxcpm_runtime.backends.gpu",
@@ -169,7 +169,7 @@ def test_runtime_has_no_import_cycles() -> None:
     assert not left, f"a circle within {sorted(left)}"
 
 
-# Library → the only files that import it: in these its telemetry is off first. The last two import onnxruntime.
+# Library → the only files that import it, with telemetry off. The last two import onnxruntime.
 AFTER_TELEMETRY = {
     "onnxruntime": {"runtime/voxcpm_runtime/backends/portable/onnx_runtime.py"},
     "faster_whisper": {"validation/voxcpm_validation/listening/recognition.py"},
@@ -183,7 +183,7 @@ def test_onnx_runtime_is_imported_only_with_telemetry_off() -> None:
     found: dict[str, set[str]] = {library: set() for library in AFTER_TELEMETRY}
     for file in files:
         source = file.read_text(encoding="utf-8")
-        # Most files name none of them, and parsing takes long.
+        # Most files contain none of them, and parsing is slow.
         for _, library in imports(source) if any(library in source for library in found) else ():
             if library in found:
                 found[library].add(file.relative_to(REPOSITORY).as_posix())

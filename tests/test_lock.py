@@ -1,4 +1,4 @@
-"""uv.lock has the versions of constraints.txt, with which the tests pass."""
+"""uv.lock has the versions of constraints.txt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 NOT_LOCKED = {"pip-audit", "resemblyzer", "uv", "voxcpm"}
-"""Installed by the Makefile alone."""
+"""Installed only by the Makefile."""
 
 
 def test_constraints_are_locked_with_hashes() -> None:

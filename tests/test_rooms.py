@@ -28,7 +28,7 @@ ROOMS = {
     "server/voxcpm_server/page": ["server/page"],
     "server/voxcpm_server/wyoming": ["server/wyoming"],
 }
-"""The folder of each room, and its tests."""
+"""Each room's folder and its tests."""
 IMPORT = """
 import importlib, pathlib, sys
 for root in map(pathlib.Path, sys.argv[1:]):
@@ -63,7 +63,7 @@ with TestClient(create_app(VoxCPM.from_bundle(threads=1)), base_url="http://loca
 FEW_TESTS = ("test_imports.py", "runtime/text", "runtime/session")
 MORE_TESTS = ("runtime/speech", "runtime/voices")
 SERVERS_TESTS = ("server/api", "server/streams", "server/speech")
-"""These switch jobs off, so they need that room."""
+"""Tests that disable jobs, and so need that room."""
 
 
 @pytest.mark.long

@@ -26,10 +26,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # target is 1 s; measured were 0.9 to 1.1 s.
 MAX_SECONDS = 1.3
 NUMPY_SECONDS = 0.13
-# The first call on a machine lowers the step models, and reads the bundle's files from the disk. Promised is a minute.
+# The first call on a machine lowers the step models and reads the bundle from disk; a minute at most is documented.
 FIRST_SECONDS = 20.0
 CONVERTS_ONLY = ("torch", "coremltools", "sympy", "scipy")
-"""Packages that a speaking installation has no use for; coremltools and sympy come along on a Mac."""
+"""Packages that speaking does not need; coremltools and sympy are dependencies on a Mac."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def wheel() -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of a fresh virtual environment with the wheel and what it requires, nothing else."""
+    """The `bin` folder of a fresh virtual environment with the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "pip", "--disable-pip-version-check", "--quiet", "install"]
@@ -50,7 +50,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def offline(cache: Path) -> tuple[list[str], dict[str, str]]:
-    """What to put before a command so that it has no network, and its environment: proxies that answer nothing."""
+    """A command prefix that disables the network, and an environment with dead proxies."""
     dead = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     variables = {**os.environ, **dead, "HF_HUB_OFFLINE": "1", "VOXCPM_COREML_CACHE": str(cache)}
     unshare = ["unshare", "--user", "--map-root-user", "--net"]

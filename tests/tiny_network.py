@@ -1,4 +1,4 @@
-"""Step models in a few lines of numpy that are causal, stateful and strict about shapes."""
+"""Small step models in numpy that are causal, stateful and strict about shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4)
 
 
 class FakeState(dict[str, np.ndarray]):
-    """The state of a fake step model, under any names; a KV cache is `cache` (positions, hidden)."""
+    """The state of a fake step model, by name; a KV cache is `cache` (positions, hidden)."""
 
     def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
         whole = self.get("cache", np.zeros((SIZES.kv_length, HIDDEN), np.float32))
@@ -99,7 +99,7 @@ class FakeNetwork:
 def cached(network: FakeNetwork, name: str) -> Callable[..., np.ndarray]:
     def run(inputs: Mapping[str, np.ndarray], state: dict[str, np.ndarray]) -> np.ndarray:
         embeddings, position = inputs["embeddings"][0], int(inputs["position"][0])
-        # Rows that were never written are NaN, so that attending to them shows in the result.
+        # Unwritten rows are NaN, so that attending to them shows in the result.
         cache = state.setdefault("cache", np.full((SIZES.kv_length, HIDDEN), np.nan, np.float32))
         assert position + len(embeddings) <= SIZES.kv_length
         cache[position : position + len(embeddings)] = embeddings
@@ -111,7 +111,7 @@ def cached(network: FakeNetwork, name: str) -> Callable[..., np.ndarray]:
 
 
 def _running_sum(state: dict[str, np.ndarray], values: np.ndarray) -> np.ndarray:
-    """A causal stream: each value plus half of the result before it."""
+    """A causal filter: each value plus half of the previous result."""
     last, out = state.get("last", 0.0), []
     for value in values:
         last = value + 0.5 * last

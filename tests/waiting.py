@@ -10,7 +10,7 @@ Found = TypeVar("Found")
 
 
 def until(happened: Callable[[], Found], seconds: float = 90) -> Found:
-    """What `happened` answers as soon as it is true. Fails if that takes longer."""
+    """Poll `happened` until it returns a true value, and return that; fails after a timeout."""
     end = time.monotonic() + seconds
     while not (found := happened()):
         assert time.monotonic() < end, f"it did not happen within {seconds:g} s"

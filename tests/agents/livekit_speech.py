@@ -47,7 +47,7 @@ async def main(name: str, url: str, key: str, text: str, out: str) -> None:
                     audio += bytes(event.frame.data)
                     timed = event.frame.userdata.get("lk.timed_transcripts", [])
                     words += [(str(word), word.start_time) for word in timed]
-        except Exception as error:  # noqa: BLE001 - told to the test
+        except Exception as error:  # noqa: BLE001 - reported to the test
             errors.append(repr(error))
         await tts.aclose()
     Path(out).write_bytes(audio)

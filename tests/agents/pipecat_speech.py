@@ -34,7 +34,7 @@ PATIENCE = 60
 
 
 class Listener(FrameProcessor):
-    """Keeps what comes out of the service."""
+    """Collects the service's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ async def main(name: str, url: str, key: str, text: str, out: str) -> None:
         nonlocal asked
         await asyncio.wait_for(started.wait(), PATIENCE)
         asked = time.perf_counter()
-        # As a language model's answer: in words.
+        # Word by word, like a language model's response.
         words = [LLMTextFrame(f"{word} ") for word in text.split()]
         for frame in (LLMFullResponseStartFrame(), *words, LLMFullResponseEndFrame()):
             await worker.queue_frame(frame)

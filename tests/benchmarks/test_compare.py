@@ -1,4 +1,4 @@
-"""benchmarks/compare.py: equal trees have equal figures, and a slowed one differs."""
+"""benchmarks/compare.py: identical trees have equal figures, and a slowed one differs."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_identical_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_
         if figure != "peak memory, GB":
             assert equal[0] < 1.3, figure
             assert equal[2] > 0.7, figure
-    # The time of one sleep a call and nothing else.
+    # One sleep per call.
     slept = medians["locdit_step[1], ms"][2] - medians["locdit_step[1], ms"][0]
     assert SLEEP_MS <= slept < 1.5 * SLEEP_MS
     assert ratios["locdit_step[1], ms"][2][0] > 2
@@ -68,7 +68,7 @@ def test_options_apply_per_contender_and_starts_use_new_processes(tiny_bundle):
     figures = result["figures"]
     starts = {"cold start, s", "warm start, s"}
     assert {*starts, "prefill, ms/token", "peak memory, GB", "free correlation"} <= figures.keys()
-    # Which of them takes longer cannot be tested on busy cores with a bundle of this size.
+    # Which takes longer cannot be tested on busy cores with so small a bundle.
     assert all(figures[start][0]["median"] > 0 for start in starts)
     for figure in ("free correlation", "forced correlation", "worst forced correlation"):
         assert figures[figure][0]["median"] == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""benchmarks/load.py: a small load on a server of its own, and what it finds wrong."""
+"""benchmarks/load.py: a small load on its own server, and the problems that it reports."""
 
 import asyncio
 import importlib
@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 def load(monkeypatch):
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
     module = importlib.import_module("load")
-    # Fewer to speak beforehand.
+    # Fewer texts to speak in advance.
     monkeypatch.setattr(module, "TEXTS", module.TEXTS[:2])
     monkeypatch.setattr(module, "SEEDS", 1)
     return module
@@ -31,7 +31,7 @@ def test_ten_clients_for_five_seconds_after_a_warmup_of_two(load, speaking_bundl
     assert code == 0
     assert not list(load.failures(outcome, 5))
     assert figures["finished, equal to the single run"]["reader"] > 0
-    # Answers of the warm-up are counted by their status alone.
+    # Warm-up responses are only counted by status.
     assert sum(outcome.finished.values()) < outcome.statuses.total() - outcome.statuses[503]
     assert outcome.memory[0][0] < 0 < outcome.memory[-1][0]
     assert set(outcome.statuses) <= {200, 400, 404, 503}

@@ -1,4 +1,4 @@
-"""A file of tensors is the same bytes each time, and safetensors reads it."""
+"""Tensor files are reproducible and readable by safetensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSORS = {
 
 
 def test_metadata_and_tensors_in_any_order_are_the_same_file():
-    """safetensors alone orders four texts otherwise in most of twenty calls."""
+    """safetensors itself would vary the order of four texts in most of twenty calls."""
     backwards = dict(reversed(METADATA.items()))
     contents = {tensor_file(TENSORS, given) for given in (METADATA, backwards) * 10}
 
@@ -26,7 +26,7 @@ def test_metadata_and_tensors_in_any_order_are_the_same_file():
 
 @pytest.mark.parametrize("name", ["ada", "adam"])
 def test_safetensors_reads_it(name):
-    """Whatever the length of its header, the tensors are aligned."""
+    """Tensors are aligned for any header length."""
     content = tensor_file(TENSORS, {"name": name, **METADATA})
 
     header, start = header_of(content)

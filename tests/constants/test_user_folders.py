@@ -1,4 +1,4 @@
-"""Where files are written for a user: two variables, and what happens when they are wrong."""
+"""A user's folders: two environment variables and errors for wrong values."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_a_file_is_one_line_and_exit_code_two(variable, tmp_path, monkeypatch, c
 
 
 def test_the_home_of_nobody_is_one_line(capsys):
-    """Python raises a RuntimeError for it."""
+    """Python raises RuntimeError for it."""
     assert cli.main(["generate", "--text-file", "~nobody-of-this-name/a.txt"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Conversions that cannot end well say so in one line, and leave nothing: two at once, full disks, bad checkpoints."""
+"""Failing conversions print one line and leave nothing: concurrent runs, full disks, invalid checkpoints."""
 
 import errno
 import json
@@ -25,12 +25,12 @@ LONG = "a" * 300
 
 @pytest.fixture
 def checkpoint(tiny_checkpoint, tmp_path):
-    """A checkpoint of one's own, to be damaged."""
+    """A checkpoint that the test may change."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
 
 
 def one_line(capsys, *arguments):
-    """The line on standard error of a command that fails with exit code 2."""
+    """The only line on stderr of a command that exits with code 2."""
     assert cli.main([str(argument) for argument in arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
@@ -83,7 +83,7 @@ def test_max_length_beyond_the_checkpoints_positions(capsys, tiny_checkpoint, tm
 
 
 def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, tmp_path, monkeypatch):
-    """Upstream opens it, with the defaults of transformers."""
+    """Upstream opens it with the defaults of transformers."""
     (checkpoint / "tokenizer_config.json").unlink()
     monkeypatch.setattr(conversion, "_add_step_model", lambda *_: None)
 

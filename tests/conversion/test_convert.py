@@ -1,4 +1,4 @@
-"""A conversion leaves either a whole bundle or nothing that looks like one."""
+"""A conversion leaves either a complete bundle or none."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _InterruptedError(KeyboardInterrupt):
 def test_interrupted_conversion_leaves_no_bundle_and_rebuilds_only_missing_or_damaged_parts(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """A damaged part would be published with its own digest. If only vectors are lost, only they are made again."""
+    """A damaged part would be published with its own digest. Lost vectors alone are rebuilt alone."""
 
     def interrupt(model: str, _stage: str, done: int, _total: int) -> None:
         if model == "feat_encoder" and done:
@@ -88,7 +88,7 @@ def _two(bundle: Path) -> Manifest:
 
 
 def _workspace(bundle: Path, folder: Path) -> Workspace:
-    """A conversion whose packages are finished, and not compiled yet."""
+    """A conversion whose packages are finished but not compiled."""
     workspace = Workspace(folder / "bundle", {})
     for package in _two(bundle).package_folders(["fp16"]):
         workspace.add(package, partial(shutil.copytree, bundle / package))
@@ -130,7 +130,7 @@ def test_command_silences_other_libraries(tiny_bundle: Path) -> None:
     said = tiny_bundle.with_name("output.txt").read_text()
     noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
     assert [line for line in said.splitlines() if noise.search(line)] == []
-    # Off a terminal a line of progress comes every ten seconds only.
+    # Without a terminal, progress is printed every ten seconds only.
     for expected in (
         "No .mlmodelc" if sys.platform != "darwin" else "",
         "128 positions",

@@ -116,7 +116,7 @@ def test_optional_forms_agree_with_torch(
     declared = declare_step_models(checkpoint.architecture, sized)[name]
     step = build_step(declared, loaded_modules(checkpoint, declared, sized), checkpoint.architecture, sized)
     model = CoreAIWorker(folder, "fp32", [name]).step_models[name]
-    # Chunks in between: each function writes into the state that the others read.
+    # Alternate chunk sizes: each function writes the state that the others read.
     chunks = (1, 0, 1, 0) if declared.state else (0,)
     for found, expected in beside_torch(declared, step, model, chunks):
         for values, reference in zip(found, expected, strict=True):
@@ -177,7 +177,7 @@ def test_compressed_programs_equal_torch_with_rounded_weights(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """56 to 59 dB, the rest being half arithmetic. The rounding alone costs more than the bound: 20 to 41 dB."""
+    """56 to 59 dB, limited by fp16 arithmetic. Without rounded weights it would be 20 to 41 dB."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     checkpoint = Checkpoint.open(tiny_checkpoint)
     declared = declare_step_models(checkpoint.architecture, TINY)[name]
@@ -194,7 +194,7 @@ def test_compressed_programs_equal_torch_with_rounded_weights(
     assert alike.snr_db > 50 > plain.snr_db
 
 
-# Those that take the least time, which is still enough to be interrupted in.
+# The fastest ones, which still take long enough to be interrupted.
 TWO = ("audio_vae_decoder", "locdit_step")
 WORDS = ("--target", "macos27", "--precision", "fp32", "--max-length", "48", "--prefill-chunk", "1")
 RESUMED = f"""
@@ -218,7 +218,7 @@ def test_full_disk_leaves_no_bundle_and_a_retry_resumes(
     usage, asked, declare = shutil.disk_usage(tmp_path), [], conversion.declare_step_models
 
     def full(path: Path) -> object:
-        """No room for the second program: Core AI's writer would end the process."""
+        """The disk is full at the second program, where Core AI's writer would abort the process."""
         asked.append(path)
         return usage._replace(free=1000 if len(asked) > 1 else usage.free)
 
@@ -236,13 +236,13 @@ def test_full_disk_leaves_no_bundle_and_a_retry_resumes(
     (first,) = tmp_path.glob(".b.partial/bundle/fp32/*.aimodel")
     written = (first / "main.mlirb").stat().st_mtime_ns
 
-    # In a process of its own, since libraries also print and warn when they are imported.
+    # In a subprocess, as libraries also print and warn on import.
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", RESUMED, *words], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-800:]
     said = [line for line in done.stderr.splitlines() if line.strip()]
-    # Off a terminal a line of progress comes every ten seconds only.
+    # Without a terminal, progress is printed every ten seconds only.
     assert first.stem not in {line.split()[0].rstrip(":") for line in said}
     assert "2 step models in fp32 for macOS27" in " ".join(" ".join(said).split())
     assert len(said) <= 8

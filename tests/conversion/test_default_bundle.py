@@ -1,4 +1,4 @@
-"""The built-in voice's bundle, which is in the tree, and the checkpoint that it is converted from."""
+"""The default bundle in the tree and the checkpoint that it is converted from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, Bundle, open_bundle
 
 
 def _content(bundle: Bundle) -> dict[str, str]:
-    """The digests of what is the same in every conversion: not a package's random identifiers, nor a program's date."""
+    """Digests of the reproducible content: without packages' random identifiers and programs' dates."""
     digests = {}
     for name, record in bundle.manifest.files_of("int8").items():
         if name.endswith(".mlmodel"):

@@ -1,4 +1,4 @@
-"""The model card says what the manifest says, in a form that a hub reads."""
+"""The model card states the manifest's facts in a form that a hub parses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LORA = MergedLora(name="my-voice", sha256="1" * 64, r=8, alpha=16, weights=3, mo
 
 
 def manifest(preset: str, **source: object) -> Manifest:
-    """The manifest of a published size; each file of fp16 has 2 MB, each of int8 1 MB, all others half a megabyte."""
+    """The manifest of a published size, with files of 2 MB in fp16, 1 MB in int8 and 0.5 MB elsewhere."""
     architecture, sizes = Architecture.from_document(presets()[preset]), StepSizes()
     step_models = declare_step_models(architecture, sizes)
     sized = {f"{p}/{name}.mlpackage/w": n for p, n in (("fp16", 2), ("int8", 1)) for name in step_models}

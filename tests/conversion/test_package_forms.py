@@ -131,7 +131,7 @@ def test_options_are_checked_before_the_checkpoint_is_downloaded(
 def test_caches_unsupported_by_the_neural_engine_are_named(
     tiny_checkpoint, tmp_path, monkeypatch, capsys, options, warning
 ):
-    """It takes 16,384 positions, and states in multiples of 32; others run elsewhere."""
+    """It supports 16,384 positions, and states in multiples of 32; others run elsewhere."""
 
     def ended(*_, **__):
         raise InputError("far enough")
@@ -165,7 +165,7 @@ def test_solver_package_equals_the_hosts_solver(
 
 
 def test_speech_equals_the_default_forms(tiny_bundle: Path, tiny_parts_bundle: Path) -> None:
-    """With as many steps as the solver's package takes, and with others, for which the step's package is called."""
+    """With the solver package's number of steps, and with others, for which the step package is called."""
     for steps in (STEPS, 3):
         theirs, ours = (
             VoxCPM.from_bundle(folder, "fp32").speak(TEXT, **GIVEN, inference_timesteps=steps)
@@ -183,7 +183,7 @@ def test_solver_package_is_used_where_it_supports_the_options(tiny_parts_bundle,
 
 
 def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data: Path) -> None:
-    """1.33 billion weights of two bytes, those of the embedding not counted; int8 packages are half as large."""
+    """1.33 billion weights of two bytes, without the embedding; int8 packages are half as large."""
     a = Architecture.from_file(shared_data / "config" / "voxcpm-2.json")
     assert base_lm_parts(a, ["fp16", "int8"], 2) == 2
     assert base_lm_parts(a, ["int8"], 2) == 1

@@ -26,7 +26,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
 DEQUANTIZE = "constexpr_blockwise_shift_scale"
 
-# Weights that have 8 bits or more in int4, by their names in the step modules.
+# Weights that use 8 bits or more in int4, by their names in the step modules.
 SENSITIVE = (
     *("*stop_proj*", "*stop_head*", "*quantizer_in_proj*", "*quantizer_out_proj*", "projection_weight"),
     *("encoder_in_proj_weight", "*_[kvo]_proj_weight", "dit_*", "network_*"),
@@ -34,7 +34,7 @@ SENSITIVE = (
 
 
 def _names(a: Architecture) -> Iterator[tuple[str, str]]:
-    """(step model, weight) of all matrices and kernels, named as coremltools names them."""
+    """(step model, weight) of all matrices and kernels, with coremltools' names."""
     modules = empty_modules(a)
     for step_model, declared in declare_step_models(a, SIZES).items():
         for name, parameter in build_step(declared, modules, a, SIZES).named_parameters():

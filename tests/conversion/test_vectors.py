@@ -1,4 +1,4 @@
-"""Test vectors: which calls they have, that they are the model's own, and how the bundle lists them."""
+"""Test vectors: their calls, their values, and their entries in the manifest."""
 
 from __future__ import annotations
 

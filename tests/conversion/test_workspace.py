@@ -1,4 +1,4 @@
-"""What a conversion writes and replaces: no bundle is lost, whatever is refused or interrupted, nor another folder."""
+"""What a conversion writes and replaces: no bundle or other folder is lost by errors or interruptions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def old_bundle(bundle: Path) -> None:
 
 
 def disturb(monkeypatch: pytest.MonkeyPatch, step: str, bundle: Path, act: Callable[[], None]) -> None:
-    """Have `act` called just before a step of `publish`, the first time."""
+    """Call `act` before the first run of a step of `publish`."""
     replace, rmtree, done = Path.replace, shutil.rmtree, []
 
     def at(name: str) -> None:
@@ -92,7 +92,7 @@ def test_conversion_killed_in_a_final_step_resumes(
         assert content(bundle) == "new"
         return
     with Workspace(bundle, PLAN) as workspace:
-        # The old one has its name, and what was finished is there.
+        # The old bundle has its name, and the finished parts are there.
         assert content(bundle) == ("old" if has_old else None)
         assert content(workspace.folder) == "new"
         workspace.publish()
@@ -118,7 +118,7 @@ def test_workspace_of_another_plan_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_bundle_permissions_follow_the_umask(tmp_path: Path) -> None:
-    """coremltools makes folders and files in temporary places, which are their owner's alone."""
+    """coremltools creates temporary folders and files that only the owner can read."""
 
     def write(path: Path) -> None:
         shutil.copytree(tempfile.mkdtemp(dir=tmp_path), path)
@@ -138,7 +138,7 @@ def test_bundle_permissions_follow_the_umask(tmp_path: Path) -> None:
 
 
 def begun(bundle: Path) -> Path:
-    """The folder of a conversion that ended with three parts finished: two folders, and a file."""
+    """The folder of an interrupted conversion with three finished parts: two folders and a file."""
     with Workspace(bundle, PLAN) as workspace:
         for name in ("a", "b"):
             workspace.add(f"fp16/{name}.mlpackage", write_package)
@@ -148,7 +148,7 @@ def begun(bundle: Path) -> Path:
 
 @pytest.mark.parametrize("changed", ["bytes", "missing", "link", "more"])
 def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
-    """A flipped byte would be published with its own digest, and never be noticed."""
+    """A flipped byte would be published with its own digest and go unnoticed."""
     package = begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
     weights = package / "weight.bin"
     if changed == "more":
@@ -186,7 +186,7 @@ def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
 def test_coremltools_write_error_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str | None
 ) -> None:
-    """In its words (9.0); other errors of the same kind stay what they are."""
+    """coremltools 9.0's message; other RuntimeErrors are unchanged."""
 
     def refused() -> str:
         with (
@@ -207,7 +207,7 @@ def test_coremltools_write_error_is_one_line(
 
 @pytest.fixture
 def bundle(tiny_checkpoint):
-    """bundle(folder): a bundle there, by its manifest."""
+    """bundle(folder): make the folder a bundle, by its manifest."""
 
     def make(folder):
         manifest = Manifest(
@@ -228,7 +228,7 @@ def bundle(tiny_checkpoint):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty current folder inside another."""
+    """An empty working directory inside another folder."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -251,7 +251,7 @@ def test_bundle_is_replaced_only_with_overwrite(bundle, here):
 
 @pytest.mark.parametrize("name", ["ck", "absent/../ck", "{absolute}/ck", "link/../ck"])
 def test_output_must_not_be_an_input_however_spelled(bundle, here, name):
-    bundle(here / "ck")  # even one that a bundle's manifest lies in
+    bundle(here / "ck")  # even with a bundle's manifest
     (here / "below").mkdir()
     (here / "link").symlink_to(here / "below")
     refused(name.format(absolute=here), "ck", match="would delete .*ck, which the conversion reads")
@@ -287,7 +287,7 @@ def test_users_folder_with_a_workspace_name_is_preserved(here):
         left.add("fp16/a", Path.touch)
     assert bundle_folder(Path("a"), [], overwrite=False) == here / "a"
     (here / ".e.partial/fp16").mkdir(parents=True)
-    (here / ".e.partial/plan.json").write_text("{}")  # as an earlier release left it
+    (here / ".e.partial/plan.json").write_text("{}")  # left by an earlier release
     assert bundle_folder(Path("e"), [], overwrite=False) == here / "e"
     with Workspace(here / "e", {}):
         assert not (here / ".e.partial/fp16").exists()
@@ -299,7 +299,7 @@ def test_users_folder_with_a_workspace_name_is_preserved(here):
 
 
 def test_output_is_checked_again_before_replacement(tiny_checkpoint, tmp_path, monkeypatch):
-    """A conversion takes minutes, in which a folder may appear."""
+    """A folder may appear during the conversion, which takes minutes."""
 
     def appear(*_):
         (tmp_path / "b").mkdir(exist_ok=True)
@@ -322,7 +322,7 @@ def test_output_is_checked_again_before_replacement(tiny_checkpoint, tmp_path, m
     [
         (["ck", "-o", "ck"], "which the conversion reads"),
         (["ck", "-o", "lora", "--lora", "lora"], "which the conversion reads"),
-        # Before anything is looked for, let alone downloaded.
+        # Before anything is looked up or downloaded.
         (["some-org/some-model", "-o", "photos"], "no valid manifest.json"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The native module `coremltools.libcoremlpython`, as far as a model is compiled, loaded and run with it."""
+"""A fake of the native module `coremltools.libcoremlpython`: compiles, loads and runs models."""
 
 import contextlib
 import functools
@@ -55,7 +55,7 @@ class Model:
         self._chosen = function or spec.description.defaultFunctionName or "main"
 
     def _executor(self):
-        """Made by the first use: a child that only loads would lower the program for nothing."""
+        """Created lazily: a child that only loads need not lower the program."""
         return _executor(_digest(self._compiled), self._chosen, self._compiled)
 
     def __del__(self):
@@ -96,7 +96,7 @@ class Model:
         return State(executor.new_state(), states)
 
     def predict(self, data, state):
-        """Outputs by name. One prediction at a time, and none with a state that another uses."""
+        """Outputs by name. One prediction at a time, and none with a state that is in use."""
         with self._alone(), _GIL if state is None else state.alone():
             wrong = meet("predict", self._package, self._unit, self._function)
             for name, value in data.items():
@@ -167,7 +167,7 @@ def system_version():
 
 
 def _given(array):
-    """The array as a result of Core ML at its worst: its rows have gaps between them, and nobody may write into it."""
+    """The array as Core ML may return it at worst: with padded rows, and read-only."""
     if not array.ndim:
         return array
     padded = np.full((*array.shape[:-1], array.shape[-1] + 3), np.nan).astype(array.dtype)

@@ -57,7 +57,7 @@ def settings(system_version: Path, log: Path, faults=()):
 
 
 def meet(at: str, package: str, unit: str = "", function: str = "", hints: object = None) -> bool:
-    """Write the event into the log, and do what the faults for it say. True if the numbers shall be wrong."""
+    """Log the event and apply its faults. Returns whether the numbers must be wrong."""
     event = {"at": at, "package": package, "unit": unit, "function": function}
     record(**event, hints=hints)
     wrong = False

@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 def keep(inputs, what):
-    """Keep the inputs of a prediction, by name, for a while."""
+    """Keep references to the inputs of a prediction for a while."""
     with _lock:
         if not _kept:
             threading.Thread(target=_release_later, daemon=True).start()

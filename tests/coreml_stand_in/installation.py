@@ -1,4 +1,4 @@
-"""The stand-in in this process and in its children."""
+"""Installs the stand-in in this process and its children."""
 
 import atexit
 import os
@@ -18,7 +18,7 @@ CHILD = Path(__file__).with_name("child")
 LOADER = "voxcpm_runtime.backends.core_ml.loading"
 """The module that compiles or loads a package as a program."""
 SLOW = {"scipy", "sklearn", "torch", "transformers"}
-"""What coremltools imports if it is there: seconds a process, and it is for conversion alone."""
+"""Optional imports of coremltools for conversion, which take seconds per process."""
 
 
 @dataclass
@@ -39,12 +39,12 @@ class StandIn:
         (self.folder / "SystemVersion.plist").write_bytes(plistlib.dumps(described))
 
     def fault(self, **fields) -> None:
-        """From now on something goes wrong: the fields of `Fault`."""
+        """Inject a fault from now on: the fields of `Fault`."""
         self.faults.append(Fault(**fields))
         self.tell()
 
     def events(self, at: str, *, here: bool = False) -> list[dict]:
-        """What happened so far, in all processes or only in this one: compile, first load, load, predict or crash."""
+        """The events so far, of all processes or only this one: compile, first load, load, predict or crash."""
         return [e for e in events() if e["at"] == at and (not here or e["pid"] == os.getpid())]
 
     def tell(self) -> None:
@@ -78,7 +78,7 @@ def install_in_child() -> None:
 
 
 def replace(set_attribute) -> None:
-    """Give coremltools' modules that are imported by now the binding, and the system that was told."""
+    """Patch the imported modules of coremltools with the binding and the configured system."""
     binding = import_module("coreml_stand_in.binding")
     new = {name: value for name, value in vars(binding).items() if name.startswith("_ML")}
     new |= {"_is_macos": lambda: True, "_macos_version": binding.system_version}
@@ -88,7 +88,7 @@ def replace(set_attribute) -> None:
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds the native module here, coremltools' question for the system with another answer, and nothing of `SLOW`."""
+    """Finds the native module here, patches coremltools' system check, and hides `SLOW`."""
 
     def find_spec(self, name, path=None, _target=None):
         if name in SLOW:
@@ -108,7 +108,7 @@ class Finder(MetaPathFinder, Loader):
 
 
 class Replaced(SourceFileLoader):
-    """Loads a module as it is, and then replaces what the stand-in replaces."""
+    """Loads a module and then applies the stand-in's patches."""
 
     def exec_module(self, module):
         super().exec_module(module)

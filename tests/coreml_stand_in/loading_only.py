@@ -1,4 +1,4 @@
-"""What a child that compiles or loads takes of coremltools, on the stand-in: importing coremltools takes a second."""
+"""The part of coremltools that a compiling or loading child uses, as importing coremltools takes a second."""
 
 import enum
 import shutil

@@ -106,7 +106,7 @@ def speech(bundles: Path) -> Record:
                     (chunk.sentence, chunk.state_id, hashlib.sha256(chunk.pcm.tobytes()).hexdigest()[:16])
                     for chunk in session
                 ]
-            with contextlib.suppress(InputError):  # It need not fit into the KV cache of a small bundle.
+            with contextlib.suppress(InputError):  # It may exceed the KV cache of a small bundle.
                 voice = tts.create_voice((noise, 16_000), "so it is.", name="noise")
                 spoken = digest(tts.generate("hi.", voice=voice, seed=1, max_len=9))
                 record[f"{name} {precision} voice"] = [voice.digest, spoken]
@@ -149,7 +149,7 @@ def flags(_: Path) -> Record:
 
 
 def answers(_: Path) -> Record:
-    """What a server answers: status, type and body."""
+    """A server's responses: status, type and body."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -221,7 +221,7 @@ PARTS: dict[str, Callable[[Path], Record]] = {
 
 
 def _recorded(tree: Path, part: str, bundles: Path) -> Record:
-    """What a tree's packages give, in a process of its own."""
+    """The record of a tree's packages, made in a subprocess."""
     path = os.pathsep.join(str(tree / root) for root in ROOTS)
     environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
     command = [sys.executable, __file__, "--record", part, str(bundles)]
@@ -246,7 +246,7 @@ def _convert(tree: Path, folder: Path) -> None:
 
 
 def differences(before: Any, after: Any, place: str = "") -> list[str]:
-    """Each place at which two records differ."""
+    """Each path at which two records differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
         return [

@@ -31,7 +31,7 @@ PARTS = ("generate", "command", "stream")
 
 
 class Walk:
-    """What is called until a step model computes, and the generators on the stack whenever one does."""
+    """The functions called until a step model computes, and the generators on the stack at each call."""
 
     def __init__(self) -> None:
         self.calls: Counter[CodeType] = Counter()
@@ -80,7 +80,7 @@ def _place(code: CodeType) -> str:
 
 
 def main() -> None:
-    """Print the counts, and with `--list` what was counted."""
+    """Print the counts, and with `--list` the functions."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="each function with its number of calls")
     parser.add_argument(

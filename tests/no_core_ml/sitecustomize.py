@@ -1,4 +1,4 @@
-"""Runs first in every child process of a test on a Mac, unless it is marked `coreml`: Core ML is not there."""
+"""Hides Core ML in every child process of a test on a Mac, unless the test is marked `coreml`."""
 
 from contextlib import suppress
 from importlib import import_module

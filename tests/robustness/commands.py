@@ -23,8 +23,8 @@ from typing import Any
 from robustness.watched import Ended
 
 LIMIT = 300.0
-"""Seconds after which a command counts as hanging."""
-# Commands import some of these only when they need them: here they are imported once, not by each child.
+"""Timeout of a command in seconds."""
+# Commands import some of these lazily: import them once here, not in each child.
 MODULES = (
     "voxcpm_runtime.commands.batch",
     "voxcpm_runtime.commands.generate",
@@ -68,7 +68,7 @@ def scene() -> Callable[[dict[str, Any]], Ended]:
 
 
 def _run(case: dict[str, Any]) -> dict[str, Any]:
-    # Not TemporaryDirectory: a child that ends would remove it, too.
+    # Not TemporaryDirectory: an exiting child would remove it too.
     outputs = Path(tempfile.mkdtemp())
     child = os.fork()
     if not child:
@@ -82,14 +82,14 @@ def _run(case: dict[str, Any]) -> dict[str, Any]:
     _, status = os.waitpid(child, 0)
     os.close(ended)
     err = outputs / "err"
-    # A child that is killed at once has not made it.
+    # A child killed immediately has not created it.
     said = err.read_text(errors="replace") if err.exists() else ""
     shutil.rmtree(outputs)
     return {"code": os.waitstatus_to_exitcode(status), "err": said, "hung": hung}
 
 
 def _become(case: dict[str, Any], outputs: Path) -> None:
-    """The child: run the command and end. It never returns."""
+    """The child: run the command and exit. Never returns."""
     code = 70
     try:
         os.setsid()
@@ -99,7 +99,7 @@ def _become(case: dict[str, Any], outputs: Path) -> None:
             os.close(descriptor)
         os.environ.update(case["environment"])
         os.environ.pop("LD_PRELOAD", None)
-        # The parent has asked for its own already.
+        # The parent has its own already.
         tempfile.tempdir = None
         os.chdir(case["folder"])
         if "call" in case or "log" in case:
@@ -107,7 +107,7 @@ def _become(case: dict[str, Any], outputs: Path) -> None:
         from voxcpm_runtime.commands.cli import main
 
         code = main(case["arguments"])
-    except BaseException:  # noqa: BLE001 - what a process shows when it ends by itself
+    except BaseException:  # noqa: BLE001 - as an unhandled exception
         traceback.print_exc()
     finally:
         try:

@@ -19,19 +19,19 @@ SHARE = float(os.environ.get("TORTURE_SHARE", "1"))
 
 @pytest.fixture(scope="session")
 def torture_seed() -> int:
-    """The seed of all that is random; `TORTURE_SEED` sets another one."""
+    """The random seed; `TORTURE_SEED` overrides it."""
     return int(os.environ.get("TORTURE_SEED", "17"))
 
 
 @pytest.fixture(scope="session")
 def share() -> Callable[[int], int]:
-    """share(cases): how many of them are to run; `TORTURE_SHARE`, from 0 to 1, asks for fewer."""
+    """share(cases): the number of cases to run, scaled by `TORTURE_SHARE` from 0 to 1."""
     return lambda cases: max(1, round(SHARE * cases))
 
 
 @pytest.fixture(scope="session")
 def system_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that counts and disturbs calls to the system; skips off Linux, and without a C compiler."""
+    """The library that counts and fails system calls; skips off Linux and without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if platform.system() != "Linux" or compiler is None:
         pytest.skip("needs Linux and a C compiler")
@@ -88,7 +88,7 @@ def _min_checkpoint(folder: Path, tiny: Path) -> Path:
 def whole(
     materials: Materials, commands: Watched, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Whole]:
-    """whole(name): the run of a scenario that nothing disturbed, made once."""
+    """whole(name): the undisturbed run of a scenario, cached."""
 
     @functools.cache
     def of(name: str) -> Whole:

@@ -1,4 +1,4 @@
-"""Damage to what is on disk, and what is read from it then: one kind of file at a time, restored after each case."""
+"""Damages files on disk, then reads them: one kind of file at a time, restored after each case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = "Yes."
 UNNOTICED = "other, as there are no digests"
 WITHOUT_DIGESTS = ("checkpoint", "lora")
 Read = Callable[[], "bytes | Ended"]
-"""What is spoken or read, or how that ended. Raises what the reader raises."""
+"""The speech or content read, or how it ended. Raises what the reader raises."""
 
 
 class Damaged:
@@ -38,7 +38,7 @@ class Damaged:
 
     def __call__(self, case: dict[str, Any]) -> Ended:
         chance = random.Random(json.dumps(case, sort_keys=True))
-        # Three times as many cases as files give each file each damage.
+        # Three cases per file cover each kind of damage.
         number, count = case["number"], len(self._paths)
         path = self._paths[number % count]
         damage = DAMAGES[(number // count + number % count) % len(DAMAGES)]
@@ -67,7 +67,7 @@ class Damaged:
                 if not path.is_file() or path.read_bytes() != content:
                     _replace(path, content)
         except OSError as error:
-            # Not to be taken for what the case came to.
+            # Not to be mistaken for the case's outcome.
             raise RuntimeError(f"the files cannot be restored: {error}") from error
 
 
@@ -84,7 +84,7 @@ def scene(kind: str, source: str, precision: Precision = "int8", checkpoint: str
 
 
 def _weights(folder: Path, checkpoint: str) -> bytes:
-    """All that a conversion reads of a checkpoint, or of the checkpoint with the LoRA in the folder."""
+    """Read a checkpoint like a conversion, with the LoRA in the folder if there is one."""
     from voxcpm_conversion.checkpoint import Checkpoint
 
     opened = Checkpoint.open(checkpoint, lora=folder) if checkpoint else Checkpoint.open(folder)
@@ -103,7 +103,7 @@ def _opened(folder: Path, precision: Precision) -> Any:
 
 
 def _speech(folder: Path, precision: Precision) -> Read:
-    """A bundle that is opened anew, with the user's cache."""
+    """A bundle that is opened for each case, with the user's cache."""
 
     def read() -> bytes:
         with _opened(folder, precision) as tts:
@@ -130,7 +130,7 @@ def _voice(folder: Path, precision: Precision) -> Read:
 
 
 def _segments(folder: Path, precision: Precision) -> Read:
-    """The saved segments of an interrupted run, all of them there, so that the next run speaks none."""
+    """All segments saved by an interrupted run, so that the next run speaks none."""
     from voxcpm_runtime.speech.saved_segments import SavedSegments
 
     tts = _opened(folder, precision)
@@ -153,7 +153,7 @@ def _segments(folder: Path, precision: Precision) -> Read:
 
 
 def _batch(folder: Path, precision: Precision) -> Read:
-    """The files of a batch that has ended, and is run again. One that is there, but not on record, is an error."""
+    """The files of a finished batch that runs again. An existing unrecorded file is an error."""
     from voxcpm_runtime.commands.cli import main
 
     (folder / "lines.txt").write_text("Yes.\nNo.\n")
@@ -203,7 +203,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write another file under a name: never in place, as whoever has the earlier file mapped keeps it."""
+    """Replace a file, never in place, as processes may have the old one mapped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.new")
     part.write_bytes(content)

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, as far as two runs can be compared, and which calls to the system it made there."""
+"""The comparable contents of a run's folder, and the system calls made there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def files(folder: Path) -> dict[str, str]:
-    """The digest of every file below a folder, and of every empty folder, by its relative path."""
+    """Digests of all files and empty folders below a folder, by relative path."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -27,7 +27,7 @@ def files(folder: Path) -> dict[str, str]:
 
 @functools.cache
 def _digest(path: Path, *_state: int) -> str:
-    """The digest of a file in the state that it has; a case looks at its folder several times."""
+    """The cached digest of a file's current state, as a case reads its folder several times."""
     return hashlib.sha256(_comparable(path)).hexdigest()
 
 
@@ -64,6 +64,6 @@ def _checked_digest(path: Path) -> bytes:
 
 
 def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
-    """Each call to the system on a file of a run in a folder: its kind and relative path."""
+    """The kind and relative path of each system call on a file in a run's folder."""
     lines = (line.split(" ", 1) for line in log.read_text().splitlines())
     return [(kind, path.removeprefix(f"{folder}/")) for kind, path in lines]

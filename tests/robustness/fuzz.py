@@ -1,4 +1,4 @@
-"""The readers of what comes from outside, each given changed inputs in the process that is watched."""
+"""Fuzzes the readers of external input in a supervised process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def made(name: str, bundle: Path) -> Reader:
 
 
 def outcome(reader: Reader, content: bytes) -> Ended:
-    """How one input ends."""
+    """The outcome of one input."""
 
     def read() -> Ended:
         refused = reader.read(content)

@@ -22,7 +22,7 @@ from robustness.damage import copy_of_one_precision
 from robustness.watched import TRACEBACK, Ended, ending
 
 LARGE = 100_000_000
-"""Bytes of what is too large."""
+"""The size of oversized content."""
 READ = "read"
 NPY = "constants/lm_to_dit_proj_b.npy"
 _STARTS = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.startfile", "socket.connect"}
@@ -33,7 +33,7 @@ _TOUCHES = {
 
 
 class Place:
-    """Where a case happens: `inside` is what may be touched, `outside` has a secret and stays as it is."""
+    """Folders of a case: `inside` may be modified; `outside` has a secret and must not change."""
 
     def __init__(self, bundle: str, checkpoint: str) -> None:
         root = Path(tempfile.mkdtemp(prefix="hostile-", dir=Path(bundle).parent))
@@ -49,7 +49,7 @@ class Place:
             copy_of_one_precision(Path(bundle), self.bundle)
 
     def record(self, name: str) -> None:
-        """Make the manifest's digest of a file its own."""
+        """Update the manifest's digest of a file."""
         from voxcpm_constants.manifest import Manifest, record_file
 
         manifest = Manifest.read(self.bundle)
@@ -68,7 +68,7 @@ class Runs:
 
 
 Change = Callable[[Place], object]
-"""Makes the content; what it returns, if it can be called, reads it."""
+"""Creates the content; may return a function that reads it."""
 
 
 def opens(place: Place) -> None:

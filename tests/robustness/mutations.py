@@ -1,4 +1,4 @@
-"""Seeded damage: to bytes as disks and transfers do it, and to documents as somebody who knows the format does it."""
+"""Seeded mutations: of bytes as by disks and transfers, and of documents as by an attacker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 DAMAGES = ("flip", "truncation", "swap")
 _LARGEST_BLOCK = 4096
-# What tends to break readers: limits of integers, other types, names of other places, other kinds of text.
+# Values that tend to break readers: integer limits, other types, other paths, unusual text.
 ODD_VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2**31, 2**63, 10**22, 1e308, -0.0, float("nan"), float("inf"), "", "x" * 5000, "../../x",
     "/etc/passwd", "\x00", "\ud800", "\u0430\u0301\u200b", "C:\\x", "~root/x", [], {}, [[]], {"": None}, [1] * 300,
@@ -73,7 +73,7 @@ def mutated_json(content: bytes, chance: random.Random) -> bytes:
             document = copy.deepcopy(chance.choice(ODD_VALUES))
             continue
         _change(chance.choice(holders), holders, chance)
-    # A lone surrogate stays what it is.
+    # Keep lone surrogates.
     return json.dumps(document).encode()
 
 
@@ -90,7 +90,7 @@ def _change(holder: Any, holders: list[Any], chance: random.Random) -> None:
             holder[key] = [value] * chance.choice((1, 2, 40))
         case 4:
             other = chance.choice(holders)
-            # A copy: a document that holds itself has no end.
+            # A copy, to avoid a recursive document.
             holder[key] = copy.deepcopy(other[_key(other, chance)])
         case _ if isinstance(value, bool) or value is None:
             holder[key] = not value
@@ -123,7 +123,7 @@ PIECES = (
 
 
 def mutated_text(text: str, chance: random.Random) -> str:
-    """A text with pieces put in, taken out, repeated and exchanged."""
+    """A text with pieces inserted, removed, repeated and exchanged."""
     for _ in range(chance.randint(1, 6)):
         at = chance.randint(0, len(text))
         match chance.randrange(5):

@@ -9,11 +9,11 @@ from robustness.mutations import mutated_bytes
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads an input that comes from outside, and how its inputs are changed."""
+    """A reader of external input and a mutator of its inputs."""
 
     valid: tuple[bytes, ...]
-    """Inputs that it takes as they are."""
+    """Valid inputs."""
     read: Callable[[bytes], object]
-    """Reads one input. Raises what the reader raises; a word that it returns says how else the input was refused."""
+    """Reads one input. Raises what the reader raises; may return a word for another kind of rejection."""
     changed: Callable[[bytes, random.Random], bytes] = mutated_bytes
-    """One of `valid`, changed."""
+    """A mutation of one of `valid`."""

@@ -21,7 +21,7 @@ from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import RESIDUAL_LM_STEP
 from voxcpm_constants.vectors import vectors_path
 
-# Few Euler steps: what is spoken does not matter, only that it is the same again.
+# Few Euler steps: speech only needs to be reproducible.
 SPEAKING = (
     *("--precision", "int8", "--seed", "4", "--threads", "1", "--inference-timesteps", "2", "--no-retry"),
 )
@@ -35,7 +35,7 @@ BEGUN = "convert, begun"
 
 @dataclass(frozen=True)
 class Materials:
-    """What the commands read; they never write there."""
+    """Read-only inputs of the commands."""
 
     bundle: Path
     """The built-in voice's."""
@@ -57,15 +57,15 @@ class Scenario:
 
     arguments: Callable[[Materials], tuple[object, ...]]
     final: tuple[str, ...]
-    """Patterns of the files that must be whole whenever they are there."""
+    """Patterns of files that must be complete whenever they exist."""
     result: tuple[str, ...]
-    """Patterns of what a run that succeeds makes, equal each time."""
+    """Patterns of a successful run's reproducible results."""
     saved: tuple[str, ...] = ()
-    """Patterns of what an interrupted run may keep for the next one."""
+    """Patterns of files that an interrupted run may keep for the next one."""
     finished: tuple[str, ...] = ()
-    """Patterns of what is never made twice."""
+    """Patterns of files that are never made twice."""
     gathers: bool = False
-    """Whether the finished parts go into the result, and are removed when it is there."""
+    """Whether finished parts become part of the result and are then removed."""
     records: tuple[str, ...] = ()
     """Files that grow line by line, of which a killed run may leave the last line incomplete."""
     warm: bool = True
@@ -77,7 +77,7 @@ class Scenario:
     codes: tuple[int, ...] = (2,)
     """Exit codes of a failure."""
     done: str = ""
-    """What it says when it runs again after it has succeeded; nothing if it succeeds again."""
+    """The error of a second run after success; empty if it succeeds again."""
 
 
 def _convert(*more: str) -> Callable[[Materials], tuple[object, ...]]:
@@ -195,7 +195,7 @@ class Whole:
         return command(self._commands, folder, self.scenario.arguments(self._materials), environment, **what)
 
     def half_files(self, folder: Path) -> list[str]:
-        """The files under a final name that are neither whole nor as they were before."""
+        """Files under a final name that are neither complete nor unchanged."""
         scenario, found = self.scenario, files(folder)
         gone = scenario.never_gone and not any(path in found for path in scenario.never_gone)
         wrong = [f"gone: {scenario.never_gone[0]}"] if gone else []
@@ -213,7 +213,7 @@ class Whole:
         return [f"left behind: {path}" for path in sorted(new) if not _matches(path, self.scenario.saved)]
 
     def missing(self, folder: Path) -> list[str]:
-        """The results that are not there, or are not those of a whole run."""
+        """Results that are missing or differ from a whole run's."""
         now = files(folder)
         results = [path for path in self.files if _matches(path, self.scenario.result)]
         return [
@@ -221,12 +221,12 @@ class Whole:
         ]
 
     def differences(self, folder: Path) -> list[str]:
-        """What differs from a whole run after the command has succeeded. A cache may have less."""
+        """Differences from a whole run after success. A cache may have fewer files."""
         left = sorted(path for path in files(folder).keys() - self.files.keys() if not path.endswith("/"))
         return [f"left behind: {path}" for path in left] + self.missing(folder)
 
     def failed(self, ended: CommandEnded, folder: Path) -> list[str]:
-        """What is wrong with the end of a run that nothing disturbs."""
+        """What is wrong with the outcome of an undisturbed run."""
         done = self.scenario.done
         if ended.code == 0 or (done and done in ended.err and not self.differences(folder)):
             return []
@@ -235,7 +235,7 @@ class Whole:
     def pieces(self, folder: Path) -> dict[str, int]:
         """The finished parts, by name, with the time at which each was made."""
         found = [path for pattern in self.scenario.finished for path in folder.glob(pattern)]
-        # Temporary files of a tool are no parts.
+        # Not a tool's temporary files.
         return {
             "/".join(path.parts[-2:]): path.stat().st_mtime_ns
             for path in found
@@ -274,12 +274,12 @@ def begin(convert: Whole, folder: Path) -> None:
 
 
 def lines_of(ended: CommandEnded) -> list[str]:
-    """What a failed command said beyond warnings, and beyond progress: lines with a time, or cut off before it."""
+    """A failed command's output without warnings and progress lines."""
     lines = [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
     return [line for line in lines if not re.search(r"( \d+:\d\d:\d\d|…)$", line)]
 
 
 def summary(name: str, outcomes: Any, wrong: list[str]) -> None:
-    """Print what runs came to, and fail if something is wrong."""
+    """Print the outcomes of runs, and fail if something is wrong."""
     print(f"{name}: {dict(outcomes)}")
     assert not wrong, "\n".join(wrong)

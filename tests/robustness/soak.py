@@ -23,15 +23,15 @@ from voxcpm_runtime.speech.arguments import Cancelled
 
 THREADS = 16
 HANGING = 120.0
-"""Seconds in which each thread has to come to the end of what it does."""
+"""Timeout of a thread's current task in seconds."""
 ENDING = 5.0
-"""Seconds in which the system has to take away a thread that has ended."""
+"""Seconds for the system to remove a finished thread."""
 OPTIONS = {"inference_timesteps": 2, "retry_badcase": False}
 TEXTS = ("Yes.", "No, sir.", "One two.", "Come in. Go out.", "Good morning. It is late.", "Who is there?")
 
 
 class Soak:
-    """A run on one voice. A result that differs from the same text spoken alone is wrong."""
+    """A run on one model. A result that differs from the same text spoken alone is wrong."""
 
     def __init__(self, tts: VoxCPM) -> None:
         self.tts = tts
@@ -40,7 +40,7 @@ class Soak:
         self.samples: list[dict[str, float]] = []
         self._alone = {text: pcm16(tts.generate(text, seed=3, **OPTIONS)) for text in TEXTS}
         self._lock = threading.Lock()
-        # Where all threads meet while a sample is taken, so that it does not depend on what they are doing.
+        # All threads wait here during a sample, so that it does not depend on their work.
         self._rest = threading.Barrier(THREADS + 1)
         self._resting, self._ends = threading.Event(), threading.Event()
 
@@ -79,7 +79,7 @@ class Soak:
                 got = way(self.tts, text, chance)
                 differ = [said for said, audio in got or () if not np.array_equal(audio, self._alone[said])]
                 problem = f"{differ} differ from what they are alone" if differ else ""
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+            except Exception as error:  # noqa: BLE001 - counted
                 problem = repr(error)
             with self._lock:
                 self.outcomes["wrong" if problem else name] += 1
@@ -95,7 +95,7 @@ def _streamed(tts: VoxCPM, text: str, _: random.Random) -> Any:
 
 
 def _in_session(tts: VoxCPM, _: str, chance: random.Random) -> Any:
-    """A session speaks sentence by sentence, so only a text of one is what it is alone."""
+    """A session speaks sentence by sentence, so only one-sentence texts equal speech alone."""
     text = chance.choice([one for one in TEXTS if one.count(".") + one.count("?") == 1])
     with tts.session(seed=3, **OPTIONS) as session:
         cut = chance.randrange(len(text))
@@ -138,7 +138,7 @@ WAYS = (_whole, _streamed, _in_session, _in_batch, _cancelled, _left_session)
 
 
 def _sample(second: float) -> dict[str, float]:
-    """What the process has now."""
+    """The process's current resources."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     until = time.monotonic() + ENDING
@@ -155,7 +155,7 @@ def _sample(second: float) -> dict[str, float]:
 
 
 def _count(what: str) -> int:
-    return len(os.listdir(f"/proc/self/{what}"))  # noqa: PTH208 - no paths are wanted
+    return len(os.listdir(f"/proc/self/{what}"))  # noqa: PTH208 - no paths needed
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ BUNDLES: dict[str, tuple[str, str, int, int]] = {
 }
 CHECKPOINTS = {"safetensors": 80, "pickle": 80, "lora": 40}
 PICKLES = {"model.safetensors": "pytorch_model.bin", "audiovae.safetensors": "audiovae.pth"}
-"""The files of weights, and what they are called as pickles."""
+"""Weight files and their names as pickles."""
 
 
 def _check(count: int, seed: int, **given: object) -> None:

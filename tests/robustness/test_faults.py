@@ -1,4 +1,4 @@
-"""One call to the system that fails: one line, the old state, and nothing left behind."""
+"""A failing system call gives one line, the old state, and no leftovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from robustness.scenarios import BEGUN, Whole, lines_of, summary
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
-"""Commands of which every call to the system fails once."""
+"""Commands of which every system call fails once."""
 CONVERSIONS = (BEGUN, "convert", "convert --overwrite")
 """Commands with many calls, of which one of each kind fails in each role of a folder. The others leave out the roles of
 the first one, except those of folders that are there before.
@@ -51,7 +51,7 @@ def chosen(
 
 
 def problems(ended: CommandEnded, folder: Path, whole: Whole) -> list[str]:
-    """What is wrong with how a command ended, and with what it left."""
+    """What is wrong with a command's outcome and leftovers."""
     if ended.hung:
         return ["hung"]
     wrong = whole.half_files(folder) + whole.leftovers(folder)

@@ -1,4 +1,4 @@
-"""Changed inputs for every reader of what comes from outside: by seed."""
+"""Seeded fuzzing of every reader of external input."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from voxcpm_runtime.backends.portable.package import (
 from voxcpm_runtime.backends.portable.step_model import PortableStepModel
 
 INPUTS = 10_000
-"""Changed inputs of a reader."""
+"""Mutated inputs per reader."""
 SOME = 20
 AT_ONCE = 100
 CORPUS = Path(__file__).with_name("corpus")
 
 
 def _fuzz(process: Watched, name: str, first: int, count: int) -> list[str]:
-    """What went wrong with the inputs of `count` seeds."""
+    """Failures for the inputs of `count` seeds."""
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     slowest = 0.0
@@ -43,7 +43,7 @@ def _fuzz(process: Watched, name: str, first: int, count: int) -> list[str]:
             wrong += [f"{name} {seed}: {outcome}: {detail}" for seed, outcome, detail in found["wrong"]]
             slowest = max(slowest, found["slowest"])
             continue
-        # One of them ended the process: which one, and how, each tells alone.
+        # One of them crashed the process: rerun each alone to find it.
         for seed in range(start, last + 1):
             ended = process.run({"reader": name, "first": seed, "last": seed})
             counts[ended.outcome] += 1
@@ -76,7 +76,7 @@ def test_some_mutated_inputs(readers: Watched, torture_seed: int) -> None:
 
 
 def test_unmutated_inputs_are_accepted(readers: Watched) -> None:
-    """A reader that refused these would refuse all changed ones as well, and show nothing."""
+    """A reader that rejected these would reject all mutated ones too, and test nothing."""
     for name in READERS:
         found = readers.run({"reader": name})
         assert found.outcome == BATCH, (name, found)
@@ -95,7 +95,7 @@ def test_regression_inputs(readers: Watched) -> None:
 
 
 def test_program_with_an_uncomputed_output(speaking_bundle: Path, tmp_path: Path) -> None:
-    """It ended in a KeyError."""
+    """It used to raise KeyError."""
     package = Path(shutil.copytree(speaking_bundle / "int8/feat_encoder.mlpackage", tmp_path / "x.mlpackage"))
     program = read_specification(package)
     (block,) = program.mlProgram.functions["main"].block_specializations.values()
@@ -108,7 +108,7 @@ def test_program_with_an_uncomputed_output(speaking_bundle: Path, tmp_path: Path
 def test_graph_rejected_by_onnx_runtime(
     speaking_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry of the cache that says of itself that it is whole ended in a traceback of ONNX Runtime's."""
+    """A cache entry with a valid digest used to end in ONNX Runtime's traceback."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     package = speaking_bundle / "int8/feat_encoder.mlpackage"
     PortableStepModel(package)

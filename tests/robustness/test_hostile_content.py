@@ -1,4 +1,4 @@
-"""Content that was made to do harm: nothing is run, read or written outside, and memory and time have bounds."""
+"""Malicious content: nothing is executed, read or written outside, and memory and time are bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from robustness.hostile import BUNDLES, CHECKPOINTS, READ
 from robustness.watched import FAILURES, Watched
 
 HARMLESS = "tokenizer"
-"""What may be read."""
+"""The materials that may be read."""
 
 
 def _check(names: Iterable[str], **given: object) -> None:

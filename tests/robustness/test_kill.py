@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: no half file under a final name, nothing lost or done twice, nothing left behind."""
+"""SIGKILL at random moments: no partial file under a final name, nothing lost or repeated, no leftovers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KILLS = {
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
 MIN_LEFT = 0.2
-"""Part of a run in which a kill falls, however little is to be done: whatever was begun is begun again."""
+"""Minimum part of a run in which a kill falls, even if little is left: started work starts again."""
 
 
 def killed(whole: Whole, folder: Path, kills: int, seed: int) -> None:
-    """Kill a command so many times; after some of them it runs to its end."""
+    """Kill a command that many times; sometimes let it finish in between."""
     chance = random.Random(f"{seed} {whole.name}")
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
@@ -56,7 +56,7 @@ def moments(chance: random.Random, count: int, whole: Whole) -> list[dict[str, A
 
 
 def killed_in(ways: list[dict[str, Any]], whole: Whole, folder: Path, outcomes: Counter[str]) -> list[str]:
-    """What went wrong when a command was killed in each of these ways in turn, and then ran to its end."""
+    """Failures after a command was killed in each of these ways in turn and then finished."""
     wrong: list[str] = []
     whole.prepare(folder)
     pieces: dict[str, int] = {}

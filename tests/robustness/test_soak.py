@@ -13,7 +13,7 @@ import pytest
 from robustness.watched import child_environment
 
 WARM_UP = 300.0
-"""Seconds after which memory stays: by then every length of text has been spoken at the same time as any other."""
+"""Seconds after which memory is stable: by then every pair of text lengths has run concurrently."""
 GROWTH = 1.03
 SAMPLES = 60
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 
 
 def soaked(bundle: Path, seconds: float, seed: int) -> list[dict[str, float]]:
-    """The samples of a run in a process of its own. Fails if results differ, or descriptors or threads change."""
+    """The samples of a run in a subprocess. Fails if results differ, or descriptors or threads change."""
     done = subprocess.run(
         [sys.executable, "-m", "robustness.soak", *map(str, (bundle, seconds, SAMPLES, seed))],
         capture_output=True,
@@ -43,7 +43,7 @@ def soaked(bundle: Path, seconds: float, seed: int) -> list[dict[str, float]]:
 
 @pytest.mark.torture
 def test_sixteen_threads_for_a_minute(speaking_bundle: Path, torture_seed: int) -> None:
-    """Memory is not judged: it settles within five minutes."""
+    """Memory is not checked: it settles within five minutes."""
     soaked(speaking_bundle, 60, torture_seed)
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HANG_SECONDS = 20.0
-"""Processor time, and a third of the time on the clock, after which a case hangs."""
+"""CPU time, and a third of the wall time, after which a case counts as hanging."""
 MEMORY_ABOVE = 2 << 30
-"""Address space that a case may take beyond what the process has when it begins."""
+"""Address space that a case may add to the process."""
 
 REFUSED, SYSTEM, SAME, OTHER = "refused", "an error of the system", "same samples", "other samples"
 TRACEBACK, CRASH, HANG, MEMORY, LINES = "traceback", "crash", "hang", "memory", "not one line"
@@ -31,14 +31,14 @@ FAILURES = frozenset({OTHER, SYSTEM, TRACEBACK, CRASH, HANG, MEMORY, LINES})
 
 
 class Ended(NamedTuple):
-    """How a case ended."""
+    """The outcome of a case."""
 
     outcome: str
     detail: str = ""
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """The environment of a process that imports this package. Libraries have one thread there."""
+    """The environment of a process that imports this package, with one thread per library."""
     path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **threads, **more}
@@ -155,7 +155,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def ending(run: Callable[[], Ended]) -> Ended:
-    """How a case ended, by what it returned or raised."""
+    """The outcome of a case, by its result or exception."""
     from voxcpm_constants.errors import VoxCPMError
 
     try:
@@ -164,7 +164,7 @@ def ending(run: Callable[[], Ended]) -> Ended:
         return Ended(LINES if len(str(error).splitlines()) != 1 else REFUSED, str(error)[:300])
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the case ended
+    except BaseException as error:  # noqa: BLE001 - the case's outcome
         if isinstance(error, OSError):
             return Ended(SYSTEM, str(error)[:300])
         is_memory = isinstance(error, MemoryError) or any(
@@ -182,7 +182,7 @@ def _serve(maker: str, given: str, memory: str) -> None:
     import warnings
 
     warnings.simplefilter("ignore")
-    # What a case prints is no answer.
+    # A case's output is not a response.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     module, _, name = maker.partition(":")

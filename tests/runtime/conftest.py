@@ -149,7 +149,7 @@ def write_tokenizer(folder):
 
 @pytest.fixture
 def bundle_folder(tmp_path, architecture, constants, monkeypatch):
-    """A complete bundle, except that the packages of its step models are a few bytes each."""
+    """A complete bundle, with step model packages of a few bytes."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "bundle"
     (folder / "constants").mkdir(parents=True)
@@ -181,7 +181,7 @@ def tts(bundle_folder, architecture, sizes, constants, models):
 
 @pytest.fixture
 def speaking(bundle_folder, monkeypatch, models, network):
-    """A bundle with the tiny step models, whose stop head ends the speech as soon as it may."""
+    """A bundle with the tiny step models, which stop at the minimum length."""
     placed = {name: PlacedStepModel(model, "portable") for name, model in models.items()}
     monkeypatch.setattr(voxcpm, "place_step_models", lambda *_, **__: placed)
     network.stop_bias = np.array([-1e3, 0], np.float32)
@@ -190,7 +190,7 @@ def speaking(bundle_folder, monkeypatch, models, network):
 
 @pytest.fixture
 def stopping(network):
-    """The stop head ends speech as soon as it may: after four patches."""
+    """Makes speech stop at the minimum length of four patches."""
     network.stop_bias = np.array([-1e3, 0], np.float32)
 
 
@@ -205,7 +205,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def batch(speaking, folder, capsys):
-    """Writes the lines, speaks them into out/, and returns (exit code, standard output, standard error)."""
+    """Write the lines, speak them into out/, and return (exit code, stdout, stderr)."""
 
     def run(lines, *options, name="lines.jsonl"):
         if lines is not None:
@@ -220,7 +220,7 @@ def batch(speaking, folder, capsys):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """A list that gets an entry each time a voice is opened."""
+    """A list that grows each time a voice is opened."""
     opened: list[Any] = []
     from_bundle = voxcpm.VoxCPM.from_bundle
 

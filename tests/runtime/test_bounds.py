@@ -1,4 +1,4 @@
-"""At the command line: what is beyond a bound, or is damaged, is one line with exit code 2, and nothing is spoken."""
+"""Limits on the command line: oversized or damaged input is a one-line error with exit code 2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from voxcpm_runtime.commands import cli
 
 @pytest.fixture
 def refused(speaking, folder, loads, capsys):
-    """refused(*arguments): what `generate` prints of a call that is refused before anything is loaded."""
+    """refused(*arguments): the error of `generate` before anything is loaded."""
 
     def run(*arguments):
         code = cli.main(["generate", speaking, "-o", "out.wav", *map(str, arguments)])

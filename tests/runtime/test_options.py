@@ -37,7 +37,7 @@ def test_denoise_true_is_rejected_and_false_accepted():
         (5, {"max_len": 12}, 12),
         (5, {"retry_badcase_ratio_threshold": 1.5}, 17),
         (1000, {}, 4096),
-        # Upstream's has no place for a minimum: its speech would end before it.
+        # Upstream has no room for a minimum: its speech would end earlier.
         (4, {"min_len": 100}, 102),
         (4, {"min_len": 100, "max_len": 101}, 101),
     ],

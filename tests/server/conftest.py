@@ -29,13 +29,13 @@ TEXT = "Hello there, this is a test of the server."
 
 
 PATIENCE = 60
-"""Seconds for any answer."""
+"""Timeout of any request in seconds."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_httpx() -> Iterator[None]:
-    """Have httpx wait longer than its five seconds where a test names no time: a busy machine may need them."""
-    # All functions and classes have this object as their default.
+    """Raise httpx's default timeout of five seconds, as a busy machine may need more."""
+    # This object is the default of all functions and classes.
     default = inspect.signature(httpx2.Client).parameters["timeout"].default
     with pytest.MonkeyPatch.context() as patched:
         for waiting in ("connect", "read", "write", "pool"):
@@ -52,7 +52,7 @@ def tts() -> Iterator[VoxCPM]:
 
 @pytest.fixture
 def serve(tts: VoxCPM, tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopback]]:
-    """serve(keys=(), **settings): a server that ends with the test; its voices and jobs are in folders of the test."""
+    """serve(keys=(), **settings): a server for the test, with voices and jobs in its temporary folders."""
     with contextlib.ExitStack() as stack:
 
         def started(**given: Any) -> ServerOnLoopback:
@@ -72,7 +72,7 @@ def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same seed each time, for clients that cannot ask for one."""
+    """A fixed seed, for clients that cannot set one."""
     monkeypatch.setattr("secrets.randbits", lambda bits: SEED)
 
 
@@ -102,7 +102,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
             line = process.stderr.readline() if process.stderr else ""
             assert line.startswith("listening on http://127.0.0.1:"), line
             url = line.split()[2]
-            # It listens already; until it answers, the connection waits.
+            # The socket listens already; connections wait in the backlog.
             assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
             return process, url
 
@@ -111,7 +111,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
 
 @pytest.fixture(scope="session")
 def spoken(tts: VoxCPM) -> Any:
-    """What the runtime itself says with seed 7: `TEXT`, as a Speech."""
+    """The runtime's Speech of `TEXT` with seed 7."""
     return tts.speak(TEXT, seed=7, retry_badcase=False)
 
 
@@ -134,7 +134,7 @@ def without_bundle(tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopback]]:
 
 
 class Watched:
-    """A step model that counts its calls, takes `seconds` longer for each, and waits for `go` if there is one."""
+    """Counts the calls of a step model, delays each by `seconds`, and waits for `go` if set."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -155,7 +155,7 @@ class Watched:
 
 @pytest.fixture
 def euler_steps(tts: VoxCPM) -> Iterator[Watched]:
-    """The voice's DiT, watched."""
+    """The model's DiT, instrumented."""
     models = tts.driver.models
     original = models[LOCDIT_STEP]
     models[LOCDIT_STEP] = watched = Watched(original)  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""haproxy.cfg, the balancer of compose.yaml, before two servers on loopback: the same file with their addresses."""
+"""haproxy.cfg, the balancer of compose.yaml, with the addresses of two servers on loopback."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PATIENCE = 300
 
 @dataclass
 class Balanced:
-    """A balancer and the two servers behind it: one speaks, without a queue, the other takes jobs as well."""
+    """A balancer and two servers behind it: one for speech, without a queue, and one that also takes jobs."""
 
     url: str
     speaking: tuple[subprocess.Popen[str], str]
     jobs: tuple[subprocess.Popen[str], str]
 
     def ready(self, count: int) -> bool:
-        """Whether the balancer has so many servers that are ready."""
+        """Whether that many of the balancer's servers are ready."""
         return self._counts("speech") == count
 
     def _counts(self, backend: str) -> int:
@@ -111,7 +111,7 @@ def test_configuration_is_valid() -> None:
 
 
 def test_requests_are_proxied(balanced: Balanced) -> None:
-    # Audio comes as it is made, and the server that has less to do is asked.
+    # Audio is streamed, and the less busy server is chosen.
     given = {"json": BODY | {"input": LONG}, "timeout": PATIENCE}
     began = time.perf_counter()
     with httpx2.stream("POST", f"{balanced.url}/v1/audio/speech", **given) as answer:
@@ -128,7 +128,7 @@ def test_requests_are_proxied(balanced: Balanced) -> None:
     assert first < (time.perf_counter() - began) / 2
     assert busy == [1, 1]
 
-    # A websocket speaks.
+    # Websockets.
     with connect(f"{balanced.url.replace('http', 'ws')}/v1/audio/stream") as websocket:
         for message in (
             {"type": "start", "seed": 7},
@@ -139,12 +139,12 @@ def test_requests_are_proxied(balanced: Balanced) -> None:
         sizes = [len(message) for message in websocket_messages(websocket)]
     assert sum(sizes) > 10_000
 
-    # A page of the address itself is let in, another's is not.
+    # The same origin is accepted, another is rejected.
     own = httpx2.get(f"{balanced.url}/v1/models", headers={"Origin": balanced.url})
     foreign = httpx2.get(f"{balanced.url}/v1/models", headers={"Origin": "https://example.org"})
     assert (own.status_code, foreign.status_code) == (200, 403)
 
-    # Jobs go to the server that takes them, and the page is told so.
+    # Jobs go to the server that takes them, and /v1/about reports them.
     for _ in range(4):
         job = httpx2.post(f"{balanced.url}/v1/audio/jobs", json=BODY)
         assert job.status_code == 202, job.text
@@ -174,7 +174,7 @@ def test_full_server_fails_over_to_another(balanced: Balanced) -> None:
             # Kept: with the iterator the answer would be closed.
             streams.append(answer.iter_raw())
             next(streams[-1])
-        # Servers with as few connections are asked in turn.
+        # Ties are broken by round robin.
         given_back = [speak(balanced.url, input="One.").status_code for _ in range(4)]
         assert speaking(balanced.speaking) == 2
     assert given_back == [200] * 4
@@ -206,8 +206,8 @@ def test_no_request_fails_while_a_server_shuts_down(balanced: Balanced, tts: Vox
         asking += [threads.submit(ask, list_models, given) for given in listed]
 
         def all_ask_again() -> None:
-            """Wait until each has asked from the beginning on, and was answered, or one has failed."""
-            # The next answer may be to a request that is on its way already.
+            """Wait until each has completed a request from then on, or one has failed."""
+            # The next response may belong to a request already in flight.
             wanted = [len(given) + 2 for given in answered]
             until(
                 lambda: (
@@ -233,10 +233,10 @@ def test_no_request_fails_while_a_server_shuts_down(balanced: Balanced, tts: Vox
         (200, True)
     }
     assert {answer.status_code for given in listed for answer in given} == {200}
-    # What the server that ends had begun to speak.
+    # The speech that the stopping server had started.
     assert long.result().content == expected[LONG]
 
-    # Without any server its own answer has the shape of the servers' errors.
+    # Without servers, the balancer's own response has the servers' error format.
     stays[0].send_signal(signal.SIGTERM)
     stays[0].wait(PATIENCE)
     refused = speak(balanced.url)

@@ -1,4 +1,4 @@
-"""`voxcpm-coreml serve` as a process: ports, signals, and what it refuses before it loads anything."""
+"""`voxcpm-coreml serve` as a process: ports, signals, and errors before loading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(ma
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The only line of a command that is refused."""
+    """The only line printed by a failing command."""
     assert main(["serve", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
@@ -70,7 +70,7 @@ def test_invalid_options_are_one_line_errors(
 @pytest.mark.long
 @pytest.mark.parametrize("module", _EXTRAS["serve"])
 def test_missing_package_names_the_extra(module: str) -> None:
-    # There is no such bundle either: a server that misses nothing ends, too.
+    # The bundle does not exist either, so a server with all packages exits too.
     arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0"]
     absent = f"import sys; sys.modules['{module}'] = None; sys.argv = {arguments}; "
     done = subprocess.run(
@@ -85,7 +85,7 @@ def test_missing_package_names_the_extra(module: str) -> None:
 
 
 def asked(url: str, words: str, **fields: Any) -> tuple[threading.Thread, list[Any]]:
-    """A thread that asks for a speech, which has begun, and its answer or error."""
+    """A thread with a started speech request, and its response or error."""
     outcomes: list[Any] = []
 
     def ask() -> None:
@@ -123,7 +123,7 @@ def test_speech_longer_than_the_drain_is_cut_off(started: Callable[..., Any], st
     asking.join(30)
 
     assert process.returncode == 0, rest
-    # uvicorn says how many it cut off, and that an answer has no end.
+    # uvicorn logs how many requests it cancelled and the incomplete response.
     assert len(rest.splitlines()) == (2 if streamed else 1), rest
     if streamed:
         assert isinstance(outcomes[0], httpx2.HTTPError)
@@ -148,7 +148,7 @@ def test_sigterm_drains_active_conversations_and_closes_idle_ones(started: Calla
             silent.recv(timeout=20)
         assert closed.value.rcvd.code == 1012
         assert _is_refused(url)
-        # What has begun takes the rest of its text.
+        # An open conversation still accepts its text.
         speaking.send(json.dumps({"type": "text", "text": " Seven eight nine."}))
         speaking.send(json.dumps({"type": "end"}))
         events = []
@@ -162,13 +162,13 @@ def test_sigterm_drains_active_conversations_and_closes_idle_ones(started: Calla
 
 @pytest.mark.long
 def test_second_ctrl_c_exits_immediately(started: Callable[..., Any]) -> None:
-    # What a shell starts in the background ignores Ctrl-C.
+    # Background processes of a shell ignore SIGINT.
     process, url = started(before="import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n")
     said = {"model": "tts-1", "input": "It rained all day. " * 100, "response_format": "pcm"}
     with httpx2.stream("POST", f"{url}/v1/audio/speech", json=said, timeout=60) as answer:
         assert next(answer.iter_raw())
         process.send_signal(signal.SIGINT)
-        # It takes no connections any more.
+        # It no longer accepts connections.
         until(lambda: _is_refused(url))
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)[1]

@@ -1,4 +1,4 @@
-"""The documents say what is true of the server."""
+"""The server's documentation is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python's driver makes of given noise: cases for swift/Tests/VoxCPMTests/DriverTests.swift."""
+"""Records results of Python's driver with given noise, for swift/Tests/VoxCPMTests/DriverTests.swift."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT, TRANSCRIPT = "the river runs to the sea", "we walked home "
 
 
 class RecordedNoise:
-    """Standard normal noise that is written down."""
+    """Standard normal noise that is recorded."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.default_rng(seed)
@@ -28,12 +28,12 @@ class RecordedNoise:
         return self.drawn[-1]
 
     def first(self, numbers: int) -> npt.NDArray[np.float32]:
-        """The first so many numbers that were drawn."""
+        """The first numbers drawn."""
         return np.concatenate(self.drawn, axis=None)[:numbers]
 
 
 def write_case(folder: Path, document: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """A case as `Recorded.swift` reads it."""
+    """A case in the format of `Recorded.swift`."""
     folder.mkdir(parents=True)
     (folder / "case.json").write_text(json.dumps(document))
     for name, array in arrays.items():
@@ -61,7 +61,7 @@ def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
     if mode in ("reference", "combined"):
         given["reference_wav_path"] = (audio[1], a.input_sample_rate)
     steps = tts.bundle.manifest.sizes.solver_steps or 10
-    # The stop head is not what is compared: it is ignored for all patches.
+    # The stop head is not compared: it is ignored for all patches.
     spoken = tts.speak(
         TEXT,
         rng=noise,

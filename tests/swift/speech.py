@@ -32,7 +32,7 @@ PROSE = (
 
 
 class RecordedNoise:
-    """Standard normal noise that is written down."""
+    """Standard normal noise that is recorded."""
 
     def __init__(self, seed: int) -> None:
         self.generator, self.drawn = np.random.default_rng(seed), []
@@ -44,7 +44,7 @@ class RecordedNoise:
 
     @property
     def numbers(self) -> np.ndarray:
-        """All that was drawn."""
+        """All numbers drawn."""
         return np.concatenate([part.ravel() for part in self.drawn] or [np.zeros(0, np.float32)])
 
 
@@ -132,7 +132,7 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         few = {"max_len": 3, "min_len": 1}
         cases = {"zero": (SHORT, None, few), "continued": (SHORT, voice, few), "voiced": (PROSE, voice, few)}
     for name, (text, voice, options) in cases.items():
-        # Of quantised arithmetic short speech is enough: where it stops is decided by its rounding.
+        # Short speech is enough for quantised arithmetic, whose rounding decides where it stops.
         if (
             tts.bundle.precision in ("int8", "int4")
             and not is_built_in
@@ -176,7 +176,7 @@ def write_speech(
 
 
 def write_rooms(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
-    """Tokens of the longest segment, by the patches that a token may take and by what else is in the KV cache."""
+    """Tokens of the longest segment, by patches per token and by the other contents of the KV cache."""
     rooms = []
     for ratio in np.linspace(0.1, 7, 40):
         options = {"retry_badcase_ratio_threshold": float(ratio)}

@@ -48,7 +48,7 @@ def model(package: Path, function: str) -> tuple[Any, dict[str, str]]:
 
 
 def loaded(package: Path, function: str) -> dict[str, Any]:
-    """What a framework says of a function: types of the inputs, and for Core AI its states."""
+    """A framework's description of a function: types of the inputs, and for Core AI its states."""
     step, _ = model(package, function)
     if package.suffix == ".mlpackage":
         return {"inputs": {name: TYPES.get(i.dtype, "float32") for name, i in step.inputs.items()}}
@@ -58,7 +58,7 @@ def loaded(package: Path, function: str) -> dict[str, Any]:
 
 
 def buffer(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-    """One array of a state that is kept here, whole; or what the caller wrote into it."""
+    """Return one whole array of a state, or store the caller's."""
     step, _ = model(Path(request["of"]), request["function"])
     state, name = kept_state(request["state"], step), request["name"]
     array = state.rows(0, sys.maxsize)[name]
@@ -68,7 +68,7 @@ def buffer(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]
 
 
 def kept_state(key: str, step: Any) -> Any:
-    """The state of that key, made by its first user."""
+    """The state of that key, created on first use."""
     if key not in STATES:
         STATES[key] = step.new_state()
     return STATES[key]
@@ -101,7 +101,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, log: Any) -> None:
         header, data = (requests.read(length) for length in struct.unpack("<II", lengths))
         try:
             document, numbers = answer(json.loads(header), data, log)
-        except Exception as error:  # noqa: BLE001 - what the framework would throw
+        except Exception as error:  # noqa: BLE001 - as the framework would throw
             document, numbers = {"error": f"{type(error).__name__}: {error}"}, b""
         text = json.dumps(document).encode()
         answers.write(struct.pack("<II", len(text), len(numbers)) + text + numbers)

@@ -47,7 +47,7 @@ def compiled(package: Path, built: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """tested(filter, recorded): what `swift test` says of the tests that match, which read the folder `recorded`."""
+    """tested(filter, recorded): output of `swift test` for matching tests, which read the folder `recorded`."""
     compiled(PACKAGE, BUILT, "--build-tests")
     folder = tmp_path_factory.mktemp("pipes")
 
@@ -57,7 +57,7 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             pipe.unlink(missing_ok=True)
             os.mkfifo(pipe)
         given = {"STAND_IN_REQUESTS": requests, "STAND_IN_ANSWERS": answers, "VOXCPM_RECORDED": recorded}
-        # A namespace whose mounts, of small disks, end with it.
+        # A mount namespace for small disks, which ends with the process.
         mounting = ["unshare", "--mount"] if os.geteuid() == 0 and shutil.which("unshare") else []
         if mounting:
             given["VOXCPM_MAY_MOUNT"] = "yes"
@@ -97,7 +97,7 @@ def test_speech_in_all_forms_equals_python(
     tested("DriverTests", tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore")  # Lengths that no user would ask for
+@pytest.mark.filterwarnings("ignore")  # Unrealistic lengths
 def test_speech_voices_and_sessions_equal_python(
     tested: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_bundle_is_downloaded(tested: Callable[..., str], tmp_path: Path, tiny
 
 @pytest.mark.usefixtures("tested")
 def test_public_declarations_are_documented() -> None:
-    """DocC's pages are made of these comments; a case of an enumeration may be named by its words."""
+    """DocC renders these comments; enumeration cases may go without."""
     done = subprocess.run(
         [str(SWIFT), "package", "--build-path", BUILT, "dump-symbol-graph", "--skip-synthesized-members"],
         cwd=PACKAGE, capture_output=True, text=True, check=False, timeout=900,

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - texts as they are written
-"""Texts with what Python makes of them, for the Swift package: tokens, sentences, segments, and spelled text."""
+"""Records Python's results for texts, for the Swift package: tokens, sentences, segments, spelled text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ tab\tand\x1cseparator\x85next\u2028line\u3000wide|zero\u200bwidth\u200djoin\ufef
 
 
 def texts() -> list[str]:
-    """At least 500 different texts: written ones, the project's pages in pieces, and random ones of a fixed seed."""
+    """At least 500 different texts: fixed ones, pieces of the documentation, and seeded random ones."""
     found = [
         text for line in _WRITTEN.strip("\n").split("\n") for text in line.encode().decode("utf-8").split("|")
     ]
@@ -92,7 +92,7 @@ def _is_old(char: str) -> bool:
 
 
 def _with_numbers(rng: random.Random) -> str:
-    """An English sentence with numbers as people write them."""
+    """An English sentence with numbers in common notations."""
     n, small, cents = rng.randrange(1, 10 ** rng.randrange(1, 9)), rng.randrange(1, 13), rng.randrange(100)
     year, day, minute, hour = (
         rng.randrange(1100, 2099),

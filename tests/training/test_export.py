@@ -1,4 +1,4 @@
-"""Training's checkpoint is readable by upstream and the conversion."""
+"""Exported checkpoints can be read by upstream and the conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From texts to batches: what is read, what is synthesised, and what the language model is trained on."""
+"""From texts to batches: spelling, synthesis, and training batches of the language model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_held_out_sentences_are_excluded_from_training() -> None:
 
 
 TEXTS = ("one bird sang.", "two birds flew away.", "it rained.", "they came home.")
-# One byte cannot tell the first two apart.
+# One byte cannot distinguish the first two.
 NUMBERS = (1, 257, 540)
 
 

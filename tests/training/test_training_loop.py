@@ -1,4 +1,4 @@
-"""The loop's gradients, and the filter of what the recogniser understood."""
+"""Gradients of the training loop, and the filter by recognition errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HEARD = ("It rained all day.", "The god went Rome.", "Two birds sang.")
 def write_shard(path: Path) -> None:
     ids = character_ids()
     texts = [encode(text, ids) for text in SAID]
-    # The length of an utterance tells the recogniser of these tests which one it hears.
+    # The fake recogniser identifies an utterance by its length.
     samples = np.array([3840 * (i + 1) for i in range(len(SAID))])
     np.savez(
         path,

@@ -1,4 +1,4 @@
-"""`voxcpm-coreml benchmark`: its figures, and the processor that they were measured on."""
+"""`voxcpm-coreml benchmark`: its figures and the CPU."""
 
 import json
 

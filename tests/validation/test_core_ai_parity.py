@@ -44,7 +44,7 @@ def test_fp16_step_models_meet_the_floors_of_the_linux_runtime_at_every_length(
 ) -> None:
     found = measured(tiny_bundle_27, "fp16", first[1], name)
     assert found.lowest >= CORE_AI_FLOORS["fp16"][name]
-    # Half arithmetic, not float32 on half weights.
+    # fp16 arithmetic, not float32 with fp16 weights.
     assert all(output.snr_db < 70 for output in found.outputs.values())
 
 
@@ -72,7 +72,7 @@ def test_fp32_utterances_equal_upstream_and_the_portable_backend(
 def test_validation_on_core_ai_reports_skipped_measurements(
     tiny_bundle_27: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half arithmetic speaks fewer patches; here fewer still."""
+    """With fp16 arithmetic fewer patches are compared; here fewer still."""
     monkeypatch.setattr(validate, "FEW_PATCHES", 2)
     report = validate.validate_bundle(
         tiny_bundle_27, str(tiny_checkpoint), precisions=["fp16", "fp32"], text=TEXT, patches=3

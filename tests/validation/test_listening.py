@@ -1,4 +1,4 @@
-"""The listening test: its measures, and the built-in voice transcribed by a recogniser."""
+"""The listening test: its measures, and the default voice transcribed by a recogniser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from voxcpm_validation.listening.scores import (
 )
 from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
 
-# What the built-in voice must not exceed in the sample of a test run: twelve sentences and the beginning of each text.
+# Limits of the default voice in a test run: twelve sentences and the beginning of each text.
 # All figures are in docs/measurements.md.
 SAMPLE = Extent(sentences=4, words=8)
 BOUNDS = {
@@ -74,7 +74,7 @@ def test_lost_repeated_and_substituted_words_are_distinguished() -> None:
     assert longest_lost_run(said, "The old man went town to a sea again to look for this boat.") == 0
     assert is_repeated(said, f"{said} for his boat")
     assert not is_repeated(said, said)
-    # The text itself says it twice.
+    # The text itself repeats it.
     assert not is_repeated("do cats eat bats, do cats eat bats", "do cats eat bats do cats eat bats")
 
 
@@ -106,7 +106,7 @@ def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
     assert scores.length_ratio == pytest.approx(25.6 / (5 * 3.7 + 1.2))
     assert scores.similarity == pytest.approx((5 * 0.5 + 1) / 6)
     assert everything == scores.model_copy(update={"kind": "all"})
-    # By default a segment's natural length is that of the median letter: 4 s for 37.
+    # The default natural length is that of the median letter: 4 s for 37.
     by_median, _ = prose_scores(heard_case(*segments), None)
     assert by_median.longest_ratio == pytest.approx(2.0)
 
@@ -229,7 +229,7 @@ def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener:
 def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same noise, and each later segment as a continuation of the first, as the runtime speaks it."""
+    """With the same noise, and later segments continuing the first, as in the runtime."""
     monkeypatch.setattr("voxcpm_runtime.speech.plan.Plan.max_segment_tokens", lambda *_, **__: 24)
     text = "the cat sat on a mat. a dog came in from the rain."
 
@@ -247,7 +247,7 @@ def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
 def test_default_voice_is_intelligible(speaking_bundle: Path, listener: Listener) -> None:
     speak = bundle_speaker(speaking_bundle, "int8")
 
-    # Prose is read zero-shot only: in a voice as well, it would take as long again.
+    # Prose is read zero-shot only; with a voice it would take as long again.
     heart = tuple(voice for voice in listener.voices if voice.name == "heart")
     report = listen("int8", speak, ["sentences"], listener=replace(listener, voices=heart), extent=SAMPLE)
     report += listen("int8", speak, ["prose"], listener=replace(listener, voices=()), extent=SAMPLE)

@@ -1,4 +1,4 @@
-"""What a validation finds stands in the bundle's model card."""
+"""Validation writes its results into the bundle's model card."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_command_writes_correlations_into_the_card(
     assert "- Below its floor: locdit_step fp16 plain" in card
     assert card.startswith("# Mine\n")
     assert card.endswith("\nThe end.\n")
-    # A card is published: it names no folder of whoever validated.
+    # Cards are published, so they must not contain local paths.
     assert "/home/me" not in card
 
 

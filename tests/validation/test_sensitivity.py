@@ -1,4 +1,4 @@
-"""Free runs are judged by upstream's own drift; a defect of the loop is found whatever that is."""
+"""Free runs are judged by upstream's own drift; defects of the loop are detected regardless."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = ("the river runs slowly to the sea.", "we walked home in the rain.")
 
 @dataclass(frozen=True)
 class Judged:
-    """A voice whose bundles are compared with upstream, and judged by how far upstream drifts."""
+    """A model whose bundles are compared with upstream and judged by upstream's drift."""
 
     bundle: Path
     cases: list[Case]

@@ -1,4 +1,4 @@
-"""Chinese texts in words, compared with upstream's `TextNormalizer` on the same wetext."""
+"""Normalised Chinese texts, compared with upstream's `TextNormalizer` on the same wetext."""
 
 from __future__ import annotations
 

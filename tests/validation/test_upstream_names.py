@@ -1,4 +1,4 @@
-"""The table of upstream's calls, arguments, attributes and flags in docs/python.md, held against upstream itself."""
+"""The table of upstream's calls, arguments, attributes and flags in docs/python.md, checked against upstream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORDINGS = ("text", "prompt_wav_path", "prompt_text", "reference_wav_path")
 
 
 def table(marker: str) -> dict[str, str]:
-    """What the table says of each name. A dot separates the names in a row, a comma those of one flag."""
+    """The table's entry of each name. A dot separates the names in a row, a comma those of one flag."""
     _, between, _ = re.split(rf"<!-- /?{marker} -->", MANUAL.read_text(encoding="utf-8"))
     rows = [line.strip("| ").split(" | ", 1) for line in between.strip().splitlines()[2:]]
     pairs = [(name, state) for names, state in rows for name in names.replace("`", "").split(" · ")]
@@ -109,7 +109,7 @@ def test_positions_and_defaults_equal_upstreams(upstream: Any) -> None:
     assert all(own[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for name in pretrained)
 
 
-# Part of a row that is not supported → what its line says.
+# Part of an unsupported row → its error message.
 REASONS = {
     "VoxCPM": r"VoxCPM\.from_pretrained\(folder\)",
     "lora_config": r"read from lora_config\.json",
@@ -204,6 +204,6 @@ def test_flags_match_the_table(
 
 
 def refusal(capsys: Any, *given: str) -> list[str]:
-    """The lines of a command that is refused."""
+    """The lines printed by a failing command."""
     assert cli.main(list(given)) == 2
     return capsys.readouterr().err.splitlines()

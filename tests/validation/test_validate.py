@@ -37,7 +37,7 @@ def test_every_step_model_is_measured_in_every_precision(report: Report) -> None
     measured = {(s.step_model, s.precision, s.arithmetic) for s in report.steps}
     kinds = {("fp32", "plain"), *((p, mode) for p in ("fp16", "int8") for mode in ("plain", "faithful"))}
     assert measured == {(name, *kind) for name in STEP_MODEL_NAMES for kind in kinds}
-    # One call with an empty cache would prove little.
+    # One call with an empty cache would not suffice.
     assert min(s.calls for s in report.steps) >= 4
 
 

@@ -12,7 +12,7 @@ from robustness.readers.texts import TEXTS
 
 
 def manifest(bundle: Path, folder: Path) -> Reader:
-    """A manifest without a digest of it: with one, every change is refused before it is read."""
+    """A manifest without a digest, which would reject every change before it is read."""
     from voxcpm_constants.manifest import Manifest
     from voxcpm_runtime.bundle.opening import _check_declaration, choose_precision
 
@@ -36,7 +36,7 @@ def npy(bundle: Path, folder: Path) -> Reader:
     part = folder / "new"
 
     def read(changed: bytes) -> None:
-        # Never in place: the earlier one is mapped.
+        # Never in place: the old one is mapped.
         part.write_bytes(changed)
         part.replace(path)
         load_constants(folder / "constants", architecture)

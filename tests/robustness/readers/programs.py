@@ -12,11 +12,11 @@ from robustness.mutations import mutated_bytes
 from robustness.reader import Reader
 
 _OPERATIONS = (40, 70, 100)
-"""How many operations of a program are read or lowered at a time: all of them take tens of milliseconds."""
+"""Operations of a program that are read or lowered at a time, as all of them take tens of milliseconds."""
 
 
 def lowering(bundle: Path, folder: Path) -> Reader:
-    """The first operations of a program, made an ONNX graph."""
+    """Lowers the first operations of a program to an ONNX graph."""
     from voxcpm_runtime.backends.portable.lowering import lower
     from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
 
@@ -60,7 +60,7 @@ def weights(bundle: Path, folder: Path) -> Reader:
     part = folder / "weight.bin"
 
     def read(changed: bytes) -> None:
-        # Never in place: the earlier one is mapped.
+        # Never in place: the old one is mapped.
         part.write_bytes(changed)
         part.replace(package / WEIGHT_FILE)
         read_package(package)

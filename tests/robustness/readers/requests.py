@@ -44,7 +44,7 @@ def _refusal(read: Callable[[bytes], Coroutine[Any, Any, None]]) -> Callable[[by
 
 
 def _speech(kind: str) -> Callable[[bytes], str | None]:
-    """What reads a body as the request of a speech, with the arguments that follow from it."""
+    """A reader of speech requests and the arguments made from them."""
     from starlette.requests import Request
 
     from voxcpm_server.rooms import AllSettings as Settings

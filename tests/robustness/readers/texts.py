@@ -22,7 +22,7 @@ _LINE = {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "infere
 
 
 def batch_lines(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
-    """A JSONL file. A line that is refused is reported in one line; the others are read."""
+    """A JSONL file. Each invalid line is reported in one line; the others are read."""
     from voxcpm_runtime.commands.batch_lines import Failure, read_lines
     from voxcpm_runtime.speech.arguments import Arguments
 
@@ -61,7 +61,7 @@ def recording(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
         decode_audio(content, "me.wav")
 
     def changed(content: bytes, chance: random.Random) -> bytes:
-        # Most of what a reader decides by is at the beginning.
+        # Readers decide mostly by the beginning.
         start = chance.choice((64, 256, len(content)))
         return mutated_bytes(content[:start], chance) + content[start:]
 
@@ -87,7 +87,7 @@ def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
             written = content.decode("latin-1")
         given = checked_text(written, "text")
         found = "".join(sentence.text for sentence in each_sentence(given))
-        # Nothing is lost where sentences end, and nothing is said twice.
+        # Sentence boundaries neither lose nor repeat text.
         assert "".join(found.split()) == "".join(given.split()), "other characters than the text"
         limit = (3, 20, 200)[len(content) % 3]
         for segment in each_segment(given, lambda part: len(tokenizer(part)), limit):

@@ -12,7 +12,7 @@ from robustness.reader import Reader
 
 
 def _changed(content: bytes, chance: random.Random) -> bytes:
-    """Other tensors with a digest of them, or other bytes, mostly of the header."""
+    """Mutated tensors with a valid digest, or mutated bytes, mostly of the header."""
     if chance.random() < 0.5:
         return _resealed(content, chance)
     length = 8 + int.from_bytes(content[:8], "little") if chance.random() < 0.8 else len(content)
@@ -20,7 +20,7 @@ def _changed(content: bytes, chance: random.Random) -> bytes:
 
 
 def _resealed(content: bytes, chance: random.Random) -> bytes:
-    """A file of tensors with a change that its digest knows of: in an element, a shape, a dtype, a name or metadata."""
+    """A tensor file with a changed element, shape, dtype, name or metadata and a valid digest."""
     from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 
     tensors, metadata, _ = load_tensors(content)

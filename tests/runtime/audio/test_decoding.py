@@ -68,7 +68,7 @@ def test_streamed_wav_of_unknown_length_is_read_whole():
 
 
 def streamed_flac(seconds):
-    """A FLAC whose header does not say how long it is: 36 bits of STREAMINFO are zero."""
+    """A FLAC of unknown length: 36 bits of STREAMINFO are zero."""
     content = bytearray(encoded("flac", sound(seconds)))
     content[21] &= 0xF0
     content[22:26] = bytes(4)
@@ -163,7 +163,7 @@ def test_samples_are_scaled_to_one(dtype, zero, one):
 
 
 def float_wav(samples):
-    """The bytes of a WAV file with these samples (samples, channels) as they are."""
+    """The bytes of a WAV file with these samples (samples, channels)."""
     file = io.BytesIO()
     soundfile.write(file, np.array(samples, np.float32), RATE, format="WAV", subtype="FLOAT")
     return file.getvalue()

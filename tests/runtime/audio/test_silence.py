@@ -57,7 +57,7 @@ SHAPES = {
 
 
 def taken(audio, rate):
-    """Start and end of the samples that remain."""
+    """Start and end of the remaining samples."""
     part = trim_silence(audio, rate)
     start = (part.__array_interface__["data"][0] - audio.__array_interface__["data"][0]) // audio.itemsize
     np.testing.assert_array_equal(part, audio[start : start + len(part)])

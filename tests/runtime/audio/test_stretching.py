@@ -1,4 +1,4 @@
-"""Speech at another speed: its length, pitch and edges, and that cutting it changes nothing."""
+"""Time stretching: length, pitch and edges, independent of chunking."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_stretching_keeps_pitch_and_sets_length(speed: float) -> None:
     power = np.abs(np.fft.rfft(audio * np.hanning(len(audio)))) ** 2
     loudest = power.argmax()
     assert loudest * RATE / len(audio) == pytest.approx(200, abs=1)
-    # All else is 60 dB below the tone: no clicks, no beats.
+    # Everything else is 60 dB below the tone: no clicks, no beats.
     assert power.sum() - power[max(0, loudest - 20) : loudest + 21].sum() < 1e-6 * power.sum()
     for piece in (97, 1000, 100_000):
         np.testing.assert_array_equal(audio, stretched(tone, speed, piece))

@@ -1,4 +1,4 @@
-"""Audio that is written: whole files or none, 16-bit samples, and edges without a click."""
+"""Writing audio: complete files or none, 16-bit samples, and edges without clicks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tiny ML programs built with coremltools' MIL builder, saved as .mlpackage and run by the portable executor."""
+"""Small ML programs built with coremltools' MIL builder, saved as .mlpackage and run by the portable backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ct() -> Any:
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, so that every test lowers its programs."""
+    """An empty cache, so that each test lowers its programs."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(directory))
     return directory

@@ -1,4 +1,4 @@
-"""The backend that a bundle and a machine choose; what does not go together is one line, before anything is loaded."""
+"""Backend selection by bundle and machine; mismatches are one-line errors before loading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINES = ["on_linux", *MACS]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """machine(name): what the project takes this machine for."""
+    """machine(name): the kind of machine to simulate."""
 
     def make(name: str) -> None:
         path = tmp_path / f"{name}.plist"
@@ -39,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
 @pytest.fixture
 def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
-    """bundle_of(target): a bundle whose manifest names that target."""
+    """bundle_of(target): a bundle for that target."""
 
     def make(target: str) -> Bundle:
         def change(document: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def test_the_portable_backend_needs_no_coremltools(
 def test_a_bundle_for_macos_27_runs_on_core_ai_everywhere(
     machine: Callable[[str], None], bundle_of: Callable[[str], Bundle], name: str
 ) -> None:
-    """Before macOS 27, too: the package brings its own runtime."""
+    """Also before macOS 27, as the package includes its own runtime."""
     machine(name)
 
     assert choose_backend("auto", bundle_of("macOS27")) == "coreai"
@@ -118,7 +118,7 @@ def test_threads_are_limited_to_the_affinity_mask(
     name: str,
     backend: str,
 ) -> None:
-    """ONNX Runtime would start them all, for minutes. On a Mac it may take Core ML's place."""
+    """ONNX Runtime would start them all, for minutes. On a Mac it may replace Core ML."""
     machine(name)
     if hasattr(os, "process_cpu_count"):
         monkeypatch.setattr(os, "process_cpu_count", lambda: 3)

@@ -1,4 +1,4 @@
-"""What every backend has: one line for a package that cannot be run, rows of caches, and a key of its arithmetic."""
+"""Common to all backends: one-line errors for unusable packages, cache rows, and arithmetic keys."""
 
 import plistlib
 from types import SimpleNamespace
@@ -82,7 +82,7 @@ def test_arithmetic_has_a_key():
 
 
 def test_devices_and_processors_have_arithmetic_of_their_own(monkeypatch):
-    """A voice's saved prefix must not be read back where products give other numbers."""
+    """A voice's saved prefix must not be reused with other arithmetic."""
     sessions = pytest.importorskip("voxcpm_runtime.backends.portable.sessions")
     units = {LOCDIT_STEP: "portable"}
     assert arithmetic_key(units) == arithmetic_key(units, "cpu")

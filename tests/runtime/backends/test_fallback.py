@@ -1,4 +1,4 @@
-"""What `auto` takes: the saved choice, the usual unit, the CPU, the portable backend, and an error, in this order."""
+"""The fallbacks of `auto`: the saved choice, the default unit, the CPU, the portable backend, an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_portable_backend_replaces_core_ml(core_ml: StandIn, tiny_bundle: Path) 
 def test_explicit_backend_or_unit_does_not_fall_back(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the portable backend everybody does, with what to install."""
+    """Without the portable backend, `auto` fails too and says what to install."""
     core_ml.fault(package=LOCDIT_STEP)
     with pytest.raises(BundleError, match=r"Core ML rejects it on cpu_and_ne .*; try --backend portable"):
         loaded(tiny_bundle, backend="coreml")

@@ -1,4 +1,4 @@
-"""The built-in voice: commands without a bundle speak with it, and need nothing that converts."""
+"""The default bundle: used by commands without a bundle, and usable without converters."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from voxcpm_runtime.bundle.opening import locate_bundle, open_bundle
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """A list that gets the name of each file that is hashed."""
+    """A list that collects the names of hashed files."""
     names = []
     record = manifests.record_file
     monkeypatch.setattr(manifests, "record_file", lambda path: names.append(path.name) or record(path))

@@ -1,4 +1,4 @@
-"""What earlier releases wrote opens, is refused in one line, or is made again; docs/reliability.md says which."""
+"""Files of earlier releases open, are rejected in one line, or are regenerated; see docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_missing_required_field_is_named(bundle_folder):
 
 
 def test_saved_segments_of_an_earlier_release_are_regenerated(tmp_path):
-    """They had neither a digest nor their place; the plan beside them is the same."""
+    """They had neither a digest nor a position; their plan file is the same."""
     segment = SpokenSegment(
         "hi.", np.zeros(20, np.float32), np.zeros((1, 2, 4), np.float32), seed=3, attempts=1, stopped=True
     )

@@ -1,4 +1,4 @@
-"""What a bundle's manifest may say of its files, and what is done about one that says something else."""
+"""Validation of a bundle's manifest and files."""
 
 import os
 
@@ -14,7 +14,7 @@ WEIGHTS = "int8/locdit_step.mlpackage/Manifest.json"
 
 
 def listed(bundle_folder, name):
-    """The bundle's manifest lists this path, too, with the record of a file that is there."""
+    """Add this path to the manifest, with the record of an existing file."""
     edit_manifest(bundle_folder, lambda m: m["files"].update({name: m["files"][WEIGHTS]}))
 
 
@@ -46,7 +46,7 @@ def test_path_outside_the_bundle_is_rejected(bundle_folder, name):
 
 
 def spoken_with(bundle_folder, extra):
-    """The bundle's own files, without a digest of its manifest, and one that it does not list."""
+    """The bundle's files without a manifest digest, and an unlisted file."""
     edit_manifest(bundle_folder, lambda _: None)
     path = bundle_folder / extra
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def spoken_with(bundle_folder, extra):
     ],
 )
 def test_unlisted_file_or_link_is_rejected(bundle_folder, extra, linked, verify, tmp_path):
-    """Nothing compares it with anything, and what reads the folder might read it."""
+    """Nothing verifies it, although code that reads the folder might read it."""
     path = spoken_with(bundle_folder, extra)
     if linked:
         path.symlink_to(tmp_path / "elsewhere")
@@ -86,7 +86,7 @@ def test_unlisted_file_or_link_is_rejected(bundle_folder, extra, linked, verify,
     ],
 )
 def test_unused_file_is_ignored(bundle_folder, extra):
-    """The system's files between the bundle's, and the files of other precisions."""
+    """Files of the operating system, and of other precisions."""
     spoken_with(bundle_folder, extra).write_bytes(b"x")
 
     assert open_bundle(bundle_folder, "int8").precision == "int8"
@@ -105,7 +105,7 @@ def test_altered_file_with_its_old_mtime_is_rehashed(bundle_folder):
 
 
 def altered(folder):
-    """A manifest in which one digit of a figure that nothing else checks is another."""
+    """A manifest with a changed digit in a value that nothing else checks."""
     path = folder / "manifest.json"
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"revision": null', b'"revision": "v"'))
@@ -122,7 +122,7 @@ def test_altered_manifest_is_rejected(bundle_folder):
 
 
 def test_a_bundle_of_an_earlier_release_has_no_digest_of_its_manifest(bundle_folder):
-    """Whoever edits a manifest deletes its digest."""
+    """Editing a manifest requires deleting its digest."""
     (bundle_folder / "manifest.sha256").unlink()
     altered(bundle_folder)
 
@@ -138,7 +138,7 @@ def test_link_out_of_the_bundle_is_rejected_despite_a_matching_digest(bundle_fol
         (bundle_folder / moved).unlink()
         outside.rename(bundle_folder / moved)
 
-    # Links within it, and to it, are not out of it.
+    # Links within the bundle and to the bundle are allowed.
     (bundle_folder / WEIGHTS).rename(bundle_folder / "int8" / "weights")
     (bundle_folder / WEIGHTS).symlink_to(bundle_folder / "int8" / "weights")
     (tmp_path / "linked").symlink_to(bundle_folder)
@@ -175,7 +175,7 @@ def npy(shape, descr="<f4", version=b"\x01\x00", data=b""):
     ],
 )  # fmt: skip
 def test_malformed_constant_is_a_one_line_error(bundle_folder, content, message):
-    """Also where the digests agree, as in a bundle that somebody made up."""
+    """Even if digests match, as in a forged bundle."""
     (bundle_folder / "constants" / "embed_tokens.npy").write_bytes(content)
     edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
 

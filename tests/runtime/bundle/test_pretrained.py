@@ -1,4 +1,4 @@
-"""Checkpoints that are opened as upstream opens them: converted once, into the cache."""
+"""Opening checkpoints as in upstream: converted once into the cache."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from voxcpm_runtime.commands import cli
 
 @pytest.fixture
 def converted(monkeypatch, speaking, folder):
-    """Conversions that were asked for; each copies the tiny bundle. What there is has an empty cache."""
+    """The requested conversions, each a copy of the tiny bundle, with an empty cache."""
     asked = []
 
     def convert(**given):

@@ -1,4 +1,4 @@
-"""`batch`: files by line, voices and options of a line, bad lines and unusable inputs."""
+"""`batch`: one file per line, voices and options per line, invalid lines and inputs."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A batch that runs again: with files that exist, are missing or have changed."""
+"""Resuming a batch with existing, missing and changed files."""
 
 import hashlib
 import json
@@ -70,7 +70,7 @@ def test_a_damaged_or_incomplete_record_is_continued(batch, folder):
 
 
 def test_ctrl_c_keeps_finished_files(batch, folder, models):
-    """The batch is interrupted in the third utterance; the same command then speaks it and the fourth."""
+    """Interrupted in the third utterance, the same command then speaks it and the fourth."""
     velocity = models["locdit_step"].function
 
     def interrupted(inputs, state):
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_finished_files(batch, folder, models):
 
 @pytest.mark.parametrize(("renamed", "skipped"), [(False, 0), (True, 1)])
 def test_run_killed_around_a_rename_resumes(batch, folder, monkeypatch, renamed, skipped):
-    """A file never lacks a record, and is not spoken twice."""
+    """Every file has a record, and none is spoken twice."""
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", killed_at_rename(renamed=renamed))
         with pytest.raises(SystemError):
@@ -106,7 +106,7 @@ def test_run_killed_around_a_rename_resumes(batch, folder, monkeypatch, renamed,
 
 
 def test_old_file_is_not_mistaken_for_a_recorded_unrenamed_one(batch, folder, monkeypatch):
-    """Both have the same size: the earlier one is of another seed."""
+    """Both have the same size; the old one has another seed."""
     batch([{"text": "one.", "seed": 1}])
     earlier = (folder / "out" / "output_001.wav").read_bytes()
     with monkeypatch.context() as patched:
@@ -120,7 +120,7 @@ def test_old_file_is_not_mistaken_for_a_recorded_unrenamed_one(batch, folder, mo
 
 
 def killed_at_rename(*, renamed):
-    """A rename that ends the process where an audio file would appear, in a way that no handler catches."""
+    """A rename that kills the process where an audio file would appear."""
     replace = Path.replace
 
     def killed(path, target):
@@ -155,5 +155,5 @@ def test_second_batch_into_a_folder_is_rejected(batch, folder, loads):
     assert not any((folder / "out").iterdir())
     lock.release()
     assert batch(None, name="lines.txt")[0] == 0
-    # Each run leaves the folder to the next one.
+    # Each run releases the folder.
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")

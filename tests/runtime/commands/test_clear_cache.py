@@ -1,4 +1,4 @@
-"""The command `clear-cache`: it removes what this project cached, and nothing else."""
+"""The command `clear-cache` removes only this project's cache."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command line: what `generate` writes and prints, users' errors, and commands of other packages."""
+"""The command line: output of `generate`, user errors, and commands of other packages."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What the system refuses is one line: closed streams, full disks, too little memory."""
+"""System errors are one line: closed streams, full disks, out of memory."""
 
 import errno
 import subprocess
@@ -13,7 +13,7 @@ from voxcpm_runtime.commands import cli, shared_arguments
 
 
 def one_line(capsys, *arguments):
-    """The line on standard error of a command that fails with exit code 2."""
+    """The only line on stderr of a command that exits with code 2."""
     assert cli.main([str(argument) for argument in arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")

@@ -1,4 +1,4 @@
-"""Ctrl-C, and output to a pipe, in a process of the command line with the built-in voice."""
+"""Ctrl-C and pipes, with the command line in a subprocess."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def book(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(speaking_bundle):
-    """The book, without any interruption."""
+    """The speech of the book without interruption."""
     return VoxCPM.from_bundle(speaking_bundle).speak(BOOK, seed=4)
 
 
@@ -176,7 +176,7 @@ raise SystemExit("an error")
 
 
 def test_program_may_exit_while_sessions_speak(speaking_bundle):
-    """Their threads are in ONNX Runtime, whose C++ cannot be left by a thread that Python ends: it would abort."""
+    """Threads that Python ends within ONNX Runtime's C++ would abort the process."""
     given = [sys.executable, "-c", LEFT_OPEN, str(speaking_bundle)]
     ended = subprocess.run(given, capture_output=True, text=True, timeout=60, check=False)
 
@@ -184,7 +184,7 @@ def test_program_may_exit_while_sessions_speak(speaking_bundle):
 
 
 def test_closed_stderr_is_not_an_error(speaking, tmp_path, monkeypatch):
-    """`2>&-`, as from a job that wants no messages: Python has no stream there at all."""
+    """With `2>&-`, Python has no stderr at all."""
     monkeypatch.setattr(sys, "stderr", None)
 
     assert cli.main(["generate", speaking, "--text", "hi.", "-o", str(tmp_path / "a.wav")]) == 0

@@ -1,4 +1,4 @@
-"""What has the name of an output: links are written through, pipes into, and only files are replaced."""
+"""Output paths: symbolic links are followed, pipes are written to, and only files are replaced."""
 
 import io
 import os
@@ -34,7 +34,7 @@ def _inputs(folder, monkeypatch):
 RECORDING = ("--prompt", "me.wav", "--prompt-text", "so.")
 GENERATE = ("generate", "{}", "--text", "ab", "--seed", "1", "-o", "there/a.wav")
 COMMANDS = {
-    # The output, and a command that writes it; with --overwrite it also replaces a read-only file.
+    # An output and a command that writes it; --overwrite also replaces a read-only file.
     "generate": ("there/a.wav", GENERATE),
     "batch": ("there/a.wav", ("batch", "{}", "lines.jsonl", "-o", "there")),
     "voices add": ("voices/ada.voice", ("voices", "add", "ada", "{}", *RECORDING)),
@@ -54,7 +54,7 @@ def run(speaking, capsys):
 
 
 def written(content):
-    """Whether it is an audio file or a voice, and not cut off."""
+    """Whether it is a complete audio file or voice."""
     if content[:4] == b"RIFF":
         return len(soundfile.read(io.BytesIO(content))[0]) > 0
     return b"latent_space" in content

@@ -1,4 +1,4 @@
-"""A bundle is published on the hub and opened from it. The hub is a stand-in on the loopback interface, in memory."""
+"""Publishing a bundle on the hub and opening it, with an in-memory fake on loopback."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub that child processes use, with an empty cache of downloads and a token that may write."""
+    """A hub for child processes, with an empty download cache and a write token."""
     server = Hub()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -42,7 +42,7 @@ def record_again(folder):
 
 @pytest.fixture
 def carded(bundle_folder):
-    """A bundle with a card, and with an object that is large for the stand-in."""
+    """A bundle with a card and a file that the fake hub stores in LFS."""
     (bundle_folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n\n# Tiny\n")
     (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").write_bytes(b"w" * (2 * LARGE))
     record_again(bundle_folder)
@@ -54,7 +54,7 @@ def listed(folder):
 
 
 def test_published_bundle_round_trips(tiny_bundle, hub, command, tmp_path):
-    # The hub's client would upload with it; the stand-in supports LFS only.
+    # The hub's client would upload with it; the fake supports LFS only.
     assert importlib.util.find_spec("hf_xet") is not None
     published = command("publish", tiny_bundle, "someone/voice")
     assert published.returncode == 0, published.stderr

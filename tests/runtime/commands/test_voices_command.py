@@ -15,7 +15,7 @@ ADD = ("--prompt", "prompt.wav", "--prompt-text", "so it is ")
 
 @pytest.fixture(autouse=True)
 def _recordings(folder, monkeypatch):
-    """Put recordings into the working directory, and a store of voices next to them."""
+    """Recordings in the working directory, and a voice store next to them."""
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(folder / "voices"))
     rng = np.random.default_rng(0)
     for name in ("prompt.wav", "voice.wav"):

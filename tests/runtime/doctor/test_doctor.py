@@ -1,4 +1,4 @@
-"""The command `doctor` on the portable backend, and on Core ML's stand-in with everything that can go wrong."""
+"""The command `doctor` on the portable backend, and on Core ML's stand-in with injected faults."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_new_child_continues_after_a_crash(core_ml, bundle, does, word, at, stag
 def test_hanging_child_is_killed_after_the_timeout(core_ml, bundle):
     core_ml.fault(package=LOCDIT_STEP, does="hang")
 
-    # A child has a minute more to start.
+    # A child has another minute to start.
     hung, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=8.0)
 
     assert (hung.outcome, hung.stage, correct.outcome) == ("hung", "load", "correct")
@@ -170,7 +170,7 @@ def test_hanging_child_is_killed_after_the_timeout(core_ml, bundle):
 @pytest.mark.long
 def test_ctrl_c_ends_the_children(core_ml, tiny_bundle):
     core_ml.fault(does="hang")
-    # A shell's background job ignores the signal, and so would its children.
+    # Background jobs of a shell ignore SIGINT, and so would their children.
     heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
     program = f"{heard}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
     given = [sys.executable, "-c", program, "doctor", str(tiny_bundle), "--precision", "fp16"]

@@ -1,4 +1,4 @@
-"""Correlation, the choice of units, where it is saved, and advice: parts of the doctor that need no bundle."""
+"""Parts of the doctor that need no bundle: correlation, the choice of units, its file, and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What voices say for written English: a table of readings, any ASCII text, and how long reading takes."""
+"""Normalisation of written English: a table of readings, random ASCII text, and run time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def letters() -> TextTokenizer:
 
 
 def cases(vocabulary: str) -> list:
-    """The parameters of a vocabulary: each text, and how it reads."""
+    """The parameters of a vocabulary: each text and its reading."""
     unread = {"unread", f"unread-{vocabulary}"}
     return [
         pytest.param(

@@ -1,4 +1,4 @@
-"""The loop against a simple one in the form of upstream's `_inference`: whole sequences, no caches, no chunks."""
+"""The loop compared with a plain one like upstream's `_inference`: whole sequences, no caches or chunks."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def driver(architecture, sizes, constants, models):
 
 @pytest.fixture
 def generated(driver):
-    """A function that generates patches of a sequence as the driver does."""
+    """A function that generates patches with the driver."""
 
     def run(sequence, seed, limit, options=OPTIONS, **given):
         rng = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ def generated(driver):
 
 @pytest.fixture
 def loop(architecture, network, constants):
-    """A function that generates patches; every step runs over the whole sequence so far."""
+    """A function that generates patches, each step over the whole sequence so far."""
 
     def linear(name, rows):
         return rows @ constants[f"{name}_w"].T + constants[f"{name}_b"]

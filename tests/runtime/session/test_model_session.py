@@ -1,4 +1,4 @@
-"""`VoxCPM.session`: the sentences of text that comes in fragments, spoken as the library speaks them."""
+"""`VoxCPM.session`: incremental text gives the same speech as the library's other calls."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_callers_token_cancels_a_session(tts):
 
 @pytest.mark.usefixtures("stopping")
 def test_idle_sessions_hold_no_thread_and_resume(tts):
-    """The voice of the first sentence, the pause before a paragraph and the seeds go on in the next thread."""
+    """The first sentence's voice, paragraph pauses and seeds continue in the next thread."""
     before = set(threading.enumerate())
     rest = " are.\n\nso it is. who is it? no."
     with tts.session(seed=3) as session:

@@ -1,4 +1,4 @@
-"""Sessions, with a stand-in that speaks: the audio depends on the text alone, not on the timing."""
+"""Sessions with a fake speaker, whose audio depends only on the text."""
 
 from __future__ import annotations
 

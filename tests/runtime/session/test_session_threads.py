@@ -1,4 +1,4 @@
-"""Sessions and their threads: one while there is something to speak, a turn with it, and an end from anywhere."""
+"""Threads of sessions: one thread and one turn while there is text, and cancellation from any thread."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_turn_is_released_after_an_error_or_cancellation() -> None:
         session.flush()
         with pytest.raises(InputError) as kept:
             list(session)
-        # The error holds the frames in which it was raised.
+        # The error's traceback references its frames.
         assert held == []
         assert kept.tb is not None
 
@@ -163,7 +163,7 @@ def test_closing_an_idle_session_frees_its_resources() -> None:
 
 @pytest.fixture
 def _switching() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,4 +1,4 @@
-"""Speech whose length does not fit its text: judged by `speech.json`, tried again, ended, reported."""
+"""Speech whose length does not fit its text: judged by `speech.json`, retried, truncated, reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> V
 
 @pytest.fixture
 def lengths(monkeypatch) -> Callable[..., None]:
-    """Sets the lengths of the next attempts in patches, at which the stop head ends them."""
+    """Set the lengths of the next attempts in patches."""
     generate = Driver.generate_patches
 
     def scripted(*wanted: int) -> None:
@@ -117,11 +117,11 @@ def test_stream_warns_immediately_and_ends(tts, lengths) -> None:
 def test_callers_limits_take_precedence(tts, lengths) -> None:
     lengths(*[1000] * 9)
     for given, patches, attempts in (
-        ({"retry_badcase": False}, 34, 1),  # what the KV cache has room for
+        ({"retry_badcase": False}, 34, 1),  # the room in the KV cache
         ({"max_len": 30, "retry_badcase_max_times": 1}, 30, 1),
         # 2 · 13 tokens = 26 would be too long
         ({"retry_badcase_ratio_threshold": 2.0, "max_len": 25}, 25, 1),
-        # Upstream's own ratio is no request.
+        # Upstream's default ratio does not count as a request.
         ({"retry_badcase_ratio_threshold": 6.0, "retry_badcase_max_times": 1}, 20, 1),
     ):
         with warnings.catch_warnings():

@@ -94,7 +94,7 @@ def test_speech_truncated_by_the_cache_is_retried(tts):
 
 @pytest.mark.usefixtures("stopping")
 def test_anchor_grows_until_long_enough(tts, monkeypatch):
-    """The segments after it are added to the voice until there is enough of it."""
+    """Later segments are added to the continued audio until it is long enough."""
     monkeypatch.setattr(plan, "_ANCHOR_SECONDS", 0.1)  # ten tokens
     text = "so.\n\nit is so.\n\nso be it.\n\nand it is so."
 

@@ -1,4 +1,4 @@
-"""`generate`, `design` and `clone`: which arguments select which mode, against the same call of the library."""
+"""`generate`, `design` and `clone`: the mode that arguments select, compared with the library's call."""
 
 import dataclasses
 
@@ -152,7 +152,7 @@ OF_A_GENERATION = {
 
 
 def test_invalid_arguments_fail_in_one_line_before_loading(bundle_folder, folder, capsys, architecture):
-    """This bundle has none. What no bundle can do is refused before one is opened."""
+    """This bundle has none. Options that no bundle supports are rejected before one is opened."""
     of_this = OF_A_GENERATION[architecture.generation]
     before = set(folder.iterdir())
     for bundle, refusals in (("nowhere", ANY), (str(bundle_folder), of_this)):

@@ -27,7 +27,7 @@ RATE = 1000  # of the tiny architectures, whose patch is 20 samples
 
 @pytest.fixture
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch):
-    """A voice with room for seconds of audio, which is counted instead of encoded."""
+    """A model with room for seconds of audio, which is counted instead of encoded."""
     bundle = open_bundle(bundle_folder)
     manifest = bundle.manifest.model_copy(update={"sizes": StepSizes(kv_length=1024)})
     driver = Driver(architecture, sizes, constants, models)

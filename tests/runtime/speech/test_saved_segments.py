@@ -1,4 +1,4 @@
-"""Segments saved until the whole text is spoken: what an interrupted run goes on with, and what it leaves."""
+"""Segments saved until the whole text is spoken: resuming an interrupted run, and its leftovers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_interrupted_chapter_resumes(tts, models, book):
 
 @pytest.mark.usefixtures("stopping")
 def test_reordered_segments_are_not_reused(tts, book):
-    """Two whole files that were exchanged, and one of a speech with another seed."""
+    """Two swapped files, and one of a speech with another seed."""
     segments = tts.speak(CHAPTER, **GIVEN).segments
     saved = SavedSegments(book, "d", 3, drawn=False)
     for index in range(2):
@@ -77,7 +77,7 @@ def test_reordered_segments_are_not_reused(tts, book):
 
 @pytest.mark.usefixtures("stopping")
 def test_resegmented_text_is_regenerated(tts, book):
-    """An earlier release may have cut the same text elsewhere."""
+    """An earlier release may have split the text differently."""
 
     def speak(tokens, saved):
         return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, saved_segments=saved)
@@ -91,7 +91,7 @@ def test_resegmented_text_is_regenerated(tts, book):
 
 @pytest.mark.usefixtures("stopping")
 def test_kill_during_removal_leaves_no_segments_to_resume(tts, book, monkeypatch):
-    """Their speech is finished: a run that found some of them would make the others again."""
+    """Their speech is finished; a run that found some of them would regenerate the others."""
     segments = tts.speak(CHAPTER, **GIVEN).segments
     saved = SavedSegments(book, "d", 3, drawn=False)
     for index in range(2):

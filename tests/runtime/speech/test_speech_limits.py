@@ -1,4 +1,4 @@
-"""`max_len` ends a whole call, however many segments its text has, and each way to call gives the same samples."""
+"""`max_len` limits a whole call across segments, with the same samples from every method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streaming gives the same samples as offline generation, in chunks of any size, and can be ended."""
+"""Streaming gives the samples of offline generation in chunks of any size, and can be cancelled."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Counting:
 
 @pytest.fixture
 def cancelling(models):
-    """A token that the DiT cancels at a given call; a patch takes 9 calls."""
+    """A token that the DiT cancels at a given call; a patch takes nine calls."""
 
     def make(at):
         token = CancelToken()
@@ -169,7 +169,7 @@ def test_a_cancelled_generation_frees_its_caches(tts, models, cancelling, monkey
     with pytest.raises(Cancelled) as held:
         tts.generate(TEXT, seed=1, cancel=token)
 
-    # This holds even while the error is alive, and its traceback with it.
+    # This holds even while the error and its traceback are referenced.
     gc.collect()
     assert held.value is not None
     assert len(states) > 2

@@ -1,4 +1,4 @@
-"""Arrays whose memory goes back to the system."""
+"""Arrays whose memory is returned to the system."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Long texts in segments: none is too long, nothing is lost, and cuts are where a reader would take breath."""
+"""Splitting long texts into segments: bounded, lossless, and at natural pauses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_text_within_the_target_is_one_segment_a_paragraph() -> None:
 def test_sentences_stay_whole_and_parts_are_balanced() -> None:
     text = "One two three four. " * 6
     assert spoken(text, 12) == ["One two three four. One two three four. One two three four."] * 2
-    # 16 words, which a greedy cut would split into 12 and 4.
+    # 16 words, which a greedy split would divide into 12 and 4.
     assert spoken("One two three four. " * 4, 12) == ["One two three four. One two three four."] * 2
     assert spoken("One two three four five. Six seven. Eight nine ten eleven twelve.", 6) == [
         "One two three four five.",
@@ -68,7 +68,7 @@ def test_short_remainder_is_not_left_alone() -> None:
     more = "one two three four five six seven eight nine."
     assert spoken(f"{long} {more} So be it.", 20) == [long, f"{more} So be it."]
     assert spoken(f"So be it. {long} {more}", 20) == [f"So be it. {long}", more]
-    # Without a clause to cut after, the whole sentence is better than half of it.
+    # Without a clause boundary, the whole sentence is better than half of it.
     assert spoken(f"{long[:-1]} {more} Yes.", 19) == [f"{long[:-1]} {more}", "Yes."]
 
 
@@ -113,7 +113,7 @@ def test_punctuation_stays_with_neighbouring_words() -> None:
 
 @pytest.mark.parametrize("unit", ["a", "a. ", "a, ", '"', "\n", "好", "\u0301", "« "])
 def test_splitting_takes_linear_time(unit):
-    """With its square, eight times the text would take 64 times as long."""
+    """In quadratic time, eight times the text would take 64 times as long."""
 
     def seconds(characters):
         text = (unit * characters)[:characters] + " end."

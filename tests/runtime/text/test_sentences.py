@@ -1,4 +1,4 @@
-"""Sentence ends: where they are, that fragments make no difference, and how early a sentence is returned."""
+"""Sentence splitting: boundaries, independence of fragments, and latency."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_fragmentation_does_not_change_sentences() -> None:
 
 
 def _known_after(text: str) -> list[str]:
-    """The text that has been read when each sentence is returned."""
+    """The text read by the time each sentence is returned."""
     cutter = SentenceCutter()
     return [text[: at + 1] for at, char in enumerate(text) for _ in cutter.push(char)]
 
@@ -117,7 +117,7 @@ def test_sentence_is_emitted_at_the_next_ones_first_letter() -> None:
     ]
     assert _known_after("下雨了。他走了！再") == ["下雨了。他", "下雨了。他走了！再"]
     assert _known_after("A title\n\nText") == ["A title\n\nT"]
-    # In doubt after its first word.
+    # Ambiguous after its first word.
     assert _known_after("I like the U.S. She does") == ["I like the U.S. She "]
 
 

@@ -1,4 +1,4 @@
-"""Token ids against upstream's own wrapper."""
+"""Token ids compared with upstream's wrapper."""
 
 import json
 import shutil
@@ -117,7 +117,7 @@ def test_byte_fallback_covers_missing_characters(published):
 
 
 REFUSED = [
-    # Its time could double with each further letter a.
+    # Its time could double with each additional a.
     ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}}, "in its normalizer"),
     ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}] * 17}}, "at most 16 steps"),
     # The library would panic, and print 160 lines.

@@ -1,4 +1,4 @@
-"""The voices that come with the built-in voice, on every way that takes a voice."""
+"""The built-in voices, in every interface that accepts a voice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tts() -> Iterator[VoxCPM]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, and an empty store of the user's voices."""
+    """The working directory, with an empty voice store."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "voices"))
     return tmp_path
@@ -59,7 +59,7 @@ def test_every_interface_accepts_a_built_in_voice_by_name(tts: VoxCPM, folder: P
     assert cli.main(["batch", "lines.jsonl", "--output-dir", ".", "--quiet"]) == 0
     for name in ("one.wav", "two.wav"):
         assert np.array_equal(soundfile.read(name, dtype="int16")[0], expected)
-    # Nothing was cached beside the installed files.
+    # Nothing was cached next to the installed files.
     assert not list(BUILT_IN.glob("*.prefix"))
 
 

@@ -34,7 +34,7 @@ def test_a_voice_speaks_on_every_bundle_of_its_generation(
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, from_file)
     assert len(list(prefix_files(path))) == 1
-    # Another precision has saved states of its own.
+    # Another precision has its own saved states.
     with VoxCPM.from_bundle(tiny_bundle, precision="int8") as tts:
         tts.generate("and", voice=path, **GIVEN)
     assert len(list(prefix_files(path))) == 2
@@ -44,7 +44,7 @@ def test_a_voice_speaks_on_every_bundle_of_its_generation(
 
 
 FOREIGN = (
-    # These look like a temp file or a prefix.
+    # These look like a temporary file or a prefix.
     ".ada.voice.mine.part",
     "ada.voice.mine.prefix",
     "ada.voice.0123456789ABCDEF.prefix",
@@ -65,7 +65,7 @@ def test_adding_and_removing_a_voice_preserves_other_files(tts: Any, tmp_path: P
     def found() -> set[str]:
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
-    # It replaces the temp file of a killed process.
+    # It replaces the temporary file of a killed process.
     store.add(ada)
     assert found() == {*FOREIGN, "ada.voice"}
     own = folder / "ada.voice.0123456789abcdef.prefix"

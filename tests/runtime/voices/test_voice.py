@@ -1,4 +1,4 @@
-"""Saved voices sound like the recordings that they are made from, from memory and from files."""
+"""Saved voices equal the recordings that they are made from, in memory and from files."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_invalid_voice_file_is_rejected(tts, audio, tmp_path, spoil, message):
 
 
 def _with(path, tensors=None, digest=True, **changes):
-    """The file with other tensors or another header, and with the digest of both, as somebody who made it up."""
+    """The file with other tensors or another header and a matching digest, as if forged."""
     found, metadata, _ = load_tensors(path.read_bytes())
     header = {**json.loads(metadata["voice"]), **changes}
     tensors = found if tensors is None else tensors
@@ -171,7 +171,7 @@ def test_voice_with_a_flipped_byte_is_rejected_or_unchanged(tts, audio, tmp_path
         damaged = bytearray(content)
         damaged[position] ^= int(rng.integers(1, 256))
         path.write_bytes(damaged)
-        # White space after the header may be anything.
+        # Whitespace after the header is arbitrary.
         with contextlib.suppress(InputError):
             found = Voice.load(path)
             assert (found, found.header) == (voice, voice.header), position
@@ -188,12 +188,12 @@ def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio)
 
     assert voice.transcript == "so it is turn 3. turn 4. "
     np.testing.assert_array_equal(voice.prompt, np.concatenate([recorded, turns[3], turns[4]]))
-    # All turns make room for a long one.
+    # All turns are dropped for a long one.
     assert (
         voice.extended("long. ", np.zeros((7, 2, 4), np.float32), window_patches=11).transcript
         == "so it is long. "
     )
-    # A turn that does not fit even then changes nothing.
+    # A turn that does not fit at all changes nothing.
     assert voice.extended("long. ", np.zeros((20, 2, 4), np.float32), window_patches=11) == voice
 
 

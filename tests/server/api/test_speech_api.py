@@ -38,7 +38,7 @@ def decoded(content: bytes, form: str) -> tuple[np.ndarray, int]:
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """The largest correlation of two recordings, whatever the delay of one."""
+    """The maximum of the normalised cross-correlation of two recordings."""
     size = 2 * max(len(first), len(second))
     product = np.fft.rfft(first, size) * np.conj(np.fft.rfft(second, size))
     return float(np.fft.irfft(product).max() / np.linalg.norm(first) / np.linalg.norm(second))
@@ -68,7 +68,7 @@ def test_pcm_equals_the_runtimes_samples(client: openai.OpenAI, spoken: Any) -> 
     assert np.array_equal(np.frombuffer(pcm, "<i2"), expected)
     assert wav[44:] == pcm
     assert np.array_equal(decoded(flac, "flac")[0] * 32768, expected)
-    # Readers that believe a header without a length read to the end.
+    # Readers treat a header without a length as "to the end".
     assert np.array_equal(soundfile.read(io.BytesIO(wav), dtype="int16")[0], expected)
 
 
@@ -83,13 +83,13 @@ def test_first_bytes_arrive_before_the_speech_ends(form: str, client: openai.Ope
         assert server.service.queue.busy >= 1
         length = 256 + sum(map(len, chunks))
 
-    # 64,000 bits a second is the least of all formats; a codec for speech may need a third of that.
+    # 64 kbit/s is the lowest default bit rate; speech may need a third of that.
     assert length > 8_000 / 3 * 8
     assert first < (time.perf_counter() - began) / 3
 
 
 def test_wav_starts_with_its_header_at_any_speed(client: openai.OpenAI, euler_steps: Any) -> None:
-    """At other speeds than 1 the first samples come with a later patch."""
+    """At speeds other than 1 the first samples follow a later patch."""
     euler_steps.seconds = 0.02
     given = {**SAID, "response_format": "wav", "speed": 0.25}
     with client.audio.speech.with_streaming_response.create(**given) as answer:
@@ -129,7 +129,7 @@ def test_speed_equals_the_runtimes(client: openai.OpenAI, tts: VoxCPM) -> None:
 
 
 def in_pieces(audio: np.ndarray, piece: int, rate: int) -> np.ndarray:
-    """What an encoder of pcm makes of pieces of that many samples."""
+    """The PCM encoding of audio in pieces of that many samples."""
     encoder = Encoder("pcm", rate)
     parts = [encoder.encode(audio[at : at + piece]) for at in range(0, len(audio), piece)]
     return np.frombuffer(b"".join([*parts, encoder.finish()]), "<i2")
@@ -144,7 +144,7 @@ def test_pcm_is_resampled_to_24_khz(voice_rate: int) -> None:
     assert len(audio) == 24_000
     assert np.abs(audio / 32767 - expected)[1000:-1000].max() < 1e-4
     assert np.array_equal(audio, in_pieces(tone, 999, voice_rate))
-    # A codec without the voice's rate has the next higher one.
+    # A codec without the voice's rate uses the next higher one.
     assert Encoder("opus", voice_rate).sample_rate == {44_100: 48_000}.get(voice_rate, voice_rate)
 
 
@@ -190,7 +190,7 @@ def test_ignored_fields_are_reported_and_null_means_omitted(client: openai.OpenA
 
     assert json.loads(answer.headers["x-ignored-fields"]) == ["volume", "instructions"]
     assert np.array_equal(np.frombuffer(answer.content, "<i2"), pcm16(spoken.audio))
-    # A header is short, and on one line.
+    # Headers are short and on one line.
     many = {f"{number:04}" + "é\r\n" * 1000: 1 for number in range(100)}
     answer = client.audio.speech.with_raw_response.create(**{**SAID, "input": "Hello.", "extra_body": many})
     told = json.loads(answer.headers["x-ignored-fields"])

@@ -1,4 +1,4 @@
-"""Voices over HTTP: made from an upload, listed, shown, spoken with, previewed, deleted."""
+"""Voices over HTTP: created from an upload, listed, shown, used, previewed and deleted."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_stored_voice_named_default_is_ignored(
 
 
 def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:
-    """Status and code of an error that names no path of the server."""
+    """Status and code of an error that must not contain a server path."""
     assert str(folder) not in answer.text
     return answer.status_code, answer.json()["error"]["code"]
 

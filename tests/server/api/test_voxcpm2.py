@@ -1,4 +1,4 @@
-"""What only VoxCPM2 can, over HTTP: a style in words, a reference, a voice without a transcript."""
+"""Features of VoxCPM2 over HTTP: instructions, a reference, a voice without a transcript."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import soundfile
 from server_on_loopback import ServerOnLoopback
 from voxcpm_runtime import VoxCPM, pcm16
 
-# Random weights say nothing, and do not stop before their cache is full.
+# With random weights, speech stops only when the cache is full.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"),
     pytest.mark.filterwarnings("ignore:segment 1. the speech was cut off"),
@@ -38,7 +38,7 @@ def running(second: VoxCPM, tmp_path: Path) -> Iterator[ServerOnLoopback]:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """A quarter of a second of noise: a file."""
+    """An audio file with a quarter of a second of noise."""
     path = tmp_path / "me.wav"
     noise = np.random.default_rng(0).normal(0, 0.1, 4_000)
     soundfile.write(path, noise, 16_000, subtype="FLOAT")

@@ -1,4 +1,4 @@
-"""A cluster of two nodes on this machine, and commands in processes of their own that use it."""
+"""A cluster of two nodes on this machine, and subprocesses that use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bundle() -> Path:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A head without processors of its own, so that every line is spoken by a node that may be killed."""
+    """A head without CPUs, so that every line runs on a node that may be killed."""
     pytest.importorskip("ray", reason="needs the extra ray: make test-ray", exc_type=ImportError)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
@@ -41,7 +41,7 @@ def _alive() -> list[Any]:
 
 @pytest.fixture
 def nodes(cluster: Any, _alive: list[Any]) -> list[Any]:
-    """Two nodes with a processor each, alive; a test that kills one takes it out of the list."""
+    """Two live nodes with one CPU each; a test that kills one removes it from the list."""
     while len(_alive) < 2:
         _alive.append(cluster.add_node(num_cpus=1))
     return _alive
@@ -49,7 +49,7 @@ def nodes(cluster: Any, _alive: list[Any]) -> list[Any]:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """started(*arguments): the command line in a process of its own, in the test's folder."""
+    """started(*arguments): the command line in a subprocess, in the test's folder."""
     running: list[subprocess.Popen[str]] = []
 
     def start(*arguments: object) -> subprocess.Popen[str]:
@@ -72,7 +72,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def listening() -> Callable[[subprocess.Popen[str]], str]:
-    """listening(server): its URL once it listens; on a busy machine, lines of status come before."""
+    """listening(server): its URL once it listens; lines of status may precede it."""
 
     def url(server: subprocess.Popen[str]) -> str:
         assert server.stderr is not None

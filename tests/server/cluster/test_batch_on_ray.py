@@ -1,4 +1,4 @@
-"""`batch --ray` on two nodes of one machine: the same files, in whatever order, whoever dies."""
+"""`batch --ray` on two nodes of one machine: the same files in any order, despite killed nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recorded(folder: Path) -> list[str]:
 
 
 def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code, output and errors; lines of status are left out."""
+    """Exit code, stdout and stderr without lines of status."""
     out, err = process.communicate(timeout=150)
     said = "".join(line for line in err.splitlines(keepends=True) if not line.endswith("…\n"))
     return process.returncode, out, said
@@ -71,7 +71,7 @@ def test_killed_node_neither_loses_nor_repeats_lines(
     assert spoken(out) == one_machine
     assert not [path.name for path in out.iterdir() if path.suffix == ".part"]
 
-    # The same command resumes: what is there is not made again, what is missing is, and bad lines are reported.
+    # The same command resumes: it generates only missing files and reports bad lines.
     (out / "3.wav").unlink()
     before = (out / "4.wav").stat().st_mtime_ns
     bad = [
@@ -106,7 +106,7 @@ def test_ctrl_c_keeps_finished_files(bundle: Path, cluster: Any, started: Start,
 
 
 def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs: list[str]) -> list[Any]:
-    """What the executor itself gives for lines, by their order, with another function that speaks them."""
+    """The executor's results by line, with another function that speaks them."""
     from voxcpm_server.cluster import batch
 
     monkeypatch.setattr(batch, "speak", speak)

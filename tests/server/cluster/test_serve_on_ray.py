@@ -1,4 +1,4 @@
-"""`serve --ray`: the plain server's samples, as they are made, from replicas of Ray Serve."""
+"""`serve --ray`: replicas of Ray Serve stream the same samples as a plain server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _spoken(url: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def spoken_alone(bundle: Path) -> dict[str, bytes]:
-    """What every answer says: the plain server's samples."""
+    """The expected samples of every response: those of a plain server."""
     with VoxCPM.from_bundle(bundle, threads=1) as tts:
         return {
             text: pcm16(tts.generate(text, seed=7, retry_badcase=False)).tobytes() for text in (LONG, SHORT)
@@ -67,7 +67,7 @@ def test_one_replica_equals_a_plain_server(
     serve: Callable[..., tuple[subprocess.Popen[str], str]], spoken_alone: dict[str, bytes]
 ) -> None:
     process, url = serve()
-    # The first bytes come long before the end.
+    # The first bytes arrive long before the end.
     began = time.perf_counter()
     with httpx2.stream("POST", f"{url}/v1/audio/speech", json=BODY, timeout=60) as answer:
         parts = answer.iter_raw()
@@ -78,24 +78,24 @@ def test_one_replica_equals_a_plain_server(
     assert received == spoken_alone[LONG]
     assert first < (time.perf_counter() - began) / 2
 
-    # Errors are the app's own, and what one replica cannot know is refused.
+    # Errors come from the app; what a single replica cannot know is rejected.
     unknown = httpx2.post(f"{url}/v1/audio/speech", json=BODY | {"voice": "nobody"})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "voice")
     metrics = httpx2.get(f"{url}/metrics")
     assert (metrics.status_code, "--ray" in metrics.json()["error"]["message"]) == (501, True)
     assert httpx2.get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 403
 
-    # A client that goes away frees its place.
+    # Disconnecting frees the slot.
     with httpx2.stream(
         "POST", f"{url}/v1/audio/speech", json=BODY | {"input": LONG * 8}, timeout=60
     ) as answer:
-        # Kept: with the iterator the answer would be closed.
+        # Keep a reference: closing the iterator closes the response.
         parts = answer.iter_raw()
         next(parts)
         assert httpx2.get(f"{url}/ready").json()["speaking"] == 1
     until(lambda: httpx2.get(f"{url}/ready").json()["speaking"] == 0, 5)
 
-    # SIGTERM lets a speech end.
+    # SIGTERM drains.
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(_spoken, url)
         until(lambda: httpx2.get(f"{url}/ready").json()["speaking"] == 1, 10)
@@ -150,14 +150,14 @@ def test_unsupported_cluster_options_are_one_line_errors(
 
 
 def replicas(node: Any) -> list[psutil.Process]:
-    """The processes of replicas on a node."""
+    """The replica processes on a node."""
     (raylet,) = node.all_processes["raylet"]
     children = psutil.Process(raylet.process.pid).children(recursive=True)
     return [process for process in children if "ServeReplica" in command_line(process)]
 
 
 def command_line(process: psutil.Process) -> str:
-    """The command of a process; nothing for one that has ended."""
+    """The command line of a process; empty if it has exited."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -168,7 +168,7 @@ def command_line(process: psutil.Process) -> str:
 def url(
     bundle: Path, cluster: Any, nodes: list[Any], started: Start, listening: Any, tmp_path: Path
 ) -> Iterator[str]:
-    """A server with two replicas, one on each node, since each needs the node's only processor."""
+    """A server with two replicas, one per node, as each needs the node's only CPU."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     there = ("--ray", "--ray-address", cluster.address, "--voices-folder", tmp_path / "voices")
@@ -198,7 +198,7 @@ def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
             streams.append((next(parts), parts))
 
         def rest(first: bytes, parts: Iterator[bytes]) -> bytes | None:
-            """The whole answer; None for one without its end."""
+            """The whole response; None if it was truncated."""
             try:
                 return first + b"".join(parts)
             except httpx2.TransportError:
@@ -207,14 +207,14 @@ def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
         reading = [threads.submit(rest, *stream) for stream in streams]
         cluster.remove_node(nodes.pop(), allow_graceful=False)
         heard = [each.result() for each in reading]
-    # Both nodes spoke; what the other one spoke is whole.
+    # Both nodes spoke; the surviving node's responses are complete.
     assert set(heard) == {None, spoken_alone[LONG]}
 
     def spoken() -> bytes:
         answer = httpx2.post(f"{url}/v1/audio/speech", **asked(SHORT))
         return answer.content if answer.status_code == 200 else b""
 
-    # By the one that is left, and from then on always.
+    # The surviving node serves all requests from then on.
     until(lambda: spoken() == spoken_alone[SHORT], 60)
     assert {spoken() for _ in range(5)} == {spoken_alone[SHORT]}
 

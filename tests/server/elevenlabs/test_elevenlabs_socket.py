@@ -1,4 +1,4 @@
-"""ElevenLabs' websocket of several contexts, by requests such as Pipecat and LiveKit send."""
+"""ElevenLabs' multi-context websocket, with requests such as Pipecat and LiveKit send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from heard_words import SAID, SEED, wrong_words
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.elevenlabs.routes import Alignment
 
-# Chance may give a voice that takes long; whether it does is not what is tested here.
+# An unseeded voice may speak slowly, which is not tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 
 LONG = "one two three four five six seven eight nine ten, and on we go. "
@@ -40,7 +40,7 @@ def sends(connection: ClientConnection, *messages: dict[str, Any]) -> None:
 
 
 def received(connection: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
-    """All messages up to so many ends of contexts."""
+    """All messages up to that many final ones."""
     messages: list[dict[str, Any]] = []
     while sum(message.get("isFinal") is True for message in messages) < finals:
         messages.append(json.loads(connection.recv(timeout=30)))
@@ -63,7 +63,7 @@ def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
     with socket_to(
         server, query=f"model_id=eleven_flash_v2_5&output_format=pcm_24000&seed={SEED}"
     ) as connection:
-        # In the order and with the fields of Pipecat's service.
+        # The order and fields of Pipecat's service.
         sends(
             connection, {"text": ""}, {"text": " ", "context_id": "one", "voice_settings": {"stability": 0.5}}
         )
@@ -84,7 +84,7 @@ def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
     assert audio_of(messages, "one") == spoken_by(tts, SAID, seed=SEED)
     assert audio_of(messages, "two") == spoken_by(tts, "Hello there. ", seed=SEED)
     assert wrong_words(audio_of(messages, "one"), 24_000) <= 3
-    # Pipecat's clock is the sum of what each message spans; together that is the audio.
+    # Pipecat sums the spans of messages; they add up to the audio.
     spans = [m["alignment"] for m in messages if m["contextId"] == "one" and m.get("alignment")]
     assert "".join(character for span in spans for character in span["chars"]) == SAID
     milliseconds = sum(s["charStartTimesMs"][-1] + s["charDurationsMs"][-1] for s in spans)
@@ -102,7 +102,7 @@ def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
         sends(connection, {"text": "Hello there. ", "context_id": "a", "flush": True})
         sends(connection, {"text": "", "context_id": "a", "flush": True})
         sends(connection, {"context_id": "a", "close_context": True})
-        # It is closed, so it takes no more.
+        # A closed context ignores text.
         sends(connection, {"text": "Nobody hears this.", "context_id": "a"})
         audio, rate = soundfile.read(io.BytesIO(audio_of(received(connection), "a")))
     assert rate == 22_050
@@ -121,7 +121,7 @@ def test_error_in_one_context_leaves_the_others(server: Any) -> None:
             {"text": 5, "context_id": "odd"},
             {"text": "x", "context_id": "z", "voice_settings": {"speed": 9}},
         )
-        # Unknown ones and empty texts do nothing.
+        # Unknown contexts and empty texts are ignored.
         sends(connection, {"context_id": "none", "close_context": True}, {"text": "", "context_id": "none"})
         sends(connection, {"context_id": "good", "close_context": True})
         messages = received(connection, finals=4)
@@ -139,7 +139,7 @@ def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
         (error, final) = received(connection)
         assert "too many contexts: 5" in error["error"]
         assert final == {"isFinal": True, "contextId": "5"}
-        # One that has ended makes room.
+        # A finished context frees its slot.
         sends(connection, {"context_id": "0", "close_context": True})
         assert received(connection) == [{"isFinal": True, "contextId": "0"}]
         sends(connection, {"text": "Hello.", "context_id": "6"}, {"context_id": "6", "close_context": True})
@@ -147,7 +147,7 @@ def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
 
 
 def test_repeated_interruptions(server: Any) -> None:
-    """Closed contexts that are still spoken leave room for the next answer; the first of too many is cancelled."""
+    """Closed contexts that still speak do not block new ones; the oldest excess one is cancelled."""
     with socket_to(server, query=f"output_format=pcm_24000&seed={SEED}") as connection:
         for number in range(6):
             sends(connection, {"text": LONG * 20, "context_id": f"{number}"})
@@ -155,10 +155,10 @@ def test_repeated_interruptions(server: Any) -> None:
         sends(connection, {"text": "Hello.", "context_id": "last"})
         messages = received(connection)
         assert messages[-1]["contextId"] == "0"
-        # Whole, it would be more than a minute.
+        # The whole speech would exceed a minute.
         assert len(audio_of(messages, "0")) < 40 * 2 * 24_000
         assert not [message for message in messages if "error" in message]
-        # It takes text: it is not one of those.
+        # This one is still open.
         sends(connection, {"text": 5, "context_id": "last"})
         assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
 
@@ -183,7 +183,7 @@ def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
     for _ in range(4):
         alignment.add(0, "a" * 30, 0.5)
     first = alignment.take()
-    # 15 characters a second, until there are none left.
+    # 15 characters/s until all are used.
     assert first is not None
     assert first["charStartTimesMs"][:9] == [0, 62, 125, 188, 250, 312, 375, 438, 500]
     assert first["charStartTimesMs"][-1] < 2000
@@ -195,7 +195,7 @@ def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
     assert second is not None
     assert len(second["chars"]) == 30
     assert second["charStartTimesMs"][15:] == [1000] * 15
-    # Then it has learned that.
+    # From then on it uses that pace.
     alignment.add(2, "c" * 30, 0.5)
     third = alignment.take()
     assert third is not None

@@ -15,7 +15,7 @@ SENTENCE = "one two three four five six seven."
 
 
 class Client:
-    """Asks a server for jobs."""
+    """A client of a server's job API."""
 
     said: ClassVar[Any] = {
         "model": "tts-1",
@@ -45,14 +45,14 @@ class Client:
         return dict(answer.json())
 
     def when(self, id_: str, happened: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """The job as soon as that is so."""
+        """The job once it is in that state."""
         return dict(until(lambda: (job := self.job(id_)) and happened(job) and job))
 
     def ended(self, id_: str) -> dict[str, Any]:
         return self.when(id_, lambda job: job["state"] in ("done", "failed"))
 
     def samples(self, id_: str) -> Any:
-        """The speech of a job, in 16 bits (samples,)."""
+        """The speech of a job as 16-bit samples (samples,)."""
         answer = httpx2.get(f"{self.url}/{id_}/audio")
         assert answer.status_code == 200, answer.text
         return soundfile.read(io.BytesIO(answer.content), dtype="int16")[0]
@@ -66,5 +66,5 @@ def jobs() -> type[Client]:
 
 @pytest.fixture(scope="session")
 def long_samples(tts: Any) -> Any:
-    """What the runtime itself says with seed 7: `Client.long`, in 16 bits (samples,)."""
+    """The runtime's speech of `Client.long` with seed 7, as 16-bit samples (samples,)."""
     return pcm16(tts.generate(Client.long, seed=7))

@@ -1,4 +1,4 @@
-"""Jobs that wait for their bundle, that a disk refuses, or that are given up."""
+"""Jobs that wait for their bundle, meet disk errors, or fail after too many attempts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stored(jobs: Any, tmp_path: Path) -> Callable[..., tuple[str, Path]]:
-    """stored(starts=0, **fields): a job that waits in the folder, and a finished segment of it."""
+    """stored(starts=0, **fields): a queued job in the folder with one finished segment."""
 
     def stored(starts: int = 0, voice: Any = None, **fields: Any) -> tuple[str, Path]:
         store = JobStore(tmp_path / "jobs")
@@ -66,7 +66,7 @@ def test_failed_start_leaves_jobs_unchanged(stored: Any, tmp_path: Path) -> None
     app = create_app(missing, settings, on_loaded=begun.append)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         until(lambda: begun)
-        # Long enough for a worker to have taken the job.
+        # Long enough for a worker to take the job.
         for _ in range(20):
             assert client.get(f"/v1/audio/jobs/{id_}").json()["state"] == QUEUED
             time.sleep(0.05)
@@ -93,7 +93,7 @@ def test_job_waiting_for_its_bundle_does_not_block_others(
     waits = client.job(id_)
     assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
     assert segment.is_file()
-    # However often, it is not given up.
+    # Waiting does not count as an attempt.
     until(lambda: len(refusals) > 4)
     assert all(later - earlier >= 0.2 for earlier, later in itertools.pairwise(refusals))
     refuses.clear()
@@ -106,7 +106,7 @@ def test_job_waits_until_its_model_is_served_again(serve: Serve, jobs: Any, stor
     (id_, segment), (deleted, other) = stored(model="calm"), stored(model="calm")
     running = serve()
     client = jobs(running.url)
-    # It does not hold up others.
+    # It does not block others.
     assert client.ended(client.submitted())["state"] == "done"
     waits = client.job(id_)
     assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
@@ -117,7 +117,7 @@ def test_job_waits_until_its_model_is_served_again(serve: Serve, jobs: Any, stor
     assert not other.parent.parent.exists()
     running.stop()
 
-    # Its name is back, as this server's default bundle has it.
+    # The default bundle has its name again.
     assert jobs(serve(model_name="calm").url).ended(id_)["state"] == "done"
 
 
@@ -139,7 +139,7 @@ def test_job_is_retried_if_its_final_write_fails(
     client = jobs(running.url)
     ended = client.ended(id_ := client.submitted())
 
-    # Its speech is whole, so it is neither spoken again nor given up.
+    # Its speech is complete, so it is neither regenerated nor failed.
     assert (ended["state"], len(spoken), len(refused)) == (DONE, 1, 6)
     assert ended["audio_seconds"] > 0
     assert len(httpx2.get(f"{client.url}/{id_}/audio").content) == ended["bytes"]
@@ -185,7 +185,7 @@ def test_job_files_and_text_length_are_limited(serve: Serve, jobs: Any) -> None:
         failed = client.ended(id_)
         assert (failed["state"], failed["error"]["code"]) == ("failed", code)
         assert words in failed["error"]["message"]
-        # Its segments are gone, so that there is room again.
+        # Its segments are deleted to free space.
         assert client.submit(input="Hi.").status_code == 202
         running.stop()
 
@@ -302,7 +302,7 @@ def test_unusable_folder_is_a_one_line_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["UPDATE jobs SET id = NULL", "UPDATE jobs SET request = '{'"])
 def test_corrupt_row_is_a_one_line_error(tmp_path: Path, change: str) -> None:
-    """A job without a name ended the start in a traceback."""
+    """A job without a name used to abort the start with a traceback."""
     store = JobStore(tmp_path)
     added(store)
     store.close()

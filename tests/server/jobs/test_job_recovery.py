@@ -1,4 +1,4 @@
-"""Jobs of `voxcpm-coreml serve` as a process that is killed."""
+"""Jobs of a `voxcpm-coreml serve` process that is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     started: Callable[..., Any], jobs: Any, long_samples: np.ndarray, tmp_path: Path
 ) -> None:
     process, url = started()
-    # Two servers do not share a folder of jobs.
+    # Two servers cannot share a jobs folder.
     folder = tmp_path / "jobs"
     given = ["serve", "--port", "0", "--jobs-folder", str(folder)]
     second = subprocess.run(
@@ -45,7 +45,7 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     resumed = client.when(id_, lambda job: job["state"] == "running")
     assert resumed["segments_done"] >= len(saved)
     again = {path: path.stat().st_mtime_ns for path in (folder / id_).rglob("*.segment")}
-    # They are deleted when the job is done, and not before.
+    # They are deleted only when the job is done.
     assert saved.items() <= again.items() or client.job(id_)["state"] == "done"
     assert client.ended(id_)["error"] is None
     assert np.array_equal(client.samples(id_), long_samples)

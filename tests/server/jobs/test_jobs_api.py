@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submitted, watched, fetched, deleted; behind live speech; bounded; a key's own."""
+"""Jobs over HTTP: lifecycle, priority below live speech, limits, and isolation between keys."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     assert fetched.headers["content-type"] == "audio/wav"
     assert f"{job['id']}.wav" in fetched.headers["content-disposition"]
     assert len(fetched.content) == done["bytes"]
-    # The header has the length: nothing is left open, as in a stream.
+    # The header has the length, unlike that of a stream.
     assert int.from_bytes(fetched.content[40:44], "little") == done["bytes"] - 44
     expected = tts.generate(text, seed=7)
     assert np.array_equal(client.samples(job["id"]), pcm16(expected))
@@ -76,7 +76,7 @@ def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(
 
     form = {**client.said, "seed": "7", "prompt_text": transcript}
     with_file = httpx2.post(client.url, data=form, files={"prompt_audio": file.getvalue()}).json()["id"]
-    # Without a seed, its own: it stays that, however often the job is begun.
+    # Without a seed, the job draws one and keeps it across restarts.
     with_voice = client.submit(voice="ada", seed=None).json()
     (tmp_path / "voices" / "ada.voice").unlink()
 
@@ -122,7 +122,7 @@ def test_keys_see_only_their_jobs_and_share_the_limit(
         assert httpx2.request(method, f"{client.url}/{id_}{path}", headers=second).status_code == 404
     assert httpx2.get(client.url, headers=second).json()["data"] == []
     assert httpx2.get(f"{client.url}/{id_}", headers=first).status_code == 200
-    # A key may have half of the jobs.
+    # A key may use half of the limit.
     assert client.submit("first").status_code == 202
     full = client.submit("first")
     assert (full.status_code, full.json()["error"]["code"]) == (429, "too_many_jobs")
@@ -145,7 +145,7 @@ def test_live_speech_takes_priority_and_the_job_continues_after_it(
     during = client.job(id_)
 
     assert answer.status_code == 200
-    # It was let in between two patches, long before the end of the job.
+    # It ran between two patches, long before the end of the job.
     assert during["state"] == "running"
     assert during["audio_seconds"] < len(long_samples) / tts.sample_rate / 2
     later = client.when(id_, lambda job: job["remaining_seconds"] is not None)
@@ -227,5 +227,5 @@ def test_old_jobs_expire_and_the_list_is_paginated(serve: Serve, jobs: Any, tmp_
 def test_server_without_jobs_reports_it(serve: Serve, jobs: Any) -> None:
     for method in ("GET", "POST"):
         answer = httpx2.request(method, jobs(serve(max_jobs=0).url).url, json=jobs.said)
-        # Not 503: that would ask clients to come again.
+        # Not 503, on which clients would retry.
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_jobs")

@@ -25,13 +25,13 @@ from waiting import until
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs the extra dev")
 hypothesis = pytest.importorskip("hypothesis")
-# What is made up need not be speakable.
+# Generated texts need not be speakable.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.speech.results.SuspiciousWarning")
 
 EXAMPLES = 8
-# Of `make torture`, for each operation and for right and wrong requests each; TORTURE_SHARE asks for fewer.
+# For `make torture`, per operation, for valid and invalid requests each; TORTURE_SHARE scales it.
 MANY = max(1, round(100 * float(os.environ.get("TORTURE_SHARE", "1"))))
-# Most of what is made up is spoken.
+# Most generated texts are spoken.
 SHORT: Any = {
     "max_characters": 8,
     "max_job_characters": 10_000,
@@ -40,7 +40,7 @@ SHORT: Any = {
     "preview_text": "Hi.",
 }
 OPEN = ("/healthz", "/ready", "/v1/about")
-"""What needs no key."""
+"""Paths that need no key."""
 CHECKS = (
     schemathesis.checks.not_a_server_error,
     schemathesis.checks.status_code_conformance,
@@ -51,7 +51,7 @@ CHECKS = (
 
 
 def left_behind(folder: Path) -> dict[str, str]:
-    """Jobs of an earlier server by their state on the next one: no such model any more; started too often."""
+    """Jobs of an earlier server by their state on the next: unknown model; too many starts."""
     store, left = JobStore(folder), {}
     for state, model, starts in (("waiting", "calm", 0), ("failed", "tts-1", MAX_STARTS)):
         request = {"model": model, "input": "Hi.", "voice": "default", "response_format": "mp3"}
@@ -62,7 +62,7 @@ def left_behind(folder: Path) -> dict[str, str]:
 
 
 class Existing:
-    """A job in each state, a voice and a model of a server, by the paths that may name them."""
+    """A job in each state, a voice and a model of a server, by path parameter."""
 
     def __init__(self, url: str, tts: Any, left: dict[str, str]) -> None:
         self._client = httpx2.Client(base_url=f"{url}/v1", timeout=60)
@@ -73,19 +73,19 @@ class Existing:
         assert self._client.post("/audio/voices", data=form, files=files).status_code == 201
         self._jobs = {**left, "done": self._submitted("Hi.")}
         until(lambda: all(self._state(id_) == state for state, id_ in self._jobs.items()))
-        # The long one keeps all later ones waiting for their turn.
+        # The long job blocks all later ones.
         self._jobs["running"] = self._submitted("one two three four five. " * 400)
         until(lambda: self._state(self._jobs["running"]) == "running")
         self._jobs["queued"] = self._submitted("Hi.")
         self.names = {"job": self._jobs, "voice": {"": "ada"}, "model": {"": "tts-1"}}
         self.asked: Counter[tuple[str, str, str, int]] = Counter()
-        """How often there was an answer: method, path, state of the job, status."""
+        """Responses by method, path, state of the job and status."""
 
     def ask(self, case: Any) -> None:
-        """Check the answer to a case as it is, and again for everything that its path may name."""
+        """Check the response to a case as generated, and with every existing path parameter."""
         answer = case.call_and_validate(checks=CHECKS, timeout=60)
         if answer.status_code == 202:
-            # It would be spoken before others.
+            # It would run before others.
             self._client.delete(f"/audio/jobs/{answer.json()['id']}")
         if case.method != "DELETE":
             self.ask_of_all(case)
@@ -111,7 +111,7 @@ class Existing:
 
 
 def cases_of(described: Any, mode: Any, examples: int, check: Any) -> None:
-    """Have cases of every operation checked; schemathesis' own plugin is not for this pytest."""
+    """Check generated cases of every operation; schemathesis' plugin does not support this pytest."""
     for result in described.get_all_operations():
 
         @hypothesis.seed(1)
@@ -126,14 +126,14 @@ def cases_of(described: Any, mode: Any, examples: int, check: Any) -> None:
         def ask(case: Any) -> None:
             check(case)
 
-        # Nothing can be wrong about a request without parameters.
+        # A request without parameters cannot be invalid.
         with contextlib.suppress(hypothesis.errors.Unsatisfiable):
             ask()
 
 
 @contextlib.contextmanager
 def described(tts: Any, folder: Path, *keys: str) -> Iterator[tuple[str, Any]]:
-    """A server's URL and what it describes."""
+    """A server's URL and its OpenAPI document."""
     folders = {f"{kind}_folder": folder / kind for kind in ("voices", "jobs")}
     with ServerOnLoopback.of(tts, keys, **SHORT, **folders) as running:
         yield running.url, schemathesis.openapi.from_url(f"{running.url}/openapi.json")

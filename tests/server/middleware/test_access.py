@@ -1,4 +1,4 @@
-"""Keys, loopback, and what web pages of others may do."""
+"""API keys, loopback, and cross-origin requests."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_foreign_origins_are_rejected(serve: Callable[..., Any]) -> None:
     assert status(Origin=running.url) == 200
     assert status(Origin="https://example.org") == 403
     assert status(Origin="http://[") == 403
-    # A name of the page's own that it has given this machine's address.
+    # DNS rebinding: a foreign name that resolves to this machine.
     assert status(Host="example.org", Origin="http://example.org") == 403
     assert "access-control-allow-origin" not in httpx2.get(f"{running.url}/v1/models").headers
 
 
 def test_cross_site_media_requests_are_rejected(serve: Callable[..., Any]) -> None:
-    """Browsers send no Origin for images and sounds, but say that they are for another site."""
+    """Browsers send no Origin for images and sounds, but Sec-Fetch-Site."""
     running = serve(cors_origin=["https://example.org"])
     foreign = {"Sec-Fetch-Site": "cross-site"}
 
@@ -97,7 +97,7 @@ def test_cross_site_media_requests_are_rejected(serve: Callable[..., Any]) -> No
     assert status("/v1/models") == 403
     assert status("/v1/models", Origin="https://example.org") == 200
     assert status("/v1/models", **{"Sec-Fetch-Site": "same-origin"}) == 200
-    # What needs no key, such as probes.
+    # Paths that need no key, such as probes.
     for path in ("/healthz", "/v1/about"):
         assert status(path) == 200
 
@@ -105,7 +105,7 @@ def test_cross_site_media_requests_are_rejected(serve: Callable[..., Any]) -> No
 def test_cors_allows_the_clients_headers(serve: Callable[..., Any]) -> None:
     running = serve(cors_origin=["https://example.org"])
     client = running.client()
-    # What OpenAI's client sends in a browser, too, and ElevenLabs' key.
+    # Headers of OpenAI's client in a browser, and ElevenLabs' key.
     headers = {*map(str.lower, client.default_headers), "x-stainless-retry-count", "range", "xi-api-key"}
     assert "x-stainless-os" in headers
     asked = {

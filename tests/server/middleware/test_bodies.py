@@ -1,4 +1,4 @@
-"""Bodies of requests that are no requests, too large, too slow, or in another charset."""
+"""Request bodies that are malformed, too large, too slow, or in another charset."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_invalid_form_body(kind: str, body: bytes, server: Any) -> None:
 
 
 def raw_answer(address: tuple[str, int], request: bytes) -> bytes:
-    """All that the server says until it closes the connection."""
+    """Everything the server sends until it closes the connection."""
     with socket.create_connection(address, timeout=20) as connection:
         connection.sendall(request)
         parts = []
@@ -78,7 +78,7 @@ def test_chunked_body_is_limited(serve: Callable[..., Any]) -> None:
             taken += 65_536
             yield b" " * 65_536
 
-    # The server may close the connection while the client still sends.
+    # The server may close the connection while the client is sending.
     with contextlib.suppress(httpx2.TransportError):
         answer = httpx2.post(f"{running.url}/v1/audio/speech", content=endless(), timeout=20)
         assert answer.status_code == 413
@@ -90,7 +90,7 @@ FORM = "multipart/form-data; boundary=x"
 
 
 def form(size: int) -> bytes:
-    """A form of that many bytes with a recording, which is no audio."""
+    """A form of that many bytes with an invalid recording."""
     start = b'--x\r\nContent-Disposition: form-data; name="prompt_audio"; filename="a.wav"\r\n\r\n'
     end = b"\r\n--x--\r\n"
     return start + b" " * (size - len(start) - len(end)) + end
@@ -98,7 +98,7 @@ def form(size: int) -> bytes:
 
 def test_form_counts_until_answered_except_for_its_first_64_kib() -> None:
     uncounted = 65_536
-    # Beyond what is not counted, together exactly what all may have.
+    # Together exactly the total limit, without the uncounted bytes.
     held = (200_000, 200_000, 300_000 - 2 * (200_000 - uncounted) + uncounted)
 
     async def scenario() -> None:
@@ -169,7 +169,7 @@ def test_trickled_body_times_out(serve: Callable[..., Any]) -> None:
             with contextlib.suppress(TimeoutError):
                 answer = connection.recv(65_536)
         connection.settimeout(20)
-        # What was sent after the answer may be met by a reset, once the answer is read.
+        # Bytes sent after the response may cause a reset once it is read.
         with contextlib.suppress(ConnectionResetError):
             while answer and (part := connection.recv(65_536)):
                 answer += part
@@ -180,7 +180,7 @@ def test_trickled_body_times_out(serve: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("charset", ['"PUNYCODE"', "utf-16"])
 def test_form_in_another_charset_is_rejected_unread(charset: str, server: Any) -> None:
-    """Python's punycode takes time that grows with the square of the length, and would hold up everyone."""
+    """Python's punycode codec takes quadratic time and would block the event loop."""
     head = (
         "POST /v1/audio/voices HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n"
         f"Content-Type: multipart/form-data; boundary=x; charset={charset}\r\n\r\n"

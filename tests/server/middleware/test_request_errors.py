@@ -1,4 +1,4 @@
-"""What the server refuses, and that it says so on one line in OpenAI's shape."""
+"""Errors of requests: one line, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_invalid_requests_are_explained(
 def test_invalid_forms_are_explained(
     files: dict[str, bytes], data: dict[str, str], status: int, words: str, server: Any
 ) -> None:
-    # Without a file, httpx2 would send another kind of form.
+    # Without a file, httpx2 would send a urlencoded form.
     given = files or {"prompt_audio": b""}
     answer = httpx2.post(f"{server.url}/v1/audio/speech", data={**SAID, **data}, files=given)
 
@@ -94,7 +94,7 @@ def test_unknown_paths_and_methods_use_openais_error_format(server: Any) -> None
 
 
 def broken_off(running: Any, asked: dict[str, Any]) -> list[str]:
-    """The lines of an answer that has no end."""
+    """The lines of a truncated response."""
     lines: list[str] = []
     with (
         pytest.raises(httpx2.RemoteProtocolError),
@@ -112,7 +112,7 @@ def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "speech_too_long"
 
-    # The status is sent already, so the answer has no end, and events tell why.
+    # The status has been sent, so the response is truncated; events carry the error.
     lines = broken_off(running, {**said, "stream_format": "sse"})
     last = json.loads(lines[-1].removeprefix("data: "))
     assert last["type"] == "error"

@@ -50,7 +50,7 @@ LISTENING = """
 
 
 class Visit:
-    """The page of a server in a browser, and all that the browser complains about."""
+    """The page of a server in a browser, and the browser's errors."""
 
     def __init__(self, page: Any, url: str) -> None:
         self.page = page
@@ -73,7 +73,7 @@ class Visit:
         self.page.click("#speak-button")
 
     def status(self, text: str) -> None:
-        """Wait until the status has this text."""
+        """Wait until the status contains this text."""
         from playwright.sync_api import expect
 
         expect(self.page.locator("#status")).to_contain_text(text, timeout=60_000)
@@ -86,7 +86,7 @@ class Visit:
         return samples[samples != 0]
 
     def expect_heard(self, samples: np.ndarray) -> None:
-        """Wait until the loudspeaker got that many samples that are not silence."""
+        """Wait until that many non-silent samples were played."""
         wanted = np.count_nonzero(samples)
         for _ in range(100):
             if len(self.heard()) >= wanted:
@@ -97,7 +97,7 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def said(tts: Any) -> np.ndarray:
-    """What the runtime itself says with seed 7: "Hello there." in 16 bits (samples,)."""
+    """The runtime's speech of "Hello there." with seed 7, as 16-bit samples (samples,)."""
     return pcm16(tts.generate("Hello there.", seed=7, retry_badcase=False))
 
 
@@ -113,7 +113,7 @@ def browser(spoken: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     soundfile.write(said, np.tile(spoken.audio, 2), spoken.sample_rate, subtype="PCM_16")
     microphone = ("device-for-media-stream", "ui-for-media-stream", f"file-for-fake-audio-capture={said}")
     flags = [f"--use-{'' if '=' in name else 'fake-'}{name}" for name in microphone]
-    # As root it has no sandbox; it only ever sees this server.
+    # As root it has no sandbox; it only visits this server.
     sandbox = ["--no-sandbox"] if os.getuid() == 0 else []
     with sync_api.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=executable, args=[*flags, *sandbox])
@@ -123,7 +123,7 @@ def browser(spoken: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """visit(url, **context): the page in a window of its own; nothing but refused requests may be complained about."""
+    """visit(url, **context): the page in a new window; the browser may report only failed requests."""
     visits: list[Visit] = []
     with contextlib.ExitStack() as contexts:
 

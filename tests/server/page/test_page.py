@@ -1,4 +1,4 @@
-"""The page in a real browser: it speaks, plays, stops, tells errors, and is usable by everyone."""
+"""The page in a real browser: speech, playback, cancellation, errors and accessibility."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").e
 
 pytestmark = pytest.mark.browser
 REPOSITORY = Path(__file__).resolve().parents[3]
-# Pictures of the page, which continuous integration keeps; git ignores the folder.
+# Screenshots, which continuous integration uploads; git ignores the folder.
 SCREENSHOTS = REPOSITORY / "build" / "screenshots"
 CLIPBOARD = ["clipboard-read", "clipboard-write"]
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -32,7 +32,7 @@ HIDE_AGAIN = """() => document.querySelectorAll("[data-shown]").forEach((each) =
     delete each.dataset.shown;
 })"""
 TEXT = "Hello there."
-# The colour of what was played, in the light (style.css).
+# The colour of played audio in the light theme (style.css).
 ACCENT = (0x0B, 0x6B, 0x64)
 INTERACTIVE = "a, audio, button, input, select, summary, textarea, [tabindex]"
 # For each piece that is played: when it starts, when it ends, and the time at which it was scheduled, in seconds.
@@ -48,14 +48,14 @@ LONG = "one two three four five six seven. " * 20
 
 
 def downloaded(page: Any) -> tuple[str, bytes]:
-    """The name and content of the file that the button saves."""
+    """Name and content of the downloaded file."""
     with page.expect_download() as download:
         page.click("#download")
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
 
 
 def played_bars(page: Any) -> int:
-    """How many pixels of the waveform have the colour of what was played."""
+    """The number of waveform pixels in the colour of played audio."""
     picture = matplotlib.image.imread(io.BytesIO(page.locator("#waveform").screenshot()))
     return int(np.all(np.abs(picture[..., :3] * 255 - ACCENT) < 2, axis=-1).sum())
 
@@ -66,7 +66,7 @@ def test_every_sample_is_played_drawn_and_saved(
     there = visit(server.url)
     page = there.page
     assert played_bars(page) == 0
-    # The first speech makes the audio context that the test listens to.
+    # The first speech creates the audio context that the test records.
     there.say("Hi.", seed=1)
     there.status("s of speech.")
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
@@ -99,7 +99,7 @@ def test_every_sample_is_played_drawn_and_saved(
 def test_keyboard_navigation(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
     there = visit(server.url)
     page = there.page
-    # The text has the focus by itself.
+    # The text has the focus initially.
     expect(page.locator("#text")).to_be_focused()
     page.keyboard.type(TEXT)
     page.fill("#seed", "7")
@@ -131,7 +131,7 @@ def test_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
     there.status("incomplete")
     expect(there.page.locator("#speak-button")).to_contain_text("Speak")
     until(lambda: not server.service.queue.busy)
-    # What came is there to be played and saved.
+    # The received part can be played and saved.
     samples, _ = soundfile.read(io.BytesIO(downloaded(there.page)[1]))
     assert 0 < len(samples) < 60 * 24_000
 
@@ -182,7 +182,7 @@ def test_errors_show_the_servers_message_and_never_as_html(
     page.click("#speak-button")
     expect(page.locator("#inference_timesteps")).to_be_focused()
 
-    # A name that is there no more, and a server that is there no more.
+    # A deleted voice, and a server that is down.
     page.evaluate("document.getElementById('voice').append(new Option('<b>gone</b>'))")
     page.select_option("#voice", "<b>gone</b>")
     page.click("#reset")
@@ -254,11 +254,11 @@ def test_style_field_is_shown_for_models_that_support_it(visit: Callable[..., An
 
 
 def test_layout_and_contrast(visit: Callable[..., Any], server: Any) -> None:
-    """No horizontal scrolling, and nothing that axe finds by WCAG 2.2 AA's rules; pictures for people to look at."""
+    """No horizontal scrolling and no axe violations of WCAG 2.2 AA; screenshots for review."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     there = visit(server.url, viewport={"width": 320, "height": 800}, reduced_motion="reduce")
     page = there.page
-    # They are closed where there is no room next to the text.
+    # On narrow screens they are collapsed.
     page.click("#options > summary")
     page.click("#advanced summary")
     there.say(TEXT, seed=7)
@@ -270,7 +270,7 @@ def test_layout_and_contrast(visit: Callable[..., Any], server: Any) -> None:
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             page.screenshot(path=SCREENSHOTS / f"page-{width}-{scheme}.png", full_page=True)
-            # Everything that may be hidden is looked at, too.
+            # Check the hidden parts too.
             page.evaluate(SHOW_ALL)
             assert page.evaluate("document.documentElement.scrollWidth") == width
             found = axe.run(page, options={"runOnly": {"type": "tag", "values": RULES}})

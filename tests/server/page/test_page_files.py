@@ -1,4 +1,4 @@
-"""The page's files and what they ask first, without a browser: headers, keys, and that no other file is served."""
+"""The page's files and first requests, without a browser: headers, keys, and no other files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_content_security_policy_allows_only_same_origin(server: Any) -> None:
 def test_all_assets_are_served_without_a_key(serve: Callable[..., Any]) -> None:
     url = serve(keys=("secret",)).url
     for file in FILES:
-        # A link on another site leads here.
+        # Following a link from another site.
         linked = {"Sec-Fetch-Site": "cross-site"}
         answer = httpx2.get(f"{url}/" if file == "index.html" else f"{url}/page/{file}", headers=linked)
         assert answer.content == (FOLDER / file).read_bytes(), file
@@ -39,7 +39,7 @@ def test_all_assets_are_served_without_a_key(serve: Callable[..., Any]) -> None:
             r'(?:href|src)="(?:page/)([^"]+)"|from "\./([^"]+)"|address\("page/([^"]+)"\)', text
         )
         assert {name for names in named for name in names if name} <= set(FILES)
-        # No CDN, no fonts, no pictures of others.
+        # No CDN, foreign fonts or images.
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text), file
     assert httpx2.get(f"{url}/v1/about").json()["needs_key"] is True
     assert httpx2.get(f"{url}/v1/audio/voices").status_code == 401

@@ -1,4 +1,4 @@
-"""Voices and jobs on the page, in a real browser: recorded, uploaded, watched, saved, deleted."""
+"""Voices and jobs on the page, in a real browser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_voice_is_recorded_previewed_used_and_deleted(
     page.click("#record")
     expect(page.locator("#recorded")).to_be_visible()
     page.fill("#transcript", "Hello there, this is a test of the server.")
-    # Without the statement nothing is sent.
+    # Nothing is sent without consent.
     page.click("#voice-form [type=submit]")
     assert not page.evaluate("document.getElementById('consent').validity.valid")
     page.check("#consent")

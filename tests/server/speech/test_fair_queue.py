@@ -1,4 +1,4 @@
-"""The queue itself: turns that are fair between keys, narrower ones within them, and the last line, where jobs wait."""
+"""The queue: fairness between keys, limits per key, and background turns of jobs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_background_turns_yield_to_requests() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_arrivals_and_cancellations_keep_the_invariants(seed: int) -> None:
-    """Requests and jobs, some of which go away, in a random order."""
+    """Requests and jobs, some cancelled, in a random order."""
     rng = random.Random(seed)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The queue as clients meet it: bounded, and left by those that go away."""
+"""The queue as clients see it: limits, disconnects and timeouts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ SAID = {"model": "tts-1", "input": "Hello."}
 
 @contextlib.contextmanager
 def speaking(running: Any, key: str = "none") -> Iterator[Any]:
-    """A long speech, of which the first bytes have come."""
+    """A long speech whose first bytes have arrived."""
     given = {"model": "tts-1", "voice": "alloy", "input": LONG, "response_format": "pcm"}
     with running.client(key).audio.speech.with_streaming_response.create(**given) as answer:
-        # Held, since the end of the iterator is the end of the connection.
+        # Keep a reference: closing the iterator closes the connection.
         parts = answer.iter_bytes(64)
         next(parts)
         yield parts
@@ -76,7 +76,7 @@ def test_disconnecting_ends_the_speech_within_one_euler_step(
         assert running.service.queue.busy == 1
     until(lambda: running.service.queue.busy == 0)
 
-    # The call that was running when it was cancelled may have been counted before or after.
+    # The call running at the cancellation may be counted before or after.
     assert euler_steps.calls <= at_cancellation[0] + 1
     assert outcomes(running) == {"cancelled": 1}
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "speech"])
@@ -150,7 +150,7 @@ def test_events_report_queueing(serve: Callable[..., Any], tts: VoxCPM) -> None:
             assert (answer.status_code, answer.headers["x-seed"]) == (200, "7")
             rest = answer.iter_lines()
             assert [next(rest) for _ in range(4)] == [": waiting", ""] * 2
-            # What can be refused has a status still.
+            # Early rejections still have a status.
             assert httpx2.post(url, json=EVENTS).status_code == 503
             running.service.queue._max_waiting = running.service.queue._max_per_key = 2
             assert httpx2.post(url, json={**EVENTS, "cfg_value": 99}).status_code == 400
@@ -294,7 +294,7 @@ def test_full_queue_rejects_requests_before_reading_the_body(
 def test_unread_response_times_out() -> None:
     ended = []
 
-    # It is never asked for a part, so what it would do at its end is not done.
+    # It is never iterated, so its cleanup does not run.
     async def parts() -> AsyncGenerator[bytes, None]:
         yield b"a"
 

@@ -1,4 +1,4 @@
-"""Several bundles behind one address: loaded when they are asked for, closed when others need their memory."""
+"""Several bundles behind one address: loaded on demand, evicted when others need their memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed":
 
 
 class Voice:
-    """A stand-in for a loaded bundle that says when it is closed."""
+    """A fake loaded bundle that records its closing."""
 
     def __init__(self, name: str, closed: list[str]) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Voice:
 
 
 class Shelf:
-    """Bundles of stand-ins: each takes 10 bytes, of which `most` may be in use."""
+    """Fake bundles of 10 bytes each with a limit of `most`."""
 
     def __init__(self, most: int | None = None, failing: tuple[str, ...] = ()) -> None:
         self.loads: list[str] = []
@@ -75,7 +75,7 @@ def test_concurrent_requests_load_a_bundle_once() -> None:
         assert sorted(shelf.loads) == ["a", "default"]
         assert shelf.bundles.names[0] == "generation of default"
         assert await shelf.bundles.lease("generation of default") is leased[1]
-        # A name of the default bundle's own means the default bundle, even if another one has it as well.
+        # The default bundle's names take precedence over another bundle's.
         same = Bundles(shelf.bundles.default.source, "a", {"a": leased[0].source})
         assert await same.find("a") is same.default
 
@@ -93,7 +93,7 @@ def test_least_recently_used_idle_bundle_is_evicted() -> None:
             assert shelf.closed == ["b"]
         used = await shelf.bundles.lease("a")
         with await shelf.bundles.lease("b"):
-            # c was used later than a; but somebody uses a. The default bundle stays in any case.
+            # c was used later than a, but a is in use. The default bundle is never evicted.
             assert shelf.closed == ["b", "c"]
             with pytest.raises(ApiError, match=r"needs about 0\.0 GB in addition") as caught:
                 await shelf.bundles.lease("c")
@@ -192,14 +192,14 @@ def test_two_bundles_are_served_and_one_may_disappear(
 
         shutil.rmtree(going)
         shutil.rmtree(second)
-        # One that is loaded does not need its folder.
+        # A loaded bundle does not need its folder.
         assert spoken("second").content == answers["second"].content
         gone = spoken("going")
         assert gone.status_code == 503
         assert gone.json()["error"]["code"] == "model_unavailable"
         assert str(tmp_path) not in gone.text
         assert spoken("voxcpm").content == answers["voxcpm"].content
-        # A voice of one bundle does not fit another one's AudioVAE.
+        # A voice of one bundle does not fit another's AudioVAE.
         made = tts.create_voice((np.sin(np.arange(16_000) / 20) / 3, 16_000), "a", name="ada")
         header = made.header.model_copy(update={"latent_space": "another", "generation": "voxcpm2"})
         (tmp_path / "voices").mkdir()
@@ -222,7 +222,7 @@ def test_probes_respond_during_loading(tts: VoxCPM) -> None:
     settings = Settings(max_jobs=0)
     app = create_app(opened, settings, Keys(()), on_loaded=begun.append)
     running = ServerOnLoopback(app, settings)
-    # The shared voice is not this app's to close.
+    # This app does not own the shared model.
     app.state.service.bundles._owned = False
     try:
         assert httpx2.get(f"{running.url}/healthz").status_code == 200

@@ -1,4 +1,4 @@
-"""Turns of the queue: a stream that was cancelled keeps none."""
+"""A cancelled stream releases its turn of the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from voxcpm_server.streams.sessions import SessionStream
 
 
 def test_turn_acquired_after_cancellation_is_released() -> None:
-    """A session's thread that sees the cancellation first leaves before the event loop has entered."""
+    """The session's thread may see the cancellation and leave before the event loop enters."""
 
     async def entered() -> int:
         queue = FairQueue(1, 1, 1)

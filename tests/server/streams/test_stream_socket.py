@@ -1,4 +1,4 @@
-"""Text in fragments over a websocket: `/v1/audio/stream`."""
+"""Incremental text over the websocket `/v1/audio/stream`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from voxcpm_runtime import VoxCPM
 from voxcpm_server.streams.sessions import SessionStream
 from waiting import until
 
-# Chance may give a voice that takes long; whether it does is not what is tested here.
+# An unseeded voice may speak slowly, which is not tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 TEXT = "Hello there. This is a test of the server."
 LONG = "one two three four five six seven eight nine ten, and on we go. "
@@ -64,7 +64,7 @@ def test_speech_starts_before_the_text_ends_and_flush_speaks_the_rest(server: An
         until(lambda: not server.service.queue.busy)
         said(connection, {"type": "text", "text": "o and three"}, {"type": "flush"})
         first = heard(connection, "flushed")[1][-1]["seconds"]
-        # Nobody waits for its turn while the text comes slowly.
+        # Slow text blocks nobody's turn.
         until(lambda: server.service.queue.busy == 0)
         said(connection, {"type": "text", "text": "and four"}, {"type": "end"})
         (done,) = heard(connection)[1]
@@ -103,14 +103,14 @@ def test_sessions_take_turns_with_requests_and_with_each_other(
     serve: Callable[..., Any], euler_steps: Any
 ) -> None:
     running = serve(concurrency=1, queue=1)
-    # The first one speaks as long as the others need: it neither ends nor fills the buffers of a reader who waits.
+    # The first one speaks long enough: it neither ends nor fills the buffers of a waiting reader.
     euler_steps.go = go = threading.Event()
     with socket_to(running) as first, socket_to(running) as second, socket_to(running) as third:
         said(first, START, {"type": "text", "text": LONG * 40}, {"type": "end"})
         until(lambda: running.service.queue.busy == 1)
         said(second, START, {"type": "text", "text": "Hello."}, {"type": "end"})
         until(lambda: running.service.queue.waiting == 1)
-        # The queue is full: for a request, and for a session that would wait.
+        # The queue is full for requests and for sessions.
         body = {"model": "tts-1", "input": "Hello."}
         assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
         said(third, START)
@@ -138,11 +138,11 @@ def test_disconnecting_ends_the_speech_within_one_euler_step(
         said(connection, START, {"type": "text", "text": LONG * 20})
         heard(connection, "started")
         connection.recv(timeout=20)
-        # Without a word.
+        # Without a close frame.
         connection.socket.shutdown(socket.SHUT_RDWR)
     until(lambda: idle(running))
 
-    # The call that was running then may have been counted before or after.
+    # The call running at that time may be counted before or after.
     assert euler_steps.calls <= at_end[0] + 1
     until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
 
@@ -152,7 +152,7 @@ def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(running.address)
-        # An own reader: the client's library would read by itself.
+        # A raw socket, as the client library reads in the background.
         raw.sendall(
             b"GET /v1/audio/stream HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -167,7 +167,7 @@ def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any
         until(lambda: stream._session.buffered_seconds > 0.8)
         calls = euler_steps.calls
         until(lambda: idle(running))
-    # One patch more, and then it has waited until it was given up: the text would be minutes of speech.
+    # One more patch, then it timed out: the text would be minutes of speech.
     assert euler_steps.calls <= calls + 20
     assert stream.encoder.samples / 48_000 < 10
     until(lambda: not len(running.service.conversations))
@@ -201,7 +201,7 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
     def told() -> str:
         return httpx2.get(f"{running.url}/metrics").text
 
-    # One that its client has closed counts as one that has gone away, as a request would.
+    # Closing by the client counts as a disconnect, as for requests.
     until(lambda: 'route="/audio/stream",status="400"} 1.0' in told())
     until(lambda: "voxcpm_conversations 0.0" in told())
     text = told()
@@ -244,7 +244,7 @@ def test_invalid_messages_are_explained(
 
 def test_oversized_message_is_rejected_by_its_header(server: Any) -> None:
     with socket_to(server) as connection:
-        # The head of a frame of text, masked, of so many bytes, and no more than a thousandth of them.
+        # The header of a masked text frame of that many bytes, and at most a thousandth of them.
         connection.socket.sendall(struct.pack("!BBQ", 0x81, 0xFF, 100_000_000) + b"mask" + bytes(100_000))
         with pytest.raises(ConnectionClosed) as closed:
             connection.recv(timeout=10)
@@ -262,12 +262,12 @@ def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
 def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
     running = serve(idle_seconds=1)
     with socket_to(running) as connection:
-        # What is spoken takes longer than that.
+        # Speaking takes longer than that.
         said(connection, START, {"type": "text", "text": LONG}, {"type": "flush"})
         assert heard(connection, "flushed")[1][-1]["type"] == "flushed"
         spoken_at = time.monotonic()
         error, code = refusal(connection)
-    # It counts from the last message of either side.
+    # The timeout starts with the last message of either side.
     assert time.monotonic() - spoken_at > 0.5
     assert "idle for 1 s" in error["message"]
     assert (error["code"], code) == ("timeout", 1008)
@@ -331,6 +331,6 @@ def test_rejected_handshake_has_a_response_and_logs_nothing(
         pass
     assert refused.value.response.status_code == status
     assert json.loads(refused.value.response.body)["error"]["code"] == kind
-    # It is logged after the answer, if at all.
+    # Logging would follow the response.
     time.sleep(0.2)
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""Wyoming: its own client, and clients that mean no good."""
+"""Wyoming: its own client, and hostile clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.wyoming.server import Wyoming
 from waiting import until
 
-# Chance may give a voice that takes long; whether it does is not what is tested here.
+# An unseeded voice may speak slowly, which is not tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
 LONG = "one two three four five six seven eight nine ten, and on we go. "
@@ -45,7 +45,7 @@ PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(ma
 
 
 def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop.is_type) -> list[Event]:
-    """What the server answers to these events, up to one of that type, an error, or the end of the connection."""
+    """The server's responses to these events, up to that type, an error, or the end of the connection."""
 
     async def talk() -> list[Event]:
         answers: list[Event] = []
@@ -64,7 +64,7 @@ def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of loopback")
 def test_idle_clients_of_one_host_do_not_block_others(serve: Callable[..., Any]) -> None:
-    """With several keys, whoever is counted as one may have half of the conversations."""
+    """With several keys, one owner may have half of the conversations."""
     running = serve(keys=("a", "b"), max_conversations=4)
 
     async def pinged(host: str) -> tuple[asyncio.StreamWriter, dict[str, Any]]:
@@ -96,7 +96,7 @@ def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
 
 
 def test_describe_returns_info(server: Any) -> None:
-    # What a microphone hears is ignored.
+    # Microphone audio is ignored.
     (answer,) = exchanged(server, AudioChunk(16_000, 2, 1, bytes(1000)), Describe(), last=Info.is_type)
     (program,) = Info.from_event(answer).tts
     assert program.installed
@@ -133,11 +133,11 @@ def test_streaming_synthesis(server: Any, tts: VoxCPM) -> None:
             answers: list[Event] = []
             while not pcm_of(answers):
                 answers.append(await client.read_event())
-            # Audio has come before the text has ended. Home Assistant repeats the whole text before it stops.
+            # Audio arrives before the text ends. Home Assistant repeats the whole text before stopping.
             await say(SynthesizeChunk(" are you?"), Synthesize("Hello there. How are you?"), SynthesizeStop())
             while not SynthesizeStopped.is_type(answers[-1].type):
                 answers.append(await client.read_event())
-            # The connection stays, for the next text, which is not in fragments.
+            # The connection is reused for a text that is not streamed.
             await say(Synthesize("Hi."))
             while not AudioStop.is_type(answers[-1].type):
                 answers.append(await client.read_event())
@@ -172,7 +172,7 @@ def test_invalid_requests_are_explained(server: Any) -> None:
 
 
 def raw_answer(server: Any, sent: bytes) -> bytes:
-    """All that the server says until it closes the connection."""
+    """Everything the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", server.ports["wyoming"]), timeout=20) as connection:
         connection.sendall(sent)
         parts = []
@@ -260,7 +260,7 @@ def test_sigterm_closes_idle_connections_and_the_listener(started: Callable[...,
         assert b"audio-start" in speaking.recv(100)
         process.send_signal(signal.SIGTERM)
         assert silent.makefile("rb").read().count(b"the server is shutting down") == 1
-        # It still speaks, but takes no other connection.
+        # It still speaks, but accepts no new connection.
         until(is_refused)
         speaking.setblocking(False)
         heard = b""

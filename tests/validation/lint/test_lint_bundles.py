@@ -1,4 +1,4 @@
-"""The lint of whole bundles: those of the tests are clean, and the command says what is not."""
+"""The lint of whole bundles: the fixtures have no findings, and the command prints findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule for Core AI programs has a small program that breaks it; converted bundles break none."""
+"""Each lint rule for Core AI programs has a small program that violates it; converted bundles violate none."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 @dataclass(frozen=True)
 class Case:
-    """A function of torch, and the shapes of its inputs and of its state, which it writes in place."""
+    """A torch function, and the shapes of its inputs and of the state that it updates in place."""
 
     compute: Callable[..., Any]
     inputs: tuple[tuple[int, ...], ...] = ((1, 4, 8),)
     state: tuple[int, ...] = ()
     also: frozenset[str] = frozenset()
-    """Other rules that the converter makes it break."""
+    """Other rules that the converted program violates."""
 
 
 CACHE = (2, 1, 1, 8, 8)

@@ -1,4 +1,4 @@
-"""Each rule of the lint has a small program that breaks it, and no other rule."""
+"""Each lint rule has a small program that violates it and no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SQUARE = {"x": (4, 4)}
 
 @dataclass(frozen=True)
 class Case:
-    """A program, its declaration, and what is done to the saved package."""
+    """A program, its declaration, and the damage to the saved package."""
 
     build: Callable[..., Any]
     """(Builder, **inputs) → the MIL value that the program returns."""
@@ -40,7 +40,7 @@ class Case:
     dtype: str = "compute"
     precision: Precision = "fp16"
     also: frozenset[str] = frozenset()
-    """Other rules that it breaks."""
+    """Other rules that it violates."""
     damage: Callable[[Any], object] = lambda specification: None
 
 
@@ -57,7 +57,7 @@ def _declared(case: Case, *outputs: str) -> StepModel:
 
 
 def _converted(case: Case) -> Any:
-    """The case's program as an MLModel, without coremltools' optimisations: they would mend some programs."""
+    """The case's program as an MLModel, without coremltools' optimisations, which would fix some programs."""
     ct = import_coremltools()
     from coremltools.converters.mil import Builder
     from coremltools.converters.mil.mil import types
@@ -99,7 +99,7 @@ def _symbolic(shape: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def lint(case: Case, folder: Path) -> list[Finding]:
-    """The findings in the case's package, as it was damaged."""
+    """The findings in the case's damaged package."""
     path = folder / "tried.mlpackage"
     _converted(case).save(str(path))
     specification = read_specification(path)
@@ -167,7 +167,7 @@ def transposed(mb: Any, x: Any, **options: Any) -> Any:
 
 
 def added_positions(mb: Any, x: Any) -> Any:
-    """Integers of two axes, which ONNX would take for sizes of tensors."""
+    """Integers of two axes, which ONNX would mistake for tensor sizes."""
     rows, columns = (mb.cast(x=mb.reduce_sum(x=x, axes=[axis]), dtype="int32") for axis in (1, 0))
     columns = mb.sub(x=mb.cumsum(x=columns, axis=0), y=np.int32(1))
     return mb.cast(x=mb.add(x=mb.expand_dims(x=rows, axes=[1]), y=columns), dtype="fp16")
@@ -204,7 +204,7 @@ CASES: dict[str, list[Case]] = {
             inputs=LENGTHS,
             damage=redeclared("matmul", 3, 3),
         ),
-        # There is no ONNX form of it here, so no shapes either.
+        # It has no ONNX form, so no shapes either.
         Case(lambda mb, x: mb.band_part(x=x, lower=0, upper=0)),
     ],
     "dynamic-input": [Case(lambda mb, x: mb.tanh(x=x), inputs=LENGTHS, damage=of_any_length)],
@@ -236,7 +236,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 CLEAN = [
-    # One row at a computed place: its size is known.
+    # One row at a computed position has a known size.
     Case(lambda mb, x: mb.sin(x=x), dtype="float32", precision="fp32"),
     Case(lambda mb, x: mb.cast(x=mb.tanh(x=mb.cast(x=x, dtype="fp16")), dtype="fp32"), dtype="float32"),
     Case(lambda mb, x: mb.tanh(x=x), inputs={"x": (1, (2, 16_384))}),

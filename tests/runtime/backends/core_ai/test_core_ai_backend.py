@@ -1,4 +1,4 @@
-"""Bundles for macOS 27 on Apple's Core AI runtime, which speaks what the portable backend speaks."""
+"""Bundles for macOS 27 on Apple's Core AI runtime, compared with the portable backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = "one two three."
 
 @pytest.fixture(scope="module")
 def cache(compiled_27: Path) -> Iterator[Path]:
-    """A user's cache that holds all compiled programs, for all tests here."""
+    """A user's cache with all compiled programs, shared by these tests."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
         yield compiled_27
@@ -79,7 +79,7 @@ def test_a_voice_is_saved_and_continued_from_its_cached_prefix(
     prompt = np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1
     made = tts.create_voice((prompt, 16000), "the you and ", name="ada").save(tmp_path / "ada.voice")
 
-    # The second speech takes the language models' rows from the first one's prefill.
+    # The second speech reuses the language models' rows of the first one's prefill.
     first, second = (tts.speak(TEXT, voice=made, **GIVEN) for _ in "12")
     with VoxCPM.from_bundle(tts.bundle) as opened_again:
         resumed = opened_again.speak(TEXT, voice=tmp_path / "ada.voice", **GIVEN)
@@ -115,7 +115,7 @@ def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle: Bundl
     for n, array in outputs.items():
         np.testing.assert_array_equal(array, expected[n])
     assert np.abs(outputs["hidden"] - from_zeros["hidden"]).max() > 1e-3
-    # The call wrote its own row behind those, and no other.
+    # The call appended only its own row.
     for n, given_rows in rows.items():
         np.testing.assert_array_equal(first.rows(2, 5)[n], given_rows)
         assert first.rows(5, 6)[n].any()
@@ -149,7 +149,7 @@ def test_wrong_inputs_and_states_are_errors(bundle: Bundle) -> None:
 
 
 def test_core_ai_prints_nothing_and_python_exits_cleanly(tiny_bundle_27: Path, cache: Path) -> None:  # noqa: ARG001 - the environment
-    """Without torch. Core AI's threads ended a third of such processes with a signal."""
+    """Without torch, Core AI's threads crashed a third of such processes."""
     program = f"""
 import sys
 sys.modules["torch"] = None
@@ -172,7 +172,7 @@ load_step_models(bundle, names=["feat_encoder"])["feat_encoder"](
 def test_damaged_compiled_program_is_rebuilt(
     tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Core AI ends the process at one, or computes other values with it."""
+    """Core AI aborts the process or computes wrong values for these."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     bundle = open_bundle(tiny_bundle_27, "fp32")
     inputs = inputs_of(bundle.manifest.step_models[FEAT_ENCODER].at(0))

@@ -1,4 +1,4 @@
-"""What Apple's compiler refuses is one line, though it ends its process at most of it."""
+"""Errors of Apple's compiler are one line, although most of them abort its process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAM = Path("fp32") / f"{FEAT_ENCODER}.aimodel"
 
 @pytest.fixture
 def damaged(tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the bundle, in fp32 alone."""
+    """A copy of the bundle with fp32 only."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle_27, folder)
@@ -54,7 +54,7 @@ def test_compiler_errors_and_crashes_are_one_line(
 
 
 def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler writes by way of a mapped file, so a full disk is a SIGBUS: here of a child that sends it itself."""
+    """The compiler writes to a mapped file, so a full disk is a SIGBUS, which a child here sends itself."""
     child = tmp_path / "child.sh"
     child.write_text("#!/bin/sh\nkill -BUS $$\n")
     child.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Core AI in a child process that is replaced in the course of a speech."""
+"""Core AI in a child process that is replaced during speech."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bundle(tiny_bundle_27: Path, compiled_27: Path) -> Iterator[Bundle]:
 def test_streams_continue_when_the_worker_is_replaced(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Contexts and caches move over: two streams of six calls with a limit of five outputs a process."""
+    """Contexts and caches migrate: two streams of six calls with a limit of five outputs per process."""
     here = load_step_models(bundle, "coreai", names=NAMES)
     started: list[_Child] = []
     begin = _Child.__init__
@@ -57,7 +57,7 @@ def test_streams_continue_when_the_worker_is_replaced(
     for name in expected:
         np.testing.assert_array_equal(rows[name], expected[name])
         assert rows[name].any()
-    # Twelve outputs, five a process, and the one that was prepared.
+    # Twelve outputs at five per process, and the spare process.
     assert len(started) in (3, 4)
     assert all(child._process.poll() is not None for child in started[:-2])
 
@@ -86,7 +86,7 @@ def test_response_to_an_interrupted_call_goes_to_no_other_call(bundle: Bundle) -
         os.kill(child, signal.SIGCONT)
 
     state = decode.new_state()
-    # A call that takes long.
+    # A slow call.
     os.kill(child, signal.SIGSTOP)
     threading.Thread(target=interrupt).start()
     try:

@@ -13,7 +13,7 @@ def test_the_systems_runtime_loads_a_program_for_the_gpu(tmp_path, monkeypatch):
         asked.append((path, options))
         return SimpleNamespace(function_names=["main"])
 
-    # Any other way to make options is an AttributeError.
+    # Any other way to create options raises AttributeError.
     options = SimpleNamespace(is_supported=lambda: True, from_preferred_compute_unit_kind="prefer {}".format)
     runtime = SimpleNamespace(
         AIModel=SimpleNamespace(load=load),

@@ -1,4 +1,4 @@
-"""Compute units: the table, what was measured, and what was asked for, in Python and in a command."""
+"""Compute units: defaults, measured and explicit choices, in Python and on the command line."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def has_neural_engine() -> bool:
 
 
 def skip_unless_covered(unit: str) -> None:
-    """Skip the test if it asks for a Neural Engine that is not there."""
+    """Skip the test if it needs a Neural Engine and there is none."""
     if unit in WITH_NEURAL_ENGINE and not has_neural_engine():
         pytest.skip("no Neural Engine here")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GIVEN = {"seed": 3, "min_len": 4, "max_len": 4, "retry_badcase": False}
 TEXT = "one two three."
 
-# A package for each form of state, and the arithmetic that both sides have.
+# A package for each form of state, with the same arithmetic on both sides.
 BUNDLES = [
     pytest.param(("tiny_bundle", "fp32"), marks=pytest.mark.long),
     ("tiny_bundle", "fp16"),
@@ -45,7 +45,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 
 def portable(folder: Path, precision: str) -> VoxCPM:
-    """A bundle on the portable executor, computing as the stand-in does."""
+    """A bundle on the portable backend, with the stand-in's arithmetic."""
     bundle = open_bundle(folder, precision)
     manifest, mode = bundle.manifest, "plain" if precision == "fp32" else "faithful"
     models = {
@@ -102,7 +102,7 @@ def test_threads_do_not_predict_concurrently(core_ml: StandIn, tiny_bundle: Path
 def test_core_ml_decodes_in_the_calling_thread(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """coremltools holds the GIL while it predicts, so that a second thread would gain nothing."""
+    """coremltools holds the GIL during predictions, so a second thread would gain nothing."""
     asked = []
     monkeypatch.setattr(utterance, "prefetch", lambda items: asked.append(1) or items)
 

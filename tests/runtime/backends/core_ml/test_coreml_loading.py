@@ -1,4 +1,4 @@
-"""Packages on their way into Core ML: compiled once, loaded for their compute unit, and refused in one line."""
+"""Loading packages on Core ML: compiled once, loaded for their compute unit, one-line errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_damaged_compiled_package_is_rebuilt_once(load: Load, core_ml: StandIn, 
     load()
     (entry,) = cache.glob("*.mlmodelc")
     (entry / "coremldata.bin").write_bytes(b"")
-    # A killed compilation leaves this.
+    # Left by a killed compilation.
     unfinished = entry.with_name(f".{entry.name}")
     unfinished.mkdir()
 
@@ -74,7 +74,7 @@ def test_damaged_compiled_package_is_rebuilt_once(load: Load, core_ml: StandIn, 
 def test_enumerated_lengths_rarely_change(
     load: Load, core_ml: StandIn, tiny_bundle_15: Path, system: str, hint: dict[str, str]
 ) -> None:
-    """coremltools refuses hints before macOS 15. A package without enumerated lengths needs none."""
+    """coremltools rejects hints before macOS 15. Packages without enumerated lengths need none."""
     core_ml.system(system, "1A1")
 
     load(FEAT_ENCODER)
@@ -117,14 +117,14 @@ def test_core_ml_is_never_the_only_owner_of_an_input(
         state.set_rows(0, state.rows(1, 2))
     del model, state
 
-    # The fixture looks again.
+    # The fixture checks again.
     time.sleep(1.5)
     assert not core_ml.events("crash")
 
 
 @pytest.mark.long
 def test_python_threads_run_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
-    """The binding never releases the GIL: a child process has both before this one."""
+    """The binding never releases the GIL, so a child process compiles and loads first."""
     core_ml.fault(at="compile", does="delay", seconds=3)
     core_ml.fault(at="first load", does="delay", seconds=3)
     ticks = [time.monotonic()]
@@ -170,7 +170,7 @@ def test_crashing_unit_is_one_line_and_falls_back_to_the_cpu(
 def test_ctrl_c_aborts_compilation(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path, at: str) -> None:
     core_ml.fault(at=at, does="hang")
     given = [str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav")]
-    # A shell's background job ignores the signal, and so would this child.
+    # Background jobs of a shell ignore SIGINT, and so would this child.
     heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
     program = f"{heard}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 

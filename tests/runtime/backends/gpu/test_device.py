@@ -1,4 +1,4 @@
-"""The device that a caller names: what it means, and one line for each that this machine cannot use."""
+"""The `device` argument: its values, and one-line errors for unusable devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from voxcpm_runtime.backends.loading import check_engine, chosen_device, gpu_dev
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """driver(gpus, status=0): NVIDIA's driver shows so many GPUs, or answers with an error."""
+    """driver(gpus, status=0): NVIDIA's driver reports that many GPUs, or an error."""
 
     def make(gpus: int, status: int = 0) -> None:
         def count(pointer: Any) -> int:
@@ -37,7 +37,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This ONNX Runtime has the CUDA provider."""
+    """Makes ONNX Runtime report the CUDA provider."""
     from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
     names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -82,7 +82,7 @@ def test_extra_is_not_suggested_where_unavailable(
 
 @pytest.fixture
 def with_libraries(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """with_libraries(missing): what the system's loader says of the provider's libraries; nothing if they are here."""
+    """with_libraries(missing): the loader's error for the provider's libraries; empty if they load."""
     return lambda missing="": monkeypatch.setattr(device, "_missing_library", lambda: missing)
 
 

@@ -32,7 +32,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module", params=["tiny_solver_bundle", "second_solver_bundle"])
 def bundle(request: pytest.FixtureRequest) -> Bundle:
-    """Both generations: conditions that are added and that lie side by side."""
+    """Both generations: conditions that are added, and concatenated."""
     return open_bundle(request.getfixturevalue(request.param), "fp16")
 
 
@@ -99,7 +99,7 @@ class Ending:
 
 @pytest.fixture(scope="module")
 def voices(bundle: Bundle) -> tuple[VoxCPM, VoxCPM, Counted]:
-    """One that calls step models one by one, one that joins them, and the latter's calls."""
+    """A model that calls step models separately, one that joins them, and the latter's calls."""
     loaded = models(bundle)
     counted = Counted(joined(bundle, loaded))
     given = (bundle.architecture, bundle.manifest.sizes, bundle.constants)
@@ -143,7 +143,7 @@ def test_joined_speech_stops_where_separate_models_do(voices: tuple[VoxCPM, VoxC
     length, seen = spoken(alone, np.inf)
     assert length == 20
     differences = np.array(seen[-19:])
-    # Logits follow a patch, so those of the first patch that may end the speech, the fifth, are the fourth.
+    # Logits follow a patch, so those of the fifth patch, the first that may end the speech, are the fourth.
     greatest = 3 + int(np.argmax(differences[3:]))
     assert 3 < greatest < 18
     threshold = float(differences[greatest] + max(differences[3:greatest])) / 2
@@ -177,7 +177,7 @@ def test_other_step_counts_use_separate_models(voices: tuple[VoxCPM, VoxCPM, Cou
 def test_patch_starts_before_the_previous_result_is_read(
     voices: tuple[VoxCPM, VoxCPM, Counted], ends: bool
 ) -> None:
-    """The patches are the same to the bit. A caller's own source of noise is not drawn from ahead."""
+    """Patches are bit-identical. A caller's noise source is not drawn from in advance."""
     _, together, counted = voices
     ahead = Counted(counted.call)
     call = Ending(ahead, -1e9) if ends else ahead
@@ -194,7 +194,7 @@ def test_patch_starts_before_the_previous_result_is_read(
 def test_a_failed_call_keeps_no_caches(
     voices: tuple[VoxCPM, VoxCPM, Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without waiting for Python to find cycles: there may be too little memory for other ones."""
+    """Without waiting for the garbage collector, as memory may be short."""
     _, together, counted = voices
     calls, made = counted.call._calls, 0
     computed = calls._call
@@ -214,7 +214,7 @@ def test_a_failed_call_keeps_no_caches(
     try:
         with pytest.raises(RuntimeError, match="no more"):
             together.speak("Hello there.", **options(1))
-        # The worker lets go of a call after it has told of its end.
+        # The worker releases a call after reporting its end.
         assert until(lambda: len(calls._pool._free) == free, 5)
     finally:
         gc.enable()
@@ -237,7 +237,7 @@ def inputs_of(call: Any) -> dict[str, np.ndarray]:
 
 
 def test_states_of_different_calls_are_rejected(bundle: Bundle) -> None:
-    """A call is captured for both caches, so mixed ones would be captured for each pair of any two."""
+    """A call is captured for a pair of caches, so mixed pairs would multiply captures."""
     loaded = models(bundle)
     call, other = joined(bundle, loaded), joined(bundle, loaded)
     inputs, (base, residual), (second, _) = inputs_of(call), states_of(call), states_of(call)
@@ -250,7 +250,7 @@ def test_states_of_different_calls_are_rejected(bundle: Bundle) -> None:
 
 
 def test_captured_calls_grow_with_concurrent_streams(bundle: Bundle) -> None:
-    """Caches of streams that ended serve later ones as the pairs that they were, whichever of the two ends first."""
+    """Caches of finished streams are reused as pairs, whichever of the two is released first."""
     call = joined(bundle, models(bundle))
     inputs = inputs_of(call)
     for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 3, 4, 1, 2, 5], [2, 1, 5, 3, 0, 4]):
@@ -265,7 +265,7 @@ def test_captured_calls_grow_with_concurrent_streams(bundle: Bundle) -> None:
 
 
 def test_next_patch_reads_written_rows(bundle: Bundle) -> None:
-    """A saved voice fills both caches like this, with rows that other states hold."""
+    """As a saved voice fills both caches, with rows of other states."""
     loaded = models(bundle)
     call, rng = joined(bundle, loaded), np.random.default_rng(1)
     inputs, filled, copied, blank = inputs_of(call), states_of(call), states_of(call), states_of(call)

@@ -1,4 +1,4 @@
-"""What a GPU runs, on the processor: the same graphs, buffers and threads, with ONNX Runtime's CPU provider."""
+"""The GPU's graphs, buffers and threads, run with ONNX Runtime's CPU provider."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def random_inputs(bundle: Bundle, name: str, rng: np.random.Generator, chunk: in
 
 FORMS = [
     ("tiny_bundle", "fp16", 0.9999),
-    # Plain arithmetic rounds activations to 8 bits, too.
+    # Plain arithmetic rounds activations to 8 bits too.
     ("tiny_bundle", "int8", 0.99),
     ("tiny_bundle_15", "int4", 0.99),
     ("tiny_parts_bundle", "fp16", 0.9999),
@@ -55,7 +55,7 @@ FORMS = [
 def test_every_step_model_agrees_with_float32(
     request: pytest.FixtureRequest, form: str, precision: str, floor: float
 ) -> None:
-    """Three calls of each length: the first, the one that is bound, and the other turn of two buffers."""
+    """Three calls per length: the first, the bound one, and the other of two buffers."""
     bundle = open_bundle(request.getfixturevalue(form), precision)
     for name, declared in bundle.manifest.step_models.items():
         rng = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def test_every_step_model_agrees_with_float32(
 
 @pytest.mark.parametrize("name", [BASE_LM_STEP, LOCDIT_STEP])
 def test_rewrites_match_converted_programs(tiny_bundle: Path, name: str) -> None:
-    """Otherwise they would be skipped in silence: the graph computes the same without them."""
+    """Otherwise they would be skipped silently, with the same results."""
     import onnx
 
     path = tiny_bundle / open_bundle(tiny_bundle, "fp16").manifest.package_path("fp16", name)

@@ -91,7 +91,7 @@ def test_changed_weights_miss_the_cache(package: Path) -> None:
 
 
 def test_an_entry_for_a_package_of_another_size_is_not_used(lab: Any, package: Path) -> None:
-    """If a caller's key does not change with the content, the package is used and not the entry."""
+    """If a caller's key ignores the content, the package is used instead of the entry."""
     load_lowered(package, cache_key="model")
     weight = np.full((64, 128), 2, np.float32)
     x = np.ones((1, 128), np.float32)

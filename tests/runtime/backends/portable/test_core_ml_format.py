@@ -1,4 +1,4 @@
-"""The copy of Core ML's descriptors, which this file makes from coremltools when it is run as a script."""
+"""The copy of Core ML's descriptors; run as a script, this file generates it from coremltools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from voxcpm_runtime.backends.portable.core_ml_format import DESCRIPTORS
 
 
 def descriptors() -> bytes:
-    """The installed coremltools' `Model.proto` and all that it imports, each file after those that it imports."""
+    """The installed coremltools' `Model.proto` and its imports, in dependency order."""
     from coremltools.proto import Model_pb2
 
     found: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""An embedding table with NaN or infinities is one line at the command line, although its digest is right."""
+"""An embedding table with NaN or infinities is a one-line error, even with a correct digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a guest: no telemetry, one arena, no more threads than the process has cores, plain refusals."""
+"""ONNX Runtime's configuration: no telemetry, one arena, threads within the affinity mask, clear errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASK = "import os, voxcpm_runtime.backends.portable; print(os.environ['ORT_DISABL
 
 
 def run(program: str, home: Path, *arguments: object, **variables: str) -> str:
-    """What the program prints, for a user who has never run it, nor set anything."""
+    """The output of a program for a new user without settings."""
     kept = {k: v for k, v in os.environ.items() if k not in {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}}
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
@@ -45,7 +45,7 @@ def package(lab: Any) -> Path:
 
 
 def test_running_a_step_model_queues_no_telemetry(package: Path, tmp_path: Path) -> None:
-    """From 1.31 on, ONNX Runtime begins as soon as it is imported."""
+    """From 1.31 on, ONNX Runtime starts telemetry on import."""
     assert run(RUN, tmp_path, package) == "[2. 2. 2. 2.]\n"
     assert not [path for path in tmp_path.rglob("*") if "microsoft" in path.name.lower()]
 
@@ -55,7 +55,7 @@ def test_users_setting_is_preserved(tmp_path: Path) -> None:
 
 
 MODELS, MEGABYTES = 6, 64
-"""Sessions, and the size of the one tensor that each of them needs while it computes."""
+"""Sessions, and the size of the one temporary tensor that each needs."""
 ARENA = f"""
 import gc, os
 from pathlib import Path
@@ -86,7 +86,7 @@ print(megabytes() - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_sequential_models_share_memory(tmp_path: Path) -> None:
-    """In a process of its own: what a model has once had, its arena keeps."""
+    """In a subprocess, as an arena never shrinks."""
     grown = float(run(ARENA, tmp_path))
     assert MEGABYTES <= grown < MODELS / 2 * MEGABYTES, f"{MODELS} models have come to {grown:.0f} MB"
 
@@ -104,7 +104,7 @@ for task in os.listdir("/proc/self/task"):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for the cores of each thread")
 def test_threads_stay_on_allowed_cores(package: Path, tmp_path: Path) -> None:
-    """ONNX Runtime's own choice is a thread bound to each of the machine's cores."""
+    """ONNX Runtime's default is a thread pinned to each of the machine's cores."""
     assert set(run(CORES, tmp_path, package).split()) == {str(min(os.sched_getaffinity(0)))}
 
 
@@ -121,7 +121,7 @@ def test_threads_stay_on_allowed_cores(package: Path, tmp_path: Path) -> None:
 def test_cpu_quota_limits_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, limit: str, expected: int | None
 ) -> None:
-    """The limit of a control group, as a container has one, on a machine of eight cores."""
+    """The limit of a container's control group on a machine with eight cores."""
     groups = tmp_path / "cgroup"
     groups.write_text(own)
     folder = tmp_path / own.rsplit("0::/", maxsplit=1)[-1] if "0::/" in own else tmp_path
@@ -161,6 +161,6 @@ def test_allocation_and_thread_failures_are_reported(error: Exception, line: str
     "error", [errors.InvalidGraph("no such operator"), RuntimeError("Error in execution: ScatterND")]
 )
 def test_other_failures_are_attributed_to_the_package(error: Exception) -> None:
-    """What fails in a call with bound inputs, ONNX Runtime raises as a plain RuntimeError."""
+    """ONNX Runtime raises failures of calls with bound inputs as plain RuntimeError."""
     with pytest.raises(BundleError, match=r"or its cache entry is"), session_errors(Path("a.mlpackage")):
         raise error

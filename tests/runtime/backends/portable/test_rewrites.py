@@ -1,4 +1,4 @@
-"""Rewrites of the plain-mode graph: they apply to their exact formulas alone, and keep the results."""
+"""Rewrites of the plain-mode graph: they match only their exact formulas, and keep the results."""
 
 from __future__ import annotations
 

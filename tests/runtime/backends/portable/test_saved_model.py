@@ -1,4 +1,4 @@
-"""Large integer models are saved as ONNX Runtime opened them, and mapped at the next start."""
+"""Large integer models are saved in ONNX Runtime's optimised form, and mapped at the next start."""
 
 from __future__ import annotations
 

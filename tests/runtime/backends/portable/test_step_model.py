@@ -102,7 +102,7 @@ def test_a_context_carries_from_chunk_to_chunk(context_package: Path) -> None:
 
 
 def test_rows_of_a_cache_are_read_and_overwritten(cache_package: Path, rng: np.random.Generator) -> None:
-    """A saved voice fills caches like this."""
+    """As a saved voice fills caches."""
     model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
     state, inputs = model.new_state(), cache_inputs(rng, 3)
     model(inputs, state)
@@ -150,7 +150,7 @@ def test_wrong_inputs_are_named(context_package: Path, inputs: dict[str, np.ndar
 def test_concurrent_calls_are_limited(
     lab: Any, cache_package: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Each call has tensors of its own: memory would grow with the number of threads."""
+    """Each call has its own tensors, so memory would grow with the number of threads."""
     places = step_model.FairSemaphore(1)
     monkeypatch.setattr(step_model, "COMPUTE_SLOTS", places)
     added = lab.package(lambda x: lab.mb.add(x=x, y=np.float32(1)), {"x": np.ones(4, np.float32)}, "added")
@@ -181,7 +181,7 @@ def test_waiting_calls_run_in_fifo_order() -> None:
             thread.start()
             until(lambda number=number: len(places._waiters) == number)
         assert not order
-    # The thread that has just released it does not get it back before them.
+    # The releasing thread does not overtake them.
     take(5)
     for thread in threads:
         thread.join(20)
