@@ -211,10 +211,10 @@ def _record_solves(model: Any) -> Iterator[list[dict[str, Any]]]:
     solves: list[dict[str, Any]] = []
     solve_euler = model.feat_decoder.solve_euler
 
-    def recorded(**given: Any) -> Any:
-        tensors = {name: given[name].clone() for name in ("x", "mu", "cond")}
-        solves.append({**tensors, "cfg_value": given["cfg_value"]})
-        return solve_euler(**given)
+    def recorded(**arguments: Any) -> Any:
+        tensors = {name: arguments[name].clone() for name in ("x", "mu", "cond")}
+        solves.append({**tensors, "cfg_value": arguments["cfg_value"]})
+        return solve_euler(**arguments)
 
     with mock.patch.object(model.feat_decoder, "solve_euler", recorded):
         yield solves

@@ -33,7 +33,7 @@ from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.middleware.metrics import count_suspicious_warnings
 
 _APP = "voxcpm-coreml"
-_REFUSED = "voxcpm-coreml refuses: "
+_ERROR_PREFIX = "voxcpm-coreml error: "
 # Requests beyond those speaking and waiting, so that lists and probes work, and rejections come from the app.
 _SPARE_REQUESTS = 16
 _ATTEMPTS = 2
@@ -53,7 +53,7 @@ class Replica:
             self._app = create_app(tts, settings, keys, replicated=True)
         except VoxCPMError as error:
             # Ray Serve reports an error's message among other lines; the prefix marks it.
-            raise RuntimeError(f"{_REFUSED}{ray.util.get_node_ip_address()}: {error}") from None
+            raise RuntimeError(f"{_ERROR_PREFIX}{ray.util.get_node_ip_address()}: {error}") from None
         # For the lifetime of the process.
         self._warnings = count_suspicious_warnings(self._app.state.service.metrics)
         self._warnings.__enter__()
@@ -167,5 +167,5 @@ def _start(settings: ClusterSettings, app: Any) -> None:
         with contextlib.suppress(Exception):
             deployments = serve.status().applications[_APP].deployments
             reasons += [deployment.message for deployment in deployments.values()]
-        refusals = [text.partition(_REFUSED)[2] for text in reasons if _REFUSED in text]
-        raise InputError([*refusals, *reasons][0].strip().splitlines()[0]) from None
+        errors = [text.partition(_ERROR_PREFIX)[2] for text in reasons if _ERROR_PREFIX in text]
+        raise InputError([*errors, *reasons][0].strip().splitlines()[0]) from None

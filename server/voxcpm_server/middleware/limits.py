@@ -54,7 +54,7 @@ class BodyLimitMiddleware:
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
         self._settings = settings
-        self._held = 0
+        self._buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. A body that is too large by its Content-Length is not read."""
@@ -67,11 +67,11 @@ class BodyLimitMiddleware:
             await send_error(error, scope, receive, send)
             return
         patience, maximum = self._settings.client_timeout, self._settings.max_upload_bytes
-        taken, held, complete = 0, 0, False
+        received, buffered, complete = 0, 0, False
         waited = 0.0  # seconds
 
         async def bounded() -> Message:
-            nonlocal taken, held, waited, complete
+            nonlocal received, buffered, waited, complete
             if complete:
                 return await receive()  # wait for the disconnect, without a timeout
             began = time.monotonic()
@@ -80,26 +80,26 @@ class BodyLimitMiddleware:
             except asyncio.TimeoutError:
                 raise ApiError(408, f"the body stalled for {patience:g} s", headers=_CLOSE) from None
             waited += time.monotonic() - began
-            taken += len(message.get("body", b""))
+            received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if taken > maximum:
+            if received > maximum:
                 raise self._too_large(f"more than {maximum}")
-            counted = max(0, taken - UNCOUNTED_BYTES_PER_BODY)
-            self._held += counted - held
-            held = counted
-            if self._held > round(self._settings.max_bodies_megabytes * MEGABYTE):
+            counted = max(0, received - UNCOUNTED_BYTES_PER_BODY)
+            self._buffered_bytes += counted - buffered
+            buffered = counted
+            if self._buffered_bytes > round(self._settings.max_bodies_megabytes * MEGABYTE):
                 bound = f"{self._settings.max_bodies_megabytes:g} MB in total; try again in {RETRY_SECONDS} s"
                 text = f"the bodies of all requests exceed {bound}"
                 raise ApiError(503, text, headers=_CLOSE | RETRY)
-            if not complete and waited > patience + taken / MIN_BYTES_PER_SECOND:
+            if not complete and waited > patience + received / MIN_BYTES_PER_SECOND:
                 rate = f"body too slow: expected {MIN_BYTES_PER_SECOND} bytes/s"
-                raise ApiError(408, f"{rate}, got {taken} bytes in {waited:.0f} s", headers=_CLOSE)
+                raise ApiError(408, f"{rate}, got {received} bytes in {waited:.0f} s", headers=_CLOSE)
             return message
 
         try:
             await self._app(scope, bounded, send)
         finally:
-            self._held -= held
+            self._buffered_bytes -= buffered
 
     def _check_headers(self, headers: Headers) -> None:
         # Starlette would decode a form with any Python codec named by the client; some take quadratic time.

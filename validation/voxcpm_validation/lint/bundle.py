@@ -36,7 +36,7 @@ def lint_bundle(
         locate_bundle(bundle, other)
     folder = locate_bundle(bundle, precisions[0] if precisions else None)
     manifest = Manifest.read(folder)
-    chosen = [choose_precision(folder, manifest, asked) for asked in dict.fromkeys(precisions)]
+    chosen = [choose_precision(folder, manifest, precision) for precision in dict.fromkeys(precisions)]
     if not chosen:
         # A bundle from the hub was downloaded in one precision only.
         downloaded = bundle is not None and folder != user_path(bundle)

@@ -201,11 +201,11 @@ function seek(seconds) {
 
 function showPrograms() {
   const base = absoluteUrl("v1");
-  const asked = request();
+  const body = request();
   // The server would reject an empty text.
-  if (!asked.input.trim()) asked.input = SAMPLE_TEXT;
-  element("curl").textContent = curlExample(asked, base, about.needs_key);
-  element("python").textContent = pythonExample(asked, base, about.needs_key);
+  if (!body.input.trim()) body.input = SAMPLE_TEXT;
+  element("curl").textContent = curlExample(body, base, about.needs_key);
+  element("python").textContent = pythonExample(body, base, about.needs_key);
   element("key-variable").hidden = !about.needs_key;
 }
 
