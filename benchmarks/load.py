@@ -300,11 +300,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?")
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--warm-up", type=float, default=30, help="seconds of the same load, not judged")
+    parser.add_argument("--warm-up", type=float, default=30, help="seconds of unmeasured load first")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="last: options of `serve`")
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="options of `serve`; goes last")
     options = parser.parse_args()
     server = Server(options.bundle, options.serve)
     try:
