@@ -101,6 +101,7 @@ ROOMS = (
     "text",
     "english",
     "audio",
+    "words",
     "bundle",
     "backends",
     "model",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
+    from voxcpm_runtime.words.files import timestamps_file
+    from voxcpm_runtime.words.words import Word, character_times
 
 __all__ = [
     "Audio",
@@ -53,14 +55,19 @@ __all__ = [
     "VoiceStore",
     "VoxCPM",
     "VoxCPMError",
+    "Word",
+    "character_times",
     "decode_audio",
     "pcm16",
+    "timestamps_file",
 ]
 
 # In order of lookup, cheap imports first.
 _MODULES = (
     "voxcpm_constants.errors",
     "voxcpm_runtime.options",
+    "voxcpm_runtime.words.words",
+    "voxcpm_runtime.words.files",
     "voxcpm_runtime.speech.arguments",
     "voxcpm_runtime.speech.results",
     "voxcpm_runtime.speech.saved_segments",

@@ -42,16 +42,20 @@ FORMATS = {
 
 
 def check_output_path(
-    path: str | Path, *, inputs: Iterable[str | Path | None] = (), overwrite: bool = False
-) -> Path:
-    """The path with ~ expanded. Raises InputError if no audio file can be written there.
+    path: str | Path, *, inputs: Iterable[str | Path | None] = (), overwrite: bool = False,
+    endings: Iterable[str] | None = None,
+) -> Path:  # fmt: skip
+    """The path with ~ expanded. Raises InputError if no audio file, or file of these `endings`, can be written there.
 
     inputs: files that the output must not replace. overwrite: whether a read-only file may be replaced.
     """
     path = user_path(path)
     try:
         target = replaced_file(path, overwrite=overwrite)
-        _format(path)
+        if endings is None:
+            _format(path)
+        elif path.suffix.lower() not in endings:
+            raise InputError(f"{path}: expected a name that ends in {', '.join(endings)}")
         refuse_inputs(path, inputs)
         if target is None:
             return path

@@ -42,6 +42,7 @@ from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 from voxcpm_runtime.text.control import checked_control
+from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS
 
 PARTIAL_FAILURE = 1  # Exit code if a line could not be spoken
 RECORD_FILE = "spoken.jsonl"
@@ -91,6 +92,13 @@ def batch(
             "a new one on this machine.",
         ),
     ] = None,
+    timestamps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="json|srt|vtt",
+            help="Next to each audio file, write the times of its words in this format.",
+        ),
+    ] = None,
     voice: VoiceArguments,
     options: GenerationOptions,
     engine: Engine,
@@ -99,6 +107,9 @@ def batch(
 ) -> None:
     """Generate one audio file per line of a file; after an interruption, run the same command to resume."""
     name, source = _bundle_and_input(bundle_and_input or [], source)
+    ending = f".{timestamps}" if timestamps else ""
+    if ending not in ("", *TIMESTAMP_ENDINGS):
+        raise InputError(f"--timestamps: expected json, srt or vtt, got {timestamps}")
     defaults = Arguments(recordings=voice.recordings(), control=voice.control, options=options, seed=seed)
     # The cluster's machines may have devices that this one lacks.
     local_engine = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
@@ -109,7 +120,7 @@ def batch(
     defaults.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad)
     lines = read_lines(source, defaults)
     path = user_path(folder)
-    _check_outputs(lines, path, source)
+    _check_outputs(lines, path, source, ending)
     make_folder(path)
     token = CancelToken()
     try:
@@ -119,7 +130,7 @@ def batch(
             f"{path}: another batch is writing into this folder; wait, or choose another"
         ) from None
     try:
-        run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet)
+        run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet, timestamps=ending)
         with interruptible(token):
             try:
                 run.speak(lines, executor, token)
@@ -165,10 +176,10 @@ def _local_executor(
             note(f"{place}: {progress_text(progress)}")
 
         arguments = replace(line.arguments, cancel=cancel, progress=show)
-        yield line, spoken_file(tts, arguments, line.output, partial(warn, line.number))
+        yield line, spoken_file(tts, arguments, line.output, partial(warn, line.number), line.timestamps)
 
 
-def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str) -> None:
+def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str, timestamps: str) -> None:
     """Raises InputError if two lines have the same output (by links, case or Unicode form, too), or if an output or the
     record is also an input.
     """
@@ -178,8 +189,9 @@ def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: s
     for line in lines:
         if isinstance(line, BatchLine):
             path = folder / line.output
-            refuse_inputs(path, [input_file(source), *line.arguments.recordings.files()])
-            name = unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
+            for written in (path, path.with_suffix(timestamps) if timestamps else path):
+                refuse_inputs(written, [input_file(source), *line.arguments.recordings.files()])
+            name = unicodedata.normalize("NFC", os.path.realpath(written)).casefold()
             earlier = seen.setdefault(name, line.number)
             if earlier != line.number:
                 raise InputError(
@@ -190,9 +202,10 @@ def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: s
 class _Run:
     """One run over a batch. A failed line is reported, and the others continue; finished files are recorded."""
 
-    def __init__(self, folder: Path, bundle: str, *, overwrite: bool, quiet: bool) -> None:
+    def __init__(self, folder: Path, bundle: str, *, overwrite: bool, quiet: bool, timestamps: str) -> None:
         self.failures: list[Failure] = []
         self._folder, self._bundle, self._overwrite, self._quiet = folder, bundle, overwrite, quiet
+        self._timestamps = timestamps
         self._spoken = self._skipped = 0
         # Opened for writing, to fail before any work if it cannot be recorded.
         with (folder / RECORD_FILE).open("ab+") as file:
@@ -250,12 +263,14 @@ class _Run:
             except VoxCPMError as error:
                 self._fail(line.number, error)
                 continue
-            yield replace(line, digest=digest)
+            yield replace(line, digest=digest, timestamps=self._timestamps)
 
     def _is_finished(self, output: str, digest: str) -> bool:
         """Whether an earlier run wrote this file for these arguments. Raises InputError if the file is not recorded."""
         path, recorded = self._folder / output, self._recorded.get(output)
         if self._overwrite or not path.exists():
+            return False
+        if self._timestamps and not path.with_suffix(self._timestamps).exists():
             return False
         if recorded is None:
             raise InputError(f"{path} exists but is not in {RECORD_FILE}; move it, or use --overwrite")
@@ -284,6 +299,8 @@ class _Run:
                 file.write(separator + json.dumps(entry).encode() + b"\n")
 
         path = self._folder / line.output
+        if spoken.timestamps is not None:
+            write_audio_file(path.with_suffix(line.timestamps), spoken.timestamps, overwrite=self._overwrite)
         write_audio_file(path, spoken.content, overwrite=self._overwrite, record=record)
 
     def _fail(self, number: int, reason: object) -> None:

@@ -24,6 +24,7 @@ from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_runtime.words.files import timestamps_file
 
 _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
@@ -41,6 +42,7 @@ class BatchLine:
     output: str  # Path of its audio file below the output folder, in POSIX form
     arguments: Arguments
     digest: str = ""  # `Arguments.digest`; empty until the line is reached
+    timestamps: str = ""  # Ending of a file with the times of its words; empty for none
 
     def self_contained(self, bundle: Bundle) -> Arguments:
         """The arguments with the content of the recordings, for another machine. Raises InputError."""
@@ -167,12 +169,16 @@ class SpokenFile:
     facts: dict[str, Any]
     """For the record: seed, seconds, samples, and the reasons of suspicious segments by number, from 1."""
     summary: str  # What the command prints about it
+    timestamps: bytes | None = None  # Content of the file with the times of its words
 
 
 def spoken_file(
-    tts: VoxCPM, arguments: Arguments, output: str, warn: Callable[[str], None]
+    tts: VoxCPM, arguments: Arguments, output: str, warn: Callable[[str], None], timestamps: str = ""
 ) -> SpokenFile | VoxCPMError:
-    """The file of an utterance, or its error. output: the file's name, whose suffix selects the format."""
+    """The file of an utterance, or its error. output: the file's name, whose suffix selects the format.
+
+    timestamps: see `BatchLine`.
+    """
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
@@ -184,6 +190,7 @@ def spoken_file(
             warnings.showwarning = show  # type: ignore[assignment]
             speech = tts.speak_plan(plan(tts.bundle, arguments))
             content, clipped = audio_file(output, speech.audio, speech.sample_rate)
+            times = timestamps_file(speech.words, timestamps) if timestamps else None
     except VoxCPMError as error:
         return error
     facts = {
@@ -192,4 +199,4 @@ def spoken_file(
         "samples": len(speech.audio),
         "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
     }
-    return SpokenFile(content, facts, speech_summary(speech, clipped))
+    return SpokenFile(content, facts, speech_summary(speech, clipped), times)

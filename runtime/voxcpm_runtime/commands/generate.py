@@ -7,7 +7,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,7 @@ import typer
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import shown
-from voxcpm_runtime.audio.files import check_output_path, write_audio
+from voxcpm_runtime.audio.files import check_output_path, write_audio, write_audio_file
 from voxcpm_runtime.audio.pcm import clipped_samples, pcm16
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.shared_arguments import (
@@ -39,6 +39,8 @@ from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, f
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
+from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS, timestamps_file
+from voxcpm_runtime.words.words import Word
 
 STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141  # Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it
@@ -88,9 +90,13 @@ def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions)
             f"{shown(bundle)}: expected a bundle, but this is not a folder; to speak it, use --text or --text-file"
         )
     target = None
+    inputs = [input_file(flags.text_file), *flags.files()]
     if flags.output != STANDARD_OUTPUT:
-        inputs = (input_file(flags.text_file), *flags.files())
         target = check_output_path(flags.output, inputs=inputs, overwrite=flags.overwrite)
+    if flags.timestamps is not None:
+        check_output_path(
+            flags.timestamps, inputs=[*inputs, target], overwrite=flags.overwrite, endings=TIMESTAMP_ENDINGS
+        )
     arguments = Arguments(
         text=flags.text_to_speak(),
         recordings=flags.recordings(),
@@ -126,6 +132,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFl
     writes = not speech.cancelled or (flags.keep_partial and len(speech.audio) > 0)
     if writes:
         clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=flags.overwrite)
+        _write_timestamps(flags, speech.words if flags.timestamps else ())
         if not flags.quiet:
             # The output may be standard output itself.
             typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
@@ -148,7 +155,9 @@ def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
             f"… | aplay -f S16_LE -c 1 -r {rate}"
         )
     token = CancelToken()
-    planned = plan(bundle, replace(arguments, cancel=token))
+    words: list[Word] = []
+    on_words = None if flags.timestamps is None else words.extend
+    planned = plan(bundle, replace(arguments, cancel=token, on_words=on_words))
     tts = load_voxcpm(bundle, flags)
     if not quiet:
         # Raw samples have no header.
@@ -159,10 +168,17 @@ def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
             _write_to_pipe(pcm16(chunk).astype("<i2").tobytes())
             samples += len(chunk)
             clipped += clipped_samples(chunk)
+    _write_timestamps(flags, words)
     if not quiet:
         typer.echo(f"{samples / rate:.2f} s of speech{clipped_text(clipped)}", err=True)
     if token.cancelled:
         raise Cancelled("interrupted")
+
+
+def _write_timestamps(flags: GenerateFlags, words: Sequence[Word]) -> None:
+    if flags.timestamps is not None:
+        content = timestamps_file(words, Path(flags.timestamps).suffix.lower())
+        write_audio_file(flags.timestamps, content, overwrite=flags.overwrite)
 
 
 def _write_to_pipe(content: bytes) -> None:

@@ -77,6 +77,10 @@ class OutputArguments:
         bool, typer.Option("--keep-partial", help="On Ctrl-C, save the speech so far.")
     ] = False
     quiet: Quiet = False
+    timestamps: Annotated[
+        str | None,
+        typer.Option(help="File for the times of the words: .json, or subtitles as .srt or .vtt."),
+    ] = None
 
 
 # fmt: off

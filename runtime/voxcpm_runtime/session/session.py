@@ -20,9 +20,10 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import real_number, text_argument, valid_unicode, wrong_type
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
 from voxcpm_runtime.speech.arguments import CancelToken
-from voxcpm_runtime.speech.results import Piece
+from voxcpm_runtime.speech.results import Piece, SpokenSegment
 from voxcpm_runtime.text.segments import Segment, one_segment
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
+from voxcpm_runtime.words.words import Word
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,6 +58,13 @@ class AudioChunk:
     text, the sentence, and the position in it."""
     text: str
     """The sentence as pushed, with surrounding white space and preceding text that has nothing to say."""
+    spoken: SpokenSegment | None = field(default=None, repr=False)
+    """With the last chunk of a sentence, or of each segment of a long one, the whole segment."""
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of the segment that ends here, in seconds from the session's beginning; none before its end."""
+        return self.spoken.words if self.spoken else ()
 
 
 class Session:
@@ -327,7 +335,7 @@ class Session:
 
     def _chunk(self, piece: Piece) -> AudioChunk:
         place = hashlib.sha256(self._chain + self._offset.to_bytes(8, "big")).hexdigest()[:_STATE_DIGITS]
-        chunk = AudioChunk(pcm16(piece.audio), self._offset, self._sentence, place, self._text)
+        chunk = AudioChunk(pcm16(piece.audio), self._offset, self._sentence, place, self._text, piece.spoken)
         self._offset += len(chunk.pcm)
         return chunk
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
@@ -25,8 +25,10 @@ from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import described, with_control
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
+from voxcpm_runtime.words.words import Word
 
 _SEED_BITS = 32  # Length of a random seed
+WordsCallback = Callable[[tuple[Word, ...]], object]
 
 
 class Cancelled(VoxCPMError):
@@ -78,12 +80,15 @@ class Arguments:
     keep_partial: bool = False  # After `cancel`, return what was spoken so far instead of raising Cancelled
     saved_segments: SavedSegments | None = None
     """Where finished segments of a long text are saved, so that a later run can resume."""
+    on_words: WordsCallback | None = None
+    """Called with the words of each segment when it is spoken, before a stream yields its last samples."""
 
     def __post_init__(self) -> None:
         if self.control is not None:
             valid_unicode(text_argument(self.control, "control"), "control", "control")
-        if self.progress is not None and not callable(self.progress):
-            raise wrong_type(self.progress, "progress", "a function")
+        for name in ("progress", "on_words"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise wrong_type(given, name, "a function")
         if self.cancel is not None:
             instance(self.cancel, CancelToken, "cancel", "a CancelToken")
         switch(self.keep_partial, "keep_partial")
@@ -152,6 +157,7 @@ class Keywords(TypedDict, total=False):
     cancel: CancelToken | None
     keep_partial: bool
     saved_segments: SavedSegments | None
+    on_words: WordsCallback | None
     cfg_value: float
     inference_timesteps: int
     temperature: float

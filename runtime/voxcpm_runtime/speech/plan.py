@@ -249,6 +249,7 @@ class Plan:
         spoken = spelled(say(segment.text), tokenizer) if has_control else target
         planned = PlannedSegment(
             text=segment.text,
+            said=spoken,
             transcript=continued_transcript(said, tokenizer),
             tokens=tokens,
             transcript_tokens=tokenizer(transcript) if transcript else [],

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.sequence import Latents
+from voxcpm_runtime.words.pauses import letter_times
+from voxcpm_runtime.words.words import Word, word_times
 
 Reason = Literal["", "long", "short", "cut"]
 """Why speech is suspicious: too long or too short for its text, or cut off by the KV cache; otherwise empty."""
@@ -18,6 +21,7 @@ class PlannedSegment:
     """One segment of the speech, tokenised. A short text is one segment."""
 
     text: str  # The segment as the caller wrote it
+    said: str  # The same as it is said, without a control
     transcript: str
     """The prompt's transcript for a segment that continues this one: normalized, but not spelled."""
     tokens: list[int]  # Tokens of the prompt's transcript and of the text, tokenised together
@@ -45,6 +49,8 @@ class Piece:
     reason: Reason = ""  # What is suspicious about the segment so far
     expected_seconds: float | None = None  # Expected seconds as played; None without a `speech.json`
     planned: PlannedSegment | None = None  # The segment; None for other pieces
+    spoken: SpokenSegment | None = None
+    """The whole segment, with the times of its words: with its last patch in a stream, otherwise None."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,17 @@ class SpokenSegment:
     """What is suspicious even about the best attempt. Without `retry_badcase` lengths are not checked."""
     expected_seconds: float | None = None  # Expected seconds; None without a `speech.json`
     ends_paragraph: bool = False  # Whether a blank line follows in the text
+    said: str = ""  # The text as it is said; empty for a part, and if an earlier release saved the segment
+    sample_rate: int = 0  # Hz
+    start: float = 0.0  # Seconds of the speech before it, pauses included
+
+    @cached_property
+    def words(self) -> tuple[Word, ...]:
+        """The words of the text, with their times in the whole speech; none of a segment that was cancelled."""
+        if not self.said:
+            return ()
+        times = letter_times(self.said, self.audio, self.sample_rate)
+        return word_times(self.text, self.said, times, start=self.start)
 
 
 class SuspiciousSegment(NamedTuple):
@@ -116,6 +133,11 @@ class Speech:
             f"segments={len(self.segments)}, seed={self.seed}, stopped={self.stopped}, cancelled={self.cancelled}, "
             f"real_time_factor={self.real_time_factor:.2f})"
         )
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of the text as it is written, with their times. They are computed when they are first read."""
+        return tuple(word for segment in self.segments for word in segment.words)
 
     @property
     def suspicious(self) -> tuple[SuspiciousSegment, ...]:

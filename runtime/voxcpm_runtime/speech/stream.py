@@ -75,8 +75,11 @@ def stream(
                     current = utterance(plan, index, segment, voice, prompt_letters=letters or 0, left=left)
                 for piece in attempts(plan, driver, current, known_prefix, retries=whole is not None):
                     builder.add(piece)
+                    if whole is None and (piece.stops or piece.patches == current.limit):
+                        spoken = builder.finish(index, segment)
+                        piece = replace(piece, spoken=spoken)  # noqa: PLW2901 - the last one
                     yield piece
-                spoken = builder.finish(index, segment)
+                spoken = spoken or builder.finish(index, segment)
             if segment.anchors:
                 voice = voice or Voice(VoiceHeader.of(plan.bundle.architecture, name=""))
                 voice = voice.extended(segment.transcript, spoken.latents)
@@ -113,6 +116,7 @@ class SpeechBuilder:
         # For the progress.
         self._began = time.perf_counter()
         self._patches = 0  # Patches of the segments before this one
+        self._samples = 0  # Samples before the next segment
         self._finished_characters, self._finished_at = 0, 0.0
 
     def saved(self, index: int, planned: PlannedSegment) -> SpokenSegment | None:
@@ -121,6 +125,7 @@ class SpeechBuilder:
         # Another release may split the text differently.
         if spoken is None or spoken.text != planned.text:
             return None
+        spoken = replace(spoken, start=self._samples / spoken.sample_rate if spoken.sample_rate else 0.0)
         self._append(planned, spoken)
         return spoken
 
@@ -129,8 +134,7 @@ class SpeechBuilder:
         if piece.latents is None:
             self._pieces.clear()
             return
-        # Streamed audio is not kept.
-        self._pieces.append(piece if self._whole else replace(piece, audio=np.zeros(0, np.float32)))
+        self._pieces.append(piece)
         progress, text = self._plan.arguments.progress, self._plan.arguments.text
         if progress is None or text is None:  # A session has no end, so there is no progress to report.
             return
@@ -163,7 +167,7 @@ class SpeechBuilder:
         """The speech; if it was cancelled, the complete segments and the beginning of the next."""
         plan, spoken = self._plan, list(self._segments)
         if self._pieces and self._pieces[0].planned is not None:
-            spoken.append(self._join(len(spoken), self._pieces[0].planned))
+            spoken.append(replace(self._join(len(spoken), self._pieces[0].planned), said=""))
         a = plan.bundle.architecture
         audio, latents = [np.zeros(0, np.float32)], [np.zeros((0, a.patch_size, a.feat_dim), np.float32)]
         for index, segment in enumerate(spoken):
@@ -184,9 +188,12 @@ class SpeechBuilder:
         )
 
     def _append(self, planned: PlannedSegment, spoken: SpokenSegment) -> None:
+        if self._plan.arguments.on_words is not None:
+            self._plan.arguments.on_words(spoken.words)
         if self._whole:
             self._segments.append(spoken)
         self._patches += len(self._pieces)
+        self._samples += len(spoken.audio) + len(self._plan.pause) * planned.ends_paragraph
         self._complete = planned.followed is False
         self._pieces.clear()
         self._finished_characters += len(planned.text)
@@ -206,6 +213,9 @@ class SpeechBuilder:
             reason=last.reason,
             expected_seconds=last.expected_seconds,
             ends_paragraph=planned.ends_paragraph,
+            said=planned.said,
+            sample_rate=self._plan.bundle.architecture.output_sample_rate,
+            start=self._samples / self._plan.bundle.architecture.output_sample_rate,
         )
 
 

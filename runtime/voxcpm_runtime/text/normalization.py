@@ -132,7 +132,7 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
     plain = substituted(text, _MARKUP).strip()
     if _CHINESE.search(text):
         return _read_chinese(plain)
-    if (read_aloud := _english_reader()) is None:
+    if (read_aloud := english_reader()) is None:
         raise MissingExtraError(
             "normalize of English text needs voxcpm_runtime.english, which was removed from this installation; "
             "reinstall voxcpm-coreml"
@@ -150,7 +150,7 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     """
     if not tokenizer.has_letters_only:
         return text
-    read_aloud = _english_reader() or str
+    read_aloud = english_reader() or str
     # Sentence by sentence, to keep the stop of an abbreviation that ends one.
     said: list[str] = []
     for sentence in each_sentence(text):
@@ -208,7 +208,7 @@ def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
     return said if last.isspace() or unicodedata.east_asian_width(last) in "WF" else f"{said} "
 
 
-def _english_reader() -> Callable[..., str] | None:
+def english_reader() -> Callable[..., str] | None:
     """`english.reading.read_aloud`; None if that optional package was deleted."""
     try:
         from voxcpm_runtime.english.reading import read_aloud

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from voxcpm_runtime.text.sentences import each_sentence
 
 _CLOSERS = "[\"'”’»」』》〉)\\]}）】〕］]*"
-_WIDE = "぀-ヿ㐀-䶿一-鿿\uf900-\ufaff"
+WIDE = "぀-ヿ㐀-䶿一-鿿\uf900-\ufaff"
 # Where to split a sentence that is too long, best first: after a stop in a quotation, after a clause, between words.
 _SPLIT_PATTERNS = (
-    re.compile(rf"[。！？｡।॥؟۔]+{_CLOSERS}|(?<![.!?…])[.!?…]+{_CLOSERS}(?=\s|[{_WIDE}])"),
+    re.compile(rf"[。！？｡।॥؟۔]+{_CLOSERS}|(?<![.!?…])[.!?…]+{_CLOSERS}(?=\s|[{WIDE}])"),
     re.compile(rf"[，、；：—]+{_CLOSERS}|[,;:–-]{_CLOSERS}(?=\s)"),
-    re.compile(rf"\s+|(?<=[{_WIDE}])(?=\w)|(?<=\w)(?=[{_WIDE}])"),
+    re.compile(rf"\s+|(?<=[{WIDE}])(?=\w)|(?<=\w)(?=[{WIDE}])"),
 )
 # A split within this fraction of the text from either end is worse than a lower-ranked one in the middle.
 _EDGE = 0.2

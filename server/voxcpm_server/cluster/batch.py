@@ -37,7 +37,9 @@ def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
     return load_voxcpm(open_same_bundle(name, chosen, digest), chosen)
 
 
-def speak(bundle: tuple[str | None, str, str], request: Any, output: str) -> tuple[Any, list[str]] | str:
+def speak(
+    bundle: tuple[str | None, str, str], request: Any, output: str, timestamps: str
+) -> tuple[Any, list[str]] | str:
     """The file or error of a line, and its warnings; or a message if this machine cannot load the bundle.
 
     bundle: arguments of `_tts`. Raises DeviceError if the GPU failed.
@@ -47,7 +49,7 @@ def speak(bundle: tuple[str | None, str, str], request: Any, output: str) -> tup
     except VoxCPMError as error:
         return f"{ray.util.get_node_ip_address()}: {error}"
     warned: list[str] = []
-    result = spoken_file(tts, request, output, warned.append)
+    result = spoken_file(tts, request, output, warned.append, timestamps)
     if isinstance(result, DeviceError):
         raise result
     return result, warned
@@ -93,7 +95,9 @@ class RayExecutor:
                 except VoxCPMError as error:
                     yield line, error
                 else:
-                    submitted = remote.options(**needs).remote(self._named, request, line.output)
+                    submitted = remote.options(**needs).remote(
+                        self._named, request, line.output, line.timestamps
+                    )
                     running[submitted] = line
             note(f"{done} spoken …")
             if not running:

@@ -1,0 +1,99 @@
+"""Files with the times of words: JSON, SRT and WebVTT, and the command line that writes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.words.files import timestamps_file
+from voxcpm_runtime.words.words import Word
+
+
+def spoken(text: str, start: float = 0.0) -> list[Word]:
+    return [Word(word, start + at, start + at + 0.5, "pauses") for at, word in enumerate(text.split())]
+
+
+def test_subtitles_are_cut_at_sentences_and_after_two_lines():
+    text = (
+        "Dr. Smith & I left. The old clock in the kitchen of the house by the river struck nine, and nobody of the "
+        "family who sat around the table said a single word."
+    )
+    found = timestamps_file(spoken(text, start=3600), ".srt").decode()
+
+    assert found.split("\n\n")[0] == "1\n01:00:00,000 --> 01:00:04,500\nDr. Smith & I left."
+    assert found.split("\n\n")[1].startswith("2\n01:00:05,000 --> 01:00:")
+    cues = [cue.split("\n")[2:] for cue in found.strip().split("\n\n")]
+    assert " ".join(line for cue in cues for line in cue) == text
+    assert all(len(cue) <= 2 and all(len(line) <= 42 for line in cue) for cue in cues)
+
+
+def test_webvtt_has_its_header_dots_and_escapes():
+    found = timestamps_file(spoken("Tom & Ann."), ".vtt").decode()
+
+    assert found == "WEBVTT\n\n1\n00:00:00.000 --> 00:00:02.500\nTom &amp; Ann.\n"
+
+
+def test_chinese_characters_are_joined_and_two_columns_wide():
+    words = [
+        Word(char, at, at + 1, "pauses")
+        for at, char in enumerate("天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏")
+    ]
+
+    assert timestamps_file(words, ".srt").decode().split("\n")[2:4] == [
+        "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋",
+        "收冬藏",
+    ]
+
+
+def test_no_words_make_empty_files():
+    assert json.loads(timestamps_file([], ".json")) == {"method": None, "words": []}
+    assert timestamps_file([], ".srt") == b""
+
+
+@pytest.mark.parametrize("ending", ["json", "srt", "vtt"])
+def test_generate_writes_the_times_of_its_words(tmp_path, ending):
+    times = tmp_path / f"words.{ending}"
+    arguments = ["generate", "-t", "It costs $5. Really?", "-o", str(tmp_path / "a.wav"), "--seed", "1", "-q"]
+
+    assert cli.main([*arguments, "--timestamps", str(times)]) == 0
+
+    if ending == "json":
+        document = json.loads(times.read_text())
+        assert document["method"] in ("pauses", "attention")
+        assert [word["word"] for word in document["words"]] == ["It", "costs", "$5.", "Really?"]
+    else:
+        assert [line for line in times.read_text().split("\n") if "$5" in line or "?" in line] == [
+            "It costs $5.",
+            "Really?",
+        ]
+
+
+def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_path, capsys):
+    source = tmp_path / "lines.txt"
+    source.write_text("Hello there.\nGood night.\n")
+    arguments = ["batch", str(source), "-o", str(tmp_path / "out"), "--seed", "1", "--timestamps", "srt"]
+
+    assert cli.main(arguments) == 0
+    assert "Good night." in (tmp_path / "out" / "output_002.srt").read_text()
+    (tmp_path / "out" / "output_001.srt").unlink()
+    assert cli.main(arguments) == 0
+    assert "1 spoken, 1 skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", ["words.txt", "a.wav"])
+def test_a_file_of_another_kind_is_refused_before_anything_is_spoken(tmp_path, given, capsys):
+    arguments = [
+        "generate",
+        "-t",
+        "Hi.",
+        "-o",
+        str(tmp_path / "a.wav"),
+        "--timestamps",
+        str(tmp_path / given),
+    ]
+
+    assert cli.main(arguments) == 2
+    assert "expected a name that ends in .json, .srt, .vtt" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
