@@ -85,7 +85,11 @@ def create_app(
     for prefix in ("/v1", ""):
         for router in routers:
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
-    for router in (status_routes.probes, *(router for room in rooms for router in room.unprefixed)):
+    for router in (
+        status_routes.probes,
+        speech_routes.captioned,
+        *(router for room in rooms for router in room.unprefixed),
+    ):
         app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, settings=settings)

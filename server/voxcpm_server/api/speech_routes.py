@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
@@ -11,9 +13,10 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from voxcpm_runtime import Voice, VoxCPM
+from voxcpm_runtime import Voice, VoxCPM, Word
 from voxcpm_server.api.openapi import ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
+from voxcpm_server.settings import OPENAI_MODELS
 from voxcpm_server.speech.encoding import FORMATS, Encoder
 from voxcpm_server.speech.service import Service, get_service
 from voxcpm_server.speech.speech_requests import (
@@ -22,9 +25,10 @@ from voxcpm_server.speech.speech_requests import (
     decode_recording,
     speech_request,
 )
-from voxcpm_server.speech.speech_responses import cancel_on_disconnect, speak
+from voxcpm_server.speech.speech_responses import Captions, cancel_on_disconnect, speak
 
 speech = APIRouter(tags=["speech"])
+captioned = APIRouter(tags=["speech"])
 voices = APIRouter(tags=["voices"])
 # Maximum ignored fields in the response header, and characters of each.
 _MAX_REPORTED = 32
@@ -56,6 +60,13 @@ async def create_speech(
     body: Annotated[SpeechRequest, Depends(speech_request)], request: Request, service: TheService
 ) -> Response:
     """Speak a text. The first bytes are sent once the first patch is generated."""
+    return await respond(body, request, service)
+
+
+async def respond(
+    body: SpeechRequest, request: Request, service: Service, captions: Captions | None = None
+) -> Response:
+    """The response to a speech request. captions: makes the JSON objects it consists of. Raises as `speak`."""
     service.queue.check(request.state.owner)
     with await service.bundles.lease(body.model) as served:
         ignored = await run_in_threadpool(body.ignored_fields, served)
@@ -63,12 +74,38 @@ async def create_speech(
         maximum = service.settings.max_characters
         arguments = await run_in_threadpool(body.arguments, service.settings, served, maximum, voice)
         encoder, events = body.encoder(served.tts), body.stream_format == "sse"
-        response = await speak(request, served, arguments, encoder, events=events, whole=not body.stream)
+        # Headers precede the audio.
+        whole = not body.stream or (body.word_timestamps and not events)
+        response = await speak(
+            request, served, arguments, encoder,
+            events=events, whole=whole, timed=body.word_timestamps, captions=captions,
+        )  # fmt: skip
     if ignored:
         # Client-supplied names must fit into a short ASCII header line.
         reported = [name[:_MAX_REPORTED] for name in ignored[:_MAX_REPORTED]]
         response.headers["X-Ignored-Fields"] = json.dumps(reported)
     return response
+
+
+@captioned.post(
+    "/dev/captioned_speech",
+    dependencies=[Depends(_check_queue)],
+    responses=ERROR_RESPONSES,
+    openapi_extra=REQUEST_BODY,
+)
+async def create_captioned_speech(
+    body: Annotated[SpeechRequest, Depends(speech_request)], request: Request, service: TheService
+) -> Response:
+    """Speak like Kokoro-FastAPI: base64 audio and word times, as one JSON object or a stream of lines."""
+    if body.model not in service.bundles.names:  # such as kokoro
+        body.model = OPENAI_MODELS[0]
+    form = FORMATS[body.response_format].content_type
+
+    def captions(data: bytes, words: Sequence[Word]) -> dict[str, Any]:
+        timestamps = [{"word": word.text, "start_time": word.start, "end_time": word.end} for word in words]
+        return {"audio": base64.b64encode(data).decode(), "audio_format": form, "timestamps": timestamps}
+
+    return await respond(body, request, service, captions)
 
 
 def _model(name: str) -> dict[str, Any]:

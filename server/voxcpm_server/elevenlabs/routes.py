@@ -1,25 +1,32 @@
-"""ElevenLabs' multi-context websocket, `/v1/text-to-speech/{voice}/multi-stream-input`, for voice agents."""
+"""ElevenLabs' multi-context websocket for voice agents, and its routes that return timestamps."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, WebSocket
+from fastapi import APIRouter, Request, WebSocket
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
+from voxcpm_runtime import Word, character_times
+from voxcpm_server.api.openapi import ERROR_RESPONSES
+from voxcpm_server.api.speech_routes import respond
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.rooms import Room
+from voxcpm_server.settings import OPENAI_MODELS
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.service import Service, get_service
-from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
+from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED, SpeechRequest
 from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
-from voxcpm_server.streams.sessions import Flushed, SessionStream
+from voxcpm_server.streams.sessions import Flushed, SessionStream, SpokenPiece
 
 router = APIRouter()
 _MAX_OPEN = 5  # contexts per connection, as at ElevenLabs
@@ -29,57 +36,34 @@ _MAX_ID = 200
 _MAX_DIGITS = 10
 _DEFAULT_FORMAT = "mp3_44100_128"
 _FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
-# Typical for English, until the first sentence gives the pace of this voice.
-_TYPICAL_CHARACTERS_PER_SECOND = 15.0
 
 
 class Alignment:
-    """Estimates character times: spreads each sentence over its audio at the pace of the previous sentence.
+    """Character times of a context, in the websocket's format.
 
-    A slower sentence runs out of characters early; the rest of a faster one is placed at its end.
-    restarts: whether times count from the last `take` instead of the beginning.
+    restarts: whether times count from the end of the last message that has some, instead of the beginning.
     """
 
     def __init__(self, *, restarts: bool = True) -> None:
         self._restarts = restarts
-        self._pace = _TYPICAL_CHARACTERS_PER_SECOND
         self._sentence = -1
-        self._text = ""
-        self._placed = 0
-        self._seconds = 0.0
-        # Characters with their start in seconds, since the beginning or the last `take`.
-        self._starts: list[tuple[str, float]] = []
-        self._now = 0.0
+        self._text = ""  # not aligned yet
+        self._now = self._sent = 0.0
 
-    def add(self, sentence: int, text: str, seconds: float) -> None:
-        """Place the characters of a piece of audio. sentence, text: the sentence's index and text."""
-        if sentence != self._sentence:
-            self.finish()
-            self._sentence, self._text = sentence, text
-        until = min(len(self._text), round((self._seconds + seconds) * self._pace))
-        more = self._text[self._placed : until]
-        self._starts += [(c, self._now + seconds * i / len(more)) for i, c in enumerate(more)]
-        self._placed += len(more)
-        self._seconds += seconds
-        self._now += seconds
-
-    def finish(self) -> None:
-        """Place the rest of the sentence at its end, and measure its pace."""
-        self._starts += [(character, self._now) for character in self._text[self._placed :]]
-        if self._seconds and self._text:
-            self._pace = len(self._text) / self._seconds
-        self._text, self._placed, self._seconds = "", 0, 0.0
-
-    def take(self) -> dict[str, Any] | None:
-        """Characters placed since the last call, with times in milliseconds; None if there are none."""
-        placed, now = self._starts, self._now
-        if not placed:
+    def add(self, piece: SpokenPiece) -> dict[str, Any] | None:
+        """The characters of the segment that ends with this piece, with times in milliseconds; otherwise None."""
+        if piece.sentence > self._sentence:
+            self._sentence, self._text = piece.sentence, self._text + piece.text
+        self._now += piece.seconds
+        if not piece.words:
             return None
-        self._starts, self._now = [], 0.0 if self._restarts else now
-        starts = [round(1000 * at) for _, at in placed]
-        ends = [*starts[1:], round(1000 * now)]
+        text, self._text = _split_after(self._text, piece.words)
+        origin = self._sent if self._restarts else 0.0
+        starts = [round(1000 * (start - origin)) for start, _ in character_times(text, piece.words)]
+        ends = [*starts[1:], round(1000 * (self._now - origin))]
+        self._sent = self._now
         return {
-            "chars": [character for character, _ in placed],
+            "chars": list(text),
             "charStartTimesMs": starts,
             "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
         }
@@ -87,6 +71,67 @@ class Alignment:
 
 def _invalid(field: str, message: str) -> ApiError:
     return ApiError(400, f"{field}: {message}", param=field.partition(".")[0])
+
+
+def _format(query: Mapping[str, str]) -> tuple[str, int]:
+    """The codec and sample rate of `output_format`."""
+    output_format = query.get("output_format", _DEFAULT_FORMAT)
+    if (form := _FORMAT.fullmatch(output_format)) is None:
+        expected = "expected a format such as pcm_24000, mp3_44100_128 or opus_48000_32"
+        raise _invalid("output_format", f"{expected}, got {output_format!r}")
+    return form[1], int(form[2])
+
+
+def _speed(voice_settings: Any) -> float:
+    speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
+    speed = 1.0 if speed is None else speed
+    if type(speed) not in (int, float) or not MIN_SPEED <= speed <= MAX_SPEED:
+        raise _invalid("voice_settings.speed", f"expected {MIN_SPEED} to {MAX_SPEED:g}")
+    return float(speed)
+
+
+def _split_after(text: str, words: Sequence[Word]) -> tuple[str, str]:
+    """The text up to the last of the words and the white space after it, and the rest."""
+    at = 0
+    for word in words:
+        at = max(at, text.find(word.text, at) + len(word.text))
+    at = len(text) - len(text[at:].lstrip())
+    return text[:at], text[at:]
+
+
+class TimedRequest(BaseModel):
+    """What to say. Other fields of ElevenLabs are ignored."""
+
+    text: str
+    model_id: str | None = None
+    seed: int | None = None
+    voice_settings: dict[str, Any] | None = None
+
+
+@router.post("/text-to-speech/{voice}/with-timestamps", tags=["speech"], responses=ERROR_RESPONSES)
+@router.post("/text-to-speech/{voice}/stream/with-timestamps", tags=["speech"], responses=ERROR_RESPONSES)
+async def speak_with_timestamps(voice: str, body: TimedRequest, request: Request) -> Response:
+    """Speak, with the time of each character, as one JSON object or a stream of lines."""
+    service, (codec, rate) = get_service(request), _format(request.query_params)
+    model = body.model_id if body.model_id in service.bundles.names else OPENAI_MODELS[0]
+    document: dict[str, Any] = {"model": model, "input": body.text, "voice": voice, "seed": body.seed}
+    document |= {"response_format": codec, "sample_rate": rate, "speed": _speed(body.voice_settings)}
+    document["stream"] = request.url.path.endswith("/stream/with-timestamps")
+    rest = body.text
+
+    def captions(data: bytes, words: Sequence[Word]) -> dict[str, Any]:
+        nonlocal rest
+        text, rest = _split_after(rest, words) if words else ("", rest)
+        times = character_times(text, words)
+        alignment = words and {
+            "characters": list(text),
+            "character_start_times_seconds": [round(start, 3) for start, _ in times],
+            "character_end_times_seconds": [round(end, 3) for _, end in times],
+        }
+        both = {"alignment": alignment or None, "normalized_alignment": alignment or None}
+        return {"audio_base64": base64.b64encode(data).decode(), **both}
+
+    return await respond(SpeechRequest.checked(document), request, service, captions)
 
 
 class ElevenLabs(Room):
@@ -122,12 +167,7 @@ class _MultiContextSocket(JsonSocket):
 
     def __init__(self, websocket: WebSocket, service: Service, served: ServedBundle, voice: str) -> None:
         query = websocket.query_params
-        output_format = query.get("output_format", _DEFAULT_FORMAT)
-        form = _FORMAT.fullmatch(output_format)
-        if form is None:
-            expected = "expected a format such as pcm_24000, mp3_44100_128 or opus_48000_32"
-            raise _invalid("output_format", f"{expected}, got {output_format!r}")
-        self._codec, self._rate = form[1], int(form[2])
+        self._codec, self._rate = _format(query)
         # Reject an invalid rate now, not with the first context.
         Encoder(self._codec, served.tts.sample_rate, self._rate)
         seed = query.get("seed")
@@ -178,16 +218,14 @@ class _MultiContextSocket(JsonSocket):
     async def _begin(self, name: str, voice_settings: Any) -> _Context:
         if sum(not context.closed for context in self._contexts.values()) >= _MAX_OPEN:
             raise _invalid("context_id", f"too many contexts: {_MAX_OPEN} are open")
-        speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
-        speed = 1.0 if speed is None else speed
-        if type(speed) not in (int, float) or not MIN_SPEED <= speed <= MAX_SPEED:
-            raise _invalid("voice_settings.speed", f"expected {MIN_SPEED} to {MAX_SPEED:g}")
+        speed = _speed(voice_settings)
 
         def prepare(served: ServedBundle) -> tuple[dict[str, Any], Encoder]:
-            arguments = {**self._arguments, "speed": float(speed)}
+            arguments = {**self._arguments, "speed": speed}
             return arguments, Encoder(self._codec, served.tts.sample_rate, self._rate)
 
         stream = await self.open_stream(self._model, prepare)
+        stream.timed = True
         context = self._contexts[name] = _Context(name, stream, Alignment(restarts=self._times_restart))
         self.speak(stream, partial(self._speech, context))
         return context
@@ -206,16 +244,13 @@ class _MultiContextSocket(JsonSocket):
         try:
             async for piece in context.stream:
                 if isinstance(piece, Flushed):
-                    alignment.finish()
-                    await self._send_audio(context, b"")
                     continue
                 data, header = header + piece.data, b""
-                if piece.sentence >= 0:
-                    alignment.add(piece.sentence, piece.text, piece.seconds)
-                else:
-                    alignment.finish()
-                if data:
-                    await self._send_audio(context, data)
+                aligned = alignment.add(piece)
+                if data or aligned:
+                    times = {"alignment": aligned, "normalizedAlignment": aligned}
+                    audio = base64.b64encode(data).decode()
+                    await self.send({"audio": audio, **times, "contextId": context.id})
         except Exception as exception:  # noqa: BLE001 - see above
             error = as_api_error(exception, "text")
         if self._contexts.get(context.id) is not context:
@@ -224,15 +259,8 @@ class _MultiContextSocket(JsonSocket):
         if error is not None:
             await self._fail_context(context.id, error)
             return
-        await self._send_audio(context, b"")
         await self.send({"isFinal": True, "contextId": context.id})
         self._contexts.pop(context.id, None)
-
-    async def _send_audio(self, context: _Context, data: bytes) -> None:
-        aligned = context.alignment.take()
-        if data or aligned:
-            times = {"alignment": aligned, "normalizedAlignment": aligned}
-            await self.send({"audio": base64.b64encode(data).decode(), **times, "contextId": context.id})
 
     async def _fail_context(self, name: str, error: ApiError) -> None:
         """Send a context's error and end. Raises ApiError if the client disconnected."""

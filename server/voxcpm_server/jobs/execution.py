@@ -23,10 +23,29 @@ from typing import Any, cast
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
-from voxcpm_runtime import Cancelled, CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
+from voxcpm_runtime import (
+    Cancelled,
+    CancelToken,
+    InputError,
+    Progress,
+    SavedSegments,
+    SpokenSegment,
+    Voice,
+    timestamps_file,
+)
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_capacity, speech_too_long
 from voxcpm_server.jobs.options import JobSettings
-from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, VOICE_FILE, Job, JobStore, atomic_write
+from voxcpm_server.jobs.store import (
+    DONE,
+    FAILED,
+    MAX_STARTS,
+    QUEUED,
+    SUBTITLES_FILE,
+    VOICE_FILE,
+    Job,
+    JobStore,
+    atomic_write,
+)
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.served_bundles import ServedBundle, run_in_dedicated_thread
 from voxcpm_server.speech.service import Service
@@ -306,6 +325,8 @@ def speak_job(
     count = len(speech.segments)
     store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
     encoder, piece = request.encoder(tts), _PIECE_SECONDS * tts.sample_rate
+    with atomic_write(folder / SUBTITLES_FILE) as file:
+        file.write(timestamps_file(speech.words, ".srt"))
     with atomic_write(folder / job.audio_name) as file:
         file.write(encoder.header())
         for at in range(0, len(speech.audio), piece):

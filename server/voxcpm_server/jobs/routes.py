@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from voxcpm_server.api.openapi import ERROR_RESPONSES, ErrorDetail, ErrorDocument, header
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs.execution import Jobs, storage_error
-from voxcpm_server.jobs.store import DONE, QUEUED, Job
+from voxcpm_server.jobs.store import DONE, QUEUED, SUBTITLES_FILE, Job
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.service import get_service
 from voxcpm_server.speech.speech_requests import REQUEST_BODY, SpeechRequest, speech_request
@@ -21,6 +21,7 @@ from voxcpm_server.speech.speech_responses import with_send_timeout
 
 router = APIRouter(tags=["jobs"])
 _MAX_LISTED = 1000
+_SUBTITLES = "application/x-subrip"
 _PART = {"Content-Range": header("Byte range and total size.", "string")}
 State = Literal["queued", "waiting", "running", "done", "failed"]
 
@@ -120,19 +121,38 @@ def show_job(id: str, request: Request, jobs: TheJobs) -> JobDocument:  # noqa: 
 )
 def fetch_job(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A002 - the name in the path
     """Download the speech of a finished job."""
-    job = jobs.store.get(request.state.owner, id)
+    job = _finished(id, request, jobs)
+    return _download(job, job.audio_name, FORMATS[job.fields["response_format"]].content_type, jobs)
+
+
+@router.get(
+    "/audio/jobs/{id}/subtitles",
+    response_class=Response,
+    responses={**ERROR_RESPONSES, 200: {"content": {_SUBTITLES: {}}}},
+)
+def fetch_subtitles(id: str, request: Request, jobs: TheJobs) -> Response:  # noqa: A002 - the name in the path
+    """Download the subtitles of a finished job, as SRT."""
+    return _download(_finished(id, request, jobs), SUBTITLES_FILE, _SUBTITLES, jobs)
+
+
+def _finished(id_: str, request: Request, jobs: Jobs) -> Job:
+    job = jobs.store.get(request.state.owner, id_)
     if job.state != DONE:
         message = f"the job is {job.state}; its speech is available when it is done"
         raise ApiError(409, message, code="job_not_done")
-    path = jobs.store.path(id) / job.audio_name
+    return job
+
+
+def _download(job: Job, name: str, content_type: str, jobs: Jobs) -> Response:
+    path = jobs.store.path(job.id) / name
     try:
         status = path.stat()
     except FileNotFoundError:
         raise ApiError(404, "the job's speech no longer exists") from None
     except OSError as error:
-        raise storage_error(id, error) from None
-    content_type, headers = FORMATS[job.fields["response_format"]].content_type, {"Cache-Control": "no-store"}
-    download = _Download(path, 200, headers, content_type, filename=f"{id}{path.suffix}", stat_result=status)
+        raise storage_error(job.id, error) from None
+    headers, filename = {"Cache-Control": "no-store"}, f"{job.id}{path.suffix}"
+    download = _Download(path, 200, headers, content_type, filename=filename, stat_result=status)
     download.patience = jobs.service.settings.client_timeout
     return download
 

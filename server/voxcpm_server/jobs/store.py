@@ -34,6 +34,7 @@ QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 MAX_STARTS = 3
 """Starts without a finished segment after which a job fails, as it may be what crashes the server."""
 VOICE_FILE = "voice.voice"  # a job's voice in its folder
+SUBTITLES_FILE = "speech.srt"  # its subtitles, once it is done
 _PART = ".part"
 _JOB_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress
+from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, Word
 from voxcpm_server.errors import client_closed, speech_too_long
 from voxcpm_server.speech.served_bundles import ServedBundle
 
@@ -173,17 +173,23 @@ class SpeechStream(Stream[Audio]):
         self._tokens_of: dict[int, int] = {}
         self._first_piece: asyncio.Task[None] | None = None
         self.patches = 0
+        self._words: deque[Word] = deque()
 
     @property
     def text_tokens(self) -> int:
         """Text tokens spoken so far."""
         return sum(self._tokens_of.values())
 
-    async def prepare(self, arguments: Mapping[str, Any]) -> None:
-        """Plan before queueing. arguments: those of `VoxCPM.plan`, whose errors it raises."""
+    async def prepare(self, arguments: Mapping[str, Any], *, timed: bool = False) -> None:
+        """Plan before queueing. arguments: those of `VoxCPM.plan`, whose errors it raises. timed: find word times."""
+        on_words = self._words.extend if timed else None
         self.plan = await run_in_threadpool(
-            self._tts.plan, **arguments, progress=self._on_progress, cancel=self.cancel
+            self._tts.plan, **arguments, progress=self._on_progress, cancel=self.cancel, on_words=on_words
         )
+
+    def take_words(self) -> list[Word]:
+        """The words found since the last call. Those of a segment are there by its last piece."""
+        return [self._words.popleft() for _ in range(len(self._words))]
 
     def begin(self) -> asyncio.Task[None]:
         """Wait for a turn and start. The task ends with the first piece, or raises the stream's error."""

@@ -32,6 +32,7 @@ RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_w
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
 _RECORDING_RATES = (8_000, 192_000)
+_TIMESTAMPS = "Report when each word is said: in sse events, or in a header, which makes the response whole."
 _STREAM = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
 
 
@@ -63,6 +64,7 @@ class SpeechRequest(BaseModel):
     stream_format: Literal["audio", "sse"] = "audio"
 
     stream: Annotated[bool, _field(_STREAM)] = True
+    word_timestamps: Annotated[bool, _field(_TIMESTAMPS)] = False
     sample_rate: Annotated[
         int | None,
         _field("Sample rate in Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE),

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from voxcpm_runtime import Word
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -23,22 +24,29 @@ from voxcpm_server.speech.service import get_service
 from voxcpm_server.speech.speaking import SpeechStream, cancel_and_wait, send_with_timeout
 
 Result = TypeVar("Result")
+Captions = Callable[[bytes, Sequence[Word]], dict[str, Any]]
+"""Makes a JSON object of encoded audio and the words found with it."""
+_MAX_TIMESTAMPS = 4096  # bytes of the header
 # Voice agents' clients time out after 5 seconds without data.
 _SILENT_SECONDS = 3.0
 
 
 async def speak(
     request: Request, served: ServedBundle, arguments: dict[str, Any], encoder: Encoder, *, events: bool = False,
-    whole: bool = False
+    whole: bool = False, timed: bool = False, captions: Captions | None = None
 ) -> Response:  # fmt: skip
     """Respond with audio, streamed or whole, or with server-sent events. arguments: those of `VoxCPM.speak`.
+
+    timed: include word times. captions: respond with JSON instead, one line per piece if streamed.
 
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
     state, service = request.state, get_service(request)
     stream = SpeechStream(service, served, state.owner, whole=whole, requested_at=state.began)
     try:
-        await cancel_on_disconnect(request.receive, stream.prepare(arguments))
+        await cancel_on_disconnect(
+            request.receive, stream.prepare(arguments, timed=timed or captions is not None)
+        )
         first_piece = stream.begin()
         # A request that cannot be spoken fails within this time, and gets a status.
         wait = asyncio.wait({first_piece}, timeout=_SILENT_SECONDS if events else None)
@@ -49,6 +57,8 @@ async def speak(
         headers["Cache-Control"] = "no-store"
         if events:
             parts, content_type = _events(first_piece, stream, encoder), "text/event-stream"
+        elif captions is not None and not whole:
+            parts, content_type = _lines(stream, encoder, captions), "application/json"
         else:
             parts, content_type = _audio(stream, encoder, with_header=not whole), encoder.format.content_type
         if events or not whole:
@@ -58,7 +68,27 @@ async def speak(
         await stream.aclose()
         raise
     headers["X-Audio-Duration"] = f"{encoder.seconds:.3f}"
-    return Response(encoder.header(encoder.samples) + body, 200, headers, content_type)
+    body, words = encoder.header(encoder.samples) + body, stream.take_words()
+    if captions is not None:
+        return JSONResponse(captions(body, words), 200, headers)
+    if timed:
+        times = json.dumps(timestamps(words))
+        fits = len(times) <= _MAX_TIMESTAMPS
+        headers["X-Word-Timestamps" if fits else "X-Word-Timestamps-Omitted"] = times if fits else "true"
+    return Response(body, 200, headers, content_type)
+
+
+def timestamps(words: Sequence[Word]) -> list[dict[str, Any]]:
+    """Words in vllm-omni's format."""
+    return [
+        {"word": word.text, "start_ms": round(1000 * word.start), "end_ms": round(1000 * word.end)}
+        for word in words
+    ]
+
+
+async def _lines(stream: SpeechStream, encoder: Encoder, captions: Captions) -> AsyncGenerator[bytes, None]:
+    async for data in _audio(stream, encoder, with_header=True):
+        yield json.dumps(captions(data, stream.take_words())).encode() + b"\n"
 
 
 async def _audio(stream: SpeechStream, encoder: Encoder, *, with_header: bool) -> AsyncGenerator[bytes, None]:
@@ -87,6 +117,9 @@ async def _events(
         first_piece.result()
         async for data in _audio(stream, encoder, with_header=True):
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+            if words := stream.take_words():
+                times = {"words": timestamps(words), "method": words[0].method}
+                yield _event({"type": "speech.audio.timestamps", **times})
     except Exception as error:  # noqa: BLE001 - the status has been sent, so the error is an event
         answer = as_api_error(error)
         yield _event({"type": "error", **answer.document})

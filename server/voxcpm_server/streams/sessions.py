@@ -12,13 +12,13 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import AudioChunk, Cancelled, Session
+from voxcpm_runtime import AudioChunk, Cancelled, Session, Word
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -37,13 +37,15 @@ class SpokenPiece(NamedTuple):
     """A piece of speech: one patch, or a pause.
 
     data: encoded bytes; may be empty, as codecs buffer samples. sentence: its index from 0; -1 after the last.
-    text: the sentence as sent, including surrounding white space. seconds: duration.
+    text: the sentence as sent, including surrounding white space. seconds: duration. words: those of a segment that
+    ends with this piece, if `timed`.
     """
 
     data: bytes
     sentence: int
     text: str
     seconds: float
+    words: Sequence[Word] = ()
 
 
 class Flushed(NamedTuple):
@@ -62,6 +64,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         """The seed that reproduces this speech from the same text, however it is fragmented."""
         self.encoder = encoder
         self.speaking = False  # whether it speaks or waits for a turn
+        self.timed = False  # whether its pieces have words
         self.characters = 0
         self._flushes = 0
         self._last_flush: int | None = None
@@ -164,4 +167,5 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
 
     def _encode(self, chunk: AudioChunk, rate: int) -> SpokenPiece:
         audio = chunk.pcm.astype(np.float32) / _FULL_SCALE
-        return SpokenPiece(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate)
+        words = chunk.words if self.timed else ()
+        return SpokenPiece(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate, words)

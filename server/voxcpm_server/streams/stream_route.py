@@ -15,6 +15,7 @@ from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.service import Service, get_service
 from voxcpm_server.speech.speech_requests import SpeechRequest
+from voxcpm_server.speech.speech_responses import timestamps
 from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import Flushed, SessionStream
 
@@ -100,6 +101,7 @@ class _Speaker(JsonSocket):
 
         self._stream = stream = await self.open_stream(body.model, prepare)
         self._ended = False
+        stream.timed = body.word_timestamps
         self._task = self.speak(stream, partial(self._speech, stream, in_base64=body.audio == "base64"))
         rate, content_type = stream.encoder.sample_rate, stream.encoder.format.content_type
         started = {"type": "started", "seed": stream.seed, "sample_rate": rate, "content_type": content_type}
@@ -114,6 +116,8 @@ class _Speaker(JsonSocket):
                 header = b""
                 encoded = {"type": "audio", "audio": base64.b64encode(data).decode()} if in_base64 else data
                 await self.send(encoded)
+                if piece.words:
+                    await self.send({"type": "timestamps", "words": timestamps(piece.words)})
         await self._done(stream, cancelled=False)
 
     async def _done(self, stream: SessionStream, *, cancelled: bool) -> None:

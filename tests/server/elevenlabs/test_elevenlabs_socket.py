@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import soundfile
@@ -17,7 +18,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from heard_words import SAID, SEED, wrong_words
 from voxcpm_runtime import VoxCPM
-from voxcpm_server.elevenlabs.routes import Alignment
 
 # An unseeded voice may speak slowly, which is not tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
@@ -178,29 +178,27 @@ def test_invalid_urls_fail_the_handshake(server: Any) -> None:
         assert words in json.loads(refused.value.response.body)["error"]["message"]
 
 
-def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
-    alignment = Alignment()
-    for _ in range(4):
-        alignment.add(0, "a" * 30, 0.5)
-    first = alignment.take()
-    # 15 characters/s until all are used.
-    assert first is not None
-    assert first["charStartTimesMs"][:9] == [0, 62, 125, 188, 250, 312, 375, 438, 500]
-    assert first["charStartTimesMs"][-1] < 2000
-    assert first["charStartTimesMs"][-1] + first["charDurationsMs"][-1] == 2000
-    # The pace of the first sentence: 15 a second; the second one is twice as fast, so half of it stands at its end.
-    alignment.add(1, "b" * 30, 1.0)
-    alignment.finish()
-    second = alignment.take()
-    assert second is not None
-    assert len(second["chars"]) == 30
-    assert second["charStartTimesMs"][15:] == [1000] * 15
-    # From then on it uses that pace.
-    alignment.add(2, "c" * 30, 0.5)
-    third = alignment.take()
-    assert third is not None
-    assert len(third["chars"]) == 15
-    assert alignment.take() is None
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_routes_with_timestamps_have_each_character_of_the_text(
+    server: Any, tts: VoxCPM, streamed: bool
+) -> None:
+    text = "It costs $4.20. Really? "
+    url = f"{server.url}/v1/text-to-speech/emma{'/stream' * streamed}/with-timestamps"
+    asked = {"text": text, "seed": SEED, "model_id": "eleven_v3", "voice_settings": {"speed": 2}}
+    answer = httpx2.post(url, params={"output_format": "pcm_24000"}, json=asked)
+
+    assert answer.status_code == 200, answer.text
+    lines = [json.loads(line) for line in answer.text.strip().split("\n")]
+    assert (len(lines) > 1) == streamed
+    audio = b"".join(base64.b64decode(line["audio_base64"]) for line in lines)
+    (aligned,) = (line["alignment"] for line in lines if line["alignment"])
+    assert "".join(aligned["characters"]) == text
+    starts, ends = aligned["character_start_times_seconds"], aligned["character_end_times_seconds"]
+    assert len(starts) == len(ends) == len(text)
+    assert all(start <= end for start, end in zip(starts, ends, strict=True))
+    words = tts.speak(text, voice="emma", seed=SEED, speed=2.0).words
+    assert [starts[at] for at in (0, 3, 9, 16)] == pytest.approx([word.start for word in words], abs=0.002)
+    assert ends[-1] <= len(audio) / 48_000
 
 
 def test_alignment_may_count_from_the_start(server: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import pcm16
+from voxcpm_runtime import pcm16, timestamps_file
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
 from waiting import until
 
@@ -50,6 +50,9 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     expected = tts.generate(text, seed=7)
     assert np.array_equal(client.samples(job["id"]), pcm16(expected))
     assert done["audio_seconds"] == pytest.approx(len(expected) / tts.sample_rate, abs=0.001)
+    subtitles = httpx2.get(f"{client.url}/{job['id']}/subtitles")
+    assert subtitles.headers["content-type"] == "application/x-subrip"
+    assert subtitles.content == timestamps_file(tts.speak(text, seed=7).words, ".srt")
     part = httpx2.get(url, headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, fetched.content[10:20])
     for asked, status in (("seconds=1-2", 400), ("bytes=", 400), ("bytes=99999999-", 416)):

@@ -99,6 +99,7 @@ async function speak() {
   player.prepare(settings.model.sample_rate ?? DEFAULT_RATE);
   busy = true;
   waveform.clear();
+  element("words").replaceChildren();
   say("Waiting for the first audio …");
   show();
   try {
@@ -112,6 +113,7 @@ async function speak() {
           waveform.push(piece);
           show();
         },
+        (words) => speech === current && element("words").append(...words.map(wordElement)),
       ),
     );
   } finally {
@@ -184,7 +186,24 @@ function showPosition() {
   slider.ariaValueMax = total.toFixed(1);
   slider.ariaValueNow = now.toFixed(1);
   slider.ariaValueText = total ? `${now.toFixed(1)} of ${total.toFixed(1)} seconds` : "No speech yet";
+  markWord(now);
   element("clock").textContent = total ? `${now.toFixed(1)} of ${total.toFixed(1)} s` : "0.0 s";
+}
+
+function wordElement({ word }) {
+  const made = document.createElement("span");
+  made.textContent = `${word} `;
+  return made;
+}
+
+/** Marks the word that is said at this time. */
+function markWord(seconds) {
+  const index = player.samples ? speech.words.findLastIndex((word) => word.start_ms <= 1000 * seconds) : -1;
+  const word = element("words").children[index];
+  const marked = element("words").querySelector(".said");
+  if (word === marked) return;
+  marked?.classList.remove("said");
+  word?.classList.add("said");
 }
 
 function follow() {

@@ -27,6 +27,8 @@ export class Speech {
   elapsed = 0;
   /** Whether all of it has arrived. */
   whole = false;
+  /** The words whose times are known, in order: `word`, `start_ms` and `end_ms`. */
+  words = [];
 
   #abort = new AbortController();
   #expectedSeconds;
@@ -63,19 +65,28 @@ export class Speech {
   }
 
   /**
-   * Calls onStart(rate) when the response begins, and onPiece(piece) with each Int16Array.
+   * Calls onStart(rate) when the response begins, onPiece(piece) with each Int16Array, and onWords(words) with the
+   * words of each segment.
    * Throws RequestError; cancellation is not an error.
    */
-  async read(onStart, onPiece) {
+  async read(onStart, onPiece, onWords) {
     const start = performance.now();
     // WAV has the voice's own rate; raw samples would have OpenAI's.
-    const json = { ...this.request, response_format: "wav" };
+    const json = { ...this.request, response_format: "wav", stream_format: "sse", word_timestamps: true };
+    const decode = wavDecoder();
     try {
       const answer = await fetchOk("v1/audio/speech", { json, signal: this.#abort.signal });
       this.seed = answer.headers.get("X-Seed");
       this.rate = Number(answer.headers.get("X-Sample-Rate"));
       onStart(this.rate);
-      for await (const piece of samplesOf(answer.body)) {
+      for await (const event of eventsOf(answer.body)) {
+        if (event.error) throw new Error(event.error.message);
+        if (event.words) {
+          this.words.push(...event.words);
+          onWords(event.words);
+        }
+        const piece = event.audio && decode(Uint8Array.from(atob(event.audio), (char) => char.charCodeAt(0)));
+        if (!piece?.length) continue;
         this.elapsed = (performance.now() - start) / 1000;
         this.firstAudio ??= this.elapsed;
         this.pieces.push(piece);
@@ -95,23 +106,32 @@ export class Speech {
   }
 }
 
-/** Yields the 16-bit samples of a WAV body with a 44-byte header. Chunks may end within a sample. */
-async function* samplesOf(body) {
-  const reader = body.getReader();
-  let rest = new Uint8Array();
-  let header = HEADER_BYTES;
+/** Yields the objects of server-sent events. */
+async function* eventsOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const content = value.subarray(header);
-    header -= value.length - content.length;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) if (event.startsWith("data: {")) yield JSON.parse(event.slice("data: ".length));
+  }
+}
+
+/** A function that returns the 16-bit samples of chunks of a WAV with a 44-byte header. Chunks may end within a sample. */
+function wavDecoder() {
+  let rest = new Uint8Array();
+  let header = HEADER_BYTES;
+  return (chunk) => {
+    const content = chunk.subarray(header);
+    header -= chunk.length - content.length;
     const bytes = new Uint8Array(rest.length + content.length);
     bytes.set(rest);
     bytes.set(content, rest.length);
     const whole = bytes.length - (bytes.length % 2);
     rest = bytes.slice(whole);
-    if (!whole) continue;
     const view = new DataView(bytes.buffer, 0, whole);
-    yield Int16Array.from({ length: whole / 2 }, (_, index) => view.getInt16(2 * index, true));
-  }
+    return Int16Array.from({ length: whole / 2 }, (_, index) => view.getInt16(2 * index, true));
+  };
 }

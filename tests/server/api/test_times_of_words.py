@@ -1,0 +1,95 @@
+"""When words are said, over HTTP and the websocket: in the forms of vllm-omni and Kokoro-FastAPI."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.sync.client import connect
+
+from heard_words import SEED
+from voxcpm_runtime import VoxCPM, Word
+
+TEXT = "It costs $4.20. Really?"
+REQUEST = {"model": "tts-1", "input": TEXT, "voice": "emma", "seed": SEED, "response_format": "wav"}
+
+
+@pytest.fixture(scope="module")
+def words(tts: VoxCPM) -> tuple[Word, ...]:
+    return tts.speak(TEXT, voice="emma", seed=SEED).words
+
+
+def milliseconds(words: tuple[Word, ...]) -> list[dict[str, Any]]:
+    return [{"word": w.text, "start_ms": round(1000 * w.start), "end_ms": round(1000 * w.end)} for w in words]
+
+
+@pytest.mark.parametrize("speed", [1, 2])
+def test_a_header_has_them_and_the_audio_is_whole(server: Any, tts: VoxCPM, speed: float) -> None:
+    asked = {**REQUEST, "word_timestamps": True, "speed": speed}
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", json=asked)
+
+    found = json.loads(answer.headers["X-Word-Timestamps"])
+    assert [word["word"] for word in found] == ["It", "costs", "$4.20.", "Really?"]
+    assert found == milliseconds(tts.speak(TEXT, voice="emma", seed=SEED, speed=float(speed)).words)
+    assert found[-1]["end_ms"] <= 1000 * float(answer.headers["X-Audio-Duration"])
+
+
+def test_a_long_header_is_left_out_and_said_so(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxcpm_server.speech.speech_responses._MAX_TIMESTAMPS", 100)
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", json={**REQUEST, "word_timestamps": True})
+
+    assert "X-Word-Timestamps" not in answer.headers
+    assert answer.headers["X-Word-Timestamps-Omitted"] == "true"
+
+
+def test_events_have_them_only_if_they_are_asked_for(server: Any, words: Any) -> None:
+    def events(**fields: Any) -> list[dict[str, Any]]:
+        asked = {**REQUEST, "stream_format": "sse", **fields}
+        answer = httpx2.post(f"{server.url}/v1/audio/speech", json=asked)
+        lines = [
+            line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")
+        ]
+        return [json.loads(line) for line in lines]
+
+    found = events(word_timestamps=True)
+    assert [e for e in found if e["type"] == "speech.audio.timestamps"] == [
+        {"type": "speech.audio.timestamps", "words": milliseconds(words), "method": words[0].method}
+    ]
+    assert events() == [event for event in found if event["type"] != "speech.audio.timestamps"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_captioned_speech_as_kokoros_clients_ask_for_it(server: Any, words: Any, streamed: bool) -> None:
+    asked = {**REQUEST, "model": "kokoro", "stream": streamed, "return_timestamps": True}
+    answer = httpx2.post(f"{server.url}/dev/captioned_speech", json=asked)
+
+    lines = [json.loads(line) for line in answer.text.strip().split("\n")]
+    assert (len(lines) > 1) == streamed
+    assert {line["audio_format"] for line in lines} == {"audio/wav"}
+    assert b"".join(base64.b64decode(line["audio"]) for line in lines).startswith(b"RIFF")
+    assert [word for line in lines for word in line["timestamps"]] == [
+        {"word": word.text, "start_time": word.start, "end_time": word.end} for word in words
+    ]
+
+
+def test_a_websocket_sends_them_after_the_audio_of_their_sentence(server: Any) -> None:
+    url = f"{server.url.replace('http', 'ws')}/v1/audio/stream"
+    with connect(url) as connection:
+        start = {"type": "start", "voice": "emma", "seed": SEED, "word_timestamps": True}
+        for message in (start, {"type": "text", "text": TEXT}, {"type": "end"}):
+            connection.send(json.dumps(message))
+        messages: list[dict[str, Any]] = []
+        while not messages or messages[-1].get("type") not in ("done", "error"):
+            message = connection.recv(timeout=30)
+            messages.append({"type": "audio"} if isinstance(message, bytes) else json.loads(message))
+
+    kinds = [message["type"] for message in messages]
+    assert kinds.count("timestamps") == 2
+    assert kinds[kinds.index("timestamps") - 1] == "audio"
+    said = [
+        word["word"] for message in messages if message["type"] == "timestamps" for word in message["words"]
+    ]
+    assert said == ["It", "costs", "$4.20.", "Really?"]
