@@ -78,8 +78,9 @@ def beside_torch(
         results = results if isinstance(results, tuple) else (results,)
         held = list(results[len(declared.outputs) :])
         found = model(given, state)
-        names = [t.name for t in declared.outputs]
-        calls.append(([found[name] for name in names], [r.numpy() for r in results[: len(names)]]))
+        expected = {t.name: result.numpy() for t, result in zip(declared.outputs, results, strict=False)}
+        names = [t.name for t in declared.at(chunk).outputs]
+        calls.append(([found[name] for name in names], [expected[name] for name in names]))
         positions += declared.chunk_lengths[chunk]
     return calls
 

@@ -12,9 +12,11 @@ import pytest
 from filelock import FileLock
 
 from conversion_cache import ConversionCache
-from voxcpm_constants.step_models import Precision, StepSizes
+from voxcpm_constants.step_models import AlignmentHead, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KVCache, Target
 
+ALIGNMENT = (AlignmentHead(0, 1, 0.0, 0.9), AlignmentHead(1, 0, 0.0, 0.9))
+"""Any two heads, one in each half of the base LM."""
 ALL_PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "fp32")
 
 
@@ -83,8 +85,10 @@ def tiny_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command:
 
 @pytest.fixture(scope="session")
 def tiny_bundle_15(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32, and prefill of 16 positions only."""
-    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+    """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32, prefill of 16 positions only, and attention
+    as an output.
+    """
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16), alignment=ALIGNMENT)
     return conversion(
         "bundle-tiny-15", write_bundle, tiny_checkpoint, sizes, ("fp16", "int8", "int4"), "macOS15"
     )
@@ -92,10 +96,11 @@ def tiny_bundle_15(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Pa
 
 @pytest.fixture(scope="session")
 def tiny_parts_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """A bundle like `tiny_bundle`, in every optional form: caches return rows, the base LM has two packages, and a
-    solver package runs all four Euler steps.
+    """A bundle like `tiny_bundle`, in every optional form: caches return rows, the base LM has two packages, both with
+    attention as an output, and a solver package runs all four Euler steps.
     """
-    given = (StepSizes(kv_length=128, base_lm_parts=2, solver_steps=4), ("fp16", "fp32"), "macOS14", "rows")
+    sizes = StepSizes(kv_length=128, base_lm_parts=2, solver_steps=4, alignment=ALIGNMENT)
+    given = (sizes, ("fp16", "fp32"), "macOS14", "rows")
     return conversion("bundle-tiny-parts", write_bundle, tiny_checkpoint, *given)
 
 
@@ -130,9 +135,15 @@ def speaking_bundle(conversion: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle_27(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """A bundle like `tiny_bundle`, for macOS 27 and without int8; skips where Core AI's packages have no wheels."""
+    """A bundle like `tiny_bundle`, for macOS 27, without int8 and with attention as an output; skips where Core AI's
+    packages have no wheels.
+    """
     pytest.importorskip("coreai_torch", exc_type=ImportError)
-    given = (StepSizes(kv_length=128, prefill_chunks=(1, 16)), ("fp16", "fp32"), "macOS27")
+    given = (
+        StepSizes(kv_length=128, prefill_chunks=(1, 16), alignment=ALIGNMENT),
+        ("fp16", "fp32"),
+        "macOS27",
+    )
     return conversion("bundle-tiny-27", write_bundle, tiny_checkpoint, *given)
 
 

@@ -28,18 +28,11 @@ from voxcpm_constants.errors import BundleError, first_wrong_field
 from voxcpm_constants.json_files import json_content, parsed_json
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER, Precision, StepModel, StepSizes, parts
-from voxcpm_constants.targets import (
-    CORE_AI,
-    PACKAGE_SUFFIXES,
-    KVCache,
-    PackageForm,
-    Target,
-    package_form,
-)
+from voxcpm_constants.targets import CORE_AI, PACKAGE_SUFFIXES, KVCache, PackageForm, Target, package_form
 
-SCHEMA_VERSION = 5
-"""The newest version that this release reads. 5 is for Core AI; bundles for other targets are still written as 3."""
-_SCHEMA_BEFORE_CORE_AI = 3
+SCHEMA_VERSION = 6
+"""The newest version that this release reads. 5 is for Core AI, 6 for attention heads; others are written as 3."""
+_SCHEMA_BEFORE_CORE_AI, _SCHEMA_OF_CORE_AI = 3, 5
 MANIFEST_FILE = "manifest.json"
 # Not a field of the manifest, because earlier releases reject unknown fields.
 MANIFEST_DIGEST_FILE = "manifest.sha256"
@@ -115,7 +108,9 @@ class Manifest(_Record):
 
     def write(self, bundle: Path) -> None:
         """Write `manifest.json` and its digest."""
-        content = f"{self.model_dump_json(indent=1, by_alias=True)}\n".encode()
+        # Earlier releases refuse a field that they do not know.
+        absent = None if self.sizes.alignment else {"sizes": {"alignment"}}
+        content = f"{self.model_dump_json(indent=1, by_alias=True, exclude=absent)}\n".encode()
         (bundle / MANIFEST_FILE).write_bytes(content)
         (bundle / MANIFEST_DIGEST_FILE).write_bytes(_digest_line(content))
 
@@ -146,7 +141,7 @@ class Manifest(_Record):
                 f"{path}: expected JSON, but it cannot be read ({error}); convert again"
             ) from None
         _check_own_digest(bundle, content)
-        if manifest.target == CORE_AI and manifest.schema_version < SCHEMA_VERSION:
+        if manifest.target == CORE_AI and manifest.schema_version < _SCHEMA_OF_CORE_AI:
             raise BundleError(f"{path}: Core AI programs from an earlier release; convert again")
         return manifest
 
@@ -225,9 +220,11 @@ class Manifest(_Record):
         return hashlib.sha256(json.dumps(records).encode()).hexdigest()
 
 
-def schema_version(target: Target) -> int:
-    """The lowest schema version for a bundle of this target, so that earlier releases can read it."""
-    return SCHEMA_VERSION if target == CORE_AI else _SCHEMA_BEFORE_CORE_AI
+def schema_version(target: Target, sizes: StepSizes | None = None) -> int:
+    """The lowest schema version for a bundle of this target and sizes, so that earlier releases can read it."""
+    if sizes and sizes.alignment:
+        return SCHEMA_VERSION
+    return _SCHEMA_OF_CORE_AI if target == CORE_AI else _SCHEMA_BEFORE_CORE_AI
 
 
 def package_path(precision: str, package: str, target: Target = "macOS14") -> PurePosixPath:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -39,6 +39,7 @@ _MAX_ENCODED_PATCHES = 8
 _ZERO_VELOCITY_FRACTION = 0.04
 
 PART_OUTPUT = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
+ATTENTION = "attention"  # An optional output of the base LM's decode step: rows of the alignment heads
 _CACHES_PER_LAYER = 2
 
 ContextDtype = Literal["float32", "compute"]
@@ -109,12 +110,23 @@ class StepModel(_Declaration):
         return len(self.chunk_lengths)
 
     def at(self, chunk: int) -> StepModel:
-        """The step model with every enumerated axis fixed at its `chunk`-th length."""
+        """The step model with enumerated axes fixed at their `chunk`-th length; only the shortest has `ATTENTION`."""
+        absent = "" if self.chunk_lengths[chunk] == min(self.chunk_lengths) else ATTENTION
 
         def fixed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-            return tuple(t.model_copy(update={"shape": t.shape_at(chunk)}) for t in tensors)
+            kept = (t for t in tensors if t.name != absent)
+            return tuple(t.model_copy(update={"shape": t.shape_at(chunk)}) for t in kept)
 
         return self.model_copy(update={"inputs": fixed(self.inputs), "outputs": fixed(self.outputs)})
+
+
+class AlignmentHead(NamedTuple):
+    """An attention head of the base LM that follows the text as it is said, chosen by a calibration at conversion."""
+
+    layer: int
+    head: int
+    shift: float  # Seconds from the end of the patch that is fed until what the head looks at is said
+    score: float  # From 0 to 1
 
 
 class StepSizes(_Declaration):
@@ -131,6 +143,8 @@ class StepSizes(_Declaration):
     """Number of packages into which the base LM's layers are split (`parts`)."""
     solver_steps: int = Field(default=0, ge=0, le=MAX_EULER_STEPS)
     """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
+    alignment: tuple[AlignmentHead, ...] = ()
+    """The heads whose attention is an output of the base LM, by layer; none for a bundle without it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -157,18 +171,19 @@ def declare_step_models(
     """
     contexts: ContextDtype = "float32" if audio_vae_fp32 else "compute"
     hidden = architecture.base_lm.hidden_size
+    base_lm = _lm_step(
+        BASE_LM_STEP,
+        architecture.base_lm,
+        sizes,
+        ("hidden", hidden, "last hidden state, after the final norm"),
+        ("fsq_hidden", hidden, "hidden state through scalar quantisation: used at audio positions"),
+        ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
+    )
     models = [
         _audio_vae_encoder(architecture, contexts),
         _audio_vae_decoder(architecture, contexts),
         _feat_encoder(architecture, sizes),
-        _lm_step(
-            BASE_LM_STEP,
-            architecture.base_lm,
-            sizes,
-            ("hidden", hidden, "last hidden state, after the final norm"),
-            ("fsq_hidden", hidden, "hidden state through scalar quantisation: used at audio positions"),
-            ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
-        ),
+        _with_attention(base_lm, sizes),
         _lm_step(
             RESIDUAL_LM_STEP,
             architecture.residual_lm,
@@ -260,6 +275,14 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
     )
 
 
+def _with_attention(model: StepModel, sizes: StepSizes) -> StepModel:
+    """A base LM, or a part of it, with the rows of its alignment heads as an output."""
+    count = sum(head.layer in layers(model) for head in sizes.alignment)
+    meaning = "attention of the last embedding (batch, 1, heads, positions)"
+    rows = (_tensor(ATTENTION, (1, 1, count, sizes.kv_length), meaning),) if count else ()
+    return model.model_copy(update={"outputs": (*model.outputs, *rows)})
+
+
 def _locdit_step(a: Architecture) -> StepModel:
     latents, embedding = (2, a.feat_dim, a.patch_size), (2, a.dit_config.hidden_dim)
     return StepModel(
@@ -302,10 +325,7 @@ def _locdit_solve(a: Architecture, sizes: StepSizes) -> StepModel:
 def _contexts(widths: Iterator[tuple[int, int]], dtype: ContextDtype) -> tuple[TensorSpec, ...]:
     return tuple(
         _tensor(
-            f"context_{index:02d}",
-            (1, channels, width),
-            f"left context of causal convolution {index}",
-            dtype,
+            f"context_{index:02d}", (1, channels, width), f"left context of causal convolution {index}", dtype
         )
         for index, (channels, width) in enumerate(widths)
     )
@@ -359,17 +379,17 @@ def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
         return (model,)
     embeddings, total = model.inputs[0], len(model.state) // _CACHES_PER_LAYER
     part_output = TensorSpec(name=PART_OUTPUT, shape=embeddings.shape, meaning="after this part's layers")
+    own = tuple(output for output in model.outputs if output.name != ATTENTION)
     bounds = [index * total // count * _CACHES_PER_LAYER for index in range(count + 1)]
-    return tuple(
-        model.model_copy(
-            update={
-                "name": f"{model.name}_{index + 1}",
-                "outputs": model.outputs if index + 1 == count else (part_output,),
-                "state": model.state[bounds[index] : bounds[index + 1]],
-            }
-        )
+    updates = (
+        {
+            "name": f"{model.name}_{index + 1}",
+            "outputs": own if index + 1 == count else (part_output,),
+            "state": model.state[bounds[index] : bounds[index + 1]],
+        }
         for index in range(count)
     )
+    return tuple(_with_attention(model.model_copy(update=update), sizes) for update in updates)
 
 
 def layers(model: StepModel) -> range:

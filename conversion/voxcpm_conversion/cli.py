@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +23,9 @@ from voxcpm_constants.bounds import (
 )
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.progress_lines import progress_lines
-from voxcpm_constants.step_models import PRECISIONS, Precision, StepSizes
+from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
+from voxcpm_conversion.alignment import with_alignment
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import Report, check_forms, check_solver_steps
 from voxcpm_conversion.convert import convert as convert_checkpoint
@@ -88,9 +90,15 @@ def convert(
             show_default=False,
         ),
     ] = None,
+    alignment: Annotated[
+        bool,
+        typer.Option(
+            "--alignment",
+            help="Word times from the base LM's attention: heads are chosen while the model speaks a few texts.",
+        ),
+    ] = False,
     split_gigabytes: Annotated[
-        float | None,
-        typer.Option(help="Split the base LM into packages of at most about this size."),
+        float | None, typer.Option(help="Split the base LM into packages of at most about this size.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
     cache_dir: Annotated[
@@ -135,25 +143,14 @@ def convert(
     sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
     check_forms(precisions, sizes, deployment, kv_cache)
     console = progress_console()
-    ignored = opened.architecture.unknown_keys()
-    if ignored:
-        console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
-    for remark in opened.lora.remarks() if opened.lora else ():
+    for remark in _remarks(opened, sizes, deployment):
         console.print(remark)
-    if sizes.kv_length > MAX_AXIS_LENGTH:
-        console.print(
-            f"--max-length {sizes.kv_length}: the Neural Engine does not support caches of more than "
-            f"{MAX_AXIS_LENGTH} positions, so the LM steps will run elsewhere"
-        )
-    if deployment == "macOS15" and sizes.kv_length % STATE_MULTIPLE:
-        console.print(
-            f"--max-length {sizes.kv_length}: the Neural Engine needs a multiple of {STATE_MULTIPLE} for Core ML's "
-            "states, so the LM steps will run elsewhere"
-        )
     if split_gigabytes is not None:
         count = base_lm_parts(opened.architecture, precisions, split_gigabytes)
         sizes = sizes.model_copy(update={"base_lm_parts": count})
     with _progress(console) as report:
+        if alignment:
+            sizes = with_alignment(sizes, opened, partial(report, BASE_LM_STEP), console.print)
         manifest = convert_checkpoint(
             opened,
             output,
@@ -181,6 +178,23 @@ def convert(
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
         f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
     )
+
+
+def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[str]:
+    """What the user should know before the conversion, a line each."""
+    if ignored := opened.architecture.unknown_keys():
+        yield f"config.json: ignored unknown keys {', '.join(ignored)}"
+    yield from opened.lora.remarks() if opened.lora else ()
+    if sizes.kv_length > MAX_AXIS_LENGTH:
+        yield (
+            f"--max-length {sizes.kv_length}: the Neural Engine does not support caches of more than "
+            f"{MAX_AXIS_LENGTH} positions, so the LM steps will run elsewhere"
+        )
+    if target == "macOS15" and sizes.kv_length % STATE_MULTIPLE:
+        yield (
+            f"--max-length {sizes.kv_length}: the Neural Engine needs a multiple of {STATE_MULTIPLE} for Core ML's "
+            "states, so the LM steps will run elsewhere"
+        )
 
 
 def progress_console() -> Console:

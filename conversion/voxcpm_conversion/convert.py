@@ -24,13 +24,7 @@ from voxcpm_constants.manifest import (
     Manifest,
     schema_version,
 )
-from voxcpm_constants.step_models import (
-    PRECISIONS,
-    Precision,
-    StepModel,
-    StepSizes,
-    declare_step_models,
-)
+from voxcpm_constants.step_models import PRECISIONS, Precision, StepModel, StepSizes, declare_step_models
 from voxcpm_constants.targets import CORE_AI, KVCache, Target
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
@@ -75,7 +69,7 @@ def convert(
     check_weights(checkpoint.shapes(), a)
     converter = _converter(target)
     manifest = Manifest(
-        schema_version=schema_version(target),
+        schema_version=schema_version(target, sizes),
         architecture=a,
         sizes=sizes,
         step_models=declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32),

@@ -12,12 +12,20 @@ from torch import Tensor, nn
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.step_models import PART_OUTPUT, StepModel, StepSizes, TensorSpec, layers
+from voxcpm_constants.step_models import ATTENTION, PART_OUTPUT, StepModel, StepSizes, TensorSpec, layers
 from voxcpm_constants.targets import StateForm
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
-from voxcpm_conversion.modules.minicpm4 import MASKED, Past, ReadOnlyPast, Rope, Stack, rope_table
+from voxcpm_conversion.modules.minicpm4 import (
+    MASKED,
+    Past,
+    ReadOnlyPast,
+    Rope,
+    Stack,
+    WatchedPast,
+    rope_table,
+)
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules, empty_modules
 
 
@@ -96,7 +104,9 @@ class CachedStack(nn.Module):
         self.layers = stack.layers[own.start : own.stop]
         self.norm = stack.norm if own.stop == len(stack.layers) else nn.Identity()
         self.returns_rows = state == "rows"
-        self.groups = t.num_heads // t.num_kv_heads
+        watched = sizes.alignment if declared.outputs[-1].name == ATTENTION else ()
+        self.watched = [[h.head for h in watched if h.layer == layer] for layer in own]
+        self.transformer, self.groups = t, t.num_heads // t.num_kv_heads
         lengths = declared.chunk_lengths
         self.one_length = len(lengths) == 1
         self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
@@ -109,7 +119,8 @@ class CachedStack(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """embeddings (1, S, hidden) -> hidden states (1, S, hidden), and the updated state or its new rows.
 
-        position (1,): cache position of the first embedding. state: keys and values of each layer in turn.
+        position (1,): cache position of the first embedding. state: keys and values of each layer in turn. If heads are
+        watched, their `ATTENTION` comes before the state.
         """
         positions = position + self._offsets(embeddings)
         rows = torch.cat([positions] * self.groups)
@@ -118,16 +129,20 @@ class CachedStack(nn.Module):
         if self.returns_rows:
             mask = _masked(self.cache_positions >= position, embeddings.dtype)
             own_mask = _masked(positions[..., None, :] > rows[..., None], embeddings.dtype)
-            pasts = [ReadOnlyPast(cached, mask, own_mask) for cached in caches]
+            where = self.cache_positions, position
+            pasts = [ReadOnlyPast(cached, mask, own_mask, *where) for cached in caches]
         else:
             mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
             pasts = [self.past(cached, positions.long(), mask) for cached in caches]
         rope = None if self.rope is None else self.rope.at(positions)
         hidden, presents = embeddings, []
-        for layer, past in zip(self.layers, pasts, strict=True):
-            hidden, present = layer(hidden, rope, past)
+        watched: list[Tensor] = []
+        for layer, past, heads in zip(self.layers, pasts, self.watched, strict=True):
+            seen = WatchedPast(past, heads, self.transformer, watched) if heads else past
+            hidden, present = layer(hidden, rope, seen)
             presents += present
-        return self.norm(hidden), presents
+        attention = [torch.cat(watched, dim=2)] if watched else []
+        return self.norm(hidden), attention + presents
 
     def _offsets(self, embeddings: Tensor) -> Tensor:
         """0, 1, … S - 1, as int32."""

@@ -43,11 +43,11 @@ _Source = Callable[[Noise, tuple[int, ...], float], Array]
 _SOURCES: dict[str, _Source] = {
     "audio": lambda noise, shape, time: noise(shape) * _SPEECH,
     "mu": lambda noise, shape, time: noise(shape) * _conditional(shape),
-    "t_embedding": lambda noise, shape, time: _time_embedding(shape, time),
-    "dt_embedding": lambda noise, shape, time: _time_embedding(shape, 0.0),
+    "t_embedding": lambda noise, shape, time: time_embedding(shape, time),
+    "dt_embedding": lambda noise, shape, time: time_embedding(shape, 0.0),
     # These three are inputs of `locdit_solve`: even steps from time 1 to 0.
     "t_embeddings": lambda noise, shape, time: np.concatenate(
-        [_time_embedding((1, shape[1]), 1 - step / shape[0]) for step in range(shape[0])]
+        [time_embedding((1, shape[1]), 1 - step / shape[0]) for step in range(shape[0])]
     ),
     "step_lengths": lambda noise, shape, time: np.full(shape, 1 / shape[0]),
     "cfg_value": lambda noise, shape, time: np.full(shape, 2.0),
@@ -79,7 +79,8 @@ def compute_vectors(
         calls = []
         for call in range(stream.calls):
             inputs = _inputs(stream, call, generator, tokens)
-            outputs, state = _call(step, stream.declared, inputs, state)
+            outputs, state = _call(step, declared, inputs, state)
+            outputs = {t.name: outputs[t.name] for t in stream.declared.outputs}
             calls.append(
                 {("in", n): x for n, x in inputs.items()} | {("out", n): x for n, x in outputs.items()}
             )
@@ -149,7 +150,7 @@ def _conditional(shape: tuple[int, ...]) -> Array:
     return (np.arange(shape[0]) % 2 == 0)[:, np.newaxis]
 
 
-def _time_embedding(shape: tuple[int, ...], time: float) -> Array:
+def time_embedding(shape: tuple[int, ...], time: float) -> Array:
     """Sines and cosines of 1000 · time at geometric frequencies from 1 to 1/10000, in every row (rows, width)."""
     angles = 1000 * time * np.geomspace(1, 1e-4, shape[1] // 2)
     return np.tile(np.concatenate((np.sin(angles), np.cos(angles))), (shape[0], 1))

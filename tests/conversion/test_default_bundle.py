@@ -7,7 +7,7 @@ from pathlib import Path
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 from voxcpm_runtime.backends.portable.package import read_specification
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, Bundle, open_bundle
 
@@ -34,9 +34,11 @@ def test_built_in_bundle_is_reproducible(speaking_bundle: Path) -> None:
     assert _content(in_tree) == _content(converted), (
         "run `make built-in-voice`, and commit the bundle that it converts"
     )
-    of_the_conversion = {"files", "precisions", "tools"}
+    # Another machine's rounding may move the shift of a head by some milliseconds.
+    of_the_conversion = {"files": True, "precisions": True, "tools": True, "sizes": {"alignment"}}
     assert in_tree.manifest.model_dump(exclude=of_the_conversion) == converted.manifest.model_dump(
         exclude=of_the_conversion
     )
+    assert [h[:2] for h in in_tree.manifest.sizes.alignment] == [h[:2] for h in SIZES.alignment]
     assert in_tree.manifest.precisions == ("int8",)
     assert Manifest.read(DEFAULT_BUNDLE).speech == SpeechProfile.from_checkpoint(DEFAULT_CHECKPOINT)

@@ -211,10 +211,12 @@ def test_language_models_have_one_function_per_length_and_keep_their_caches(
     assert description.defaultFunctionName == "decode"  # type: ignore[attr-defined]
     functions = {f.name: f for f in description.functions}  # type: ignore[attr-defined]
     assert list(functions) == ["decode", "prefill_16"]
-    for function, length in zip(functions.values(), (1, 16), strict=True):
+    for chunk, (function, length) in enumerate(zip(functions.values(), (1, 16), strict=True)):
         inputs = {t.name: list(t.type.multiArrayType.shape) for t in function.input}
         assert inputs == {"embeddings": [1, length, 64], "position": [1]}
-        assert {t.name for t in function.output} == {t.name for t in declared.outputs}
+        outputs = {t.name for t in function.output}
+        assert outputs == {t.name for t in declared.at(chunk).outputs}
+        assert ("attention" in outputs) == (name == BASE_LM_STEP and length == 1)
         states = {t.name: tuple(t.type.stateType.arrayType.shape) for t in function.state}
         assert states == {t.name: t.shape for t in declared.state}
 

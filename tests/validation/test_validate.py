@@ -57,10 +57,10 @@ def test_fp32_equals_upstream(report: Report) -> None:
     }
 
 
-def test_solver_package_is_compared_with_upstreams_solver(
+def test_solver_package_and_attention_are_compared_with_upstream(
     tiny_parts_bundle: Path, tiny_checkpoint: Path
 ) -> None:
-    """Four steps, fewer than upstream spoke the utterance with."""
+    """Four steps, fewer than upstream spoke the utterance with; attention of heads in two packages."""
     report = validate_bundle(
         tiny_parts_bundle, str(tiny_checkpoint), precisions=["fp32"], text="the you and the world", patches=6
     )
@@ -68,6 +68,8 @@ def test_solver_package_is_compared_with_upstreams_solver(
     assert solved.calls >= 6
     assert solved.correlation > 0.9999999
     assert "| locdit_solve | fp32 | plain | patch |" in report.markdown()
+    (base_lm,) = (step for step in report.steps if step.step_model == names.BASE_LM_STEP)
+    assert base_lm.outputs[names.ATTENTION].correlation > 0.9999999
 
 
 def test_report_is_written_as_json_and_markdown(report: Report, tmp_path: Path) -> None:

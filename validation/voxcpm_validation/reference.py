@@ -7,6 +7,7 @@ late position shows that the cache was written and read correctly at all earlier
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def record_reference(
         ),
         names.AUDIO_VAE_DECODER: _vae_decoder(model, patches_of[names.AUDIO_VAE_DECODER]),
         names.FEAT_ENCODER: _feat_encoder(model, patches_of[names.FEAT_ENCODER]),
-        **_language_models(model, a, tokens, patches_of[names.BASE_LM_STEP]),
+        **_language_models(model, a, tokens, patches_of[names.BASE_LM_STEP], sizes),
     }
     declarations = declare_step_models(a, sizes)
     calls = {}
@@ -133,9 +134,12 @@ def split_calls(
         chunk = {name: split(array, start, length) for name, array in inputs.items()}
         if declaration.has_caches:
             chunk["position"] = np.array([start], np.int32)
-        calls.append(
-            RecordedCall(chunk, {name: split(array, start, length) for name, array in outputs.items()})
-        )
+        expected = {
+            name: split(array, start, length)
+            for name, array in outputs.items()
+            if name != names.ATTENTION or length == 1
+        }
+        calls.append(RecordedCall(chunk, expected))
         start += length
     return calls
 
@@ -162,13 +166,14 @@ def _feat_encoder(model: Any, latents: Floats) -> Sequences:
 
 
 def _language_models(
-    model: Any, a: Architecture, tokens: torch.Tensor, latents: Floats
+    model: Any, a: Architecture, tokens: torch.Tensor, latents: Floats, sizes: StepSizes
 ) -> dict[str, Sequences]:
     embedded_text = model.base_lm.embed_tokens(tokens) * a.text_embedding_scale
     embedded_audio = model.enc_to_lm_proj(model.feat_encoder(torch.from_numpy(latents[None])))
     embeddings = torch.cat((embedded_text, embedded_audio), dim=1)
     is_audio = (torch.arange(embeddings.size(1)) >= tokens.size(1))[None, :, None]
-    hidden, _ = model.base_lm(inputs_embeds=embeddings, is_causal=True)
+    with _record_attention(sizes) as attention:
+        hidden, _ = model.base_lm(inputs_embeds=embeddings, is_causal=True)
     quantized = model.fsq_layer(hidden)
     stop = model.stop_head(model.stop_actn(model.stop_proj(quantized)))
     selected, audible = torch.where(is_audio, quantized, hidden), embeddings * is_audio
@@ -178,10 +183,35 @@ def _language_models(
         residual_inputs = selected + audible
     residual, _ = model.residual_lm(inputs_embeds=residual_inputs, is_causal=True)
     base_outputs = {"hidden": hidden.numpy(), "fsq_hidden": quantized.numpy(), "stop_logits": stop.numpy()}
+    if attention:
+        base_outputs[names.ATTENTION] = np.stack(attention, axis=2)
     return {
         names.BASE_LM_STEP: ({"embeddings": embeddings.numpy()}, base_outputs),
         names.RESIDUAL_LM_STEP: ({"embeddings": residual_inputs.numpy()}, {"hidden": residual.numpy()}),
     }
+
+
+@contextmanager
+def _record_attention(sizes: StepSizes) -> Iterator[list[Floats]]:
+    """Record the attention of each alignment head (1, positions, cache positions).
+
+    Upstream's layers call torch's fused attention one after another, and it returns no weights: from the queries and
+    keys that it is given they are computed here.
+    """
+    rows: list[Floats] = []
+    fused, layers = torch.nn.functional.scaled_dot_product_attention, itertools.count()
+
+    def record(q: torch.Tensor, k: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        layer = next(layers)
+        for head in (h.head for h in sizes.alignment if h.layer == layer):
+            scores = q[:, head] @ k[:, head * k.size(1) // q.size(1)].transpose(1, 2) * q.size(-1) ** -0.5
+            causal = torch.full_like(scores, -torch.inf).triu(1)
+            weights = torch.softmax(scores + causal, dim=-1)
+            rows.append(np.pad(weights.numpy(), ((0, 0), (0, 0), (0, sizes.kv_length - q.size(2)))))
+        return fused(q, k, *given, **options)
+
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", record):
+        yield rows
 
 
 @contextmanager

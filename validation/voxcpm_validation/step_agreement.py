@@ -120,9 +120,10 @@ _OutputPair = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any
 
 
 def _over_calls(pairs: Sequence[_OutputPair], output: str) -> Agreement:
-    """Agreement of one output over all calls."""
+    """Agreement of one output over all calls that have it."""
+    having = [pair for pair in pairs if output in pair[1]]
     got, want = (
-        np.concatenate([side[output].ravel() for side in sides]) for sides in zip(*pairs, strict=True)
+        np.concatenate([side[output].ravel() for side in sides]) for sides in zip(*having, strict=True)
     )
     return agreement(got, want)
 

@@ -7,6 +7,7 @@ finite number. Shapes below: B sequences of S positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,11 @@ class Past:
         weights = torch.softmax(queries @ cached_keys.transpose(-1, -2) + self.mask, dim=-1)
         return weights @ cached_values, (cached_keys, cached_values)
 
+    def last_row(self, query: Tensor, present: Cached, kv_head: int) -> Tensor:
+        """Attention (1, 1, 1, cache positions) of the last embedding's query in one head (1, 1, 1, head_dim)."""
+        keys = present[0][:, kv_head : kv_head + 1]
+        return torch.softmax(query @ keys.transpose(-1, -2) + self.mask[-1:], dim=-1)
+
     def written(self, keys: Tensor, values: Tensor) -> Cached:
         """The cache after the step's keys and values, (1, kv_heads, S, head_dim), are written to it."""
         cached_keys, cached_values = self.cached
@@ -98,6 +104,8 @@ class ReadOnlyPast:
     """Added to scores of cached keys: (1, cache positions)."""
     own_mask: Tensor
     """Added to scores of the step's own keys: (groups · S, S)."""
+    places: Tensor  # 0, 1, … (cache positions,)
+    position: Tensor  # Of the first own key (1,)
 
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """The values that the queries attend to, and the step's own keys and values; shapes as in `Past.attended`."""
@@ -106,6 +114,35 @@ class ReadOnlyPast:
         own = queries @ keys.transpose(-1, -2) + self.own_mask
         weights, length = torch.softmax(torch.cat((before, own), dim=-1), dim=-1), cached_k.size(2)
         return weights[..., :length] @ cached_v + weights[..., length:] @ values, (keys, values)
+
+    def last_row(self, query: Tensor, present: Cached, kv_head: int) -> Tensor:
+        """What `Past.last_row` returns, for a step of one embedding."""
+        one, length = slice(kv_head, kv_head + 1), self.mask.size(-1)
+        before = query @ self.cached[0][:, one].transpose(-1, -2) + self.mask
+        own = query @ present[0][:, one, -1:].transpose(-1, -2)
+        weights = torch.softmax(torch.cat((before, own), dim=-1), dim=-1)
+        own_place = (self.places == self.position).to(weights.dtype)
+        return weights[..., :length] + weights[..., length:] * own_place
+
+
+@dataclass(frozen=True)
+class WatchedPast:
+    """A past that also gives rows of some heads, computed a second time: attention keeps the form that is fused."""
+
+    past: Past | ReadOnlyPast
+    heads: Sequence[int]
+    transformer: Transformer
+    rows: list[Tensor]  # Filled by `attended`
+
+    def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
+        """What `Past.attended` returns."""
+        result, present = self.past.attended(queries, keys, values)
+        t = self.transformer
+        by_head = queries.reshape(1, t.num_heads, -1, t.head_dim)
+        for head in self.heads:
+            query = by_head[:, head : head + 1, -1:]
+            self.rows.append(self.past.last_row(query, present, head * t.num_kv_heads // t.num_heads))
+        return result, present
 
 
 def attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -137,7 +174,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rope: Rope | None,
-        past: Past | ReadOnlyPast | None = None,
+        past: Past | ReadOnlyPast | WatchedPast | None = None,
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden), and the keys and values that were attended to."""
@@ -202,7 +239,7 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         rope: Rope | None,
-        past: Past | ReadOnlyPast | None = None,
+        past: Past | ReadOnlyPast | WatchedPast | None = None,
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden): the positions `keep` attend to all, and only they are computed."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import PART_OUTPUT, Precision, StepModel
+from voxcpm_constants.step_models import ATTENTION, PART_OUTPUT, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
@@ -120,6 +122,8 @@ class SplitStepModel:
         if not isinstance(state, SplitState) or len(state.states) != len(self._parts):
             raise ValueError(f"{self._declared[0].name}: pass a state of this step model")
         first_input, outputs = self._declared[0].inputs[0].name, dict(inputs)
+        rows: list[Array] = []
         for part, (own, _) in zip(self._parts, state.states, strict=True):
             outputs = part({**inputs, first_input: outputs.get(PART_OUTPUT, inputs[first_input])}, own)
-        return outputs
+            rows += [outputs.pop(ATTENTION)] if ATTENTION in outputs else []
+        return outputs | ({ATTENTION: np.concatenate(rows, axis=2)} if rows else {})

@@ -65,5 +65,6 @@ class NextPatch(Protocol):
         inputs: `patches` (1, 1, frames, latent_dim), the previous patch; `position` (1,), its position in the caches;
         `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as for `locdit_solve`. before: the pending previous
         patch, instead of `patches`. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which
-        belong to the previous patch. Raises ValueError for wrong inputs, and for states of different `new_states`.
+        belong to the previous patch, as does `attention`, if the base LM has that output. Raises ValueError for wrong
+        inputs, and for states of different `new_states`.
         """

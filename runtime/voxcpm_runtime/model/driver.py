@@ -22,6 +22,7 @@ from voxcpm_constants.arrays import EMBED_TOKENS
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.manifest import CONSTANTS_FOLDER
 from voxcpm_constants.step_models import (
+    ATTENTION,
     AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
     BASE_LM_STEP,
@@ -84,6 +85,10 @@ class Patch:
     index: int  # Index of the patch in the speech, from 0
     latents: Latents  # (frames, latent_dim)
     stops: bool  # Whether the stop head ends the speech with this patch
+    attention: Floats | None = None
+    """Of the bundle's alignment heads to the positions before generation, while the previous patch was fed (heads,
+    positions); None for the first patch, and without such heads.
+    """
 
 
 class Driver:
@@ -167,7 +172,7 @@ class Driver:
         count = limit if teacher is None else min(limit, len(teacher))
         if not count:
             return
-        stop_logits = prefilled.stop_logits
+        stop_logits, attention = prefilled.stop_logits, None
         predicted = self._predict(
             prefilled.hidden, prefilled.residual_hidden, prefilled.last_patch, options, rng
         )
@@ -183,10 +188,13 @@ class Driver:
                         f"patch {index} is not finite: the step models overflow; try another precision"
                     )
                 stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
-                yield Patch(index, predicted, stops)
+                yield Patch(index, predicted, stops, attention)
                 if index + 1 == count or (stops and teacher is None):
                     return
-                predicted, stop_logits = next(following)
+                predicted, outputs = next(following)
+                stop_logits = outputs["stop_logits"][0]
+                if ATTENTION in outputs:
+                    attention = outputs[ATTENTION][0, :, : prefilled.position].copy()
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,); the prompt's end is its context."""
@@ -252,7 +260,7 @@ class Driver:
     def _patches_by_call(
         self, next_patch: NextPatch, prefilled: Prefilled, first: Latents, options: GenerationOptions,
         rng: NoiseSource, count: int, teacher: Items[Latents] | None, *, ahead: bool,
-    ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
+    ) -> Generator[tuple[Latents, dict[str, Floats]], None, None]:  # fmt: skip
         """Like `_patches_by_steps`, with one call per patch.
 
         ahead: begin each call before the previous one is finished, so that the GPU is busy while Python processes a
@@ -277,7 +285,7 @@ class Driver:
                 begun = begin(index + 1, None, pending) if more else None
                 outputs = pending.result()
                 last = np.ascontiguousarray(outputs["patch"][0].T, np.float32)
-                yield last, outputs["stop_logits"][0, 0]
+                yield last, {name: output[0] for name, output in outputs.items()}
         finally:
             if begun is not None:
                 begun.cancel()
@@ -287,8 +295,8 @@ class Driver:
     def _patches_by_steps(
         self, prefilled: Prefilled, last: Latents, options: GenerationOptions, rng: NoiseSource, count: int,
         teacher: Items[Latents] | None,
-    ) -> Generator[tuple[Latents, Floats], None, None]:  # fmt: skip
-        """Yield all of `count` patches except the first, `last`, each with the stop logits of the previous patch."""
+    ) -> Generator[tuple[Latents, dict[str, Floats]], None, None]:  # fmt: skip
+        """Yield `count` patches except the first, `last`, each with the base LM's outputs for the previous one."""
         for index in range(count - 1):
             if teacher is not None:
                 last = np.asarray(teacher[index], np.float32)
@@ -298,7 +306,7 @@ class Driver:
             residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
             residual = self._lm_step(RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, position)
             last = self._predict(hidden, residual["hidden"][0], last, options, rng)
-            yield last, outputs["stop_logits"][0]
+            yield last, outputs
 
     def _predict(
         self,
@@ -351,7 +359,9 @@ class Driver:
             inputs = {"embeddings": chunk, "position": np.array([position + start], np.int32)}
             outputs = self._call(name, inputs, state)
             parts.append({name: output[0, :length] for name, output in outputs.items()})
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        # `ATTENTION` is an output of some lengths only.
+        shared = set(parts[0]).intersection(*parts)
+        return {name: np.concatenate([part[name] for part in parts]) for name in shared}
 
 
 def _pad(rows: Floats, size: int) -> Floats:

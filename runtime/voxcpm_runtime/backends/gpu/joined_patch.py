@@ -15,7 +15,14 @@ import numpy as np
 
 from voxcpm_constants.arrays import FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
 from voxcpm_constants.generations import Traits
-from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_SOLVE, RESIDUAL_LM_STEP, StepSizes
+from voxcpm_constants.step_models import (
+    ATTENTION,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_SOLVE,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+)
 from voxcpm_runtime.backends.gpu.device import Device, DeviceWorker
 from voxcpm_runtime.backends.gpu.state import DeviceState
 from voxcpm_runtime.backends.gpu.step_model import DeviceCalls, GPUStepModel, open_on_device
@@ -32,8 +39,8 @@ _INPUTS = {
     "position": LANGUAGE_MODELS,
     **dict.fromkeys(("noise", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
 }
-# Outputs of the call, and the step models that return them.
-_OUTPUTS = {"patch": LOCDIT_SOLVE, "stop_logits": BASE_LM_STEP}
+# Outputs of the call, and the step models that return them; only some base LMs return the last one.
+_OUTPUTS = {"patch": LOCDIT_SOLVE, "stop_logits": BASE_LM_STEP, ATTENTION: BASE_LM_STEP}
 
 
 class JoinedPatch:
@@ -43,7 +50,8 @@ class JoinedPatch:
         self, models: Mapping[str, GPUStepModel], device: Device, traits: Traits, constants: Mapping[str, Array]
     ) -> None:  # fmt: skip
         parts = {name: models[name] for name in PARTS}
-        graph = joined_graph({name: model.lowered for name, model in parts.items()}, traits, constants)
+        graphs = {name: model.lowered for name, model in parts.items()}
+        graph = joined_graph(graphs, traits, constants)
         names = [_qualified(part, ref.name) for part, model in parts.items() for ref in model.lowered.weights]
         self._weights = [value for model in parts.values() for value in model.weights]
         state = {
@@ -60,7 +68,7 @@ class JoinedPatch:
             )
         caches = {name: every[name] for name in state}
         self._calls = DeviceCalls(
-            session, self._worker, _OUTPUTS, state, caches, frozenset(state),
+            session, self._worker, _outputs(graphs), state, caches, frozenset(state),
             returns_rows=False, captured=captured,
         )  # fmt: skip
 
@@ -176,11 +184,12 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
     projected = linear(hidden, LM_TO_DIT), linear(residual, RESIDUAL_TO_DIT)
     link(between(*projected, side_by_side=traits.mu_tokens > 1), LOCDIT_SOLVE, "mu")
     graph.nodes.extend(parts[LOCDIT_SOLVE].node)
-    for name, part in _OUTPUTS.items():
+    returned = _outputs(lowered)
+    for name, part in returned.items():
         graph.nodes.append(helper.make_node("Identity", [_qualified(part, name)], [name]))
 
     inputs = [renamed(readers[0], name) for name, readers in _INPUTS.items()]
-    outputs = [renamed(part, name) for name, part in _OUTPUTS.items()]
+    outputs = [renamed(part, name) for name, part in returned.items()]
     for part, model in lowered.items():
         inputs += [declared[_qualified(part, name)] for name in model.scattered]
         outputs += [declared[_qualified(part, name)] for name in model.scattered.values()]
@@ -191,6 +200,11 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
         ir_version=IR_VERSION,
     )
     return bytes(model_proto.SerializeToString())
+
+
+def _outputs(lowered: Mapping[str, Lowered]) -> dict[str, str]:
+    outputs = {name: {output.name for output in part.outputs} for name, part in lowered.items()}
+    return {name: part for name, part in _OUTPUTS.items() if name in outputs[part]}
 
 
 def _qualified(part: str, name: str) -> str:

@@ -14,7 +14,7 @@ public enum StepModelName: String, Sendable, CaseIterable, Codable {
 
 /// A bundle's manifest.json, as far as the loop needs it.
 public struct Manifest: Sendable, Decodable {
-    static let newestSchema = 5
+    static let newestSchema = 6
 
     /// The minimum macOS version, which determines the bundle's form; iOS 17, 18 and 27 correspond.
     public enum Target: String, Sendable, Decodable {
@@ -232,7 +232,11 @@ public struct Manifest: Sendable, Decodable {
         schemaVersion = try container.decode(Int.self, forKey: .schemaVersion)
         architecture = try container.decode(Architecture.self, forKey: .architecture)
         sizes = try container.decode(Sizes.self, forKey: .sizes)
-        stepModels = try container.decode([String: StepModel].self, forKey: .stepModels)
+        // Attention, which decode steps of some bundles give, is not read here.
+        stepModels = try container.decode([String: StepModel].self, forKey: .stepModels).mapValues {
+            StepModel(
+                name: $0.name, inputs: $0.inputs, outputs: $0.outputs.filter { $0.name != "attention" }, state: $0.state)
+        }
         precisions = try container.decode([Precision].self, forKey: .precisions)
         target = try container.decodeIfPresent(Target.self, forKey: .target) ?? .macOS14
         kvCache = try container.decodeIfPresent(KVCache.self, forKey: .kvCache) ?? .scatter
