@@ -326,7 +326,7 @@ def speak_job(
     store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
     encoder, piece = request.encoder(tts), _PIECE_SECONDS * tts.sample_rate
     with atomic_write(folder / SUBTITLES_FILE) as file:
-        file.write(timestamps_file(speech.words, ".srt"))
+        file.write(timestamps_file(encoder.heard(speech.words), ".srt"))
     with atomic_write(folder / job.audio_name) as file:
         file.write(encoder.header())
         for at in range(0, len(speech.audio), piece):

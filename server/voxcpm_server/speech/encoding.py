@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import av
 import numpy as np
 
-from voxcpm_runtime import Audio, pcm16
+from voxcpm_runtime import Audio, Word, pcm16
 from voxcpm_server.errors import ApiError
 
 MIN_RATE, MAX_RATE = 8_000, 48_000
@@ -36,6 +36,7 @@ class Format(NamedTuple):
     rates: tuple[int, ...] = ()  # sample rates in Hz that the codec supports; empty for any
     bit_rate: int = 0  # bits per second; 0 for lossless formats
     options: Mapping[str, str] = MappingProxyType({})
+    delay: int = 0  # samples that decoders play before the first one
 
 
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
@@ -43,10 +44,10 @@ _OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 # No Xing frame: the length is still unknown when it would be sent.
 _MP3_OPTIONS = {"write_xing": "0", "id3v2_version": "0"}
 FORMATS = {
-    "mp3": Format("audio/mpeg", "mp3", "libmp3lame", _MPEG_RATES, 96_000, _MP3_OPTIONS),
+    "mp3": Format("audio/mpeg", "mp3", "libmp3lame", _MPEG_RATES, 96_000, _MP3_OPTIONS, delay=1105),
     # Pages of 20,000 µs; the default is one second.
     "opus": Format("audio/ogg", "ogg", "libopus", _OPUS_RATES, 64_000, {"page_duration": "20000"}),
-    "aac": Format("audio/aac", "adts", "aac", _MPEG_RATES, 96_000),
+    "aac": Format("audio/aac", "adts", "aac", _MPEG_RATES, 96_000, delay=1024),
     "flac": Format("audio/flac", "flac", "flac"),
     "wav": Format("audio/wav"),
     "pcm": Format("audio/pcm"),
@@ -77,6 +78,14 @@ class Encoder:
     def seconds(self) -> float:
         """Playing time so far."""
         return round(self.samples / self.sample_rate, 3)
+
+    def heard(self, words: Sequence[Word]) -> list[Word]:
+        """The words with their times in the decoded audio."""
+        delay = self.format.delay / self.sample_rate
+        return [
+            word._replace(start=round(word.start + delay, 3), end=round(word.end + delay, 3))
+            for word in words
+        ]
 
     def header(self, samples: int | None = None) -> bytes:
         """The bytes before the first piece. samples: number of output samples, if already known."""

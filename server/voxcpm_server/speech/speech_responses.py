@@ -68,7 +68,7 @@ async def speak(
         await stream.aclose()
         raise
     headers["X-Audio-Duration"] = f"{encoder.seconds:.3f}"
-    body, words = encoder.header(encoder.samples) + body, stream.take_words()
+    body, words = encoder.header(encoder.samples) + body, encoder.heard(stream.take_words())
     if captions is not None:
         return JSONResponse(captions(body, words), 200, headers)
     if timed:
@@ -88,7 +88,7 @@ def timestamps(words: Sequence[Word]) -> list[dict[str, Any]]:
 
 async def _lines(stream: SpeechStream, encoder: Encoder, captions: Captions) -> AsyncGenerator[bytes, None]:
     async for data in _audio(stream, encoder, with_header=True):
-        yield json.dumps(captions(data, stream.take_words())).encode() + b"\n"
+        yield json.dumps(captions(data, encoder.heard(stream.take_words()))).encode() + b"\n"
 
 
 async def _audio(stream: SpeechStream, encoder: Encoder, *, with_header: bool) -> AsyncGenerator[bytes, None]:
@@ -117,7 +117,7 @@ async def _events(
         first_piece.result()
         async for data in _audio(stream, encoder, with_header=True):
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-            if words := stream.take_words():
+            if words := encoder.heard(stream.take_words()):
                 times = {"words": timestamps(words), "method": words[0].method}
                 yield _event({"type": "speech.audio.timestamps", **times})
     except Exception as error:  # noqa: BLE001 - the status has been sent, so the error is an event

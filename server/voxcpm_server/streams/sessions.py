@@ -167,5 +167,5 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
 
     def _encode(self, chunk: AudioChunk, rate: int) -> SpokenPiece:
         audio = chunk.pcm.astype(np.float32) / _FULL_SCALE
-        words = chunk.words if self.timed else ()
+        words = self.encoder.heard(chunk.words) if self.timed else ()
         return SpokenPiece(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate, words)

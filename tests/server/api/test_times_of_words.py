@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from typing import Any
 
+import av
 import httpx2
+import numpy as np
 import pytest
 from websockets.sync.client import connect
 
 from heard_words import SEED
 from voxcpm_runtime import VoxCPM, Word
+from voxcpm_server.speech.encoding import Encoder
 
 TEXT = "It costs $4.20. Really?"
 REQUEST = {"model": "tts-1", "input": TEXT, "voice": "emma", "seed": SEED, "response_format": "wav"}
@@ -93,3 +97,19 @@ def test_a_websocket_sends_them_after_the_audio_of_their_sentence(server: Any) -
         word["word"] for message in messages if message["type"] == "timestamps" for word in message["words"]
     ]
     assert said == ["It", "costs", "$4.20.", "Really?"]
+
+
+@pytest.mark.parametrize("form", ["mp3", "aac", "opus", "flac", "wav"])
+def test_times_are_those_of_the_decoded_audio(form: str) -> None:
+    """MP3 and AAC begin with samples of their own."""
+    audio = np.zeros(24000, np.float32)
+    audio[12000:12240] = 0.8 * np.sin(np.arange(240) / 2)
+    encoder = Encoder(form, 24000)
+    encoded = encoder.header() + encoder.encode(audio) + encoder.finish()
+    container = av.open(io.BytesIO(encoded))
+    frames = [frame.to_ndarray()[0].astype(float) for frame in container.decode(audio=0)]
+    decoded = np.abs(np.concatenate(frames))
+
+    (word,) = encoder.heard([Word("tick", 0.5, 0.51, "pauses")])
+    onset = np.argmax(decoded > 0.3 * decoded.max()) / container.streams.audio[0].rate
+    assert word.start == pytest.approx(onset, abs=0.003)
