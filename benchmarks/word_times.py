@@ -91,9 +91,8 @@ def main() -> None:
     parser.add_argument("--kokoro", type=Path, required=True, help="folder of part-1.bin … and the voices")
     parser.add_argument("--texts", type=int, default=12, help="texts that each voice speaks")
     parser.add_argument("--bundle", help="default: the built-in voice's")
-    parser.add_argument("--precision")
     options = parser.parse_args()
-    tts, kokoro = VoxCPM.from_bundle(options.bundle, options.precision), KokoroVoices(options.kokoro, "cpu")
+    tts, kokoro = VoxCPM.from_bundle(options.bundle), KokoroVoices(options.kokoro, "cpu")
     prose = " ".join((PROSE / f"{name}.txt").read_text() for name in ("narration", "story", "article"))
     texts = [text for text in re.split(r"(?<=[.!?])[\"”]?\s+", prose) if 40 <= len(text) <= 170]
     texts = [texts[at] for at in np.random.default_rng(4).permutation(len(texts))]
@@ -105,18 +104,14 @@ def main() -> None:
             places = [word.start() for word in re.finditer(r"[a-z']+", segment.said)]
             if len(places) != len(starts):
                 continue  # Kokoro's lexicon has two words for one
-            (begin, end), (other, last) = sound(recording), sound(segment.audio.astype(np.float64))
-            path = warped(
-                cepstra(recording[begin:end]), cepstra(segment.audio[other:last].astype(np.float64))
-            )
+            audio = segment.audio.astype(np.float64)
+            (begin, end), (other, last) = sound(recording), sound(audio)
+            path = warped(cepstra(recording[begin:end]), cepstra(audio[other:last]))
             frames = (np.array(starts) * SAMPLE_RATE - begin) / HOP
-            known = (np.interp(frames, range(len(path)), path) * HOP + other) / SAMPLE_RATE
-            spans = [span.start for span in said_spans(text, segment.said)]
-            found = [
-                (word, known[places.index(at)])
-                for word, at in zip(segment.words, spans, strict=True)
-                if at in places
-            ]
+            moved = (np.interp(frames, range(len(path)), path) * HOP + other) / SAMPLE_RATE
+            known = dict(zip(places, moved, strict=True))
+            spans = zip(segment.words, said_spans(text, segment.said), strict=True)
+            found = [(word, known[span.start]) for word, span in spans if span.start in known]
             for name in (voice, "all"):
                 errors.setdefault(f"{found[0][0].method}, {name}", []).extend(w.start - at for w, at in found)
     print("method, voice | words | median | p90 | worst | bias (ms)")
