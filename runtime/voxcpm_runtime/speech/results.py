@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.words.pauses import letter_times
-from voxcpm_runtime.words.words import Word, word_times
+from voxcpm_runtime.words.words import Method, Word, word_times
 
 Reason = Literal["", "long", "short", "cut"]
 """Why speech is suspicious: too long or too short for its text, or cut off by the KV cache; otherwise empty."""
@@ -49,6 +50,9 @@ class Piece:
     reason: Reason = ""  # What is suspicious about the segment so far
     expected_seconds: float | None = None  # Expected seconds as played; None without a `speech.json`
     planned: PlannedSegment | None = None  # The segment; None for other pieces
+    attention: Floats | None = (
+        None  # To the text's tokens in the alignment heads (heads, tokens), as in `Patch`
+    )
     spoken: SpokenSegment | None = None
     """The whole segment, with the times of its words: with its last patch in a stream, otherwise None."""
 
@@ -90,6 +94,8 @@ class SpokenSegment:
     """What is suspicious even about the best attempt. Without `retry_badcase` lengths are not checked."""
     expected_seconds: float | None = None  # Expected seconds; None without a `speech.json`
     ends_paragraph: bool = False  # Whether a blank line follows in the text
+    letter_times: Sequence[float] = field(default=(), repr=False)
+    """When each character of `said` begins, and the last one ends, by the model's attention; empty without it."""
     said: str = ""  # The text as it is said; empty for a part, and if an earlier release saved the segment
     sample_rate: int = 0  # Hz
     start: float = 0.0  # Seconds of the speech before it, pauses included
@@ -99,8 +105,9 @@ class SpokenSegment:
         """The words of the text, with their times in the whole speech; none of a segment that was cancelled."""
         if not self.said:
             return ()
-        times = letter_times(self.said, self.audio, self.sample_rate)
-        return word_times(self.text, self.said, times, start=self.start)
+        method: Method = "attention" if self.letter_times else "pauses"
+        times = self.letter_times or letter_times(self.said, self.audio, self.sample_rate)
+        return word_times(self.text, self.said, times, start=self.start, method=method)
 
 
 class SuspiciousSegment(NamedTuple):

@@ -34,6 +34,7 @@ from voxcpm_runtime.speech.utterance import attempts, utterance
 from voxcpm_runtime.text.control import without_control
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice, VoiceHeader
+from voxcpm_runtime.words.attention import letter_times
 
 DEFAULT_CHUNK_PATCHES = 5
 
@@ -203,9 +204,10 @@ class SpeechBuilder:
     def _join(self, index: int, planned: PlannedSegment) -> SpokenSegment:
         last = self._pieces[-1]
         latents: list[Latents] = [piece.latents for piece in self._pieces if piece.latents is not None]
+        audio = np.concatenate([piece.audio for piece in self._pieces])
         return SpokenSegment(
             text=planned.text,
-            audio=np.concatenate([piece.audio for piece in self._pieces]),
+            audio=audio,
             latents=np.stack(latents),
             seed=self._plan.seed_of(index, last.attempt - 1),
             attempts=last.attempts,
@@ -213,10 +215,25 @@ class SpeechBuilder:
             reason=last.reason,
             expected_seconds=last.expected_seconds,
             ends_paragraph=planned.ends_paragraph,
+            letter_times=self._letter_times(planned, audio),
             said=planned.said,
             sample_rate=self._plan.bundle.architecture.output_sample_rate,
             start=self._samples / self._plan.bundle.architecture.output_sample_rate,
         )
+
+    def _letter_times(self, planned: PlannedSegment, audio: Audio) -> list[float]:
+        """`SpokenSegment.letter_times`."""
+        rows = [piece.attention for piece in self._pieces if piece.attention is not None]
+        if not rows:
+            return []
+        bundle, speed = self._plan.bundle, planned.speed
+        places = [place for _, place in bundle.tokenizer.placed(planned.said)]
+        shifts = [head.shift / speed for head in bundle.manifest.sizes.alignment]
+        patch, rate = bundle.architecture.patch_seconds / speed, bundle.architecture.output_sample_rate
+        times: list[float] = letter_times(
+            planned.said, places, np.stack(rows), shifts, patch, audio, rate
+        ).tolist()
+        return times
 
 
 def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tuple[int, int]:

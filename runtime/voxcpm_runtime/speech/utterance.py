@@ -179,6 +179,8 @@ def attempts(
         prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
         options = plan.options
         maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and retries else 1
+        text_end = int(np.flatnonzero(~utterance.sequence.is_audio)[-1])  # The token between text and audio
+        text = slice(text_end - utterance.segment.target_tokens, text_end)
         rejected: list[list[Piece]] = []
         restart = np.zeros(0, np.float32)
         seconds, speed = utterance.length.seconds, utterance.segment.speed
@@ -210,6 +212,7 @@ def attempts(
                         reason=reason,
                         expected_seconds=None if seconds is None else seconds / speed,
                         planned=utterance.segment,
+                        attention=None if patch.attention is None else patch.attention[:, text],
                     )
                     if retries:
                         spoken.append(piece)

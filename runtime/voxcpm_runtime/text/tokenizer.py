@@ -35,19 +35,25 @@ class TextTokenizer:
 
         Raises BundleError if a regular expression of the tokenizer fails on the text.
         """
+        return [token_id for token_id, _ in self.placed(text)]
+
+    def placed(self, text: str) -> list[tuple[int, int]]:
+        """The token ids of a text, each with the place in the text where it begins, after a space."""
         encoding = self._encoding(text)
-        ids: list[int] = []
-        for token, token_id in zip(encoding.tokens, encoding.ids, strict=True):
+        found: list[tuple[int, int]] = []
+        for token, token_id, (start, end) in zip(
+            encoding.tokens, encoding.ids, encoding.offsets, strict=True
+        ):
             bare = token.replace(WORD_START, "")
             if len(bare) < 2 or not _CHINESE.fullmatch(bare) or self._tokenizer.token_to_id(bare) is None:
-                ids.append(token_id)
+                found.append((token_id, start + (end - start > 1 and text[start].isspace())))
                 continue
-            for char in bare:
+            for place, char in enumerate(bare, start=end - len(bare)):
                 char_id = self._tokenizer.token_to_id(char)
                 char_id = self._unknown_id if char_id is None else char_id
                 if char_id is not None:
-                    ids.append(char_id)
-        return ids
+                    found.append((char_id, place))
+        return found
 
     @functools.cached_property
     def has_letters_only(self) -> bool:

@@ -40,9 +40,9 @@ def letter_times(said: str, audio: Audio, sample_rate: int) -> Floats:
     A pause belongs to the marks and spaces at which it is made. said: the text as it is said. audio: its speech
     (samples,) in [-1, 1], from beginning to end.
     """
-    silences = _silences(audio, sample_rate)
+    quiet = silences(audio, sample_rate)
     # The silence before the speech ends where it begins, the one after it begins where it ends.
-    begins, ends = silences[:, 0], silences[:, 1]
+    begins, ends = quiet[:, 0], quiet[:, 1]
     weights = np.array([_weight(char) for char in said])
     for last in re.finditer(r"[^\W_](?=[^\w\s'-]|\s*$)", said):
         weights[last.start()] += _LAST_LETTER
@@ -68,7 +68,7 @@ def letter_times(said: str, audio: Audio, sample_rate: int) -> Floats:
     return times
 
 
-def _silences(audio: Audio, sample_rate: int) -> Floats:
+def silences(audio: Audio, sample_rate: int) -> Floats:
     """Begin and end of each silence in seconds (silences, 2), with those before and after the speech."""
     size = round(sample_rate * _FRAME)
     frames = audio[: len(audio) // size * size].reshape(-1, size).astype(np.float64)

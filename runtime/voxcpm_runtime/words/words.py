@@ -25,7 +25,7 @@ class Word(NamedTuple):
 
 
 def word_times(
-    text: str, said: str, times: Floats, *, start: float = 0.0, method: Method = "pauses"
+    text: str, said: str, times: Sequence[float] | Floats, *, start: float = 0.0, method: Method = "pauses"
 ) -> tuple[Word, ...]:
     """The words of a text in order.
 
