@@ -172,6 +172,7 @@ def workplace(
     (tmp_path / "voxcpm-2").symlink_to(second_bundle)
     soundfile.write(tmp_path / "me.wav", np.sin(np.arange(640) / 10) / 2, 16000)
     (tmp_path / "book.txt").write_text(BOOK, encoding="utf-8")
+    (tmp_path / "names.tsv").write_text("nguyen\twin\nSIG\tsig\n", encoding="utf-8")
     (tmp_path / "lines.txt").write_text("One.\n\nTwo.\n", encoding="utf-8")
     shown = [
         line for block in blocks(BY_NAME["command-line.md"]) for line in block.lines if line.startswith("{")

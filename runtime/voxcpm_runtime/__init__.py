@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnspokenWarning,
     )
     from voxcpm_runtime.speech.saved_segments import SavedSegments
+    from voxcpm_runtime.text.lexicon import lexicon_entries
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
@@ -58,6 +59,7 @@ __all__ = [
     "Word",
     "character_times",
     "decode_audio",
+    "lexicon_entries",
     "pcm16",
     "timestamps_file",
 ]
@@ -66,6 +68,7 @@ __all__ = [
 _MODULES = (
     "voxcpm_constants.errors",
     "voxcpm_runtime.options",
+    "voxcpm_runtime.text.lexicon",
     "voxcpm_runtime.words.words",
     "voxcpm_runtime.words.files",
     "voxcpm_runtime.speech.arguments",

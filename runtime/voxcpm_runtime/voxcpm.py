@@ -40,6 +40,7 @@ from voxcpm_runtime.speech.stream import (
     stream,
 )
 from voxcpm_runtime.storage.process_memory import return_freed_memory
+from voxcpm_runtime.text.lexicon import LexiconSource, lexicon_entries
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes, computed_prefix
@@ -309,7 +310,7 @@ class VoxCPM:
             return self._stream(either, either.read(segments))
 
         digest = voice.digest if voice else ""
-        said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.seed}"
+        said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.seed}{planned.lexicon or ''}"
         return Session(
             narrate, self.sample_rate, split=planned.split_sentence, seed=said.encode(),
             buffer_seconds=buffer_seconds, turn=turn,
@@ -319,7 +320,7 @@ class VoxCPM:
     def create_voice(
         self, audio: AudioSource | None = None, transcript: str | None = None, *, name: str,
         reference: AudioSource | None = None, trim_silence_vad: bool = False,
-        provenance: Mapping[str, str] | None = None,
+        provenance: Mapping[str, str] | None = None, lexicon: LexiconSource | None = None,
     ) -> Voice:  # fmt: skip
         """Create a voice, to save (`Voice.save`) and to pass as `voice` instead of recordings.
 
@@ -332,9 +333,10 @@ class VoxCPM:
         valid_unicode(text_argument(name, "name"), "name", "name")
         switch(trim_silence_vad, "trim_silence_vad")
         recordings = Recordings.for_new_voice(audio, transcript, reference)
+        entries = lexicon_entries(lexicon)
         unencoded = recordings.decode(self.bundle.architecture, trimmed=trim_silence_vad)
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
-        return unencoded.encode(self.driver, name, origin)
+        return unencoded.encode(self.driver, name, origin, entries)
 
     def _planned(self, utterance: AnyArguments) -> Plan:
         if isinstance(utterance, Arguments):

@@ -93,6 +93,10 @@ class Settings:
         _speech('JSON file of voice aliases, such as {"alloy": "ada"}; "default" is the model\'s own voice.'),
     ] = None
     voices_folder: Annotated[Path | None, _speech("Folder of stored voices. Default: the user's.")] = None
+    lexicon: Annotated[
+        list[Path] | None,
+        _speech("File of words that are said differently: WRITTEN, a tab, SAID on each line; repeatable."),
+    ] = None
     preview_text: Annotated[str, _speech("Text spoken in voice previews.")] = "Hello, this is how I sound."
 
     max_connections: Annotated[int, _limit("Maximum requests in progress; more get a 503.", 1, 100_000)] = 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_mod
 from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import path_argument, shown, wrong_type
 from voxcpm_runtime.bundle.verified_files import check_digests
+from voxcpm_runtime.text.lexicon import Lexicon
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 DEFAULT_BUNDLE = Path(__file__).parents[1] / "default_bundle"
@@ -44,6 +45,7 @@ class Bundle:
     constants: Mapping[str, npt.NDArray[np.floating]]
     """The arrays of `voxcpm_constants.arrays` by name; the embedding table is memory-mapped."""
     tokenizer: TextTokenizer
+    lexicon: Lexicon = field(default_factory=dict)  # Words that are said differently in all its speech
 
     def __repr__(self) -> str:
         a = self.architecture

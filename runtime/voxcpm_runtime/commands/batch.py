@@ -42,6 +42,7 @@ from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 from voxcpm_runtime.text.control import checked_control
+from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS
 
 PARTIAL_FAILURE = 1  # Exit code if a line could not be spoken
@@ -110,7 +111,10 @@ def batch(
     ending = f".{timestamps}" if timestamps else ""
     if ending not in ("", *TIMESTAMP_ENDINGS):
         raise InputError(f"--timestamps: expected json, srt or vtt, got {timestamps}")
-    defaults = Arguments(recordings=voice.recordings(), control=voice.control, options=options, seed=seed)
+    defaults = Arguments(
+        recordings=voice.recordings(), control=voice.control, lexicon=lexicon_entries(voice.lexicon), options=options,
+        seed=seed,
+    )  # fmt: skip
     # The cluster's machines may have devices that this one lacks.
     local_engine = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
     bundle = open_with_engine(name, local_engine, checkpoint=checkpoint)

@@ -28,7 +28,7 @@ from voxcpm_runtime.words.files import timestamps_file
 
 _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
-_VOICE = tuple(field.name for field in fields(VoiceArguments) if field.name != "prompt_file")
+_VOICE = tuple(field.name for field in fields(VoiceArguments) if field.name not in ("prompt_file", "lexicon"))
 _RECORDINGS = ("prompt", "prompt_text", "reference")
 _KEYS = ("text", "output", "seed", *_VOICE, *_OPTIONS)
 _STRINGS = ("text", "output", *_VOICE)
@@ -133,6 +133,7 @@ def _json_line(text: str) -> dict[str, Any]:
 def _arguments(given: dict[str, Any], folder: Path, defaults: Arguments) -> Arguments:
     named = {"control": defaults.control, "seed": defaults.seed, **asdict(defaults.options)}
     named |= {name: given[name] for name in named if name in given}
+    named["lexicon"] = defaults.lexicon
     text = said_text(checked_text(given["text"], "text"))
     return Arguments.of(text, _recordings(given, folder, defaults.recordings), named)
 

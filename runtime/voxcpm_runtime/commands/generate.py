@@ -39,6 +39,7 @@ from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, f
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
+from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS, timestamps_file
 from voxcpm_runtime.words.words import Word
 
@@ -101,6 +102,7 @@ def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions)
         text=flags.text_to_speak(),
         recordings=flags.recordings(),
         control=flags.control,
+        lexicon=lexicon_entries(flags.lexicon),
         options=options,
         seed=flags.seed,
         keep_partial=True,

@@ -123,6 +123,10 @@ class VoiceArguments(RecordingArguments):
         'Voice or style in words, such as "warm, slow"; prepended to the text in parentheses. VoxCPM2 only.',
     )] = None
 
+    lexicon: Annotated[list[str] | None, _voice(
+        "File of words that are said differently: WRITTEN, a tab, SAID on each line; repeatable.",
+    )] = None
+
     def recordings(self) -> Recordings:
         """The recordings or the voice, which is loaded. Raises InputError for contradictions and an unknown voice."""
         return Recordings(self.prompt, self.transcript(), self.reference).with_voice(self.voice)
@@ -130,7 +134,7 @@ class VoiceArguments(RecordingArguments):
     def files(self) -> list[str | None]:
         """The files of the voice; None for one that is not given."""
         voice = None if self.voice is None else str(VoiceStore().located(self.voice))
-        return [*super().files(), voice]
+        return [*super().files(), voice, *(self.lexicon or ())]
 # fmt: on
 
 

@@ -19,6 +19,7 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import refuse_inputs
+from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore, built_in_voices
 from voxcpm_runtime.voices.voice import Voice
@@ -34,6 +35,12 @@ def add(
     name: _Name,
     bundle: BundleArgument = None,
     arguments: RecordingArguments,
+    lexicon: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Words that this voice says differently: WRITTEN, a tab, SAID on each line; repeatable."
+        ),
+    ] = None,
     trim_silence: Annotated[bool, typer.Option("--trim-silence", help="Trim silence at both ends.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing voice.")] = False,
     engine: Engine,
@@ -41,7 +48,7 @@ def add(
 ) -> None:
     """Create a voice from recordings, for all bundles with the same AudioVAE."""
     store = VoiceStore()
-    refuse_inputs(store.free_path(name, overwrite=overwrite), arguments.files())
+    refuse_inputs(store.free_path(name, overwrite=overwrite), [*arguments.files(), *(lexicon or ())])
     if arguments.prompt is not None and arguments.transcript() is None:
         raise InputError(
             "--prompt needs a transcript (--prompt-text or --prompt-file); without one, give the recording as "
@@ -49,12 +56,14 @@ def add(
         )
     recordings = Recordings.for_new_voice(arguments.prompt, arguments.transcript(), arguments.reference)
     recordings.check_files()
+    entries = lexicon_entries(lexicon)
     opened_bundle = open_with_engine(bundle, engine)
     unencoded = recordings.decode(opened_bundle.architecture, trimmed=trim_silence)
     with status_line("loading …", shown=not quiet) as note:
         tts = load_voxcpm(opened_bundle, engine, note)
         note("encoding …")
-        voice = unencoded.encode(tts.driver, name, recordings.provenance(opened_bundle.manifest.source))
+        origin = recordings.provenance(opened_bundle.manifest.source)
+        voice = unencoded.encode(tts.driver, name, origin, entries)
     voice = store.add(voice, overwrite=overwrite)
     if not quiet:
         typer.echo(f"{voice.path}: {_description(voice)}")

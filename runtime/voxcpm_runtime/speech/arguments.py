@@ -24,6 +24,7 @@ from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import described, with_control
+from voxcpm_runtime.text.lexicon import Lexicon, LexiconSource, lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 from voxcpm_runtime.words.words import Word
 
@@ -72,6 +73,9 @@ class Arguments:
     text: str | None = None  # The text to speak; None in a session, whose text arrives later
     recordings: Recordings = field(default_factory=Recordings)  # The voice to speak in
     control: str | None = None  # Voice or style in words, such as "warm, slow" (VoxCPM2)
+    lexicon: Lexicon = field(
+        default_factory=dict
+    )  # Words that are said differently, in addition to those of the voice
     options: GenerationOptions = field(default_factory=GenerationOptions)
     seed: int | None = None  # The seed of the first attempt; random by default
     rng: NoiseSource | None = None  # A source of noise instead of a seed
@@ -105,6 +109,7 @@ class Arguments:
         own = {name: options.pop(name) for name in given if name in _FIELDS}
         if (voice := options.pop("voice", None)) is not None:
             recordings = recordings.with_voice(voice)
+        own["lexicon"] = lexicon_entries(own.get("lexicon"))
         return cls(text, recordings, options=checked_options(options), **own)
 
     def digest(self, bundle: str) -> str:
@@ -120,6 +125,8 @@ class Arguments:
             "seed": self.seed,
             "options": self.options.changed(),
         }
+        if lexicon := {**self.recordings.lexicon, **self.lexicon}:
+            parts["lexicon"] = lexicon
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -151,6 +158,7 @@ class Keywords(TypedDict, total=False):
 
     voice: VoiceSource | None
     control: str | None
+    lexicon: LexiconSource | None
     seed: int | None
     rng: NoiseSource | None
     progress: ProgressCallback | None

@@ -26,6 +26,7 @@ from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, CancelToken, first_seed
 from voxcpm_runtime.speech.results import PlannedSegment
 from voxcpm_runtime.text.control import checked_control, with_control
+from voxcpm_runtime.text.lexicon import Lexicon, pronounced
 from voxcpm_runtime.text.normalization import (
     check_sayable,
     continued_transcript,
@@ -94,6 +95,12 @@ class Plan:
         """The silence between paragraphs (samples,)."""
         rate = self.bundle.architecture.output_sample_rate
         return np.zeros(round(self.options.paragraph_pause / self.options.speed * rate), np.float32)
+
+    @cached_property
+    def lexicon(self) -> Lexicon:
+        """What is said differently than it is written: the call's entries before the voice's and the bundle's."""
+        arguments = self.arguments
+        return {**self.bundle.lexicon, **arguments.recordings.lexicon, **arguments.lexicon}
 
     def seed_of(self, segment: int, attempt: int) -> int | None:
         """The seed of an attempt at a segment, both counted from 0; None if the caller passed an rng.
@@ -237,7 +244,8 @@ class Plan:
         say = partial(said_text, normalize=self.options.normalize, letters_only=tokenizer.has_letters_only)
         # A segment that continues the first one also continues its style.
         has_control = bool(self.description) and (self.voice is not None or not anchored)
-        said = say(with_control(segment.text, self.description) if has_control else segment.text)
+        text = pronounced(segment.text, self.lexicon)
+        said = say(with_control(text, self.description) if has_control else text)
         target = spelled(said, tokenizer)
         transcript = self.voice.transcript if self.voice else anchored
         transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
@@ -246,7 +254,7 @@ class Plan:
         # The prompt's transcript is used unchanged, with or without a trailing space.
         tokens = tokenizer(transcript + target)
         # The control is tokenised but not spoken.
-        spoken = spelled(say(segment.text), tokenizer) if has_control else target
+        spoken = spelled(say(text), tokenizer) if has_control else target
         planned = PlannedSegment(
             text=segment.text,
             said=spoken,
@@ -265,6 +273,7 @@ class Plan:
     def _count_tokens(self, text: str, target: int) -> int:
         """Number of tokens of a text; more than `target` also if it is expected to exceed `longest_seconds`."""
         tokenizer, profile = self.bundle.tokenizer, self.bundle.manifest.speech
+        text = pronounced(text, self.lexicon)
         try:
             said = spelled(text, tokenizer)
         except InputError:
@@ -338,5 +347,5 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
             f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
         )
     if not options.normalize:
-        check_sayable(text, bundle.tokenizer)
+        check_sayable(pronounced(text, empty_plan.lexicon), bundle.tokenizer)
     return replace(empty_plan, opening=(next(empty_plan.read_text()),))

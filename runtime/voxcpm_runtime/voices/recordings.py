@@ -19,6 +19,7 @@ from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource, audio_content, read_audio, trim_silence
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.text.control import require_references
+from voxcpm_runtime.text.lexicon import Lexicon
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 
@@ -86,6 +87,11 @@ class Recordings:
     def continues(self) -> bool:
         """Whether there is a prompt to continue."""
         return self.prompt is not None or (self.voice is not None and self.voice.prompt is not None)
+
+    @property
+    def lexicon(self) -> Lexicon:
+        """The lexicon of the voice."""
+        return self.voice.header.lexicon if self.voice else {}
 
     def files(self) -> list[str | Path]:
         """The files of the voice."""
@@ -185,13 +191,16 @@ class UnencodedVoice:
         """Number of patches of the reference; 0 without one."""
         return self._patches(self.reference)
 
-    def encode(self, driver: Driver, name: str = "", provenance: dict[str, str] | None = None) -> Voice:
+    def encode(
+        self, driver: Driver, name: str = "", provenance: dict[str, str] | None = None, lexicon: Lexicon | None = None
+    ) -> Voice:  # fmt: skip
         """The voice, encoded by the AudioVAE encoder of `driver`."""
         a = self.architecture
         prompt = None if self.prompt is None else driver.encode_prompt(self.prompt)
         reference = None if self.reference is None else driver.encode_reference(self.reference)
         turns = () if prompt is None else (Turn(text=self.transcript, patches=len(prompt)),)
-        header = VoiceHeader.of(a, name=name, turns=turns, provenance=provenance or {})
+        origin, said = provenance or {}, dict(lexicon or {})
+        header = VoiceHeader.of(a, name=name, turns=turns, provenance=origin, lexicon=said)
         return Voice(header, prompt, reference)
 
     def _patches(self, audio: Audio | None) -> int:

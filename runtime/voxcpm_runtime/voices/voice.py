@@ -36,7 +36,8 @@ from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"
-FORMAT = 2
+FORMAT = 3
+_WITHOUT_LEXICON = 2
 """The format of new files, which have a digest. Files of format 1 have none, and are not checked."""
 _METADATA_KEY = "voice"
 _PROMPT, _REFERENCE = "prompt", "reference"
@@ -63,6 +64,7 @@ class VoiceHeader(BaseModel):
     sample_rate: int = Field(gt=0)  # Hz of the audio that was encoded
     turns: tuple[Turn, ...] = ()
     """Turns of the prompt: first the recording, then later speech; empty without a prompt."""
+    lexicon: dict[str, str] = {}  # What this voice says differently than it is written
     provenance: dict[str, str] = {}
     """Origin of the voice: file names and digests of the recordings, bundle, date."""
 
@@ -171,8 +173,10 @@ class Voice:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Voice:
         """Write the voice atomically, and return it with its path. overwrite: also replace a read-only file."""
         path = file_argument(path, "path")
-        header = self.header.model_copy(update={"format": FORMAT})
-        metadata = {_METADATA_KEY: header.model_dump_json()}
+        # Earlier releases read a voice without a lexicon.
+        lacking = set() if self.header.lexicon else {"lexicon"}
+        header = self.header.model_copy(update={"format": _WITHOUT_LEXICON if lacking else FORMAT})
+        metadata = {_METADATA_KEY: header.model_dump_json(exclude=lacking)}
         try:
             with whole_file(path, overwrite=overwrite) as file:
                 file.write(dump_tensors(self._tensors(), metadata))

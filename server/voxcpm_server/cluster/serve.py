@@ -114,6 +114,7 @@ def _cluster_settings(settings: ClusterSettings, address: str) -> ClusterSetting
     folder, aliases = folder and user_path(folder).absolute(), aliases and user_path(aliases).absolute()
     # Jobs need a single server; the keys themselves are not sent to other machines.
     changed: dict[str, Any] = {"max_jobs": 0} if hasattr(settings, "max_jobs") else {}
+    changed["lexicon"] = [user_path(path).absolute() for path in settings.lexicon or ()]
     changed |= {"api_key": None, "api_key_file": None, "port": port}
     return replace(settings, voices_folder=folder, voice_aliases=aliases, **changed)
 

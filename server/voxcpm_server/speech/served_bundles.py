@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import copy
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import psutil
@@ -78,16 +80,21 @@ class Bundles:
     """All bundles of a server. Bound to one event loop.
 
     default: the bundle that OpenAI's model names select; one that is already open is never closed. default_name: its
-    model name; None for its generation. named: the others. max_bytes: limit on resident memory when loading.
+    model name; None for its generation. named: the others. max_bytes: limit on resident memory when loading. lexicon:
+    words that all of them say differently.
     """
 
     def __init__(
         self, default: VoxCPM | Source, default_name: str | None, named: Mapping[str, Source], *,
         max_bytes: int | None = None, memory: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
+        lexicon: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        self._lexicon = lexicon
         if isinstance(default, VoxCPM):
             unloaded = Unloaded(0, default.bundle.architecture.generation, lambda: default)
-            self.default = ServedBundle(default_name or unloaded.generation, lambda: unloaded, default)
+            self.default = ServedBundle(
+                default_name or unloaded.generation, lambda: unloaded, self._with_lexicon(default)
+            )
         else:
             self.default = ServedBundle(default_name or "", default)
         self._owned = not self.is_ready
@@ -176,7 +183,7 @@ class Bundles:
                 unloaded = await run_in_dedicated_thread(served.source)
                 if served is not self.default:
                     await self._evict_until_fits(served, unloaded.size)
-                served.loaded = await run_in_dedicated_thread(unloaded.load)
+                served.loaded = self._with_lexicon(await run_in_dedicated_thread(unloaded.load))
                 served.name = served.name or unloaded.generation
         except ApiError:
             raise
@@ -191,6 +198,13 @@ class Bundles:
             raise _unavailable(f"cannot load the bundle {name}; see the server's log") from None
         finally:
             served.loading = None
+
+    def _with_lexicon(self, tts: VoxCPM) -> VoxCPM:
+        if self._lexicon:
+            # Whoever gave an open bundle keeps it without.
+            tts = copy.copy(tts)
+            tts.bundle = replace(tts.bundle, lexicon=self._lexicon)
+        return tts
 
     async def _evict_until_fits(self, bundle: ServedBundle, size: int) -> None:
         """Close idle bundles until this one fits. Raises ApiError (503) if it cannot."""

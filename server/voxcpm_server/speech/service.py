@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import HTTPConnection
 
-from voxcpm_runtime import VoiceStore, VoxCPM
+from voxcpm_runtime import VoiceStore, VoxCPM, lexicon_entries
 from voxcpm_server.middleware.authentication import PUBLIC_PATHS, Keys
 from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.rooms import Room, doors
@@ -40,7 +40,8 @@ class Service:
         self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
         self.metrics = Metrics(self.queue, self.conversations)
         max_bytes = parse_bytes(settings.max_memory, "--max-memory") if settings.max_memory else None
-        self.bundles = Bundles(default, settings.model_name, named, max_bytes=max_bytes)
+        lexicon = lexicon_entries(settings.lexicon)
+        self.bundles = Bundles(default, settings.model_name, named, max_bytes=max_bytes, lexicon=lexicon)
         self.streams: set[Stream[Any]] = set()
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         self.draining = False  # whether the server is shutting down: it finishes the requests in progress

@@ -143,3 +143,30 @@ def test_invalid_voice_options_are_one_line_errors(speaking, run, arguments, mes
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_lexicon_of_a_voice_or_a_command_says_words_differently(speaking, folder, run):
+    (folder / "voices.tsv").write_text("ada\tone two\n")
+    (folder / "mine.tsv").write_text("bob\tthree\n")
+    assert run("voices", "add", "plain", speaking, *ADD, "-q") == (0, "", "")
+    assert run("voices", "add", "lexical", speaking, *ADD, "--lexicon", "voices.tsv", "-q") == (0, "", "")
+    assert json.loads(run("voices", "show", "lexical")[1])["lexicon"] == {"ada": "one two"}
+    # Earlier releases read a voice without a lexicon.
+    assert json.loads(run("voices", "show", "plain")[1])["format"] == 2
+
+    speak = ("generate", speaking, "--seed", 3, "-q")
+    run(*speak, "-t", "one two, three.", "--voice", "plain", "-o", "said.wav")
+    run(*speak, "-t", "Ada, Bob.", "--voice", "lexical", "--lexicon", "mine.tsv", "-o", "ada.wav")
+    assert np.array_equal(written("ada.wav"), written("said.wav"))
+
+    (folder / "lines.jsonl").write_text(
+        '{"text": "Ada, Bob.", "seed": 3, "voice": "lexical", "output": "a.wav"}'
+    )
+    batch = ("batch", speaking, "lines.jsonl", "-o", "out", "--lexicon", "mine.tsv")
+    assert "1 spoken" in run(*batch)[1]
+    assert np.array_equal(written("out/a.wav"), written("said.wav"))
+    assert "1 skipped" in run(*batch)[1]
+    (folder / "mine.tsv").write_text("bob\tfour\n")
+    assert "1 spoken" in run(*batch)[1]
+    code, _, err = run(*speak, "-t", "Ada.", "--lexicon", "prompt.wav", "-o", "x.wav")
+    assert (code, err.count("\n")) == (2, 1)

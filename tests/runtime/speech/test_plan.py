@@ -173,3 +173,16 @@ def test_cancellation_stops_planning_and_reading(tts):
     with pytest.raises(Cancelled):
         _ = planned.segments
     assert planned.opening[0].text == "the first"
+
+
+def test_words_are_said_as_the_call_the_voice_or_the_bundle_says_in_this_order(tts):
+    tts.bundle = replace(tts.bundle, lexicon={"ada": "of bundle", "ben": "bb", "cy": "cc"})
+    noise = np.random.default_rng(0).standard_normal(400).astype(np.float32) * 0.1
+    voice = tts.create_voice((noise, 1000), "so", name="v", lexicon={"ada": "of voice", "ben": "of voice"})
+    (segment,) = tts.plan("Ada, ben, cy.", voice=voice, lexicon={"ada": "aa"}).segments
+
+    (said,) = tts.plan("aa, of voice, cc.", voice=replace(voice, header=voice.header.model_copy(
+        update={"lexicon": {}}))).segments  # fmt: skip
+    assert segment.tokens == said.tokens
+    # Times of words are those of the text as it is written.
+    assert segment.text == "Ada, ben, cy."

@@ -125,7 +125,7 @@ def test_text_that_merges_with_the_transcripts_last_token(tts, audio):
             "is not finite float32",
         ),
         (lambda path: _with(path, {"prompt": np.zeros((2, 2, 4), np.float32)}), "3 patches, its prompt 2"),
-        (lambda path: _with(path, format=3), r"format 3 is newer than this release reads \(2\); update"),
+        (lambda path: _with(path, format=4), r"format 4 is newer than this release reads \(3\); update"),
         (lambda path: _with(path, digest=False), "its digest is missing"),
         (lambda path: _with(path, turns=[{"text": "a", "patches": -1}]), "turns.0.patches"),
     ],

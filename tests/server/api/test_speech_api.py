@@ -7,6 +7,7 @@ import io
 import json
 import time
 import wave
+from pathlib import Path
 from typing import Any
 
 import av
@@ -252,3 +253,12 @@ def test_probes_and_openapi(client: openai.OpenAI, server: Any, monkeypatch: pyt
     monkeypatch.setattr(server.service, "draining", True)
     assert httpx2.get(f"{server.url}/ready").json()["status"] == "draining"
     assert httpx2.get(f"{server.url}/healthz").status_code == 200
+
+
+def test_a_servers_lexicon_applies_to_every_request(serve: Any, tts: VoxCPM, tmp_path: Path) -> None:
+    (tmp_path / "names.tsv").write_text("nguyen\twin\n", encoding="utf-8")
+    running = serve(lexicon=[tmp_path / "names.tsv"])
+    said = {"model": "tts-1", "voice": "heart", "response_format": "pcm", "extra_body": {"seed": 7}}
+    heard = running.client().audio.speech.create(input="Nguyen!", **said).content
+    assert heard == pcm16(tts.generate("win!", voice="heart", seed=7, retry_badcase=False)).tobytes()
+    assert not tts.bundle.lexicon
