@@ -106,6 +106,7 @@ ROOMS = (
     "backends",
     "model",
     "voices",
+    "markup",
     "speech",
     "session",
     "voxcpm",
@@ -117,6 +118,7 @@ OPTIONAL_ROOMS = (
     "voxcpm_runtime.backends.core_ai",
     "voxcpm_runtime.backends.gpu",
     "voxcpm_runtime.english",
+    "voxcpm_runtime.markup",
 )
 
 

@@ -109,6 +109,9 @@ class GenerationOptions:
     speed: Annotated[float, Option(
         "How many times faster it is played, at the same pitch; pauses between paragraphs, too.", (0.25, 4.0),
     )] = 1.0
+    markup: Annotated[bool, Option(
+        "Read [pause 0.5s], [voice NAME], [rate 1.2], [spell] and SSML in the text.", flags=("--markup",),
+    )] = False
     normalize: Annotated[bool, Option(
         "Spell out numbers, dates and symbols; Chinese needs the extra normalize.",
         flags=("--normalize",),

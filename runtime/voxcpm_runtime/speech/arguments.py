@@ -26,6 +26,7 @@ from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import described, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, LexiconSource, lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
+from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.words.words import Word
 
 _SEED_BITS = 32  # Length of a random seed
@@ -82,6 +83,8 @@ class Arguments:
     progress: ProgressCallback | None = None  # Called after every patch
     cancel: CancelToken | None = None  # Cancels the generation, which then raises Cancelled
     keep_partial: bool = False  # After `cancel`, return what was spoken so far instead of raising Cancelled
+    find_voice: Callable[[str], Voice | None] | None = None
+    """The voice of a name in markup, None for that of the call; by default stored and built-in voices."""
     saved_segments: SavedSegments | None = None
     """Where finished segments of a long text are saved, so that a later run can resume."""
     on_words: WordsCallback | None = None
@@ -166,6 +169,7 @@ class Keywords(TypedDict, total=False):
     keep_partial: bool
     saved_segments: SavedSegments | None
     on_words: WordsCallback | None
+    find_voice: Callable[[str], Voice | None] | None
     cfg_value: float
     inference_timesteps: int
     temperature: float
@@ -179,6 +183,7 @@ class Keywords(TypedDict, total=False):
     segment_tokens: int | None
     paragraph_pause: float
     speed: float
+    markup: bool
     normalize: bool
     trim_silence_vad: bool
     denoise: bool

@@ -13,11 +13,12 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
-from voxcpm_constants.errors import InputError, system_errors_as
+from voxcpm_constants.errors import InputError, MissingExtraError, system_errors_as
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
@@ -38,6 +39,9 @@ from voxcpm_runtime.text.normalization import (
 from voxcpm_runtime.text.segments import Segment, each_segment, has_words, one_segment
 from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
+
+if TYPE_CHECKING:
+    from voxcpm_runtime.markup.parsing import Part
 
 MIN_SEGMENT_TOKENS = 8
 """Text tokens that a segment may always have, even if their speech may not fit in the KV cache."""
@@ -64,6 +68,7 @@ class Plan:
     seed: int | None
     """The seed of the first attempt at the first segment; None if the caller passed an rng."""
     cancel: CancelToken
+    parts: tuple[Part, ...] = ()  # Those of a text with markup
     opening: tuple[PlannedSegment, ...] = ()
     """All segments, or only the first one of a long text."""
 
@@ -93,14 +98,33 @@ class Plan:
     @property
     def pause(self) -> Audio:
         """The silence between paragraphs (samples,)."""
-        rate = self.bundle.architecture.output_sample_rate
-        return np.zeros(round(self.options.paragraph_pause / self.options.speed * rate), np.float32)
+        return self.seconds_of_silence(self.options.paragraph_pause / self.options.speed)
 
     @cached_property
     def lexicon(self) -> Lexicon:
         """What is said differently than it is written: the call's entries before the voice's and the bundle's."""
-        arguments = self.arguments
-        return {**self.bundle.lexicon, **arguments.recordings.lexicon, **arguments.lexicon}
+        own = self.voice.header.lexicon if isinstance(self.voice, Voice) else {}
+        return {**self.bundle.lexicon, **own, **self.arguments.lexicon}
+
+    def silence(self, segment: PlannedSegment, *, after_paragraph: bool) -> Audio:
+        """The silence before a segment (samples,). after_paragraph: whether a paragraph ends before it."""
+        if segment.before is None:
+            return self.pause if after_paragraph else np.zeros(0, np.float32)
+        return self.seconds_of_silence(segment.before)
+
+    def seconds_of_silence(self, seconds: float) -> Audio:
+        """Silence of that length (samples,)."""
+        return np.zeros(round(seconds * self.bundle.architecture.output_sample_rate), np.float32)
+
+    def of_part(self, part: Part | None) -> Plan:
+        """The plan of a part of the text, in its voice and at its speed."""
+        if part is None:
+            return self
+        options = replace(self.options, speed=self.options.speed * part.rate)
+        if part.voice is None:
+            return replace(self, options=options)
+        part.voice.check(self.bundle.architecture)
+        return replace(self, options=options, voice=part.voice, description="")
 
     def seed_of(self, segment: int, attempt: int) -> int | None:
         """The seed of an attempt at a segment, both counted from 0; None if the caller passed an rng.
@@ -208,7 +232,10 @@ class Plan:
             # Earlier speech and this segment have at most `max_len` patches together.
             if self.max_patches is not None:
                 continued = min(continued, self.max_patches - min_patches)
-            planned = self.read_segment(segment, transcript, continued)
+            if segment.part is not None and segment.part.voice is not None:
+                yield self.of_part(segment.part).read_segment(segment, "", 0)
+                continue
+            planned = self.of_part(segment.part).read_segment(segment, transcript, continued)
             growing = growing and (not anchor_tokens or anchor_tokens + planned.target_tokens <= max_tokens)
             if growing:
                 planned = replace(planned, anchors=True)
@@ -227,13 +254,21 @@ class Plan:
     def _parts(self) -> Iterator[Segment]:
         """Yield the text in segments, each with `followed` set, on which its last samples depend."""
         self.cancel.check()
-        parts = self.split(self.arguments.text or "")
+        parts = self._marked_up() if self.parts else self.split(self.arguments.text or "")
         segment = next(parts)
         for following in parts:
             yield segment._replace(followed=True)
             self.cancel.check()
             segment = following
         yield segment._replace(followed=False)
+
+    def _marked_up(self) -> Iterator[Segment]:
+        for part in self.parts:
+            end = 0
+            for segment in self.of_part(part).split(part.said, more=len(self.parts) > 1):
+                start = part.said.index(segment.text, end)
+                end = start + len(segment.text)
+                yield segment._replace(part=part, place=(start, end))
 
     def read_segment(self, segment: Segment, anchored: str, continued: int) -> PlannedSegment:
         """Tokenise and check a segment.
@@ -255,8 +290,9 @@ class Plan:
         tokens = tokenizer(transcript + target)
         # The control is tokenised but not spoken.
         spoken = spelled(say(text), tokenizer) if has_control else target
+        part: Part | None = segment.part
         planned = PlannedSegment(
-            text=segment.text,
+            text=part.written(*segment.place) if part else segment.text,
             said=spoken,
             transcript=continued_transcript(said, tokenizer),
             tokens=tokens,
@@ -266,6 +302,9 @@ class Plan:
             ends_paragraph=segment.ends_paragraph,
             followed=segment.followed,
             speed=self.options.speed,
+            voice=part.voice if part else None,
+            before=part.pause if part and not segment.place[0] else None,
+            after=part.after if part and segment.followed is False else 0.0,
         )
         self.limit(planned, self.voice, continued)
         return planned
@@ -336,8 +375,14 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         cancel=cancel,
     )
     if text is None:
+        if options.markup:
+            raise InputError(
+                "markup needs the whole text, which a session does not have; use speak", argument="markup"
+            )
         return empty_plan
-    if empty_plan.fits_alone(text):
+    if options.markup:
+        empty_plan = replace(empty_plan, parts=_parts_of(text, arguments))
+    elif empty_plan.fits_alone(text):
         only = empty_plan.read_segment(Segment(text, ends_paragraph=False, followed=False), "", 0)
         return replace(empty_plan, opening=(replace(only, anchors=empty_plan.voice is None),))
     if len(text) <= MAX_READ_AT_ONCE:
@@ -346,6 +391,18 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         raise InputError(
             f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
         )
-    if not options.normalize:
+    if not options.normalize and not options.markup:
         check_sayable(pronounced(text, empty_plan.lexicon), bundle.tokenizer)
     return replace(empty_plan, opening=(next(empty_plan.read_text()),))
+
+
+def _parts_of(text: str, arguments: Arguments) -> tuple[Part, ...]:
+    """The parts of a text with markup. Raises InputError, with the place, for what is not markup."""
+    try:
+        from voxcpm_runtime.markup.parsing import spoken_parts, stored_voice
+    except ImportError as error:
+        raise MissingExtraError(
+            f"markup needs {error.name}, which is missing; reinstall voxcpm-coreml"
+        ) from None
+    pause = arguments.options.paragraph_pause / arguments.options.speed
+    return spoken_parts(text, pause, arguments.find_voice or stored_voice)

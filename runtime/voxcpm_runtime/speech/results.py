@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.sequence import Latents
+from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.words.pauses import letter_times
 from voxcpm_runtime.words.words import Method, Word, word_times
 
@@ -32,6 +33,11 @@ class PlannedSegment:
     letters: int  # Letters and digits of the text alone, for its expected duration
     ends_paragraph: bool  # Whether a blank line follows
     speed: float = 1.0  # How many times faster it is played
+    voice: Voice | None = None  # The voice of this segment alone; None for that of the plan
+    before: float | None = (
+        None  # Seconds of silence before it; None: the usual pause if a paragraph ends there
+    )
+    after: float = 0.0  # Seconds of silence after it, at the end of the text
     anchors: bool = False  # Whether its speech becomes part of the voice of later segments
     followed: bool | None = None  # Whether another segment follows; None if unknown, as in a session
 

@@ -67,13 +67,14 @@ def stream(
                     stacklevel=2,
                 )
                 break
-            if paused:
-                yield Piece(plan.pause, index)
+            yield builder.pause(index, plan.silence(segment, after_paragraph=paused))
             spoken = builder.saved(index, segment)
             if spoken is None:
                 with system_errors_as(InputError):
-                    known_prefix = None if voice is None else prefix(voice)
-                    current = utterance(plan, index, segment, voice, prompt_letters=letters or 0, left=left)
+                    speaker = segment.voice or voice
+                    known_prefix = None if speaker is None else prefix(speaker)
+                    own = _spoken_letters(segment.voice, plan.bundle) if segment.voice else letters or 0
+                    current = utterance(plan, index, segment, speaker, prompt_letters=own, left=left)
                 for piece in attempts(plan, driver, current, known_prefix, retries=whole is not None):
                     builder.add(piece)
                     if whole is None and (piece.stops or piece.patches == current.limit):
@@ -86,6 +87,7 @@ def stream(
                 voice = voice.extended(segment.transcript, spoken.latents)
                 letters = None if spoken.reason or letters is None else letters + segment.letters
             left = None if left is None else left - len(spoken.latents)
+            yield Piece(plan.seconds_of_silence(segment.after), index)
             index, paused = index + 1, segment.ends_paragraph
     except Cancelled:
         builder.cancelled = True
@@ -110,6 +112,8 @@ class SpeechBuilder:
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
         self._store = None if self._is_one_segment or not whole else plan.arguments.saved_segments
         self._segments: list[SpokenSegment] = []
+        self._silences: list[Audio] = []  # Before each segment
+        self._after = 0.0  # Seconds of silence at the end
         # The patches of the current attempt at the current segment.
         self._pieces: list[Piece] = []
         self._complete = False  # Whether the last segment is spoken
@@ -129,6 +133,12 @@ class SpeechBuilder:
         spoken = replace(spoken, start=self._samples / spoken.sample_rate if spoken.sample_rate else 0.0)
         self._append(planned, spoken)
         return spoken
+
+    def pause(self, index: int, silence: Audio) -> Piece:
+        """Add the silence before the segment of that index (samples,)."""
+        self._samples += len(silence)
+        self._silences.append(silence)
+        return Piece(silence, index)
 
     def add(self, piece: Piece) -> None:
         """Add a patch, or drop the current attempt if the segment starts over."""
@@ -171,11 +181,10 @@ class SpeechBuilder:
             spoken.append(replace(self._join(len(spoken), self._pieces[0].planned), said=""))
         a = plan.bundle.architecture
         audio, latents = [np.zeros(0, np.float32)], [np.zeros((0, a.patch_size, a.feat_dim), np.float32)]
-        for index, segment in enumerate(spoken):
-            if index and spoken[index - 1].ends_paragraph:
-                audio.append(plan.pause)
-            audio.append(segment.audio)
+        for silence, segment in zip(self._silences, spoken, strict=False):
+            audio += silence, segment.audio
             latents.append(segment.latents)
+        audio.append(plan.seconds_of_silence(self._after))
         return Speech(
             audio=np.concatenate(audio),
             sample_rate=a.output_sample_rate,
@@ -193,8 +202,9 @@ class SpeechBuilder:
             self._plan.arguments.on_words(spoken.words)
         if self._whole:
             self._segments.append(spoken)
+            self._after = planned.after
         self._patches += len(self._pieces)
-        self._samples += len(spoken.audio) + len(self._plan.pause) * planned.ends_paragraph
+        self._samples += len(spoken.audio)
         self._complete = planned.followed is False
         self._pieces.clear()
         self._finished_characters += len(planned.text)
@@ -255,5 +265,5 @@ def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]
         if patches >= size and any(map(len, gathered)):
             yield np.concatenate(gathered)
             gathered, patches, size = [], 0, others
-    if gathered:
+    if any(map(len, gathered)):
         yield np.concatenate(gathered)

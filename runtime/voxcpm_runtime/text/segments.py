@@ -7,7 +7,7 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from voxcpm_runtime.text.sentences import each_sentence
 
@@ -35,6 +35,9 @@ class Segment(NamedTuple):
     text: str
     """What to say. From `each_segment` it is stripped and has at least one letter or digit."""
     ends_paragraph: bool  # Whether a blank line follows
+    part: Any = None
+    """The part of a text with markup that it belongs to (`voxcpm_runtime.markup.parsing.Part`)."""
+    place: tuple[int, int] = (0, 0)  # Its characters in what is said of that part
     followed: bool | None = None
     """Whether another segment follows; None if unknown, as in a session."""
 

@@ -71,8 +71,9 @@ async def respond(
     with await service.bundles.lease(body.model) as served:
         ignored = await run_in_threadpool(body.ignored_fields, served)
         voice = await run_in_threadpool(service.voices.named, body.voice_name, served.tts.built_in_voices)
-        maximum = service.settings.max_characters
-        arguments = await run_in_threadpool(body.arguments, service.settings, served, maximum, voice)
+        settings, voices = service.settings, service.voices
+        maximum = settings.max_characters
+        arguments = await run_in_threadpool(body.arguments, settings, served, maximum, voice, voices)
         encoder, events = body.encoder(served.tts), body.stream_format == "sse"
         # Headers precede the audio.
         whole = not body.stream or (body.word_timestamps and not events)

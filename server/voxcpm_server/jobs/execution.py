@@ -51,6 +51,7 @@ from voxcpm_server.speech.served_bundles import ServedBundle, run_in_dedicated_t
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speaking import cancel_and_wait
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
+from voxcpm_server.speech.stored_voices import StoredVoices
 
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
@@ -180,7 +181,9 @@ class Jobs(Room):
     def _plan(self, body: SpeechRequest, served: ServedBundle) -> tuple[Voice | None, int, int]:
         body.encoder(served.tts)
         voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
-        arguments = body.arguments(self._settings, served, self._settings.max_job_characters, voice)
+        arguments = body.arguments(
+            self._settings, served, self._settings.max_job_characters, voice, self.service.voices
+        )
         plan = served.tts.plan(**arguments)
         return voice, plan.seed or 0, len(plan.segments)
 
@@ -270,7 +273,9 @@ class Jobs(Room):
                             waiting.cancel()
                             running.cancel.check()
 
-            work = partial(speak_job, store, running, served, self._settings, yield_to_requests)
+            work = partial(
+                speak_job, store, running, served, self._settings, self.service.voices, yield_to_requests
+            )
             speaking = asyncio.ensure_future(run_in_dedicated_thread(work))
             try:
                 return await asyncio.shield(speaking)
@@ -290,7 +295,8 @@ def storage_error(id_: str, error: Exception) -> ApiError:
 
 
 def speak_job(
-    store: JobStore, running: _RunningJob, served: ServedBundle, settings: JobSettings, after_patch: Callable[[], None]
+    store: JobStore, running: _RunningJob, served: ServedBundle, settings: JobSettings, voices: StoredVoices,
+    after_patch: Callable[[], None],
 ) -> int:  # fmt: skip
     """Speak a job segment by segment into its folder, then into one file. Returns its size in bytes."""
     job, folder, tts = running.job, store.path(running.job.id), served.tts
@@ -298,7 +304,7 @@ def speak_job(
     request.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
     with _input_errors_as_os_errors():
         voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
-    arguments = request.arguments(settings, served, settings.max_job_characters, voice)
+    arguments = request.arguments(settings, served, settings.max_job_characters, voice, voices)
 
     def on_progress(progress: Progress) -> None:
         running.audio_seconds = resumed_seconds + progress.audio_seconds

@@ -26,6 +26,8 @@ from voxcpm_server.speech.served_bundles import ServedBundle
 if TYPE_CHECKING:
     from typing import Self
 
+    from voxcpm_server.speech.stored_voices import StoredVoices
+
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
 """Fields that hold audio files, and the runtime's arguments for them."""
@@ -69,6 +71,9 @@ class SpeechRequest(BaseModel):
         int | None,
         _field("Sample rate in Hz. Default: the voice's; 24000 for pcm.", ge=MIN_RATE, le=MAX_RATE),
     ] = None
+    markup: Annotated[bool, _field("Whether `input` has markup: [pause 0.5s], [voice NAME], … or SSML.")] = (
+        False
+    )
     seed: Annotated[int | None, _field("The same seed gives the same speech.", ge=0, le=2**53 - 1)] = None
     cfg_value: Annotated[float | None, _field("Scale of classifier-free guidance.")] = None
     inference_timesteps: Annotated[int | None, _field("Euler steps per patch.")] = None
@@ -136,9 +141,12 @@ class SpeechRequest(BaseModel):
         return Encoder(self.response_format, tts.sample_rate, self.sample_rate)
 
     def arguments(
-        self, settings: Settings, served: ServedBundle, max_characters: int, voice: Voice | None
-    ) -> dict[str, Any]:
-        """The arguments of `VoxCPM.speak`. voice: the requested one. Raises ApiError and InputError."""
+        self, settings: Settings, served: ServedBundle, max_characters: int, voice: Voice | None, voices: StoredVoices
+    ) -> dict[str, Any]:  # fmt: skip
+        """The arguments of `VoxCPM.speak`. voice: the requested one. voices: those that markup may name.
+
+        Raises ApiError and InputError.
+        """
         if (count := len(self.input)) > max_characters:
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
@@ -146,6 +154,8 @@ class SpeechRequest(BaseModel):
         for name in ("speed", "cfg_value", "inference_timesteps"):
             if (value := getattr(self, name)) is not None:
                 arguments[name] = value
+        if self.markup:
+            arguments |= {"markup": True, "find_voice": voices.finder(served.tts.built_in_voices)}
         for field, content in self.recordings():
             arguments[RECORDINGS[field]] = decode_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:

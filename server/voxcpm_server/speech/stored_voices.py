@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,17 @@ class StoredVoices:
         if meant in OPENAI_VOICES and not self._path(meant).is_file():
             return built_in.get(OPENAI_VOICES[meant])
         return self.shown(meant, built_in)
+
+    def finder(self, built_in: Voices) -> Callable[[str], Voice | None]:
+        """`named` for markup, which adds the place: raises InputError for an unknown voice."""
+
+        def find(name: str) -> Voice | None:
+            try:
+                return self.named(name, built_in)
+            except ApiError as error:
+                raise InputError(error.detail) from None
+
+        return find
 
     def shown(self, name: str, built_in: Voices) -> Voice:
         """The stored or built-in voice of that name."""

@@ -21,7 +21,15 @@ from voxcpm_server.streams.sessions import Flushed, SessionStream
 
 router = APIRouter()
 # Fields of an HTTP request that have no effect here.
-_WITHOUT_EFFECT = ("input", "stream", "stream_format", "prompt_audio", "prompt_text", "reference_audio")
+_WITHOUT_EFFECT = (
+    "input",
+    "markup",
+    "stream",
+    "stream_format",
+    "prompt_audio",
+    "prompt_text",
+    "reference_audio",
+)
 
 
 class StartMessage(SpeechRequest):
@@ -95,7 +103,7 @@ class _Speaker(JsonSocket):
                 ignored.append("instructions")
             settings, voices = self.service.settings, self.service.voices
             voice = voices.named(body.voice_name, served.tts.built_in_voices)
-            arguments = bare.arguments(settings, served, settings.max_characters, voice)
+            arguments = bare.arguments(settings, served, settings.max_characters, voice, voices)
             del arguments["text"], arguments["prompt_text"]
             return arguments, body.encoder(served.tts)
 

@@ -106,6 +106,7 @@ OPTIONS = {
     "segment_tokens": (["--segment-tokens", "9"], 9),
     "paragraph_pause": (["--paragraph-pause", "1.5"], 1.5),
     "speed": (["--speed", "1.5"], 1.5),
+    "markup": (["--markup"], True),
 }
 
 

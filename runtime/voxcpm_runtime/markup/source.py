@@ -1,0 +1,71 @@
+"""Markup as XML: square brackets become elements, and errors name the place in the text as it was written."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from xml.sax.saxutils import escape, quoteattr
+
+from voxcpm_constants.errors import InputError
+
+_MARK = re.compile(
+    r"<[^>]*>|\\(?P<literal>[\[\]])|\[(?P<tag>/?[a-z]+)(?:\s+(?P<value>[^\[\]]*[^\[\]\s]))?\s*\]|\[[^\[\]\n]{0,40}\]?"
+)
+HERE = "from-here"  # The element of a voice or rate in brackets, which applies from there on
+_ELEMENTS = {
+    "pause": "<break time={}/>",
+    "voice": f"<{HERE} voice={{}}/>",
+    "/voice": f"<{HERE} voice=''/>",
+    "rate": f"<{HERE} rate={{}}/>",
+    "/rate": f"<{HERE} rate='1'/>",
+    "spell": "<say-as interpret-as='characters'>",
+    "/spell": "</say-as>",
+}
+"""Tags in brackets; {} is their value."""
+
+
+class Source:
+    """A text as XML: `xml`. A text with a `<` is XML already. Raises InputError for brackets that are not markup."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text = text.replace("\r\n", "\n").replace("\r", "\n")
+        # Where pieces begin in the XML, and in the text.
+        self._starts, self._origins = [0], [0]
+        self.xml = ""
+        as_xml = str if "<" in text else escape
+        is_document = text.lstrip().startswith(("<speak", "<?", "<!"))
+        pieces, at = [("" if is_document else "<speak>", 0)], 0
+        for found in _MARK.finditer(text):
+            pieces += (as_xml(text[at : found.start()]), at), (self._element(found), found.start())
+            at = found.end()
+        pieces += (as_xml(text[at:]), at), ("" if is_document else "</speak>", len(text))
+        length = 0
+        for piece, origin in pieces:
+            self._starts.append(length)
+            self._origins.append(origin)
+            length += len(piece)
+        self.xml = "".join(piece for piece, _ in pieces)
+
+    def _element(self, found: re.Match[str]) -> str:
+        if found[0].startswith("<"):
+            return found[0]
+        if found["literal"]:
+            return found["literal"]
+        element, value = _ELEMENTS.get(found["tag"] or "", ""), found["value"] or ""
+        if not element or ("{}" in element) != bool(value):
+            raise self._error(
+                found.start(),
+                f"expected [pause 0.5s], [voice NAME], [rate 1.2] or [spell]…[/spell], got {found[0]}; "
+                r"write \[ for a bracket that is read",
+            )
+        return element.format(quoteattr(value))
+
+    def error(self, line: int, column: int, problem: str) -> InputError:
+        """The error of what is at that line (from 1) and column (from 0) of the XML."""
+        at = sum(len(before) + 1 for before in self.xml.split("\n")[: line - 1]) + column
+        piece = bisect_right(self._starts, at) - 1
+        return self._error(min(self._origins[piece] + at - self._starts[piece], len(self._text)), problem)
+
+    def _error(self, at: int, problem: str) -> InputError:
+        line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
+        return InputError(f"markup, line {line}, column {column}: {problem}", argument="text")
