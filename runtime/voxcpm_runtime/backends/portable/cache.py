@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from voxcpm_runtime.backends.portable.lowering import Rewrite
 
 # Part of every key: increment when the same package lowers to another graph.
-LOWERING_VERSION = 14
+LOWERING_VERSION = 13
 
 _DIGEST_BYTES = 32
 # Step models are loaded on several threads. Lowering holds the GIL, so two at a time would only take more memory.

@@ -38,8 +38,6 @@ class Graph:
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
         self.weights: dict[str, WeightRef] = {}
-        self.planes: dict[tuple[int | None, ...], tuple[str, str]] = {}
-        """For each leading shape of an open length: shifts and units of the planes of bytes, see `integer_products`."""
         self._constants: dict[tuple[Any, ...], str] = {}
         self._count = 0
 

@@ -27,8 +27,8 @@ _MIN_PEAK = 1e-30
 # Quantisation steps from zero to a row's peak, symmetric around the zero point.
 _PEAK_STEPS = 0x7F
 _ZERO_POINT = 0x80
-# Steps of the second plane per step of the first.
-_BYTE = 0x100
+# Steps of the second plane per step of the first, whose rounding error is at most half a step.
+_FINE_STEPS = 2 * _PEAK_STEPS
 # Flips the top bits of one or two numbers in a byte: two's complement becomes unsigned around 128, or 8.
 _TOP_BIT, _TOP_BITS = 0x80, 0x88
 
@@ -168,39 +168,24 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     does, and is left out unless `always` (TRIALS.md).
     """
     integers = call.graph.integers
-    # (…, rows, planes, in): both bytes of a 16-bit number, each around _ZERO_POINT
+    # (…, rows, planes, in), and units (…, rows, 1, planes)
     x = call.emit("Unsqueeze", x, integers([-2]))
-    peak = _peak(call, x)
-    grid = call.scalar(1 / (_PEAK_STEPS * _BYTE)), call.scalar(_ZERO_POINT * (_BYTE + 1), np.uint16)
-    numbers = call.emit("QuantizeLinear", call.emit("Div", x, peak), *grid, domain=CONTRIB)
-    shifts, units = _planes(call, always=always)
-    planes = call.emit(
-        "BitShift", call.emit("Cast", numbers, to=TensorProto.UINT32), shifts, direction="RIGHT"
-    )
-    product = _byte_product(call, call.emit("Cast", planes, to=TensorProto.UINT8), 1.0, weight)
-    return call.emit("Squeeze", call.emit("MatMul", call.emit("Mul", peak, units), product), integers([-2]))
-
-
-def _planes(call: Call, *, always: bool) -> tuple[str, str]:
-    """Shifts (planes, 1) and units (planes,) of the planes: two for fewer than _MIN_WHOLE_ROWS rows or `always`."""
-    shifts = call.graph.constant([[8], [0]], np.uint32)
-    units = call.graph.constant([1 / _PEAK_STEPS, 1 / (_PEAK_STEPS * _BYTE)], np.float32)
-    leading = call.shape("x")[:-1]
-    if always or None not in leading:
-        return shifts, units
-
-    integers, found = call.graph.integers, call.graph.planes.get(leading)
-    # Tensors of one open shape have the same number of rows, so they share the slices.
-    if found is None:
-        rows = call.emit("ReduceProd", call.emit("Shape", call.tensor("x"), end=-1), keepdims=1)
-        few = call.emit("Cast", call.emit("Less", rows, integers([_MIN_WHOLE_ROWS])), to=TensorProto.INT64)
-        count = call.emit("Add", few, integers([1]))
-        found = (
-            call.emit("Slice", shifts, integers([0]), count, integers([0])),
-            call.emit("Slice", units, integers([0]), count, integers([0])),
-        )
-        call.graph.planes[leading] = found
-    return found
+    units = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
+    fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
+    steps = call.emit("Div", x, units)
+    whole = call.emit("QuantizeLinear", steps, *_grid(call, 1.0))
+    parts = [steps, whole]
+    if None in call.shape("x")[:-1] and not always:
+        rows = call.emit("ReduceProd", call.emit("Shape", x, end=-2), keepdims=1)
+        second = call.emit("Cast", call.emit("Less", rows, integers([_MIN_WHOLE_ROWS])), to=TensorProto.INT64)
+        # Sliced first, so that nothing is computed for a plane that is left out.
+        parts = [call.emit("Slice", part, integers([0]), second, integers([-2])) for part in parts]
+        fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
+    rest = call.emit("Sub", parts[0], call.emit("DequantizeLinear", parts[1], *_grid(call, 1.0)))
+    fine = call.emit("QuantizeLinear", rest, *_grid(call, 1 / _FINE_STEPS))
+    product = _byte_product(call, call.emit("Concat", whole, fine, axis=-2), 1.0, weight)
+    units = call.emit("Concat", units, fine_units, axis=-1)
+    return call.emit("Squeeze", call.emit("MatMul", units, product), integers([-2]))
 
 
 def _peak(call: Call, x: str) -> str:
