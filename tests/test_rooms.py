@@ -22,7 +22,7 @@ ROOMS = {
     "runtime/voxcpm_runtime/backends/gpu": ["runtime/backends/gpu"],
     "runtime/voxcpm_runtime/doctor": ["runtime/doctor"],
     "runtime/voxcpm_runtime/english": ["runtime/english", "runtime/text/test_text_normalization.py"],
-    "runtime/voxcpm_runtime/markup": ["runtime/markup"],
+    "runtime/voxcpm_runtime/markup": ["runtime/markup", "server/api/test_markup_request.py"],
     "server/voxcpm_server/cluster": ["server/cluster"],
     "server/voxcpm_server/elevenlabs": ["server/elevenlabs"],
     "server/voxcpm_server/jobs": ["server/jobs"],

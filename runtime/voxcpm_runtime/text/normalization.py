@@ -115,7 +115,12 @@ def said_text(text: str, *, normalize: bool = False, letters_only: bool = False)
     Raises InputError if nothing is left to say, and the errors of `normalized`.
     """
     said = re.sub(r"\s+", " ", text)
-    if normalize and not (said := normalized(said, letters_only=letters_only)).strip():
+    if normalize:
+        # VoxCPM's own input, such as {ni3}, is left alone.
+        parts = re.split(r"(\s*\{[^{}]*\}\s*)", said)
+        parts[::2] = (normalized(part, letters_only=letters_only) for part in parts[::2])
+        said = "".join(parts)
+    if normalize and not said.strip():
         raise InputError(
             "only emoji, code or markup in the text; expected words to speak",
             argument="text",

@@ -13,7 +13,7 @@ import pytest
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.text import normalization
-from voxcpm_runtime.text.normalization import normalized, spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import normalized, said_text, spelled, spelled_transcript
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 
@@ -36,6 +36,13 @@ def test_normalization_differing_from_upstream(text, said):
 @pytest.mark.parametrize("text", ["👨‍👩‍👧‍👦 🏃‍♂️", "🏴󠁧󠁢󠁥󠁮󠁧󠁿🇺🇸❤️‍🔥", "<br>", "```5 你好```"])
 def test_text_without_words_becomes_empty(text):
     assert normalized(text) == ""
+
+
+def test_input_in_braces_is_left_alone() -> None:
+    said = said_text("It is 5: {HH AH0}{ni3} and  {hao3 2} 6.", normalize=True)
+    assert said == "It is five: {HH AH0}{ni3} and {hao3 2} six."
+    with pytest.raises(InputError, match="only emoji"):
+        said_text("🙂", normalize=True)
 
 
 @pytest.mark.parametrize("module", ["kaldifst", "regex"])
