@@ -10,9 +10,12 @@ import FoundationNetworking
 /// With the hub of tests/swift/hub.py, which fails every third response.
 final class DownloadTests: XCTestCase {
     /// verifies: false by default, as digests are slow without optimisation.
-    private func tts(_ recorded: Recorded, into folder: URL, verifies: Bool = false) throws -> VoxCPM {
+    private func tts(
+        _ recorded: Recorded, into folder: URL, verifies: Bool = false, inBackground: Bool = false
+    ) throws -> VoxCPM {
         var configuration = Configuration(predictor: FakePredictor(), precision: .fp16)
         configuration.verifies = verifies
+        configuration.downloadsInBackground = inBackground
         configuration.hub = try XCTUnwrap(URL(string: recorded.string("endpoint")))
         return VoxCPM(.hub("org/name", into: folder), configuration)
     }
@@ -63,6 +66,18 @@ final class DownloadTests: XCTestCase {
             }
         }
         throw CocoaError(.fileReadUnknown)
+    }
+
+    /// Each third file is asked for again, in blocks, as the hub fails its transfer; the others once.
+    func testDownloadsThatTheSystemMakes() async throws {
+        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" }), folder = try emptyFolder()
+        let before = try await requests(recorded)
+        let events = try await prepared(tts(recorded, into: folder, verifies: true, inBackground: true))
+        XCTAssertEqual(events.last, .ready)
+        let bundle = try OpenBundle(folder.appendingPathComponent("org--name--main--fp16"))
+        let after = try await requests(recorded)
+        XCTAssertLessThan(after - before, 2 * bundle.manifest.files(of: .fp16).count)
+        XCTAssertFalse(VoxCPM.handleBackgroundDownloads(of: "another") {})
     }
 
     func testAnInterruptedDownloadContinues() async throws {

@@ -15,6 +15,7 @@ struct HubDownload: Sendable {
     private let precision: Manifest.Precision?
     private let parent: URL
     private let endpoint: URL
+    private let inBackground: Bool
     private let session = URLSession.shared
 
     private static let blockBytes = 8 << 20
@@ -23,10 +24,12 @@ struct HubDownload: Sendable {
     /// - Parameters:
     ///   - precision: nil for the smallest of the bundle.
     ///   - parent: where to create the bundle's folder; nil for the application support folder.
+    ///   - inBackground: whether the system downloads whole files instead of blocks.
     ///
     /// Throws `VoxCPMError.argument` for a repository that is not organisation/name.
     init(
-        _ repository: String, revision: String, precision: Manifest.Precision?, into parent: URL?, endpoint: URL
+        _ repository: String, revision: String, precision: Manifest.Precision?, into parent: URL?, endpoint: URL,
+        inBackground: Bool
     ) throws {
         let parts = repository.split(separator: "/", omittingEmptySubsequences: false)
         let allowed = CharacterSet(charactersIn: "-._").union(.alphanumerics)
@@ -41,6 +44,7 @@ struct HubDownload: Sendable {
         self.parent = parent ?? FileManager.default.urls(for: .applicationSupportDirectory, in: .userDomainMask)[0]
             .appendingPathComponent("voxcpm-bundles")
         self.endpoint = endpoint
+        self.inBackground = inBackground
     }
 
     /// The folder of the complete bundle, by the requested revision: a branch is not looked up again.
@@ -70,6 +74,16 @@ struct HubDownload: Sendable {
         let manifest = try Manifest(json: Data(contentsOf: partial.appendingPathComponent("manifest.json")))
         let chosen = try manifest.chosen(precision, of: manifest.precisions)
         let files = manifest.files(of: chosen).sorted { $0.key < $1.key }
+        if inBackground {
+            // All of them before the app is suspended.
+            for (path, record) in files {
+                let file = partial.appendingPathComponent(path)
+                let part = file.appendingPathExtension("part")
+                guard ![size(file), size(part)].contains(record.bytes) else { continue }
+                try makeFolder(of: file)
+                await BackgroundDownloads.shared.begin(address(path, at: commit), to: part)
+            }
+        }
         let total = max(1, files.reduce(0.0) { $0 + Double($1.value.bytes) })
         var done = 0.0
         for (path, record) in files {
@@ -109,10 +123,9 @@ struct HubDownload: Sendable {
         let file = partial.appendingPathComponent(path), part = file.appendingPathExtension("part")
         let files = FileManager.default
         if size(file) == record.bytes { return progress(record.bytes) }
-        try storing(file) {
-            try files.createDirectory(at: $0.deletingLastPathComponent(), withIntermediateDirectories: true)
-            if !files.fileExists(atPath: part.path) { try Data().write(to: part) }
-        }
+        try makeFolder(of: file)
+        if inBackground { try await waitForWhole(part, progress) }
+        try storing(part) { if !files.fileExists(atPath: $0.path) { try Data().write(to: $0) } }
         var have = size(part) ?? 0
         if have > record.bytes { have = 0 }
         while have < record.bytes {
@@ -138,8 +151,30 @@ struct HubDownload: Sendable {
         try storing(file) { try files.moveItem(at: part, to: $0) }
     }
 
+    /// Wait for a file that the system was asked to download. What is missing afterwards is downloaded in blocks.
+    private func waitForWhole(_ part: URL, _ progress: (Int) -> Void) async throws {
+        do {
+            try await BackgroundDownloads.shared.wait(for: part, progress)
+        } catch let error as VoxCPMError {
+            throw error
+        } catch {
+            try Task.checkCancellation()
+        }
+    }
+
+    private func makeFolder(of file: URL) throws {
+        try storing(file) {
+            try FileManager.default.createDirectory(
+                at: $0.deletingLastPathComponent(), withIntermediateDirectories: true)
+        }
+    }
+
+    private func address(_ path: String, at commit: String) -> URL {
+        endpoint.appendingPathComponent("\(repository)/resolve/\(commit)/\(path)")
+    }
+
     private func fetch(_ path: String, at commit: String, headers: [String: String]) async throws -> (Data, Int) {
-        try await request(endpoint.appendingPathComponent("\(repository)/resolve/\(commit)/\(path)"), headers: headers)
+        try await request(address(path, at: commit), headers: headers)
     }
 
     /// The response to a request, with retries for transient failures.

@@ -27,6 +27,8 @@ public struct Configuration: Sendable {
     public var verifies = true
     /// The address of the hub or a mirror.
     public var hub = URL(string: "https://huggingface.co") ?? URL(fileURLWithPath: "/")
+    /// Whether the system downloads the files, also while the app is suspended (`VoxCPM.handleBackgroundDownloads`).
+    public var downloadsInBackground = false
 
     /// - Parameters:
     ///   - predictor: loads step models.

@@ -154,7 +154,7 @@ private func openBundle(
     case .hub(let repository, let revision, let parent):
         let download = try HubDownload(
             repository, revision: revision, precision: configuration.precision, into: parent,
-            endpoint: configuration.hub)
+            endpoint: configuration.hub, inBackground: configuration.downloadsInBackground)
         try await download { report(.downloading($0)) }
         do {
             return try opened(download.folder)
