@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "swift"
 BUILT = REPOSITORY / "build" / "swift" / "package"
 SWIFT = os.environ.get("SWIFT") or shutil.which("swift")
+MINUTES = os.environ.get("VOXCPM_MINUTES")
+"""Minutes of speech in the test of memory, in a release build: a debug build would take longer than they last."""
+CONFIGURATION = ("-c", "release", "-Xswiftc", "-enable-testing") if MINUTES else ()
 DRIVEN = (
     "tiny_bundle", "tiny_bundle_15", "second_bundle", "tiny_parts_bundle", "second_solver_bundle", "tiny_bundle_27",
 )  # fmt: skip
@@ -48,7 +52,7 @@ def compiled(package: Path, built: Path, *options: str) -> None:
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """tested(filter, recorded): output of `swift test` for matching tests, which read the folder `recorded`."""
-    compiled(PACKAGE, BUILT, "--build-tests")
+    compiled(PACKAGE, BUILT, "--build-tests", *CONFIGURATION)
     folder = tmp_path_factory.mktemp("pipes")
 
     def run(pattern: str, recorded: Path) -> str:
@@ -73,9 +77,12 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         )
         try:
             done = subprocess.run(
-                [*mounting, str(SWIFT), "test", "--skip-build", "--build-path", BUILT, "--filter", pattern],
+                [
+                    *mounting, str(SWIFT), "test", "--skip-build", "--build-path", BUILT, "--filter", pattern,
+                    *CONFIGURATION,
+                ],
                 cwd=PACKAGE, env={**os.environ, **{name: str(value) for name, value in given.items()}},
-                capture_output=True, text=True, check=False, timeout=900,
+                capture_output=True, text=True, check=False, timeout=900 + 60 * float(MINUTES or 0),
             )  # fmt: skip
         finally:
             server.kill()
@@ -145,6 +152,9 @@ def test_public_declarations_are_documented() -> None:
         for symbol in symbols
         if "docComment" not in symbol and symbol["kind"]["identifier"] != "swift.enum.case"
     ] == []
+    page = (PACKAGE / "Sources" / "VoxCPM" / "VoxCPM.docc" / "VoxCPM.md").read_text()
+    names = {".".join(symbol["pathComponents"]) for symbol in symbols}
+    assert {name.split("/")[-1] for name in re.findall("``(.+?)``", page)} <= names
 
 
 def test_example_app_compiles() -> None:
