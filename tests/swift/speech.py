@@ -108,6 +108,13 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         "retried": (SHORT, None, {"retry_badcase_ratio_threshold": 0.3, "min_len": 1}),
         "guided": (SHORT, None, {**small, "cfg_value": 1.5, "inference_timesteps": 4, "temperature": 0.8}),
         "plain": (SHORT, None, {**small, "use_cfg_zero_star": False, "sway_sampling_coef": -0.5}),
+        # Noise of one's own seed, and of the seeds of later segments and of attempts.
+        "seeded": (
+            LONG,
+            None,
+            {"segment_tokens": 12, "max_len": 40, "seed": 5, "retry_badcase_ratio_threshold": 0.5},
+        ),
+        "normalized": ("It cost $4.20 in 1999, & more!", None, {**small, "normalize": True}),
     }
     if a.traits.takes_reference:
         reference = tts.create_voice(reference=(sound, a.input_sample_rate), name="reference")
@@ -150,8 +157,9 @@ def write_speech(
 ) -> None:
     """One speech."""
     noise = RecordedNoise(7)
+    given = {} if "seed" in options else {"rng": noise}
     planned = tts.plan(text, voice=voice, **options).segments
-    speech = tts.speak(text, voice=voice, rng=noise, **options)
+    speech = tts.speak(text, voice=voice, **given, **options)
     write(
         folder, bundle, tts, voice, noise, speech.latents, speech.audio,
         text=text, options=options,
@@ -217,7 +225,7 @@ def write(
 
 
 def record_lengths(folder: Path) -> None:
-    """Lengths by both rules, and bounds, for random figures."""
+    """Lengths by both rules, and bounds, for random figures; and numpy's noise."""
     rng, rows = np.random.default_rng(5), []
     for _ in range(500):
         letters, tokens, context = (int(n) for n in rng.integers(0, (300, 200, 4)))
@@ -248,6 +256,8 @@ def record_lengths(folder: Path) -> None:
         )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lengths.json").write_text(json.dumps(rows))
+    for seed in (7, 2**40):
+        np.random.default_rng(seed).standard_normal(50_000).astype(np.float32).tofile(folder / f"{seed}.f32")
 
 
 def record_files(folder: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.english import conventions, numbers, reading, words
+from voxcpm_runtime.text import normalization
 from voxcpm_runtime.text.control import described, without_control
 from voxcpm_runtime.text.normalization import continued_transcript, spelled, spelled_transcript
 from voxcpm_runtime.text.segments import each_segment, one_segment
@@ -115,14 +117,20 @@ _OWN_UNITS = re.compile(
 )
 
 
-def reads_more(text: str) -> bool:
+def reads_more(text: str, *, spelled: bool = True) -> bool:
     """Whether a rule of English that the Swift package lacks changes the text, or a word is read as in a heading."""
-    lacking = {pattern.pattern for pattern, _ in (*words.addresses(True), *words.ROMAN_NUMERALS)}
-    lacking |= {pattern.pattern for pattern, _ in conventions.conventions(True)}
-    lacking |= {pattern.pattern for pattern, _ in words.abbreviations(True) if not _is_kept(pattern.pattern)}
+    lacking = {pattern.pattern for pattern, _ in (*words.addresses(spelled), *words.ROMAN_NUMERALS)}
+    lacking |= {pattern.pattern for pattern, _ in conventions.conventions(spelled)}
+    lacking |= {
+        pattern.pattern for pattern, _ in words.abbreviations(spelled) if not _is_kept(pattern.pattern)
+    }
     lacking |= {
         pattern.pattern
-        for pattern, said in (*numbers.quantities(True), *numbers.numbers(True), *numbers.dates(True))
+        for pattern, said in (
+            *numbers.quantities(spelled),
+            *numbers.numbers(spelled),
+            *numbers.dates(spelled),
+        )
         if said is numbers._height
         or any(
             part in pattern.pattern
@@ -132,8 +140,8 @@ def reads_more(text: str) -> bool:
         or "[A-Z]{2} )" in pattern.pattern
     }
     for sentence in each_sentence(text):
-        said = reading._plain_characters(sentence.text, True)
-        for pattern, replacement in reading._rules(True):
+        said = reading._plain_characters(sentence.text, spelled)
+        for pattern, replacement in reading._rules(spelled):
             before, said = said, pattern.sub(replacement, said)
             found = pattern.search(before)
             if before != said and pattern.pattern in lacking:
@@ -148,7 +156,7 @@ def reads_more(text: str) -> bool:
         said_words = re.findall("[A-Za-z]{2,}", said)
         capitals = list(filter(str.isupper, said_words))
         heading = len(capitals) > 1 and 2 * len(capitals) >= len(said_words)
-        if heading or reading._SHOUTED.search(said):
+        if spelled and (heading or reading._SHOUTED.search(said)):
             return True
         if any(char in reading._GREEK for char in said):
             return True
@@ -189,6 +197,12 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         case["control"] = described(text)
     except InputError:
         case["control"] = None
+    if not re.search("[\u4e00-\u9fff]", text):
+        plain = normalization.substituted(re.sub(r"\s+", " ", text), normalization._MARKUP).strip()
+        with contextlib.suppress(InputError):
+            case["normalized"] = None
+            case["normalized"] = normalization.said_text(text, normalize=True)
+        case["reads_more_written"] = reads_more(plain, spelled=False)
     for name, tokenizer in tokenizers.items():
         count = lambda part, of=tokenizer: len(of(part))  # noqa: E731
         targets = TARGETS if len(text) < 3000 else TARGETS[-1:]

@@ -234,9 +234,23 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(spoken.seed, 9)
         XCTAssertEqual(spoken.suspicion, .long)
         var suspicions: [Suspicion?] = []
+        let progress = try await progress(of: text, tts, options)
+        XCTAssertEqual(progress.last?.attempt, 3)
+        XCTAssertEqual(progress.last?.segments, 1)
+        XCTAssertEqual(progress.prefix { $0.attempt == 1 }.map(\.patches), Array(1...spoken.latents.count))
         for try await chunk in tts.stream(text, options: options) { suspicions.append(chunk.suspicion) }
         XCTAssertEqual(suspicions.first, .some(nil))
         XCTAssertEqual(suspicions.last, .some(.long))
+    }
+
+    private func progress(of text: String, _ tts: VoxCPM, _ options: Options) async throws -> [SpeechProgress] {
+        let reports = Channel<SpeechProgress>()
+        var options = options, progress: [SpeechProgress] = []
+        options.onProgress = { reports.put($0) }
+        _ = try await tts.speak(text, options: options)
+        reports.finish()
+        while let report = try await reports.next() { progress.append(report) }
+        return progress
     }
 
     func testPausesBetweenParagraphs() async throws {
@@ -247,6 +261,11 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(whole.segments.map(\.endsParagraph), [true, false])
         let spoken = whole.segments.reduce(0) { $0 + $1.sampleCount }
         XCTAssertEqual(whole.samples.count, spoken + whole.sampleRate / 2)
+        let progress = try await progress(of: text, tts, options)
+        XCTAssertEqual(progress.last?.audioSeconds ?? 0, Double(spoken) / Double(whole.sampleRate), accuracy: 1e-9)
+        let first = progress.filter { $0.attempt == 1 }.map(\.patches)
+        XCTAssertEqual(first, whole.segments.flatMap { Array(1...$0.latents.count) })
+        XCTAssertEqual(progress.last?.segments, 2)
         var samples: [Float] = []
         for try await chunk in tts.stream(text, options: options) { samples += chunk.samples }
         XCTAssertEqual(samples.count, whole.samples.count)

@@ -62,6 +62,15 @@ final class LengthTests: XCTestCase {
         XCTAssertEqual(best([9, 3], stopped: [true, true], isGood: true), 1)
     }
 
+    func testNoiseIsNumPys() throws {
+        for seed in [7, 1 << 40] as [UInt64] {
+            let expected = try Recorded.floats(Recorded.folder("lengths"), "\(seed)")
+            var noise = NumPyNoise(seed: seed)
+            XCTAssertEqual(expected.count, 50_000)
+            XCTAssertLessThan(relativeError(noise.standardNormal(expected.count), expected), 1e-8)
+        }
+    }
+
     func testOptionsOutOfRange() {
         func refuses(_ change: (inout Options) -> Void, line: UInt = #line) {
             var options = Options()
@@ -82,6 +91,6 @@ final class LengthTests: XCTestCase {
         refuses { $0.segmentTokens = 7 }
         refuses { $0.paragraphPause = .nan }
         refuses { $0.chunkPatches = 0 }
-        refuses { $0.seed = 1; $0.noise = GaussianNoise(seed: 1) }
+        refuses { $0.seed = 1; $0.noise = NumPyNoise(seed: 1) }
     }
 }

@@ -103,6 +103,29 @@ final class TextTests: XCTestCase {
         print("spelled", same, "as Python,", refused, "of them refused;", other, "read differently on purpose")
     }
 
+    func testNormalizedTextIsThatOfPython() throws {
+        XCTAssertFalse(TextTokenizer.markupRules.contains { $0 == nil }, "a pattern does not compile")
+        let recorded = try Cases()
+        var same = 0, other = 0
+        for recorded in recorded.cases where recorded["normalized"] != nil {
+            let text = try XCTUnwrap(recorded["text"] as? String), expected = recorded["normalized"] as? String
+            let found = try? TextTokenizer.normalized(saidText(text), isSpelled: false)
+            if found == expected {
+                same += 1
+            } else if recorded["reads_more_written"] as? Bool ?? false {
+                other += 1
+            } else {
+                let shown = text.prefix(300).debugDescription
+                assertSame([found ?? "refused"], [expected ?? "refused"], "normalized \(shown)")
+            }
+        }
+        print("normalized", same, "as Python,", other, "read differently on purpose")
+        XCTAssertGreaterThan(same, 500)
+        XCTAssertThrowsError(try TextTokenizer.normalized("你好", isSpelled: false)) { error in
+            guard case VoxCPMError.unsupported = error else { return XCTFail("\(error)") }
+        }
+    }
+
     func testReadsNumbers() throws {
         let said = [
             "0": "zero", "21": "twenty-one", "105": "one hundred five",

@@ -2,6 +2,8 @@
 //
 //     plan ─► segments ─► attempts ─► pieces
 
+import Foundation
+
 /// Samples of one patch, or a pause before the segment.
 struct Piece: Sendable {
     let samples: [Float]
@@ -27,6 +29,10 @@ struct Narration {
     /// Remaining patches.
     private var left: Int?
     private var index = 0
+    /// Number of segments, if it is known.
+    var total: Int?
+    private let began = Date()
+    private var spokenPatches = 0
     private var isPaused = false
     /// Whether `maxLen` was reached before the end of the text.
     private(set) var isUnfinished = false
@@ -84,11 +90,13 @@ struct Narration {
                     samples: samples, isPause: false, segment: index, text: segment.text, suspicion: suspicion))
             }
         }
+        let report = progress(index)
         var attempts: [Attempt] = []
         while attempts.last.map({ $0.suspicion != nil }) ?? true, attempts.count < maximum {
             let seed = plan.seed(segment: index, attempt: attempts.count)
-            var source: any NoiseSource = noise ?? GaussianNoise(seed: seed)
-            let made = try await utterance.attempt(attempts.count, plan, driver, prefilled, &source, emit: hand)
+            var source: any NoiseSource = noise ?? NumPyNoise(seed: seed)
+            let made = try await utterance.attempt(
+                attempts.count, plan, driver, prefilled, &source, report: report, emit: hand)
             if noise != nil { noise = source }
             attempts.append(made)
         }
@@ -101,6 +109,20 @@ struct Narration {
             endsParagraph: segment.endsParagraph)
         finish(segment, spoken)
         return (spoken, samples)
+    }
+
+    /// What reports the progress of a segment, by the attempt and its patches.
+    private func progress(_ index: Int) -> ((Int, Int) -> Void)? {
+        plan.options.onProgress.map { onProgress in
+            let (before, began, total) = (spokenPatches, began, total)
+            let seconds = plan.manifest.architecture.patchSeconds
+            return { attempt, patches in
+                onProgress(SpeechProgress(
+                    patches: patches, audioSeconds: Double(before + patches) * seconds,
+                    elapsedSeconds: Date().timeIntervalSince(began), attempt: attempt + 1, segment: index,
+                    segments: total))
+            }
+        }
     }
 
     /// The good attempt, or the bad one closest to the expected length, preferably stopped by itself. Of equally bad
@@ -124,6 +146,7 @@ struct Narration {
             promptLetters = spoken.suspicion == nil ? promptLetters.map { $0 + segment.letters } : nil
         }
         left = left.map { $0 - spoken.latents.count }
+        spokenPatches += spoken.latents.count
         index += 1
         isPaused = segment.endsParagraph
     }
@@ -133,6 +156,7 @@ extension Narration {
     /// The speech of the whole text.
     static func whole(_ plan: Plan, _ loaded: LoadedBundle) async throws -> Speech {
         var narration = try Narration(plan, loaded), segments = try plan.segments()
+        narration.total = segments.total
         var samples: [Float] = [], spoken: [SpokenSegment] = []
         while let segment = try segments.next(), let made = try await narration.speak(segment, emit: nil) {
             samples += made.samples
@@ -149,6 +173,7 @@ extension Narration {
         _ plan: Plan, _ loaded: LoadedBundle, to send: @escaping (Chunk) async throws -> Void
     ) async throws {
         var narration = try Narration(plan, loaded), segments = try plan.segments()
+        narration.total = segments.total
         let rate = plan.manifest.architecture.outputSampleRate
         var gathered: [Float] = [], patches = 0, wanted = plan.options.firstChunkPatches, offset = 0
         var last: Piece?

@@ -29,7 +29,9 @@ public struct Options: Sendable {
     public var paragraphPause = 0.6
     /// Voice or style in words, such as "warm, slow" (VoxCPM2).
     public var control: String?
-    /// The seed of the first attempt; nil for a random one. A seed reproduces speech, but not Python's.
+    /// Write numbers, dates and symbols of English text in words; the built-in voice always does.
+    public var normalize = false
+    /// The seed of the first attempt; nil for a random one. Python draws the same noise from it.
     public var seed: UInt64?
     /// A noise source instead of a seed, for all attempts and segments.
     public var noise: (any NoiseSource)?
@@ -37,6 +39,8 @@ public struct Options: Sendable {
     public var chunkPatches = 5
     /// Patches in the first chunk, from 1; fewer start sooner.
     public var firstChunkPatches = 1
+    /// Called after each patch.
+    public var onProgress: (@Sendable (SpeechProgress) -> Void)?
 
     /// The defaults.
     public init() {}

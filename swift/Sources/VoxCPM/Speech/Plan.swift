@@ -75,10 +75,8 @@ struct Plan: Sendable {
 
     /// The seed of an attempt at a segment, both counted from 0. A retry adds 1.
     func seed(segment: Int, attempt: Int) -> UInt64 {
-        guard segment > 0 else { return seed &+ UInt64(attempt) }
-        var mixed = (seed ^ UInt64(segment) &* 0x9E37_79B9_7F4A_7C15) &* 0xBF58_476D_1CE4_E5B9
-        mixed = (mixed ^ (mixed >> 31)) &* 0x94D0_49BB_1331_11EB
-        return (mixed ^ (mixed >> 29)) % (1 << 32) &+ UInt64(attempt)
+        let first = segment == 0 ? seed : UInt64(SeedSequence([seed, UInt64(segment)]).words(1)[0])
+        return first &+ UInt64(attempt)
     }
 
     /// Maximum number of patches of a segment in a voice. Throws `VoxCPMError.doesNotFit`.
@@ -152,6 +150,8 @@ struct Plan: Sendable {
 
 /// The segments of a text, in order.
 struct TextSegments {
+    /// Nil if they are read when their turn comes.
+    private(set) var total: Int?
     fileprivate private(set) var reader: SegmentReader
     /// Planned segments.
     private var read: ArraySlice<PlannedSegment> = []
@@ -162,6 +162,7 @@ struct TextSegments {
     fileprivate init(reader: SegmentReader, read: [PlannedSegment]) {
         self.reader = reader
         self.read = read[...]
+        total = read.count
     }
 
     /// - Parameter text: the only segment if there is nothing to say, for the error message.
@@ -221,13 +222,16 @@ struct SegmentReader: Sendable {
         let tokenizer = plan.tokenizer
         // A segment that continues the first one also continues its style.
         let hasControl = !plan.description.isEmpty && (plan.voice != nil || transcript.isEmpty)
-        let said = saidText(hasControl ? Control.controlled(segment.text, plan.description) : segment.text)
+        func read(_ text: String) throws -> String {
+            plan.options.normalize ? try tokenizer.normalized(saidText(text)) : saidText(text)
+        }
+        let said = try read(hasControl ? Control.controlled(segment.text, plan.description) : segment.text)
         let target = try tokenizer.spelled(said)
         let before = try tokenizer.spelledTranscript(plan.voice?.transcript ?? transcript)
         // The prompt's transcript is used as given, with or without a trailing space.
         let tokens = try tokenizer(before + target)
         // The control is tokenised, but not spoken.
-        let spoken = hasControl ? try tokenizer.spelled(saidText(segment.text)) : target
+        let spoken = hasControl ? try tokenizer.spelled(read(segment.text)) : target
         let planned = PlannedSegment(
             text: segment.text, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
             transcriptTokens: before.isEmpty ? [] : try tokenizer(before),

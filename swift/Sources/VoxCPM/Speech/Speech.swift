@@ -47,6 +47,22 @@ public struct SpokenSegment: Sendable {
     public let endsParagraph: Bool
 }
 
+/// The progress of a speech. A short text is one segment.
+public struct SpeechProgress: Sendable, Equatable {
+    /// Patches so far in this attempt at this segment.
+    public let patches: Int
+    /// Seconds of speech so far, all segments together.
+    public let audioSeconds: Double
+    /// Seconds of work, all attempts included.
+    public let elapsedSeconds: Double
+    /// Number of this attempt, from 1; earlier ones were bad.
+    public let attempt: Int
+    /// Index of the segment that is being spoken, from 0.
+    public let segment: Int
+    /// Number of segments; nil for a long text, which is read while it is spoken, and in a session.
+    public let segments: Int?
+}
+
 /// A part of a speech that is being generated.
 public struct Chunk: Sendable, Equatable {
     /// Mono, in [-1, 1].

@@ -84,12 +84,13 @@ extension Utterance {
     ///
     /// - Parameters:
     ///   - number: of the attempt, from 0.
+    ///   - report: receives the number of the attempt and of its patches.
     ///   - emit: receives the samples of each patch; nil keeps them.
     ///
     /// Both concurrent calls are children of this task: cancelling it ends them within one Euler step.
     func attempt(
         _ number: Int, _ plan: Plan, _ driver: Driver, _ prefilled: Prefilled, _ noise: inout any NoiseSource,
-        emit: (([Float], Suspicion?) async throws -> Void)?
+        report: ((Int, Int) -> Void)? = nil, emit: (([Float], Suspicion?) async throws -> Void)?
     ) async throws -> Attempt {
         let options = plan.options, width = driver.patchValues
         let solving = Solving(
@@ -107,6 +108,7 @@ extension Utterance {
             attempt.latents.append(patch)
             attempt.stopped = stops
             attempt.suspicion = suspicion(index + 1, stopped: stops, isJudged: options.retryBadcase)
+            report?(number, index + 1)
             if isLast {
                 try await hear(patch, index, stops, plan, decoder, &attempt, emit)
                 break

@@ -45,6 +45,39 @@ extension TextTokenizer {
         return whole
     }
 
+    /// The text with numbers, dates, money and symbols in words, and without markup, as Python's `normalize` reads
+    /// English; for a vocabulary of letters only without markup, since `spelled` reads it.
+    ///
+    /// Throws `VoxCPMError.unsupported` for a text with a Chinese character, and `VoxCPMError.text` if nothing is left.
+    public func normalized(_ text: String) throws -> String { try Self.normalized(text, isSpelled: hasLettersOnly) }
+
+    /// - Parameter isSpelled: whether English is left to `spelled`.
+    static func normalized(_ text: String, isSpelled: Bool) throws -> String {
+        guard !text.unicodeScalars.contains(where: { (0x4E00...0x9FFF).contains($0.value) }) else {
+            throw VoxCPMError.unsupported("normalize reads English only: leave it out for a text in Chinese")
+        }
+        let plain = Array(markup(text).unicodeScalars).trimming(\.isSpace).string
+        let written = sentences(plain).map { isSpelled ? $0.text : EnglishReader.readAloud($0.text, spelled: false) }
+        let said = Array(written.joined().unicodeScalars).trimming(\.isSpace).string
+        guard !said.isEmpty else {
+            throw VoxCPMError.text("only emoji, code or markup in the text; expected words to speak")
+        }
+        return said
+    }
+
+    /// Markdown and HTML. Code is removed first, whatever is in it.
+    static let markupRules: [Rule?] = [
+        Rule("(?s)```.*?```", ""),
+        Rule("`[^`]*`", ""),
+        Rule(#"!\[[^]]*]\([^)]+\)"#, ""),
+        Rule(#"\[([^]]+)]\([^)]+\)"#) { $0[1] },
+        Rule(#"(?m)^(\s*)-\s+"#) { $0[1] },
+        Rule(#"<(?!\s|https?:|mailto:)[^>]+>"#, ""),
+        Rule(#"(?m)^#{1,6}\s+"#, ""),
+        Rule(#"\\(?![\w\s])"#, ""),
+    ]
+    private static let markup = markupRules.compactMap(\.self)
+
     /// The normalized transcript and a space; empty if it is empty.
     public func spelledTranscript(_ transcript: String) throws -> String {
         transcript.isEmpty || !hasLettersOnly ? transcript : "\(try spelled(transcript)) "

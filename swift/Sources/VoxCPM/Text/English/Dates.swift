@@ -47,7 +47,7 @@ enum Dates {
         return withYear("\(months[first.0 - 1].name) \(NumberNames.ordinal(String(first.1)))", found["year"])
     }
 
-    private static func time(_ found: Rule.Found) -> String {
+    private static func time(_ found: Rule.Found, spelled: Bool) -> String {
         let hour = Int(found["hour"]) ?? 0, minute = found["minute"], second = found["second"], half = found["meridiem"]
         var words = [NumberNames.cardinal(String(hour))]
         if !second.isEmpty {
@@ -58,7 +58,7 @@ enum Dates {
         } else if !minute.isEmpty, minute != "00" {
             words.append(NumberNames.minutes(minute))
         }
-        if !half.isEmpty { words.append(NumberNames.letterByLetter("\(half)m")) }
+        if !half.isEmpty { words.append(spelled ? NumberNames.letterByLetter("\(half)m") : "\(half)m".uppercased()) }
         // The dot of p.m. also ends the sentence, except before a day or time zone.
         let after = found.after, next = after.drop(while: \.isWhitespace)
         let word = String(next.prefix { $0.isASCII && $0.isLetter })
@@ -79,7 +79,7 @@ enum Dates {
     }
 
     /// Applied before other rules consume the numbers.
-    static let first: [Rule?] = [
+    static func first(spelled: Bool) -> [Rule?] { [
         Rule(#"(?<=\d\d-\d\d)T(?=\d\d:\d\d)"#, " "),
         Rule(#"(?<![\w-])(?<year>\d{4})-(?<month>\d\d)-(?<day>\d\d)(?![\w-])"#, numeric),
         Rule(#"(?<![\w/])(?<month>\d{1,2})/(?<day>\d{1,2})/(?<year>\d{4}|\d\d)(?![\w/])"#, numeric),
@@ -92,9 +92,11 @@ enum Dates {
         Rule(#"(?:(?<=\d[ap]m)|(?<=\d [ap]m)|(?<=[ap]\.m\.))\s?[–-]\s?(?=\d)"#, " to "),
         Rule(#"(?<=\d)\s?[–-]\s?(?=[01]?\d(?::[0-5]\d)?\s?[AaPp]\.?[Mm]\b)"#, " to "),
         Rule(#"(?<=\d:[0-5]\d)\s?[–-]\s?(?=\d{1,2}:[0-5]\d)"#, " to "),
-        Rule(#"(?<![\w:.,])\#(hour):\#(minute)(?::(?<second>[0-5]\d))?(?:\s?\#(meridiem))?(?![\w:]|[.,]\d)"#, time),
-        Rule(#"(?<![\w:.,$£€])\#(hour)\s?\#(meridiem)(?!\w)"#, time),
-    ]
+        Rule(#"(?<![\w:.,])\#(hour):\#(minute)(?::(?<second>[0-5]\d))?(?:\s?\#(meridiem))?(?![\w:]|[.,]\d)"#) {
+            time($0, spelled: spelled)
+        },
+        Rule(#"(?<![\w:.,$£€])\#(hour)\s?\#(meridiem)(?!\w)"#) { time($0, spelled: spelled) },
+    ] }
 
     private static let lone = #"(?<![\w.,/:$£€^'-])"#
     private static let loneYear = #"(?<year>1\d{3}|20\d\d)(?![\w%]|[.,:/-]\d)"#

@@ -2,6 +2,9 @@ import Foundation
 
 /// Normalizes English sentences to words.
 ///
+/// *Spelled*, for a vocabulary of letters: everything in words. *Written*, for a vocabulary of words: numbers and
+/// symbols in words; letters, names, abbreviations and punctuation stay as they are.
+///
 /// Numbers, years, ordinals, dates, times, money, percent, common units, titles, initials and acronyms are read as in
 /// Python, which also reads addresses and file names, Roman numerals, most abbreviations, telephone numbers of other
 /// countries, rare units and currencies, Greek letters, and acronyms in headings.
@@ -10,11 +13,15 @@ enum EnglishReader {
         "’": "'", "‘": "'", "‚": "'", "‛": "'", "ʼ": "'", "´": "'", "`": "'", "′": "'", "“": "\"", "”": "\"", "„": "\"",
         "‟": "\"", "«": "\"", "»": "\"", "″": "\"", "‐": "-", "‑": "-", "‒": "–", "―": "—",
         "−": "-", "⁄": "/", "∕": "/",
-        "™": "", "®": "", "℠": "", "\u{AD}": "", "\u{200B}": "", "\u{2060}": "", "\u{FEFF}": "", "Æ": "AE", "æ": "ae",
-        "Ø": "O", "ø": "o", "Œ": "OE", "œ": "oe", "ß": "ss", "ẞ": "SS", "Ł": "L", "ł": "l", "Đ": "D", "đ": "d",
-        "Ð": "D", "ð": "d", "Þ": "Th", "þ": "th", "ı": "i", "ħ": "h", "ŋ": "ng", "…": "...", "。": ".", "、": ",",
-        "¿": "", "¡": "", "\u{200C}": "", "\u{200D}": "",
+        "™": "", "®": "", "℠": "", "\u{AD}": "", "\u{200B}": "", "\u{2060}": "", "\u{FEFF}": "",
     ]
+    /// The same with letters and marks that a vocabulary of English letters lacks.
+    private static let plainASCII: [Unicode.Scalar: String] = plain.merging([
+        "Æ": "AE", "æ": "ae", "Ø": "O", "ø": "o", "Œ": "OE", "œ": "oe", "ß": "ss", "ẞ": "SS", "Ł": "L", "ł": "l",
+        "Đ": "D", "đ": "d", "Ð": "D", "ð": "d", "Þ": "Th", "þ": "th", "ı": "i",
+        "ħ": "h", "ŋ": "ng", "…": "...", "。": ".", "、": ",",
+        "¿": "", "¡": "", "\u{200C}": "", "\u{200D}": "",
+    ]) { $1 }
     private static let superscripts = Array("⁰¹²³⁴⁵⁶⁷⁸⁹⁻".unicodeScalars)
     private static let symbols: [Unicode.Scalar: String] = [
         "&": "and", "+": "plus", "=": "equals", "×": "times", "÷": "divided by", "≤": "less than or equal to",
@@ -26,31 +33,34 @@ enum EnglishReader {
     ]
 
     // Numbers with context come first: 14:30 and $4.20 are words before other numbers are read.
-    private static let numberRules = rules(
-        listMarkers, Dates.first, Quantities.first, titles, Dates.alone, besideNumbers, Quantities.rest)
-    private static let letterRules = rules(letters)
-    private static let markRules = rules(marks)
+    private static func numberRules(spelled: Bool) -> [Rule?] {
+        listMarkers(spelled: spelled) + Dates.first(spelled: spelled) + Quantities.first(spelled: spelled)
+            + numbered + (spelled ? titles : []) + Dates.alone + besideNumbers + Quantities.rest(spelled: spelled)
+    }
+    /// Before and after symbols become words.
+    private static let spelledRules = (rules(numberRules(spelled: true)), rules(letters + marks))
+    private static let writtenRules = (rules(numberRules(spelled: false)), rules(spaces))
+
+    private static func rules(_ table: [Rule?]) -> [Rule] { table.compactMap(\.self) }
 
     /// All rules; nil for a pattern that does not compile.
     static var all: [Rule?] {
-        listMarkers + Dates.first + Quantities.first + titles + Dates.alone + besideNumbers + Quantities.rest
-            + letters + marks
+        numberRules(spelled: true) + numberRules(spelled: false) + letters + marks + spaces
     }
 
-    private static func rules(_ tables: [Rule?]...) -> [Rule] { tables.joined().compactMap(\.self) }
-
     /// The sentence in words, in mixed case; letters of other alphabets stay.
-    static func readAloud(_ sentence: String) -> String {
-        var text = numberRules(plainCharacters(sentence))
-        text = text.unicodeScalars.map { char in symbols[char].map { " \($0) " } ?? String(char) }.joined()
-        let ignored = "#*_/\\^|<>~".unicodeScalars
-        text = letterRules(text.unicodeScalars.map { ignored.contains($0) ? " " : String($0) }.joined())
-        return markRules(text)
+    static func readAloud(_ sentence: String, spelled: Bool = true) -> String {
+        let (before, after) = spelled ? spelledRules : writtenRules
+        let said = before(plainCharacters(sentence, asciiOnly: spelled)).unicodeScalars.map { char in
+            "#*_/\\^|<>~".unicodeScalars.contains(char) ? " " : symbols[char].map { " \($0) " } ?? String(char)
+        }
+        return after(said.joined())
     }
 
     /// Compatibility characters as ASCII, plain quotes, no emoji or ornaments. ½ becomes 1/2, a superscript ^2.
-    private static func plainCharacters(_ sentence: String) -> String {
+    private static func plainCharacters(_ sentence: String, asciiOnly: Bool) -> String {
         if sentence.utf8.allSatisfy({ (32..<127).contains($0) && $0 != UInt8(ascii: "`") }) { return sentence }
+        let plain = asciiOnly ? plainASCII : plain
         var text = "", isRaised = false
         var previous: Unicode.Scalar?
         for char in sentence.unicodeScalars {
@@ -65,7 +75,9 @@ enum EnglishReader {
             if isFraction, previous?.isDecimal == true { text += " " }
             if char.value < 32 || char.value == 127 { text += " " } else { text += plain[char] ?? String(char) }
         }
-        let compatible = text.precomposedStringWithCompatibilityMapping
+        // Compatibility mapping would turn an ellipsis into three dots.
+        let parts = text.unicodeScalars.split(separator: "…", omittingEmptySubsequences: false)
+        let compatible = parts.map { String($0).precomposedStringWithCompatibilityMapping }.joined(separator: "…")
         let replaced = compatible.unicodeScalars.map { plain[$0] ?? String($0) }.joined()
         return replaced.unicodeScalars.map(plainCharacter).joined()
     }
@@ -75,6 +87,7 @@ enum EnglishReader {
         if let value = char.decimalValue { return String(value) }
         return switch char.properties.generalCategory {
         case .otherSymbol, .control: " "
+        case .format where char == "\u{200C}" || char == "\u{200D}": String(char)  // joins letters of Hindi and Persian
         case .modifierSymbol, .format, .enclosingMark, .privateUse, .unassigned, .surrogate: ""
         default: (0xFE00...0xFE0F).contains(char.value) ? "" : String(char)
         }
@@ -82,14 +95,15 @@ enum EnglishReader {
 
     private static let smallRomans = ["i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii"]
 
-    private static let listMarkers: [Rule?] = [
+    private static func listMarkers(spelled: Bool) -> [Rule?] { [
         Rule(#"^\s*\(?(?<mark>\d{1,2}|[A-Za-z](?=\))|[ivx]{2,5})(?<stop>\)|\.(?=\s+\w))\s*"#) { found in
             let mark = found["mark"], roman = smallRomans.firstIndex(of: mark).map { String($0 + 1) }
             let isNumber = mark.unicodeScalars.allSatisfy(\.isDecimal)
-            let said = (isNumber ? mark : roman).map(NumberNames.cardinal) ?? NumberNames.letterByLetter(mark)
+            let number = (isNumber ? mark : roman).map(NumberNames.cardinal)
+            guard let said = number ?? (spelled ? NumberNames.letterByLetter(mark) : nil) else { return found.whole }
             return said + (found["stop"] == "." ? ". " : ", ")
         }
-    ]
+    ] }
 
     private static let titleNames = [
         "Mr": "mister", "Mrs": "missus", "Ms": "miz", "Messrs": "messrs", "Mme": "madame", "Dr": "doctor",
@@ -100,9 +114,12 @@ enum EnglishReader {
         "Rep": "representative", "Pres": "president", "Insp": "inspector", "Supt": "superintendent",
     ]
 
-    private static let titles: [Rule?] = [
+    private static let numbered: [Rule?] = [
         Rule(#"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d)"#, "number "),
         Rule(#"(?<=\w\s)No\s(?=\d)"#, "number "),
+    ]
+
+    private static let titles: [Rule?] = [
         Rule(#"(?<=[a-z]\s)St\.(?!\s?[A-Z])|(?<=\w\s)St\.?(?=,|\s*$)"#, "street"),
         Rule(#"(?<=[a-z]\s)Dr\.(?!\s?[A-Z])|(?<=\w\s)Dr\.?(?=,|\s*$)"#, "drive"),
         Rule(#"\b(\#(anyOf(titleNames.keys)))\b(?:\.|(?=\s[A-Z][a-z]))"#) { titleNames[$0[1]] ?? $0.whole },
@@ -149,5 +166,14 @@ enum EnglishReader {
         Rule(#"(?:\s*\.){2,}"#, "."),
         Rule(#"\s-{1,3}(?=\s)|-{2,}"#, ", "),
         Rule(#"(?<!\w)-|-(?!\w)"#, " "),
+    ]
+
+    /// What replaced symbols and emoji leave in a text that keeps its punctuation.
+    private static let spaces: [Rule?] = [
+        Rule("•", " "),
+        Rule(#"(?<![^\x00-\x7f])[\u200c\u200d]+"#, ""),
+        Rule(#"\s+"#, " "),
+        Rule(#" (?=[,.;:!?)\]](?!\w))"#, ""),
+        Rule(#",(?=[\p{L}\p{N}])"#, ", "),
     ]
 }

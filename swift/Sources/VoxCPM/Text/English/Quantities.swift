@@ -5,7 +5,7 @@ enum Quantities {
         "$": ["dollar", "dollars", "cent", "cents"], "£": ["pound", "pounds", "penny", "pence"],
         "€": ["euro", "euros", "cent", "cents"], "¥": ["yen", "yen", "sen", "sen"],
         "₹": ["rupee", "rupees", "paisa", "paise"], "¢": ["cent", "cents"],
-        "USD": ["you ess dollar", "you ess dollars", "cent", "cents"], "EUR": ["euro", "euros", "cent", "cents"],
+        "USD": ["US dollar", "US dollars", "cent", "cents"], "EUR": ["euro", "euros", "cent", "cents"],
         "GBP": ["pound", "pounds", "penny", "pence"],
     ]
     private static let scales = [
@@ -47,8 +47,9 @@ enum Quantities {
         !found["article"].isEmpty || (found["number"] == "1" && found["minimum"].isEmpty)
     }
 
-    private static func money(_ found: Rule.Found) -> String {
-        guard let names = currencies[found["currency"]], names.count > 1 else { return found.whole }
+    private static func money(_ found: Rule.Found, spelled: Bool) -> String {
+        guard var names = currencies[found["currency"]], names.count > 1 else { return found.whole }
+        if spelled { names = names.map { $0.replacingOccurrences(of: "US", with: "you ess") } }
         let number = found["number"], scale = found["scale"], article = found["article"]
         let plain = number.filter { $0 != "," }
         let pieces = plain.split(separator: ".", omittingEmptySubsequences: false).map(String.init)
@@ -94,7 +95,7 @@ enum Quantities {
     }
 
     /// Letters and digits in one word: MP3, H2O, 4K.
-    private static func mixed(_ found: Rule.Found) -> String {
+    private static func mixed(_ found: Rule.Found, spelled: Bool) -> String {
         var pieces: [String] = []
         for char in found.whole.unicodeScalars {
             if let last = pieces.last?.unicodeScalars.last, last.isDecimal == char.isDecimal {
@@ -105,7 +106,7 @@ enum Quantities {
         }
         return pieces.map { piece in
             if piece.unicodeScalars.first?.isDecimal != true {
-                return piece.count <= 3 ? NumberNames.letterByLetter(piece) : piece
+                return spelled && piece.count <= 3 ? NumberNames.letterByLetter(piece) : piece
             }
             if piece.count == 4 { return NumberNames.inPairs(piece) }
             return piece.count < 3 ? NumberNames.cardinal(piece) : NumberNames.digitNames(piece)
@@ -118,7 +119,7 @@ enum Quantities {
     }
 
     /// Numbers with context.
-    static let first: [Rule?] = [
+    static func first(spelled: Bool) -> [Rule?] { [
         Rule(#"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])"#, groups),
         Rule(#"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])"#, groups),
         Rule(#"(?<![\w.,-])\d{3}-\d{4}(?![\w-]|[.,]\d)"#, groups),
@@ -127,16 +128,20 @@ enum Quantities {
             $0.whole.split(separator: ".").map { NumberNames.digitNames(String($0)) }.joined(separator: " dot ")
         },
         Rule(#"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)"#, " to "),
-        Rule(#"\#(before)\#(symbol)\s?(?:\#(minimum)(?:\k<currency>)?)?(?<number>\#(number))\#(scale)"#, money),
-        Rule(#"\#(before)(?<![\w.])(?:\#(minimum))?(?<number>\#(number))\#(scale)\s?\#(code)(?!\w)"#, money),
+        Rule(#"\#(before)\#(symbol)\s?(?:\#(minimum)(?:\k<currency>)?)?(?<number>\#(number))\#(scale)"#) {
+            money($0, spelled: spelled)
+        },
+        Rule(#"\#(before)(?<![\w.])(?:\#(minimum))?(?<number>\#(number))\#(scale)\s?\#(code)(?!\w)"#) {
+            money($0, spelled: spelled)
+        },
         Rule(
             #"\#(before)(?<![\w.,^/])(?:\#(minimum))?(?<number>\#(number))(?<dash>-|\s)?"#
                 + #"(?<unit>\#(anyOf(units.keys)))(?![\w'^&/])(?:\.(?=\s+[a-z]))?"#,
             measure),
-    ]
+    ] }
 
     /// All other numbers.
-    static let rest: [Rule?] = [
+    static func rest(spelled: Bool) -> [Rule?] { [
         Rule(#"(?<![\w.])(?:v|V(?=\d+\.\d)|v\.\s?)(?<number>\d+(?:\.\d+){0,9})(?!\w|\.\d)"#) {
             "version \(parts($0["number"]))"
         },
@@ -153,10 +158,10 @@ enum Quantities {
         Rule(#"(?<![\w.)])[-−](?=\.?\d)"#, "minus "),
         Rule(#"(?<=\d):(?=\d)"#, " to "),
         Rule(#"(?<![\w.,])(\d[\d,]{0,40})(?:st|nd|rd|th|ST|ND|RD|TH)\b"#) { NumberNames.ordinal($0[1]) },
-        Rule(#"(?<=[A-Z])-(?=[\dA-Z])|(?<=\d)-(?=[A-Z])"#, " "),
-        Rule(#"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)"#, mixed),
+        Rule(#"(?<=[A-Z])-(?=[\d\#(spelled ? "A-Z" : "")])|(?<=\d)-(?=[A-Z])"#, " "),
+        Rule(#"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)"#) { mixed($0, spelled: spelled) },
         Rule(#"(?<![\d.])(?:\#(number))"#) { NumberNames.decimal($0.whole) },
         // The rest: numbers next to letters, or in unusual forms.
         Rule(#"\d+"#) { " \(NumberNames.digitNames($0.whole)) " },
-    ]
+    ] }
 }
