@@ -23,6 +23,7 @@ UPSTREAM_ORDER = (
     "retry_badcase_max_times", "retry_badcase_ratio_threshold",
 )  # fmt: skip
 """Options that may also be positional, after text and recordings: upstream's, in upstream's order."""
+DEFAULT_STEPS, FAST_STEPS = 10, 5  # Euler steps, upstream's and those of `fast`
 SEGMENT_TOKENS = 200  # Default of `segment_tokens` for a checkpoint without a `speech.json`
 
 
@@ -68,7 +69,11 @@ class GenerationOptions:
     )] = 2.0
     inference_timesteps: Annotated[int, Option(
         "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.", (1, MAX_EULER_STEPS), "steps",
-    )] = 10
+    )] = DEFAULT_STEPS
+    fast: Annotated[bool, Option(
+        f"Use {FAST_STEPS} Euler steps: a recogniser hears no loss, but nobody has judged the sound.",
+        flags=("--fast",),
+    )] = False
     temperature: Annotated[float, Option(
         "Standard deviation of the initial noise of a patch.", (0.0, 10.0),
     )] = 1.0
@@ -137,6 +142,13 @@ class GenerationOptions:
                     f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g} {option.unit}"
                 )
                 raise wrong_type(value, name, expected.rstrip())
+        if self.fast:
+            steps = self.inference_timesteps
+            if steps not in (DEFAULT_STEPS, FAST_STEPS):
+                raise InputError(
+                    f"expected fast or inference_timesteps, got both: fast means {FAST_STEPS}, not {steps}"
+                )
+            object.__setattr__(self, "inference_timesteps", FAST_STEPS)
         if self.max_len is not None and self.max_len < self.min_len:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
 

@@ -22,6 +22,17 @@ def test_out_of_range_value_is_named_with_its_range(name, value):
     assert "\n" not in str(caught.value)
 
 
+def test_fast_means_five_euler_steps_unless_another_number_is_given():
+    assert GenerationOptions().inference_timesteps == 10
+    assert GenerationOptions(fast=True).inference_timesteps == 5
+    assert GenerationOptions(fast=True, inference_timesteps=5).changed() == {
+        "inference_timesteps": 5,
+        "fast": True,
+    }
+    with pytest.raises(InputError, match="got both: fast means 5, not 6"):
+        GenerationOptions(fast=True, inference_timesteps=6)
+
+
 def test_denoise_true_is_rejected_and_false_accepted():
     assert checked_options({"normalize": False, "denoise": False}) == GenerationOptions()
     with pytest.raises(InputError, match="denoise is not supported"):

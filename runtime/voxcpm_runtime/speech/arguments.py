@@ -172,6 +172,7 @@ class Keywords(TypedDict, total=False):
     find_voice: Callable[[str], Voice | None] | None
     cfg_value: float
     inference_timesteps: int
+    fast: bool
     temperature: float
     sway_sampling_coef: float
     use_cfg_zero_star: bool

@@ -77,6 +77,7 @@ class SpeechRequest(BaseModel):
     seed: Annotated[int | None, _field("The same seed gives the same speech.", ge=0, le=2**53 - 1)] = None
     cfg_value: Annotated[float | None, _field("Scale of classifier-free guidance.")] = None
     inference_timesteps: Annotated[int | None, _field("Euler steps per patch.")] = None
+    fast: Annotated[bool, _field("Whether to use five Euler steps.")] = False
     prompt_audio: Annotated[str | None, _field("Audio file to continue, in base64.")] = None
     prompt_text: Annotated[str | None, _field("Transcript of `prompt_audio`.")] = None
     reference_audio: Annotated[str | None, _field("Audio file of a voice to clone, in base64 (VoxCPM2).")] = (
@@ -151,7 +152,7 @@ class SpeechRequest(BaseModel):
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
         arguments: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
-        for name in ("speed", "cfg_value", "inference_timesteps"):
+        for name in ("speed", "cfg_value", "inference_timesteps", "fast"):
             if (value := getattr(self, name)) is not None:
                 arguments[name] = value
         if self.markup:

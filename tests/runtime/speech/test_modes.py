@@ -92,7 +92,8 @@ def test_upstreams_flag_names_and_transcript_file(speaking, options):
 
 OPTIONS = {
     "cfg_value": (["--cfg-value", "1.5"], 1.5),
-    "inference_timesteps": (["--inference-timesteps", "3"], 3),
+    "inference_timesteps": (["--inference-timesteps", "5"], 5),
+    "fast": (["--fast"], True),
     "temperature": (["--temperature", "0.5"], 0.5),
     "sway_sampling_coef": (["--sway-sampling-coef", "0"], 0.0),
     "use_cfg_zero_star": (["--no-cfg-zero-star"], False),

@@ -50,6 +50,10 @@ export class Settings extends EventTarget {
       const value = this.#field(name).valueAsNumber;
       if (Number.isFinite(value) && value !== this.#about.options[name].default) request[name] = value;
     }
+    if (this.#field("fast").checked) {
+      request.fast = true;
+      delete request.inference_timesteps;
+    }
     if (this.#field("seed").value) request.seed = this.#field("seed").valueAsNumber;
     return request;
   }
@@ -61,6 +65,7 @@ export class Settings extends EventTarget {
       Object.assign(this.#field(name), { min: least, max: greatest, value: usual });
     }
     this.#field("seed").value = this.#field("instructions").value = "";
+    this.#field("fast").checked = false;
     this.#field("format").value = "wav";
     this.#changed();
   }
