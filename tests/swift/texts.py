@@ -37,7 +37,7 @@ café crème, naïve façade|café crème, naïve façade|Ångström Å Å|ﬁne
 AAAA BBBB|iPhone users. iPad too.|p.m. and a.m. times|Ph.D. students, J. R. R. Tolkien wrote.|<s> and </s> and <unk>|<|audio_start|> x <|audio_end|>
 tab\tand\x1cseparator\x85next\u2028line\u3000wide|zero\u200bwidth\u200djoin\ufeffbom|\u202eright to left\u202c|a\u0301\u0327\u0308b|\U00020000\U0002a6df|\U0001f468\u200d\U0001f469
 ▁word▁ ▁▁|  leading and  double  spaces  |trailing \n|中|中国|人工智能技术|北京大学的学生们|龘靐齉|〇二三|々|①②③ ⅷ|Ⅳ世|٣٤٥|१२३
-(warm, slow) Hello.|（温柔）你好|((a) b) c|(a)(b) c|(|a)|()|(a|( warm )|He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we came.|The 21st of May 1999.|1,234,567 people|0.5 or 10
+(warm, slow) Hello.|Say {3 ni3} in 2 ways.|{HH AH0}|（温柔）你好|((a) b) c|(a)(b) c|(|a)|()|(a|( warm )|He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we came.|The 21st of May 1999.|1,234,567 people|0.5 or 10
 3 apples and 12 pears.|Chapter 4|In 1984 he wrote it.|the 1st, 2nd, 3rd and 4th|He is 42 years old.|100 percent sure.|£20 and €1.50
 """
 

@@ -56,13 +56,23 @@ extension TextTokenizer {
         guard !text.unicodeScalars.contains(where: { (0x4E00...0x9FFF).contains($0.value) }) else {
             throw VoxCPMError.unsupported("normalize reads English only: leave it out for a text in Chinese")
         }
-        let plain = Array(markup(text).unicodeScalars).trimming(\.isSpace).string
-        let written = sentences(plain).map { isSpelled ? $0.text : EnglishReader.readAloud($0.text, spelled: false) }
-        let said = Array(written.joined().unicodeScalars).trimming(\.isSpace).string
-        guard !said.isEmpty else {
+        var said = "", end = text.startIndex
+        // VoxCPM's own input, such as {ni3}, is left alone.
+        for own in text.matches(of: #/\s*\{[^{}]*\}\s*/#) {
+            said += written(text[end..<own.range.lowerBound], isSpelled: isSpelled) + own.output
+            end = own.range.upperBound
+        }
+        said += written(text[end...], isSpelled: isSpelled)
+        guard said.unicodeScalars.contains(where: { !$0.isSpace }) else {
             throw VoxCPMError.text("only emoji, code or markup in the text; expected words to speak")
         }
         return said
+    }
+
+    private static func written(_ text: Substring, isSpelled: Bool) -> String {
+        let plain = Array(markup(String(text)).unicodeScalars).trimming(\.isSpace).string
+        let read = sentences(plain).map { isSpelled ? $0.text : EnglishReader.readAloud($0.text, spelled: false) }
+        return Array(read.joined().unicodeScalars).trimming(\.isSpace).string
     }
 
     /// Markdown and HTML. Code is removed first, whatever is in it.
