@@ -236,7 +236,7 @@ def _write_packages(
     opened = Checkpoint.open(checkpoint)
     declared = declare_step_models(opened.architecture, sizes)
     manifest = Manifest(
-        schema_version=schema_version(target),
+        schema_version=schema_version(target, sizes),
         architecture=opened.architecture,
         sizes=sizes,
         step_models={name: declared[name] for name in step_models},

@@ -41,13 +41,18 @@ def letter_times(
     ]
     by_token = [*np.mean(reached, axis=0), end]
     times = np.interp(np.arange(len(said) + 1), [*places[-count:], len(said)], by_token).clip(begin, end)
+    reached_at = times.copy()
     starts = {word.start() for word in _WORD_START.finditer(said)}
-    for first, last in quiet[1:-1]:
-        near = np.abs(times - (first + last) / 2) <= (last - first) / 2 + _AROUND
-        for place in np.flatnonzero(near & (last - first >= _PAUSE)):
+    # A space takes no time: the word after it begins when the head leaves the word before.
+    for place in starts:
+        if said[place - 1 : place].isspace():
+            times[place] = reached_at[place - 1]
+    for first, last in quiet[1:-1][np.diff(quiet[1:-1])[:, 0] >= _PAUSE]:
+        near = (times <= last + _AROUND) & (reached_at >= first - _AROUND)
+        for place in np.flatnonzero(near[:-1]).tolist():
             if place in starts:
                 times[place] = last
-            elif not said[place : place + 1].isalnum():
+            elif not said[place].isalnum():
                 times[place] = first
     return np.maximum.accumulate(times)
 
