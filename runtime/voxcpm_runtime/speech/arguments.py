@@ -74,9 +74,8 @@ class Arguments:
     text: str | None = None  # The text to speak; None in a session, whose text arrives later
     recordings: Recordings = field(default_factory=Recordings)  # The voice to speak in
     control: str | None = None  # Voice or style in words, such as "warm, slow" (VoxCPM2)
-    lexicon: Lexicon = field(
-        default_factory=dict
-    )  # Words that are said differently, in addition to those of the voice
+    lexicon: Lexicon = field(default_factory=dict)
+    """Words that are said differently, in addition to those of the voice."""
     options: GenerationOptions = field(default_factory=GenerationOptions)
     seed: int | None = None  # The seed of the first attempt; random by default
     rng: NoiseSource | None = None  # A source of noise instead of a seed
@@ -109,10 +108,12 @@ class Arguments:
         Raises InputError for an option out of range and a file that is not a voice, TypeError for an unknown keyword.
         """
         options = dict(given)
-        own = {name: options.pop(name) for name in given if name in _FIELDS}
+        names = [*filter(_FIELDS.__contains__, given)]
+        own = dict(zip(names, map(options.pop, names), strict=True))
         if (voice := options.pop("voice", None)) is not None:
             recordings = recordings.with_voice(voice)
-        own["lexicon"] = lexicon_entries(own.get("lexicon"))
+        if (lexicon := own.pop("lexicon", None)) is not None:
+            own["lexicon"] = lexicon_entries(lexicon)
         return cls(text, recordings, options=checked_options(options), **own)
 
     def digest(self, bundle: str) -> str:

@@ -68,6 +68,9 @@ class Plan:
     seed: int | None
     """The seed of the first attempt at the first segment; None if the caller passed an rng."""
     cancel: CancelToken
+    lexicon: (
+        Lexicon  # What is said differently than it is written: the call's entries, the voice's, the bundle's
+    )
     parts: tuple[Part, ...] = ()  # Those of a text with markup
     opening: tuple[PlannedSegment, ...] = ()
     """All segments, or only the first one of a long text."""
@@ -95,22 +98,10 @@ class Plan:
         """Maximum number of patches in total; None for no limit, as in a session."""
         return None if self.arguments.text is None else self.options.max_len
 
-    @property
-    def pause(self) -> Audio:
-        """The silence between paragraphs (samples,)."""
-        return self.seconds_of_silence(self.options.paragraph_pause / self.options.speed)
-
-    @cached_property
-    def lexicon(self) -> Lexicon:
-        """What is said differently than it is written: the call's entries before the voice's and the bundle's."""
-        own = self.voice.header.lexicon if isinstance(self.voice, Voice) else {}
-        return {**self.bundle.lexicon, **own, **self.arguments.lexicon}
-
-    def silence(self, segment: PlannedSegment, *, after_paragraph: bool) -> Audio:
-        """The silence before a segment (samples,). after_paragraph: whether a paragraph ends before it."""
-        if segment.before is None:
-            return self.pause if after_paragraph else np.zeros(0, np.float32)
-        return self.seconds_of_silence(segment.before)
+    def silence(self, segment: PlannedSegment) -> Audio:
+        """The silence before a segment (samples,): that of its markup, otherwise the one between paragraphs."""
+        paragraph_pause = self.options.paragraph_pause / self.options.speed
+        return self.seconds_of_silence(paragraph_pause if segment.before is None else segment.before)
 
     def seconds_of_silence(self, seconds: float) -> Audio:
         """Silence of that length (samples,)."""
@@ -124,7 +115,8 @@ class Plan:
         if part.voice is None:
             return replace(self, options=options)
         part.voice.check(self.bundle.architecture)
-        return replace(self, options=options, voice=part.voice, description="")
+        lexicon = {**self.bundle.lexicon, **part.voice.header.lexicon, **self.arguments.lexicon}
+        return replace(self, options=options, voice=part.voice, description="", lexicon=lexicon)
 
     def seed_of(self, segment: int, attempt: int) -> int | None:
         """The seed of an attempt at a segment, both counted from 0; None if the caller passed an rng.
@@ -279,7 +271,7 @@ class Plan:
         say = partial(said_text, normalize=self.options.normalize, letters_only=tokenizer.has_letters_only)
         # A segment that continues the first one also continues its style.
         has_control = bool(self.description) and (self.voice is not None or not anchored)
-        text = pronounced(segment.text, self.lexicon)
+        text = pronounced(segment.text, self.lexicon) if self.lexicon else segment.text
         said = say(with_control(text, self.description) if has_control else text)
         target = spelled(said, tokenizer)
         transcript = self.voice.transcript if self.voice else anchored
@@ -312,7 +304,8 @@ class Plan:
     def _count_tokens(self, text: str, target: int) -> int:
         """Number of tokens of a text; more than `target` also if it is expected to exceed `longest_seconds`."""
         tokenizer, profile = self.bundle.tokenizer, self.bundle.manifest.speech
-        text = pronounced(text, self.lexicon)
+        if self.lexicon:
+            text = pronounced(text, self.lexicon)
         try:
             said = spelled(text, tokenizer)
         except InputError:
@@ -365,20 +358,21 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     description = ""
     if arguments.control:
         description = checked_control(arguments.control, a, continues=recordings.continues)
+    voice = recordings.read(a, trimmed=options.trim_silence_vad)
+    own = voice.header.lexicon if isinstance(voice, Voice) else {}
     empty_plan = Plan(
         bundle=bundle,
         arguments=arguments,
         options=options,
-        voice=recordings.read(a, trimmed=options.trim_silence_vad),
+        voice=voice,
+        lexicon={**bundle.lexicon, **own, **arguments.lexicon},
         description=description,
         seed=first_seed(arguments.seed, arguments.rng),
         cancel=cancel,
     )
     if text is None:
         if options.markup:
-            raise InputError(
-                "markup needs the whole text, which a session does not have; use speak", argument="markup"
-            )
+            raise InputError("markup needs a whole text, not a session; use speak", argument="markup")
         return empty_plan
     if options.markup:
         empty_plan = replace(empty_plan, parts=_parts_of(text, arguments))
@@ -401,8 +395,6 @@ def _parts_of(text: str, arguments: Arguments) -> tuple[Part, ...]:
     try:
         from voxcpm_runtime.markup.parsing import spoken_parts, stored_voice
     except ImportError as error:
-        raise MissingExtraError(
-            f"markup needs {error.name}, which is missing; reinstall voxcpm-coreml"
-        ) from None
+        raise MissingExtraError(f"markup needs {error.name}: reinstall voxcpm-coreml") from None
     pause = arguments.options.paragraph_pause / arguments.options.speed
     return spoken_parts(text, pause, arguments.find_voice or stored_voice)

@@ -67,7 +67,8 @@ def stream(
                     stacklevel=2,
                 )
                 break
-            yield builder.pause(index, plan.silence(segment, after_paragraph=paused))
+            if paused or segment.before is not None:
+                yield builder.pause(index, plan.silence(segment))
             spoken = builder.saved(index, segment)
             if spoken is None:
                 with system_errors_as(InputError):
@@ -87,7 +88,8 @@ def stream(
                 voice = voice.extended(segment.transcript, spoken.latents)
                 letters = None if spoken.reason or letters is None else letters + segment.letters
             left = None if left is None else left - len(spoken.latents)
-            yield Piece(plan.seconds_of_silence(segment.after), index)
+            if segment.after:
+                yield Piece(plan.seconds_of_silence(segment.after), index)
             index, paused = index + 1, segment.ends_paragraph
     except Cancelled:
         builder.cancelled = True
@@ -112,7 +114,7 @@ class SpeechBuilder:
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
         self._store = None if self._is_one_segment or not whole else plan.arguments.saved_segments
         self._segments: list[SpokenSegment] = []
-        self._silences: list[Audio] = []  # Before each segment
+        self._silences: dict[int, Audio] = {}  # By the segment after it
         self._after = 0.0  # Seconds of silence at the end
         # The patches of the current attempt at the current segment.
         self._pieces: list[Piece] = []
@@ -137,7 +139,7 @@ class SpeechBuilder:
     def pause(self, index: int, silence: Audio) -> Piece:
         """Add the silence before the segment of that index (samples,)."""
         self._samples += len(silence)
-        self._silences.append(silence)
+        self._silences[index] = silence
         return Piece(silence, index)
 
     def add(self, piece: Piece) -> None:
@@ -181,8 +183,8 @@ class SpeechBuilder:
             spoken.append(replace(self._join(len(spoken), self._pieces[0].planned), said=""))
         a = plan.bundle.architecture
         audio, latents = [np.zeros(0, np.float32)], [np.zeros((0, a.patch_size, a.feat_dim), np.float32)]
-        for silence, segment in zip(self._silences, spoken, strict=False):
-            audio += silence, segment.audio
+        for index, segment in enumerate(spoken):
+            audio += self._silences.get(index, audio[0]), segment.audio
             latents.append(segment.latents)
         audio.append(plan.seconds_of_silence(self._after))
         return Speech(

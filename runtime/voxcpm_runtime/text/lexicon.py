@@ -63,8 +63,6 @@ def pronounced(text: str, lexicon: Lexicon) -> str:
 
     An entry in small letters applies to any case, any other one to its own case only.
     """
-    if not lexicon:
-        return text
     patterns = _patterns(tuple(lexicon.items()))
     parts: list[str] = []
     at = 0

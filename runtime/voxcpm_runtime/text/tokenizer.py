@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from operator import itemgetter
 from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
@@ -35,7 +36,7 @@ class TextTokenizer:
 
         Raises BundleError if a regular expression of the tokenizer fails on the text.
         """
-        return [token_id for token_id, _ in self.placed(text)]
+        return [*map(itemgetter(0), self.placed(text))]
 
     def placed(self, text: str) -> list[tuple[int, int]]:
         """The token ids of a text, each with the place in the text where it begins, after a space."""

@@ -189,5 +189,5 @@ def test_the_lexicon_leaves_what_markup_says_to_it(tts) -> None:
 
 
 def test_a_session_has_no_markup(tts) -> None:
-    with pytest.raises(InputError, match=re.escape("markup needs the whole text")):
+    with pytest.raises(InputError, match=re.escape("markup needs a whole text")):
         tts.session(markup=True)
