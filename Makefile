@@ -43,7 +43,7 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy
 	@$(BIN)/mypy --no-error-summary
 
-test: lint  ## lint, types and tests: minutes on two cores: four once conversions are cached
+test: lint  ## lint, types and tests: minutes on two cores
 	@$(MAKE) --no-print-directory -j 2 types pytest MARKS="default"
 
 test-fast: lint  ## like test, but nothing that converts or runs torch: a few minutes
