@@ -124,7 +124,7 @@ def test_command_prints_every_figure_in_80_columns_and_the_verdict(
 
 
 def test_text_longer_than_the_caches_is_rejected(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
-    with pytest.raises(InputError, match=r"needs \d+ positions, and .* has 128; use a shorter --text"):
+    with pytest.raises(InputError, match=r"needs \d+ positions, but .* has 128; use a shorter --text"):
         validate_bundle(tiny_bundle, str(tiny_checkpoint))
 
 
