@@ -38,6 +38,7 @@ def test_a_head_is_good_if_it_follows_the_text_evenly_and_looks_at_little_else()
     assert best > MIN_SCORE > max(scores.values())
 
 
+@pytest.mark.long
 def test_the_built_in_voice_has_a_head_that_follows_the_text() -> None:
     """That of the bundle in the tree; another machine's rounding moves the pauses a little."""
     said: list[str] = []

@@ -161,6 +161,7 @@ def test_responses_conform_to_openapi(tts: Any, tmp_path: Path, mode: Any, examp
         assert set(expected) <= set(existing.asked), existing.asked
 
 
+@pytest.mark.long
 def test_invalid_key_responses_conform_to_openapi(tts: Any, tmp_path: Path) -> None:
     def check(case: Any) -> None:
         case.headers.pop("xi-api-key", None)
