@@ -96,10 +96,11 @@ def tree_without(rooms: Iterable[str], tree: Path) -> Path:
 
 
 def check(tree: Path, tests: Iterable[str]) -> None:
-    """Import all modules of a tree, and run these tests there."""
+    """Import all modules of a tree, and run the fast ones of these tests there: it has no checkpoint to convert."""
     run(tree, "-c", IMPORT, *(str(tree / root) for root in ROOTS))
     run(tree, "-c", SERVE)
-    run(tree, "-m", "pytest", "-p", "no:cacheprovider", "-x", *(f"tests/{name}" for name in tests))
+    fast = ("-p", "no:cacheprovider", "-x", "-m", "default and not converts")
+    run(tree, "-m", "pytest", *fast, *(f"tests/{name}" for name in tests))
 
 
 def run(tree: Path, *arguments: str) -> None:

@@ -40,7 +40,7 @@ MAX_POSITIONS = 1 << 20  # Positions of a KV cache, and of rotary embeddings
 # Euler steps of a patch.
 MAX_EULER_STEPS = 200  # Of any call
 MIN_SOLVER_STEPS = 2
-"""Of `locdit_solve`, where CFG-zero* gives the first step zero velocity."""
+"""`locdit_solve` needs two steps: with CFG-zero* the first one has zero velocity."""
 
 # Limits of packages for Apple's hardware; the rules of `voxcpm-coreml lint` give the sources.
 MAX_RANK = 4  # Axes of a tensor: the Neural Engine's compiler rejects programs with more

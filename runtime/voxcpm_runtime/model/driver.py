@@ -86,8 +86,9 @@ class Patch:
     latents: Latents  # (frames, latent_dim)
     stops: bool  # Whether the stop head ends the speech with this patch
     attention: Floats | None = None
-    """Of the bundle's alignment heads to the positions before generation, while the previous patch was fed (heads,
-    positions); None for the first patch, and without such heads.
+    """What the alignment heads attended to while the previous patch was fed: (heads, positions before generation).
+
+    None for the first patch, and for bundles without such heads.
     """
 
 

@@ -32,6 +32,16 @@ def test_stretching_keeps_pitch_and_sets_length(speed: float) -> None:
         np.testing.assert_array_equal(audio, stretched(tone, speed, piece))
 
 
+def test_windows_are_faded_into_each_other() -> None:
+    """Noise of a voice's band has no window that fits exactly, so a jump would be heard as a click."""
+    noise = np.random.default_rng(0).standard_normal(24_000)
+    smooth = np.convolve(noise, np.hanning(60) / 60, "same").astype(np.float32)
+
+    jumps = np.abs(np.diff(stretched(smooth, 1.3, 3840)))
+
+    assert jumps.max() < 1.2 * np.abs(np.diff(smooth)).max()
+
+
 @pytest.mark.parametrize("samples", [1, 300, 1000])
 def test_the_shortest_pieces(samples: int) -> None:
     noise = np.random.default_rng(0).standard_normal(samples).astype(np.float32)

@@ -188,6 +188,13 @@ def test_the_lexicon_leaves_what_markup_says_to_it(tts) -> None:
     assert planned[0].tokens == tts.plan("A, B x").segments[0].tokens
 
 
+def test_a_named_voice_has_its_own_lexicon(tts) -> None:
+    noise = np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1
+    ada = tts.create_voice((noise, 1000), "so", name="ada", lexicon={"ab": "x y"})
+    planned = tts.plan("ab [voice ada]ab[/voice]", markup=True, find_voice={"ada": ada}.get).segments
+    assert ["x y" in segment.said for segment in planned] == [False, True]
+
+
 def test_a_session_has_no_markup(tts) -> None:
     with pytest.raises(InputError, match=re.escape("markup needs a whole text")):
         tts.session(markup=True)

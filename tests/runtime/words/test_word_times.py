@@ -59,6 +59,24 @@ def test_words_spliced_at_known_times_are_found_there(tts):
     assert [word.end for word in words] == pytest.approx(ends, abs=0.15)
 
 
+def test_words_without_a_pause_between_are_found_by_their_letters(tts):
+    """As in prose, the last word of a phrase is said slowly."""
+    clips, starts = [], []
+    for phrase in ("seven yellow flowers", "near the river"):
+        for word in phrase.split():
+            audio = tts.generate(f"{word}.", voice="heart", seed=3)
+            loud = np.flatnonzero(np.abs(audio) > 0.02 * np.abs(audio).max())
+            clip = audio[loud[0] : loud[-1]]
+            starts.append(sum(map(len, clips)) / 24000)
+            clips.append(clip if word == phrase.split()[-1] else clip[: round(0.7 * len(clip))])
+        clips.append(np.zeros(7200, np.float32))
+
+    said = "seven yellow flowers, near the river."
+    words = word_times(said, said, letter_times(said, np.concatenate(clips), 24000))
+
+    assert np.median(np.abs(np.subtract([word.start for word in words], starts))) < 0.06
+
+
 @pytest.mark.parametrize(
     "audio",
     [np.zeros(0, np.float32), np.zeros(24000, np.float32), np.full(24000, 0.5, np.float32)],

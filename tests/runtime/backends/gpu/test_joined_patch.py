@@ -265,7 +265,7 @@ def test_captured_calls_grow_with_concurrent_streams(bundle: Bundle) -> None:
 
 
 def test_next_patch_reads_written_rows(bundle: Bundle) -> None:
-    """As a saved voice fills both caches, with rows of other states."""
+    """A saved voice fills both caches with rows of other states."""
     loaded = models(bundle)
     call, rng = joined(bundle, loaded), np.random.default_rng(1)
     inputs, filled, copied, blank = inputs_of(call), states_of(call), states_of(call), states_of(call)

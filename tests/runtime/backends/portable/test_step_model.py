@@ -102,7 +102,7 @@ def test_a_context_carries_from_chunk_to_chunk(context_package: Path) -> None:
 
 
 def test_rows_of_a_cache_are_read_and_overwritten(cache_package: Path, rng: np.random.Generator) -> None:
-    """As a saved voice fills caches."""
+    """A saved voice writes rows into caches like this."""
     model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
     state, inputs = model.new_state(), cache_inputs(rng, 3)
     model(inputs, state)
