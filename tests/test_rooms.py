@@ -21,15 +21,25 @@ ROOMS = {
     ],
     "runtime/voxcpm_runtime/backends/gpu": ["runtime/backends/gpu"],
     "runtime/voxcpm_runtime/doctor": ["runtime/doctor"],
-    "runtime/voxcpm_runtime/english": ["runtime/english", "runtime/text/test_text_normalization.py"],
-    "runtime/voxcpm_runtime/markup": ["runtime/markup", "server/api/test_markup_request.py"],
+    "runtime/voxcpm_runtime/english": [
+        "runtime/english",
+        "runtime/text/test_text_normalization.py",
+        "runtime/speech/test_expected_length.py",
+        "runtime/speech/test_modes.py",
+        "runtime/speech/test_plan.py",
+    ],
+    "runtime/voxcpm_runtime/markup": [
+        "runtime/markup",
+        "runtime/speech/test_modes.py",
+        "server/api/test_markup_request.py",
+    ],
     "server/voxcpm_server/cluster": ["server/cluster"],
     "server/voxcpm_server/elevenlabs": ["server/elevenlabs"],
     "server/voxcpm_server/jobs": ["server/jobs"],
     "server/voxcpm_server/page": ["server/page"],
     "server/voxcpm_server/wyoming": ["server/wyoming"],
 }
-"""Each room's folder and its tests."""
+"""Each room's folder, its tests, and files of the core's tests that use it."""
 IMPORT = """
 import importlib, pathlib, sys
 for root in map(pathlib.Path, sys.argv[1:]):
