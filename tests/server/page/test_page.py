@@ -96,6 +96,36 @@ def test_every_sample_is_played_drawn_and_saved(
     np.testing.assert_array_equal(flac, said)
 
 
+def test_the_word_that_is_said_is_marked(visit: Callable[..., Any], server: Any) -> None:
+    there = visit(server.url)
+    page = there.page
+    # Each mark as it is set, with the second of the recording that is played.
+    page.evaluate("""() => {
+        window.marks = [];
+        const note = () => {
+            const word = document.querySelector("#words .said")?.textContent.trim();
+            const now = Number(document.querySelector("#position").getAttribute("aria-valuenow"));
+            if (word && word !== marks.at(-1)?.word) marks.push({ word, now });
+        };
+        const options = { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] };
+        new MutationObserver(note).observe(document.querySelector("#words"), options);
+    }""")
+    there.say("It costs $4.20, said Ada.", seed=7)
+    there.status("s of speech.")
+    expect(page.locator("#words")).to_have_text("It costs $4.20, said Ada. ")
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+    page.evaluate("marks.length = 0")
+    page.focus("#position")
+    page.keyboard.press("Home")
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+    marks = page.evaluate("marks")
+    assert [mark["word"] for mark in marks] == ["It", "costs", "$4.20,", "said", "Ada."]
+    times = [mark["now"] for mark in marks]
+    assert times == sorted(times)
+    # Four words are read in "$4.20".
+    assert times[3] - times[2] > times[2] - times[1]
+
+
 def test_keyboard_navigation(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
     there = visit(server.url)
     page = there.page
