@@ -66,9 +66,13 @@ def _verse(found: re.Match[str], *, spelled: bool) -> str:
 
 
 def _state(found: re.Match[str], *, spelled: bool) -> str:
-    """A state's code after a city. OK, IN and other words need a preposition before the city, or a ZIP code."""
+    """A state's code after a city. OK, IN and other words need a preposition before the city, or a ZIP code after it.
+
+    IN and OR are no words before a comma or a full stop.
+    """
     code, zip_code = found["code"], found["zip"]
-    is_state = code not in _STATES_THAT_ARE_WORDS or zip_code or found["before"]
+    ends = code in ("IN", "OR") and found.string.startswith((",", "."), found.end())
+    is_state = code not in _STATES_THAT_ARE_WORDS or zip_code or found["before"] or ends
     digits = f" {', '.join(map(digit_names, zip_code.strip().split('-')))}" if zip_code else ""
     return found["city"] + (_STATES[code] if spelled and is_state else code) + digits.replace("zero", "oh")
 
