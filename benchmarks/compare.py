@@ -6,13 +6,11 @@ A contender is a checkout of this project, or upstream's PyTorch code on the bun
 
     TREE                                  a folder; `.` is the current one
     TREE:precision=fp16,threads=1         with keywords of `VoxCPM.from_bundle`
-    TREE:device=cuda,graphs=off           without CUDA graphs
     TREE:bundle=FOLDER                    with its own bundle: an old tree cannot read a newer manifest
-    upstream:float32, upstream:bfloat16   needs --checkpoint; runs on --device
+    upstream:float32, upstream:bfloat16   needs --checkpoint
 
     python benchmarks/compare.py voxcpm-1.5 ../before .
     python benchmarks/compare.py voxcpm-1.5 upstream:float32 upstream:bfloat16 . --checkpoint VoxCPM1.5
-    python benchmarks/compare.py voxcpm-1.5 .:device=cuda .:device=cuda,graphs=off --parity
 
 Each contender is a process with its own tree's environment (`TREE/.venv`, if it exists) and its own cache folder, which
 is warmed up before anything is measured. It idles while another one runs. In each round every contender measures each
@@ -67,9 +65,7 @@ class Worker:
             "checkpoint": arguments.checkpoint,
             "dtype": contender.dtype,
             "options": {"threads": arguments.threads, **contender.options},
-            **{
-                name: getattr(arguments, name) for name in ("threads", "patches", "steps", "device", "parity")
-            },
+            **{name: getattr(arguments, name) for name in ("threads", "patches", "steps")},
         }
         job["options"].pop("bundle", None)
         python = contender.tree / ".venv" / "bin" / "python"
@@ -139,12 +135,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("bundle", help="a folder")
     parser.add_argument("contenders", nargs="+", type=_contender, metavar="contender")
     parser.add_argument("--checkpoint", help="the bundle's checkpoint, for upstream")
-    parser.add_argument("--device", default="cpu", help="PyTorch's device, for upstream")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--patches", type=int, default=32, help="VoxCPM 1.5 needs 32 patches for the text")
     parser.add_argument("--steps", type=int, default=10, help="Euler steps")
     parser.add_argument("--only", action="append", help="measure only this: a step model, prefill, speech")
-    parser.add_argument("--parity", action="store_true", help="also compare latents with float32 on the CPU")
     parser.add_argument("--start", action="store_true", help="also time start-up, with warm and empty caches")
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--json", action="store_true")
@@ -193,13 +187,12 @@ def _measure(arguments: argparse.Namespace) -> Figures:
                 Worker(contender, arguments, folder).close()
         workers = [Worker(c, arguments, folder) for c, folder in zip(contenders, folders, strict=True)]
         names = list(dict.fromkeys(name for worker in workers for name in worker.measurements))
-        selected = _selected([name for name in names if name != "parity"], arguments.only)
+        selected = _selected(names, arguments.only)
         for turn in range(arguments.rounds):
             for name in selected:
                 in_turn(lambda i: workers[i].figures(name), turn)  # noqa: B023 - called immediately
             print(f"round {turn + 1} of {arguments.rounds}", file=sys.stderr)
-        for name in ("memory", "parity"):
-            in_turn(lambda i: workers[i].figures(name), 0)  # noqa: B023 - called immediately
+        in_turn(lambda i: workers[i].figures("memory"), 0)
         for worker in workers:
             worker.close()
     if arguments.start:

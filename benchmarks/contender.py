@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,6 @@ Measurements = dict[str, Callable[[], dict[str, float]]]
 
 TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 PREFILL_TOKENS = 128
-PARITY_PATCHES = 12
 # Maximum seconds and calls of one measurement, so that the contenders' turns are close in time.
 TURN_SECONDS = 0.3
 TURN_CALLS = 20
@@ -52,10 +50,6 @@ def main() -> None:
 
 def _bundle(job: dict[str, Any]) -> Measurements:
     options, patches = job["options"], job["patches"]
-    if options.pop("graphs", "on") == "off":
-        _module(
-            "voxcpm_runtime.backends.gpu.device", "voxcpm_runtime.backends.devices"
-        ).Device.captures = False
     open_bundle = _module("voxcpm_runtime.voxcpm").VoxCPM.from_bundle
     tts = open_bundle(job["bundle"], **options)
     sizes, a, models = tts.bundle.manifest.sizes, tts.bundle.architecture, tts.driver.models
@@ -94,35 +88,7 @@ def _bundle(job: dict[str, Any]) -> Measurements:
         return {"first audio, ms": 1e3 * first, **_speed(time.perf_counter() - began, patches, a)}
 
     measurements["speech"] = speech
-    if job["parity"]:
-        options = {**options, "device": "cpu"}
-        measurements["parity"] = lambda: _parity(tts, open_bundle(job["bundle"], **options), job)
     return measurements
-
-
-def _parity(tts: Any, host: Any, job: dict[str, Any]) -> dict[str, float]:
-    """Correlation of latents with the same bundle in float32 on the CPU: free-running and teacher-forced."""
-    utterance = {**_utterance(PARITY_PATCHES, job), "seed": 7, "retry_badcase": False}
-    ours, theirs = (either.speak(TEXT, **utterance).latents for either in (tts, host))
-    options = _module("voxcpm_runtime.options").GenerationOptions(inference_timesteps=job["steps"])
-
-    def forced(either: Any) -> list[Any]:
-        """The patches that follow each of the host's."""
-        tokens = [1 + index % 100 for index in range(20)]
-        prefilled = either.driver.prefill(_sequence(tokens, tts.bundle.architecture))
-        rng, teacher = np.random.default_rng(7), list(theirs)
-        patches = either.driver.generate_patches(prefilled, options, rng, len(teacher), teacher=teacher)
-        return [patch.latents for patch in patches]
-
-    def correlation(x: Any, y: Any) -> float:
-        return float(np.corrcoef(np.ravel(x), np.ravel(y))[0, 1])
-
-    by_patch = [correlation(x, y) for x, y in zip(forced(tts), forced(host), strict=True)]
-    return {
-        "free correlation": correlation(ours, theirs),
-        "forced correlation": statistics.median(by_patch),
-        "worst forced correlation": min(by_patch),
-    }
 
 
 def _upstream(job: dict[str, Any]) -> Measurements:
@@ -135,16 +101,8 @@ def _upstream(job: dict[str, Any]) -> Measurements:
     a, positions = manifest.architecture, manifest.sizes.kv_length
     torch.set_num_threads(job["threads"])
     # The bundle's cache length: upstream attends to the whole cache in every step, as the step models do.
-    # On a GPU it is compiled, as its package does.
-    device = job["device"]
-    model = load_upstream(
-        job["checkpoint"],
-        dtype=job["dtype"],
-        max_length=positions,
-        device=device,
-        optimize=device != "cpu",
-    )
-    like = {"dtype": next(model.base_lm.parameters()).dtype, "device": device}
+    model = load_upstream(job["checkpoint"], dtype=job["dtype"], max_length=positions)
+    like = {"dtype": next(model.base_lm.parameters()).dtype}
     tokens = min(PREFILL_TOKENS, positions)
 
     @torch.inference_mode()
@@ -157,7 +115,7 @@ def _upstream(job: dict[str, Any]) -> Measurements:
     def step() -> None:
         hidden = torch.zeros(1, a.lm_config.hidden_size, **like)
         for lm in (model.base_lm, model.residual_lm):
-            lm.forward_step(hidden, torch.tensor([positions - 1], device=device))
+            lm.forward_step(hidden, torch.tensor([positions - 1]))
 
     def speech() -> dict[str, float]:
         patches, began = job["patches"], time.perf_counter()
@@ -220,16 +178,10 @@ def _utterance(patches: int, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory() -> dict[str, float]:
-    """Peak memory of this process, and memory in use on the first GPU, by any process, if there is one."""
+    """Peak memory of this process."""
     # macOS counts bytes, Linux kibibytes.
     unit = 1 if sys.platform == "darwin" else 1024
-    figures = {"peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - a fixed command
-    except (OSError, subprocess.SubprocessError):
-        return figures
-    return {**figures, "GPU memory, GB": float(found.stdout.split()[0]) * 2**20 / 1e9}
+    return {"peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # Folders whose every test needs coremltools or torch.
 CONVERTING_FOLDERS = (
     "conversion/",
-    "runtime/backends/gpu/",
     "runtime/backends/portable/",
     "training/",
     "validation/",

@@ -14,7 +14,7 @@ ROOT = "voxcpm-coreml"
 ALSO = ("voxcpm", "Resemblyzer")
 # Not in their metadata: read from the licence files in their wheels.
 BY_FILE = {"axe-playwright-python": "MIT", "torchao": "BSD-3-Clause"}
-NOT_INSTALLED = ("cuda", "ray", "train")
+NOT_INSTALLED = ("ray", "train")
 """Extras that are not in the tests' environment."""
 SPELLINGS = {
     "3-Clause BSD License": "BSD-3-Clause",

@@ -215,7 +215,6 @@ def test_commands_run(
         for words in commands(document)
         if (arguments := program_arguments(words)) is not None
         and arguments[0] not in NOT_RUN
-        and "--device" not in arguments  # needs a GPU
         and "--ray" not in arguments  # needs a cluster
     ]
     if not runnable:

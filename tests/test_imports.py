@@ -116,7 +116,6 @@ ROOMS = (
 # Rooms that can be deleted: the import on first use is the room's door.
 OPTIONAL_ROOMS = (
     "voxcpm_runtime.backends.core_ai",
-    "voxcpm_runtime.backends.gpu",
     "voxcpm_runtime.english",
     "voxcpm_runtime.markup",
 )

@@ -19,7 +19,6 @@ ROOMS = {
         "runtime/backends/core_ai",
         "runtime/doctor/test_doctor_core_ai.py",
     ],
-    "runtime/voxcpm_runtime/backends/gpu": ["runtime/backends/gpu"],
     "runtime/voxcpm_runtime/doctor": ["runtime/doctor"],
     "runtime/voxcpm_runtime/english": [
         "runtime/english",

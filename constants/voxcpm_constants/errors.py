@@ -41,10 +41,6 @@ class InputError(VoxCPMError, ValueError):
         self.argument = argument
 
 
-class DeviceError(VoxCPMError):
-    """A device that is missing, cannot be used, or has too little memory."""
-
-
 class MissingExtraError(VoxCPMError):
     """A command needs an extra of this package that is not installed."""
 

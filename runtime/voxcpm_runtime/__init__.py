@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from voxcpm_constants.errors import BundleError, DeviceError, InputError, VoxCPMError
+    from voxcpm_constants.errors import BundleError, InputError, VoxCPMError
     from voxcpm_runtime.audio.pcm import Audio, pcm16
     from voxcpm_runtime.audio.reading import decode_audio
     from voxcpm_runtime.options import GenerationOptions
@@ -39,7 +39,6 @@ __all__ = [
     "BundleError",
     "CancelToken",
     "Cancelled",
-    "DeviceError",
     "GenerationOptions",
     "InputError",
     "Plan",

@@ -13,19 +13,9 @@ from voxcpm_runtime.argument_types import checked_text, switch, text_argument, v
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.loading import (
-    AUTO_DEVICE,
-    CPU_DEVICE,
-    Backend,
-    arithmetic_key,
-    choose_backend,
-    chosen_device,
-    gpu_device,
-    load_next_patch,
-    place_step_models,
-)
+from voxcpm_runtime.backends.loading import Backend, arithmetic_key, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.bundle.pretrained import pretrained_bundle
+from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
@@ -76,7 +66,7 @@ class VoxCPM:
     def from_bundle(
         cls, path: str | Path | Bundle | None = None, precision: str | None = None, backend: Backend = "auto",
         threads: int | None = None, verify: bool = False, compute_units: ComputeUnits = AUTO,
-        device: str = CPU_DEVICE, on_first_use: Callable[[str], object] = lambda _: None,
+        on_first_use: Callable[[str], object] = lambda _: None,
     ) -> Self:  # fmt: skip
         """Open a bundle and load its step models.
 
@@ -85,32 +75,23 @@ class VoxCPM:
         backend: "coreml", "coreai", "portable", or "auto": Core AI for a macOS 27 bundle, else Core ML on a Mac, else
         portable. threads: threads per operation (portable only). verify: check the checksum of every file.
         compute_units (Core ML only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of
-        step models to these, where "*" means all others. device (portable only): "cpu", "cuda", "cuda:N", or "auto":
-        the first usable GPU, otherwise "cpu". on_first_use (Core ML only): called with a progress line before Core ML
-        compiles or prepares a step model for this machine, which takes minutes.
+        step models to these, where "*" means all others. on_first_use (Core ML only): called with a progress line
+        before Core ML compiles or prepares a step model for this machine, which takes minutes.
 
-        Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument, DeviceError
-        for a GPU that cannot be used.
+        Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument.
         """
         switch(verify, "verify")
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        device = chosen_device(device, choose_backend(backend, bundle))
         placed = place_step_models(
-            bundle,
-            backend,
-            threads=threads,
-            device=device,
-            compute_units=compute_units,
-            first_use=on_first_use,
+            bundle, backend, threads=threads, compute_units=compute_units, first_use=on_first_use
         )
         models = {name: step_model.model for name, step_model in placed.items()}
-        next_patch = load_next_patch(bundle, models, device)
-        driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models, next_patch)
+        driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
         if bundle.tokenizer.has_letters_only:
             # Warm up the tables of English, which take 80 ms.
             spelled("a", bundle.tokenizer)
-        return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
+        return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}))
 
     @classmethod
     @system_errors_as(BundleError)
@@ -125,8 +106,8 @@ class VoxCPM:
 
         hf_model_id: a hub id (organisation/name), or the folder of a checkpoint or a bundle. cache_dir: folder for
         downloads. local_files_only: do not use the network. lora_weights_path: a LoRA to merge. precision: of the
-        bundle, by default int8. device and kwargs: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize
-        are ignored.
+        bundle, by default int8. kwargs: see `from_bundle`. device: "auto", "cpu" or None, which mean the same here.
+        load_denoiser, zipenhancer_model_id and optimize are ignored.
 
         Raises InputError for a wrong argument, MissingExtraError if the extra `convert` is not installed, and the
         errors of the conversion and of `from_bundle`.
@@ -135,13 +116,11 @@ class VoxCPM:
             raise InputError(
                 "lora_config is read from lora_config.json next to the LoRA's weights; leave it out"
             )
-        # Fail before minutes of work.
-        device = AUTO_DEVICE if device is None else device
-        gpu_device(device)
+        check_device(device)
         folder = pretrained_bundle(
             str(hf_model_id), precision, lora_weights_path, cache_dir, local_files_only=local_files_only
         )
-        return cls.from_bundle(folder, precision, device=device, **kwargs)
+        return cls.from_bundle(folder, precision, **kwargs)
 
     @property
     def tts_model(self) -> Self:

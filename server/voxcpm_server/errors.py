@@ -19,14 +19,13 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxCPMError
+from voxcpm_runtime import BundleError, Cancelled, InputError, VoxCPMError
 
 _log = logging.getLogger("voxcpm_server")
 CLIENT_CLOSED = 499  # status of a request whose client disconnected; in metrics only
 RETRY_SECONDS = "5"  # Retry-After of transient errors
 RETRY = {"Retry-After": RETRY_SECONDS}
 MODEL_UNAVAILABLE = "model_unavailable"
-_UNAVAILABLE = ((BundleError, "bundle", MODEL_UNAVAILABLE), (DeviceError, "device", "device_unavailable"))
 # Statuses of the runtime's other errors; the first match wins.
 _STATUSES = ((InputError, 400), (Cancelled, CLIENT_CLOSED), (MissingExtraError, 501), (VoxCPMError, 500))
 # errno values of a full or broken disk.
@@ -115,12 +114,11 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
         return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
     if isinstance(error, asyncio.CancelledError):
         return ApiError(503, "the server is shutting down; try again", headers=RETRY)
-    for unavailable, what, code in _UNAVAILABLE:
-        if isinstance(error, unavailable):
-            # Paths are logged, but not sent to clients.
-            _log.error("%s: %s", what, error)
-            message = f"the {what} is unavailable; see the server's log"
-            return ApiError(503, message, code=code, headers=RETRY)
+    if isinstance(error, BundleError):
+        # Paths are logged, but not sent to clients.
+        _log.error("bundle: %s", error)
+        message = "the bundle is unavailable; see the server's log"
+        return ApiError(503, message, code=MODEL_UNAVAILABLE, headers=RETRY)
     for error_type, status in _STATUSES:
         if isinstance(error, error_type):
             argument = getattr(error, "argument", None)

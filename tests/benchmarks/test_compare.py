@@ -63,15 +63,13 @@ def test_identical_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_
 @pytest.mark.long
 def test_options_apply_per_contender_and_starts_use_new_processes(tiny_bundle):
     contenders = (".:precision=fp32", ".:precision=int8,threads=1")
-    result = compared(tiny_bundle, *contenders, "--rounds", 1, "--only", "prefill", "--start", "--parity")
+    result = compared(tiny_bundle, *contenders, "--rounds", 1, "--only", "prefill", "--start")
     assert result["contenders"] == list(contenders)
     figures = result["figures"]
     starts = {"cold start, s", "warm start, s"}
-    assert {*starts, "prefill, ms/token", "peak memory, GB", "free correlation"} <= figures.keys()
+    assert {*starts, "prefill, ms/token", "peak memory, GB"} <= figures.keys()
     # Which takes longer cannot be tested on busy cores with so small a bundle.
     assert all(figures[start][0]["median"] > 0 for start in starts)
-    for figure in ("free correlation", "forced correlation", "worst forced correlation"):
-        assert figures[figure][0]["median"] == pytest.approx(1)
 
 
 @pytest.mark.long

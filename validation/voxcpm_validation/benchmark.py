@@ -19,7 +19,7 @@ import typer
 
 from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, StepModel
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO
-from voxcpm_runtime.backends.loading import CPU_DEVICE, check_engine, choose_backend, chosen_device
+from voxcpm_runtime.backends.loading import check_engine
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features, median_seconds
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
 from voxcpm_runtime.model.sequence import build_sequence
@@ -32,7 +32,7 @@ _MAX_SPEECHES = 3
 _SPEECH_SECONDS = 12.0
 _OPEN = (
     "import sys; from voxcpm_runtime.voxcpm import VoxCPM; "
-    "VoxCPM.from_bundle(sys.argv[1], precision=sys.argv[2], device=sys.argv[3])"
+    "VoxCPM.from_bundle(sys.argv[1], precision=sys.argv[2])"
 )
 
 
@@ -44,16 +44,14 @@ def benchmark(
     patches: Annotated[int, typer.Option(help="Patches to generate.", min=2)] = 24,
     repeats: Annotated[int, typer.Option(help="Maximum timed calls per step model.", min=1)] = 20,
     threads: Annotated[int | None, typer.Option(help="Threads per operation (portable).")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N] (portable).")] = CPU_DEVICE,
     cold: Annotated[bool, typer.Option(help="Also time start-up with an empty cache.")] = True,
 ) -> None:
     """Benchmark a bundle: step models, prefill, speech, start-up and memory."""
-    check_engine("auto", threads, AUTO, device=device)
+    check_engine("auto", threads, AUTO)
     # Opened before start-up is timed, so that a bad bundle is a one-line error, not a failed child process.
-    tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads, device=device)
+    tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads)
     # Raises for a text that cannot be spoken, before minutes of measuring.
     tts.plan(text, **_one_utterance(patches))
-    device = chosen_device(device, choose_backend("auto", tts.bundle))
     figures = {
         "bundle": tts.bundle.folder.name,
         "precision": tts.bundle.precision,
@@ -62,7 +60,7 @@ def benchmark(
         "cpu_features": cpu_features(),
         "cores": cores(),
         "threads": threads,
-        **_startup_seconds(tts, device, cold=cold),
+        **_startup_seconds(tts, cold=cold),
         **_measured(tts, text, patches, repeats),
     }
     if json:
@@ -136,9 +134,9 @@ def _one_utterance(patches: int) -> dict[str, Any]:
     return {"min_len": patches, "max_len": patches, "segment_tokens": SEGMENT_TOKENS}
 
 
-def _startup_seconds(tts: VoxCPM, device: str, *, cold: bool) -> dict[str, float | None]:
+def _startup_seconds(tts: VoxCPM, *, cold: bool) -> dict[str, float | None]:
     """Seconds for a new process to open the bundle: with an empty cache (if `cold`), and with a warm one."""
-    command = [sys.executable, "-c", _OPEN, str(tts.bundle.folder), tts.bundle.precision, device]
+    command = [sys.executable, "-c", _OPEN, str(tts.bundle.folder), tts.bundle.precision]
 
     def start(environment: dict[str, str]) -> float:
         began = time.perf_counter()

@@ -91,15 +91,12 @@ def load_upstream(
     dtype: Literal["float32", "bfloat16"] = "float32",
     max_length: int | None = None,
     lora: Lora | None = None,
-    device: str = "cpu",
-    optimize: bool = False,
 ) -> Any:
     """Load upstream's `VoxCPMModel` or `VoxCPM2Model` from a checkpoint folder, with its `from_local`.
 
     dtype: arithmetic of everything but the AudioVAE, which is always float32 in upstream; overrides config.json's.
     max_length: positions of upstream's KV caches; overrides config.json's, which may need much memory and time.
     lora: a LoRA that upstream applies to the checkpoint's weights, with its `LoRAConfig` and `load_lora_weights`.
-    device, optimize: PyTorch's device, and whether upstream compiles its modules, as its package does on a GPU.
     Raises CheckpointError if config.json is not VoxCPM's, MissingExtraError if voxcpm is not installed.
     """
     folder = Path(folder).resolve()
@@ -107,7 +104,7 @@ def load_upstream(
     upstream = import_upstream()
     model_class = getattr(upstream.core, architecture.traits.upstream_class)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config |= {"dtype": dtype, "device": device, "max_length": max_length or architecture.max_length}
+    config |= {"dtype": dtype, "device": "cpu", "max_length": max_length or architecture.max_length}
     with tempfile.TemporaryDirectory() as view, _quiet():
         # Symlinks to the same files, with another config.json, so that nothing is written into the checkpoint.
         for path in folder.iterdir():
@@ -115,7 +112,7 @@ def load_upstream(
                 (Path(view) / path.name).symlink_to(path)
         (Path(view) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         lora_config = None if lora is None else _lora_config(model_class, lora)
-        model = model_class.from_local(view, optimize=optimize, device=device, lora_config=lora_config)
+        model = model_class.from_local(view, optimize=False, device="cpu", lora_config=lora_config)
         if lora is not None:
             model.load_lora_weights(str(lora.weights))
         model.text_tokenizer = _own_tokenizer(folder) or model.text_tokenizer

@@ -1,1 +1,1 @@
-"""Backends that run step models: Core ML, Core AI, and ONNX Runtime on a processor or a GPU."""
+"""Backends that run step models: Core ML, Core AI, and ONNX Runtime."""

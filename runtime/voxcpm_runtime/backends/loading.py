@@ -1,4 +1,4 @@
-"""Chooses a backend and a device, and loads the step models of a bundle."""
+"""Chooses a backend, and loads the step models of a bundle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import (
 from voxcpm_runtime.backends.core_ml.loading import Note, PlacedStepModel, check_system, place_on_core_ml
 from voxcpm_runtime.backends.machine import backends, cores
 from voxcpm_runtime.backends.packages import PackageFunction, open_step_model
-from voxcpm_runtime.backends.step_function import NextPatch, StepFunction
+from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
 Backend = Literal["auto", "coreml", "coreai", "portable"]
@@ -41,32 +41,15 @@ Chosen = Literal["coreml", "coreai", "portable"]
 INSTALL_PORTABLE = 'pip install "onnx>=1.17" "onnxruntime>=1.22"'
 """Installs the portable backend, which is no dependency of the runtime on a Mac."""
 
-CPU_DEVICE = "cpu"
-AUTO_DEVICE = "auto"
-"""The best available device, as in upstream: see `chosen_device`."""
-
 
 def check_engine(
-    backend: str,
-    threads: int | None,
-    compute_units: ComputeUnits,
-    bundle: Bundle | None = None,
-    *,
-    device: str = CPU_DEVICE,
+    backend: str, threads: int | None, compute_units: ComputeUnits, bundle: Bundle | None = None
 ) -> Chosen:
     """Check these arguments, and return the backend. bundle: None before it is opened.
 
-    Raises InputError for a wrong argument or combination, DeviceError for a missing device.
+    Raises InputError for a wrong argument or combination.
     """
-    gpu = gpu_device(device)
     chosen = choose_backend(backend, bundle)
-    if gpu is not None:
-        if chosen != "portable":
-            raise InputError(
-                f"device {device} needs the portable backend, but this is {chosen}: use --backend portable, "
-                "or leave out the device"
-            )
-        gpu.check()
     # Core ML ignores `threads`, but the portable backend may be its fallback.
     whole = isinstance(threads, Integral) and not isinstance(threads, bool)
     if threads is not None and not (whole and 1 <= threads <= cores()):
@@ -76,30 +59,6 @@ def check_engine(
     if chosen == "coreai" and compute_units != AUTO:
         raise InputError("compute units are for Core ML only; leave them out")
     return chosen
-
-
-def gpu_device(name: str) -> Any | None:
-    """The GPU (`gpu.device.Device`) of that name; None for "cpu" and "auto". Raises InputError for an unknown name."""
-    if name in (CPU_DEVICE, AUTO_DEVICE):
-        return None
-    try:
-        from voxcpm_runtime.backends.gpu.device import read_device
-    except ModuleNotFoundError:
-        raise wrong_type(name, "device", f"{AUTO_DEVICE} or {CPU_DEVICE}") from None
-    return read_device(name)
-
-
-def chosen_device(device: str, chosen: Chosen) -> str:
-    """The device, with "auto" resolved: the first GPU that the portable backend can use, otherwise the CPU."""
-    if gpu_device(device) is not None:
-        return device
-    if device == CPU_DEVICE or chosen != "portable":
-        return CPU_DEVICE
-    try:
-        from voxcpm_runtime.backends.gpu.device import usable_gpu
-    except ModuleNotFoundError:
-        return CPU_DEVICE
-    return CPU_DEVICE if (gpu := usable_gpu()) is None else str(gpu)
 
 
 def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
@@ -143,21 +102,19 @@ def place_step_models(
     *,
     names: Iterable[str] | None = None,
     threads: int | None = None,
-    device: str = CPU_DEVICE,
     compute_units: ComputeUnits = AUTO,
     first_use: Note | None = lambda _: None,
 ) -> dict[str, PlacedStepModel]:
     """Step models of an open bundle, in its precision, with the unit of each one.
 
-    names: by default all. threads: per operation. device: "cpu" or a GPU (portable backend only). compute_units: see
-    `chosen_units` (Core ML only). With backend "auto", packages that Core ML rejects fall back to another unit or the
-    portable backend, with a warning, unless the caller chose the unit. first_use (Core ML only): called with a progress
-    line before a child process compiles a package or first loads it, for minutes; None to do both in this process.
+    names: by default all. threads: per operation. compute_units: see `chosen_units` (Core ML only). With backend
+    "auto", packages that Core ML rejects fall back to another unit or the portable backend, with a warning, unless the
+    caller chose the unit. first_use (Core ML only): called with a progress line before a child process compiles a
+    package or first loads it, for minutes; None to do both in this process.
 
-    Raises InputError for a wrong argument, DeviceError for a GPU that cannot be used, BundleError for a package that
-    cannot be loaded.
+    Raises InputError for a wrong argument, BundleError for a package that cannot be loaded.
     """
-    chosen = check_engine(backend, threads, compute_units, bundle, device=device)
+    chosen = check_engine(backend, threads, compute_units, bundle)
     source = (bundle.folder, bundle.manifest, bundle.precision)
     selected = tuple(bundle.manifest.step_models if names is None else names)
     if chosen == "coreai":
@@ -165,7 +122,7 @@ def place_step_models(
 
         models = CoreAIWorker(bundle.folder, bundle.precision, selected).step_models
         return {name: PlacedStepModel(models[name], COREAI) for name in selected}
-    portable = partial(load_portable_step_model, *source, threads=threads, device=gpu_device(device))
+    portable = partial(load_portable_step_model, *source, threads=threads)
     has_fallback = backend == "auto" and PORTABLE in backends()
     if chosen == "coreml":
         try:
@@ -187,46 +144,29 @@ def place_step_models(
     return place_on_core_ml(bundle, selected, compute_units, first_use, None, advice)
 
 
-def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: str) -> NextPatch | None:
-    """All step models from one patch to the next as one call, on a GPU and if the bundle allows it; otherwise None.
-
-    models: the bundle's step models, loaded on the device. Raises DeviceError for a GPU with too little memory.
-    """
-    gpu = gpu_device(device)
-    if gpu is None:
-        return None
-    sizes, traits = bundle.manifest.sizes, bundle.architecture.traits
-    joined: NextPatch | None = gpu.joined_patch(models, sizes, traits, bundle.constants)
-    return joined
-
-
 def load_portable_step_model(
-    folder: Path, manifest: Manifest, precision: Precision, name: str, *, device: Any = None, **options: Any
+    folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
 ) -> StepFunction:
-    """One step model on ONNX Runtime. device: None for the processor. options: of `portable.PortableStepModel`.
+    """One step model on ONNX Runtime. options: of `portable.PortableStepModel`.
 
     The first function of each package is loaded immediately, the others on their first call. Raises BundleError.
     """
-    if device is None:
-        # ONNX Runtime is optional on a Mac.
-        from voxcpm_runtime.backends.portable import PortableStepModel
-
-        step_model: Any = PortableStepModel
-    else:
-        step_model = device.step_model
+    # ONNX Runtime is optional on a Mac.
+    from voxcpm_runtime.backends.portable import PortableStepModel
 
     def load(key: str, function: PackageFunction) -> StepFunction:
         if function.state == "native":  # an input and an output of the lowered function
             function = function._replace(state="passed")
         state = {t.name: updated_name(t, function.state) for t in function.declared.state}
-        kind = {"state": state, "returns_rows": function.state == "rows"}
         try:
-            model = step_model(function.package, cache_key=key, function=function.name, **kind, **options)
+            model = PortableStepModel(
+                function.package, cache_key=key, function=function.name, state=state,
+                returns_rows=function.state == "rows", **options,
+            )  # fmt: skip
         except (BundleError, ValueError) as error:
             raise BundleError(f"{function.package}: cannot be run here ({first_line(error)})") from None
         function.check([*model.inputs, *state], [*model.outputs, *state.values()], ())
-        loaded: StepFunction = model
-        return loaded
+        return model
 
     def open_package(
         _: StepModel, functions: Sequence[PackageFunction], key: str
@@ -245,10 +185,10 @@ def _load_in_parallel(names: Sequence[str], load: Callable[[str], StepFunction])
     return {name: loaded[name] for name in names}
 
 
-def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
+def arithmetic_key(units: Mapping[str, str]) -> str:
     """A cache key, equal if the same step models give the same results, up to rounding by the number of threads.
 
-    units: the unit of every step model by name (`place_step_models`). device: the portable backend's.
+    units: the unit of every step model by name (`place_step_models`).
     """
     running, version = set(units.values()), ""
     if running == {COREAI}:
@@ -260,6 +200,5 @@ def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
 
         version = f" {LOWERING_VERSION}{' signed' if has_exact_signed_products() else ''}"
     if running == {PORTABLE}:
-        kind = device.partition(":")[0]
-        return f"{PORTABLE}{version}{'' if kind == CPU_DEVICE else f' {kind}'}"
+        return f"{PORTABLE}{version}"
     return f"coreml{version} {','.join(f'{name}={unit}' for name, unit in sorted(units.items()))}"

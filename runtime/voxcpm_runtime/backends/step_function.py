@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,33 +37,3 @@ class StepFunction(Protocol):
 def releases_gil(model: StepFunction) -> bool:
     """Whether the step model releases the GIL while it computes: ONNX Runtime does, coremltools' `predict` does not."""
     return getattr(model, "releases_gil", True)
-
-
-PendingPatch = Future[dict[str, Array]]
-"""The outputs of a `NextPatch`, when they are computed."""
-
-
-class NextPatch(Protocol):
-    """All step models from one patch to the next in one call. Optional for a backend."""
-
-    def new_states(self) -> tuple[StepState, StepState]:
-        """The states of the base LM and of the residual LM at the start of a stream: zeros.
-
-        The step models accept them, too. `begin` accepts only two that were returned together.
-        """
-
-    def begin(
-        self,
-        inputs: Mapping[str, Array],
-        base: StepState,
-        residual: StepState,
-        before: PendingPatch | None = None,
-    ) -> PendingPatch:
-        """Begin to predict the next patch; both states are updated in place. Calls are computed in order.
-
-        inputs: `patches` (1, 1, frames, latent_dim), the previous patch; `position` (1,), its position in the caches;
-        `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as for `locdit_solve`. before: the pending previous
-        patch, instead of `patches`. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which
-        belong to the previous patch, as does `attention`, if the base LM has that output. Raises ValueError for wrong
-        inputs, and for states of different `new_states`.
-        """

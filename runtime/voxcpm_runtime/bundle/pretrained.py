@@ -16,10 +16,17 @@ from typing import Any
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_constants.manifest import MANIFEST_FILE
 from voxcpm_constants.user_folders import cache_folder, is_hub_id, user_path
+from voxcpm_runtime.argument_types import wrong_type
 
 DEFAULT_PRECISION = "int8"
 _GROUP = "voxcpm_coreml.commands"
 _TOOLS = ("coremltools", "torch", "voxcpm-coreml")
+
+
+def check_device(device: str | None) -> None:
+    """Raises InputError for a device of upstream's that does not exist here: Core ML has compute units instead."""
+    if device not in (None, "auto", "cpu"):
+        raise wrong_type(device, "device", "auto or cpu; on a Mac, compute units choose the GPU")
 
 
 def pretrained_bundle(

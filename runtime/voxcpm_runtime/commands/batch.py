@@ -22,7 +22,6 @@ from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.manifest import record_file
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
-from voxcpm_runtime.backends.loading import CPU_DEVICE
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine, Failure, SpokenFile, read_lines, spoken_file
 from voxcpm_runtime.commands.generate import interruptible
@@ -115,8 +114,8 @@ def batch(
         recordings=voice.recordings(), control=voice.control, lexicon=lexicon_entries(voice.lexicon), options=options,
         seed=seed,
     )  # fmt: skip
-    # The cluster's machines may have devices that this one lacks.
-    local_engine = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
+    # The cluster's machines may have more cores than this one.
+    local_engine = engine if ray is None else replace(engine, threads=None)
     bundle = open_with_engine(name, local_engine, checkpoint=checkpoint)
     executor = partial(_local_executor, bundle, engine) if ray is None else _on_ray(ray, name, bundle, engine)
     # Fail early if the defaults are invalid.

@@ -22,9 +22,9 @@ from voxcpm_constants.json_files import read_at_most, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
-from voxcpm_runtime.backends.loading import CPU_DEVICE, Backend, check_engine
+from voxcpm_runtime.backends.loading import Backend, check_engine
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.bundle.pretrained import pretrained_bundle
+from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_runtime.options import Option, checked_options
 from voxcpm_runtime.voices.recordings import Recordings
@@ -152,7 +152,6 @@ class Engine:
         ),
     ] = None
     threads: Annotated[int | None, _engine(help="Threads per operation (portable).")] = None
-    device: Annotated[str, _engine(metavar="DEVICE", help="auto, cpu or cuda[:N] (portable).")] = CPU_DEVICE
     verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
 
     def units(self) -> ComputeUnits:
@@ -169,6 +168,7 @@ class CheckpointArguments:
     lora_path: Annotated[str | None, _engine(help="LoRA to merge: its folder or weight file.")] = None
     cache_dir: Annotated[str | None, _engine(help="With --hf-model-id: folder for downloads.")] = None
     local_files_only: Annotated[bool, _engine("--local-files-only", help="Do not download.")] = False
+    device: Annotated[str, _no_effect()] = "auto"
     denoise: Annotated[bool, typer.Option("--denoise", hidden=True, help="Not supported.")] = False
     no_denoiser: Annotated[bool, _no_effect("--no-denoiser")] = False
     no_optimize: Annotated[bool, _no_effect("--no-optimize")] = False
@@ -177,6 +177,7 @@ class CheckpointArguments:
     def bundle_of(self, bundle: str | None, precision: str | None) -> str | None:
         """The bundle, or that of the checkpoint, converted on first use. Raises InputError for contradictory flags."""
         checked_options({"denoise": self.denoise})
+        check_device(self.device)
         models = {"BUNDLE": bundle, "--model-path": self.model_path, "--hf-model-id": self.hf_model_id}
         given = [name for name, value in models.items() if value is not None]
         if len(given) > 1:
@@ -203,27 +204,26 @@ def open_with_engine(
 ) -> Bundle:
     """The open bundle, without its step models; a checkpoint is converted on first use.
 
-    Raises BundleError, DeviceError, InputError, and the errors of a conversion.
+    Raises BundleError, InputError, and the errors of a conversion.
     """
-    check_engine(engine.backend, engine.threads, engine.units(), device=engine.device)
+    check_engine(engine.backend, engine.threads, engine.units())
     if checkpoint is not None:
         bundle = checkpoint.bundle_of(bundle, engine.precision)
     found = open_bundle(bundle, engine.precision, verify=engine.verify)
-    check_engine(engine.backend, engine.threads, engine.units(), found, device=engine.device)
+    check_engine(engine.backend, engine.threads, engine.units(), found)
     return found
 
 
 def load_voxcpm(bundle: Bundle, engine: Engine, note: Notes = lambda _: None) -> VoxCPM:
     """The bundle with its step models loaded. note: `from_bundle`'s `on_first_use`.
 
-    Raises BundleError, DeviceError and InputError.
+    Raises BundleError and InputError.
     """
     return VoxCPM.from_bundle(
         bundle,
         backend=cast("Backend", engine.backend),
         threads=engine.threads,
         compute_units=engine.units(),
-        device=engine.device,
         on_first_use=note,
     )
 

@@ -6,7 +6,6 @@ embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Items
@@ -34,16 +33,9 @@ from voxcpm_constants.step_models import (
     encoder_patches,
 )
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.backends.step_function import (
-    Array,
-    Floats,
-    NextPatch,
-    PendingPatch,
-    StepFunction,
-    StepState,
-)
+from voxcpm_runtime.backends.step_function import Array, Floats, StepFunction, StepState
 from voxcpm_runtime.model.audio_vae import encode_audio, patch_decoder
-from voxcpm_runtime.model.flow_matching import NoiseSource, draw_noise, solve, solve_at_once, solver_inputs
+from voxcpm_runtime.model.flow_matching import NoiseSource, draw_noise, solve, solve_at_once
 from voxcpm_runtime.model.projections import Projections
 from voxcpm_runtime.model.sequence import Latents, Sequence, plan_chunks
 from voxcpm_runtime.options import GenerationOptions
@@ -93,10 +85,7 @@ class Patch:
 
 
 class Driver:
-    """The inference loop over a bundle's constants and step models. Stateless between calls.
-
-    next_patch: the step models from one patch to the next as a single call, if the backend supports it.
-    """
+    """The inference loop over a bundle's constants and step models. Stateless between calls."""
 
     def __init__(
         self,
@@ -104,14 +93,12 @@ class Driver:
         sizes: StepSizes,
         constants: Mapping[str, npt.NDArray[np.floating]],
         models: Mapping[str, StepFunction],
-        next_patch: NextPatch | None = None,
     ) -> None:
         self.architecture = architecture
         self.sizes = sizes
         self._embeddings = constants[EMBED_TOKENS]
         self._projections = Projections(architecture.traits, constants)
         self.models = models
-        self.next_patch = next_patch
         self.check: Callable[[], object] = lambda: None
 
     def with_check(self, check: Callable[[], object]) -> Driver:
@@ -159,43 +146,38 @@ class Driver:
 
     def generate_patches(
         self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource, limit: int, *,
-        teacher: Items[Latents] | None = None, ahead: bool = False,
+        teacher: Items[Latents] | None = None,
     ) -> Generator[Patch, None, None]:  # fmt: skip
         """Yield at most `limit` patches; the last one is where the stop head ends the speech.
 
         The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) to
         feed back instead of the predicted ones; then the stop head is ignored, and the length of `teacher` is a limit,
-        too. ahead: with `next_patch`, begin each patch before the previous one is finished, which may draw the noise of
-        one extra patch.
+        too.
 
         Raises BundleError if a patch has infinities or NaN.
         """
         count = limit if teacher is None else min(limit, len(teacher))
-        if not count:
-            return
+        hidden, residual_hidden, last = prefilled.hidden, prefilled.residual_hidden, prefilled.last_patch
         stop_logits, attention = prefilled.stop_logits, None
-        predicted = self._predict(
-            prefilled.hidden, prefilled.residual_hidden, prefilled.last_patch, options, rng
-        )
-        given = (prefilled, predicted, options, rng, count, teacher)
-        if self.next_patch is not None and self._solves_at_once(options):
-            following = self._patches_by_call(self.next_patch, *given, ahead=ahead)
-        else:
-            following = self._patches_by_steps(*given)
-        with contextlib.closing(following):
-            for index in range(count):
-                if not np.isfinite(predicted).all():
-                    raise BundleError(
-                        f"patch {index} is not finite: the step models overflow; try another precision"
-                    )
-                stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
-                yield Patch(index, predicted, stops, attention)
-                if index + 1 == count or (stops and teacher is None):
-                    return
-                predicted, outputs = next(following)
-                stop_logits = outputs["stop_logits"][0]
-                if ATTENTION in outputs:
-                    attention = outputs[ATTENTION][0, :, : prefilled.position].copy()
+        for index in range(count):
+            patch = self._predict(hidden, residual_hidden, last, options, rng)
+            if not np.isfinite(patch).all():
+                raise BundleError(
+                    f"patch {index} is not finite: the step models overflow; try another precision"
+                )
+            stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
+            yield Patch(index, patch, stops, attention)
+            if index + 1 == count or (stops and teacher is None):
+                return
+            last = patch if teacher is None else np.asarray(teacher[index], np.float32)
+            embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
+            outputs = self._lm_step(BASE_LM_STEP, prefilled.base_state, embedding, position)
+            hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
+            if ATTENTION in outputs:
+                attention = outputs[ATTENTION][0, :, : prefilled.position].copy()
+            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
+            residual = self._lm_step(RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, position)
+            residual_hidden = residual["hidden"][0]
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,); the prompt's end is its context."""
@@ -232,11 +214,7 @@ class Driver:
 
     def _new_states(self) -> dict[str, StepState]:
         """The states of both language models at the start of a stream, by name of the step model."""
-        if self.next_patch is not None:
-            base, residual = self.next_patch.new_states()
-        else:
-            base, residual = self.models[BASE_LM_STEP].new_state(), self.models[RESIDUAL_LM_STEP].new_state()
-        return {BASE_LM_STEP: base, RESIDUAL_LM_STEP: residual}
+        return {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
 
     def _run_language_models(
         self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, StepState], position: int
@@ -258,57 +236,6 @@ class Driver:
             self.models[AUDIO_VAE_ENCODER], audio, samples, encoder_patches(self.architecture)
         )
 
-    def _patches_by_call(
-        self, next_patch: NextPatch, prefilled: Prefilled, first: Latents, options: GenerationOptions,
-        rng: NoiseSource, count: int, teacher: Items[Latents] | None, *, ahead: bool,
-    ) -> Generator[tuple[Latents, dict[str, Floats]], None, None]:  # fmt: skip
-        """Like `_patches_by_steps`, with one call per patch.
-
-        ahead: begin each call before the previous one is finished, so that the GPU is busy while Python processes a
-        patch; the last call may be discarded.
-        """
-
-        def begin(index: int, last: Latents | None, before: PendingPatch | None) -> PendingPatch:
-            inputs = solver_inputs(self._noise(options, rng), **self._solver_options(options))
-            inputs["position"] = np.array([prefilled.position + index], np.int32)
-            if last is not None:
-                inputs["patches"] = last[np.newaxis, np.newaxis]
-            self.check()
-            return next_patch.begin(inputs, prefilled.base_state, prefilled.residual_state, before)
-
-        last, pending, begun = first, None, None
-        try:
-            for index in range(count - 1):
-                if teacher is not None:
-                    last = np.asarray(teacher[index], np.float32)
-                pending = begun or begin(index, last, None)
-                more = ahead and teacher is None and index + 2 < count
-                begun = begin(index + 1, None, pending) if more else None
-                outputs = pending.result()
-                last = np.ascontiguousarray(outputs["patch"][0].T, np.float32)
-                yield last, {name: output[0] for name, output in outputs.items()}
-        finally:
-            if begun is not None:
-                begun.cancel()
-            # An error's traceback refers to this frame: a call with the error would form a cycle with the KV caches.
-            del pending, begun
-
-    def _patches_by_steps(
-        self, prefilled: Prefilled, last: Latents, options: GenerationOptions, rng: NoiseSource, count: int,
-        teacher: Items[Latents] | None,
-    ) -> Generator[tuple[Latents, dict[str, Floats]], None, None]:  # fmt: skip
-        """Yield `count` patches except the first, `last`, each with the base LM's outputs for the previous one."""
-        for index in range(count - 1):
-            if teacher is not None:
-                last = np.asarray(teacher[index], np.float32)
-            embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
-            outputs = self._lm_step(BASE_LM_STEP, prefilled.base_state, embedding, position)
-            hidden = outputs["fsq_hidden"][0]
-            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
-            residual = self._lm_step(RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, position)
-            last = self._predict(hidden, residual["hidden"][0], last, options, rng)
-            yield last, outputs
-
     def _predict(
         self,
         hidden: Floats,
@@ -317,31 +244,24 @@ class Driver:
         options: GenerationOptions,
         rng: NoiseSource,
     ) -> Latents:
-        condition = self._projections.dit_condition(hidden, residual_hidden)
-        given = (self._noise(options, rng), condition, np.ascontiguousarray(last.T))
-        if self._solves_at_once(options):
-            patch = solve_at_once(partial(self._call, LOCDIT_SOLVE), *given, **self._solver_options(options))
-        else:
-            patch = solve(
-                partial(self._call, LOCDIT_STEP), *given, **self._solver_options(options),
-                use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=self.architecture.mean_mode,
-            )  # fmt: skip
-        return np.ascontiguousarray(patch.T)
-
-    def _noise(self, options: GenerationOptions, rng: NoiseSource) -> Floats:
         shape = (1, self.architecture.feat_dim, self.architecture.patch_size)
-        return draw_noise(rng, shape)[0] * np.float32(options.temperature)
-
-    def _solves_at_once(self, options: GenerationOptions) -> bool:
-        return options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps
-
-    def _solver_options(self, options: GenerationOptions) -> dict[str, Any]:
-        return {
+        noise = draw_noise(rng, shape)[0] * np.float32(options.temperature)
+        condition = self._projections.dit_condition(hidden, residual_hidden)
+        given = (noise, condition, np.ascontiguousarray(last.T))
+        solver: dict[str, Any] = {
             "steps": options.inference_timesteps,
             "cfg_value": options.cfg_value,
             "embedding_size": self.architecture.dit_config.hidden_dim,
             "sway_sampling_coef": options.sway_sampling_coef,
         }
+        if options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps:
+            patch = solve_at_once(partial(self._call, LOCDIT_SOLVE), *given, **solver)
+        else:
+            patch = solve(
+                partial(self._call, LOCDIT_STEP), *given, **solver,
+                use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=self.architecture.mean_mode,
+            )  # fmt: skip
+        return np.ascontiguousarray(patch.T)
 
     def _call(
         self, name: str, inputs: Mapping[str, Array], state: StepState | None = None

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -115,20 +115,6 @@ def solve(
     return x
 
 
-def solver_inputs(
-    noise: Floats, *, steps: int, cfg_value: float, embedding_size: int, sway_sampling_coef: float = 1.0
-) -> dict[str, Floats]:
-    """The inputs of `locdit_solve` except mu and cond, for the same patch as `solve` with CFG-zero*."""
-    embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)
-    return {
-        "noise": noise[np.newaxis],
-        # Copies, because Core ML's binding must not share the cached arrays.
-        "t_embeddings": embeddings.copy(),
-        "step_lengths": lengths.copy(),
-        "cfg_value": np.array([cfg_value], np.float32),
-    }
-
-
 @functools.lru_cache(16)
 def _moving_steps(steps: int, sway_sampling_coef: float, embedding_size: int) -> tuple[Floats, Floats]:
     """Time embeddings and lengths of the steps with a non-zero velocity, cached."""
@@ -136,10 +122,19 @@ def _moving_steps(steps: int, sway_sampling_coef: float, embedding_size: int) ->
     return time_embedding(times, embedding_size), lengths
 
 
-def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **options: Any) -> Floats:
-    """The patch of `solve` with CFG-zero*, in one call of `locdit_solve`, which must have been converted for `steps`.
-
-    options: keywords of `solver_inputs`.
-    """
-    inputs = solver_inputs(noise, **options) | {"mu": mu[np.newaxis], "cond": cond[np.newaxis]}
+def solve_at_once(
+    solver: Estimator, noise: Floats, mu: Floats, cond: Floats, *, steps: int, cfg_value: float,
+    embedding_size: int, sway_sampling_coef: float = 1.0,
+) -> Floats:  # fmt: skip
+    """The patch of `solve` with CFG-zero*, in one call of `locdit_solve`, converted for that many `steps`."""
+    embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)
+    inputs = {
+        "noise": noise[np.newaxis],
+        "mu": mu[np.newaxis],
+        "cond": cond[np.newaxis],
+        # Copies, because Core ML's binding must not share the cached arrays.
+        "t_embeddings": embeddings.copy(),
+        "step_lengths": lengths.copy(),
+        "cfg_value": np.array([cfg_value], np.float32),
+    }
     return np.asarray(solver(inputs)["patch"][0], np.float32)

@@ -192,9 +192,7 @@ def attempts(
             decode = driver.patch_decoder(utterance.sequence)
             stretch = Stretching(speed, plan.bundle.architecture.output_sample_rate)
             noise = plan.noise(utterance.index, attempt - 1)
-            # Do not draw from the caller's rng for a patch that may not be needed.
-            ahead = plan.arguments.rng is None
-            patches = driver.generate_patches(prefilled, options, noise, utterance.limit, ahead=ahead)
+            patches = driver.generate_patches(prefilled, options, noise, utterance.limit)
             if parallel:
                 # Decode a patch while the next one is predicted.
                 patches = prefetch(patches)

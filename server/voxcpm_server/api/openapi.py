@@ -43,7 +43,7 @@ _ERRORS = (
     (413, "Body too large."),
     (429, "Too many queued requests or stored jobs for this key; see Retry-After."),
     (501, "Disabled, missing an optional package, or unsupported with several replicas."),
-    (503, "Queue full, or bundle or device unavailable; see Retry-After."),
+    (503, "Queue full, or bundle unavailable; see Retry-After."),
     (507, "Insufficient storage."),
 )  # fmt: skip
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from voxcpm_constants.errors import first_line
-from voxcpm_runtime import CancelToken, DeviceError, InputError, VoxCPM, VoxCPMError
+from voxcpm_runtime import CancelToken, InputError, VoxCPM, VoxCPMError
 from voxcpm_runtime.commands.batch_lines import BatchLine, SpokenFile, spoken_file
 from voxcpm_runtime.commands.shared_arguments import Engine, load_voxcpm
 from voxcpm_runtime.commands.status_line import Notes
@@ -42,22 +42,19 @@ def speak(
 ) -> tuple[Any, list[str]] | str:
     """The file or error of a line, and its warnings; or a message if this machine cannot load the bundle.
 
-    bundle: arguments of `_tts`. Raises DeviceError if the GPU failed.
+    bundle: arguments of `_tts`.
     """
     try:
         tts = _tts(*bundle)
     except VoxCPMError as error:
         return f"{ray.util.get_node_ip_address()}: {error}"
     warned: list[str] = []
-    result = spoken_file(tts, request, output, warned.append, timestamps)
-    if isinstance(result, DeviceError):
-        raise result
-    return result, warned
+    return spoken_file(tts, request, output, warned.append, timestamps), warned
 
 
 def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) -> RayExecutor:
     """An executor for a cluster address. Raises the same as `check_cluster`."""
-    check_cluster(address, engine.device)
+    check_cluster(address)
     return RayExecutor(address, name, bundle, replace(engine, precision=bundle.precision, verify=False))
 
 
@@ -83,7 +80,7 @@ class RayExecutor:
     ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
         running: dict[Any, BatchLine] = {}
         done, more = 0, True
-        remote = ray.remote(max_retries=_RETRIES, retry_exceptions=[DeviceError])(speak)
+        remote = ray.remote(max_retries=_RETRIES)(speak)
         while not cancel.cancelled and (more or running):
             processes, needs = self._processes()
             while more and len(running) < _TASKS_PER_PROCESS * processes:
@@ -108,7 +105,7 @@ class RayExecutor:
                 line = running.pop(ref)
                 try:
                     result = ray.get(ref)
-                except (RayError, DeviceError) as error:
+                except RayError as error:
                     result = InputError(f"all processes failed; last error: {first_line(error)}"), []
                 if isinstance(result, str):
                     raise InputError(result)
@@ -119,8 +116,6 @@ class RayExecutor:
 
     def _processes(self) -> tuple[int, dict[str, float]]:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if self._engine.device.startswith("cuda"):
-            return sum(int(node.get("GPU", 0)) for node in nodes), {"num_gpus": 1.0, "num_cpus": 0.0}
         cpus = [int(count) for node in nodes if (count := node.get("CPU", 0)) >= 1]
         each = self._engine.threads or min(cpus, default=1)
         return sum(count // each for count in cpus), {"num_cpus": float(each)}

@@ -54,14 +54,8 @@ def cluster(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def check_cluster(address: str, device: str) -> None:
-    """Raises InputError for an unreachable address, and for a device that cannot be used on a cluster."""
-    kind, _, index = device.partition(":")
-    if device == "auto":
-        message = "machines of a cluster may have different devices; pass --device cpu or --device cuda"
-        raise InputError(f"--device auto: {message}")
-    if index:
-        raise InputError(f"--device {device}: Ray chooses each process's GPU; pass --device {kind}")
+def check_cluster(address: str) -> None:
+    """Raises InputError for an unreachable address."""
     if address in (LOCAL, _RUNNING_HERE):
         return
     host, _, port = address.rpartition(":")

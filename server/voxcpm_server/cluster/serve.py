@@ -68,9 +68,9 @@ def serve_on_ray(
 ) -> None:
     """Serve until a signal. Raises InputError if the cluster cannot be reached or cannot serve."""
     address = settings.ray_address or LOCAL
-    check_cluster(address, engine.device)
+    check_cluster(address)
     settings = _cluster_settings(settings, address)
-    bundle = open_with_engine(name, replace(engine, device="cpu", threads=None))
+    bundle = open_with_engine(name, replace(engine, threads=None))
     engine = replace(engine, precision=bundle.precision, verify=False)
     with status_line("starting replicas …", shown=not quiet) as note, cluster(address):
         stop = threading.Event()
@@ -126,13 +126,12 @@ def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
         advice = "stop it (`serve shutdown`), or use another cluster"
         raise InputError(f"Ray Serve already runs on the cluster at {address}; {advice}")
     concurrency, minimum, maximum = settings.concurrency, settings.replicas, settings.max_replicas or 0
-    needs = {"num_cpus": engine.threads or 1, "num_gpus": 0 if engine.device == "cpu" else 1}
+    threads = engine.threads or 1
+    available, needed = ray.cluster_resources().get("CPU", 0), threads * minimum
     # Machines may still join a cluster.
-    for kind in ("CPU", "GPU") if address == LOCAL else ():
-        available, needed = ray.cluster_resources().get(kind, 0), needs[f"num_{kind.lower()}s"] * minimum
-        if needed > available:
-            message = f"{minimum} replicas need {needed} {kind}s, this machine has {available:g}"
-            raise InputError(f"{message}; reduce --replicas or --threads")
+    if address == LOCAL and needed > available:
+        message = f"{minimum} replicas need {needed} CPUs, this machine has {available:g}"
+        raise InputError(f"{message}; reduce --replicas or --threads")
     count: dict[str, Any] = {"num_replicas": minimum}
     if maximum > minimum:
         bounds = {"min_replicas": minimum, "max_replicas": maximum}
@@ -141,7 +140,7 @@ def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
     return serve.deployment(
         serve.ingress()(Replica),
         name="speech",
-        ray_actor_options=needs,
+        ray_actor_options={"num_cpus": threads},
         # An open websocket counts as a request.
         max_ongoing_requests=concurrency + waiting + settings.max_conversations,
         max_queued_requests=waiting,

@@ -59,7 +59,7 @@ _IDLE_SECONDS = 600  # between deletions of old jobs
 _POLL_SECONDS = 0.05
 _PIECE_SECONDS = 10  # speech to encode at a time
 # Transient errors, after which the job is retried.
-_TRANSIENT = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
+_TRANSIENT = {MODEL_UNAVAILABLE, "loading"}
 _TOO_MANY = "too many jobs: {}{} are stored; delete one"
 RETRY_SECONDS = 60.0
 

@@ -81,13 +81,10 @@ def test_arithmetic_has_a_key():
     assert arithmetic_key({FEAT_ENCODER: "portable"}) == arithmetic_key(units[2])
 
 
-def test_devices_and_processors_have_arithmetic_of_their_own(monkeypatch):
+def test_processors_have_arithmetic_of_their_own(monkeypatch):
     """A voice's saved prefix must not be reused with other arithmetic."""
     sessions = pytest.importorskip("voxcpm_runtime.backends.portable.sessions")
     units = {LOCDIT_STEP: "portable"}
-    assert arithmetic_key(units) == arithmetic_key(units, "cpu")
-    assert arithmetic_key(units, "cuda:1") == arithmetic_key(units, "cuda")
-    assert arithmetic_key(units, "cpu") != arithmetic_key(units, "cuda")
     keys = set()
     for exact in (False, True):
         monkeypatch.setattr(sessions, "has_exact_signed_products", lambda exact=exact: exact)

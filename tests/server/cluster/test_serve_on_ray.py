@@ -136,7 +136,6 @@ def test_unsupported_cluster_options_are_one_line_errors(
         ((*there, "--voices-folder", tmp_path, "--port", 0), "expected a fixed port"),
         ((*there, "--bundle", "a=b"), "--bundle is not supported with --ray"),
         (("--ray", "--replicas", 10_000), "replicas need 10000 CPUs"),
-        (("--ray", "--device", "cuda:1"), "Ray chooses each process's GPU"),
         (("--ray", "--ray-address", "127.0.0.1:1"), "cannot connect"),
         (("--replicas", 2), "need --ray"),
         (("--ray", "--replicas", 4, "--max-replicas", 2), "at least --replicas 4"),

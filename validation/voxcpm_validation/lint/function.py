@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, helper, shape_inference
 
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_runtime.backends.portable.graph import UnsupportedOperationError, value_info
-from voxcpm_runtime.backends.portable.lowered import graph_dtype
+from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES
 from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS, translate, without_states
 from voxcpm_runtime.backends.portable.package import (
     Argument,
@@ -207,7 +207,7 @@ def infer_lengths(program: Program, declared: StepModel) -> tuple[Length, ...]:
         inputs = [
             value_info(
                 i.name,
-                graph_dtype(i.dtype, "plain"),
+                GRAPH_DTYPES[i.dtype],
                 fixed.get(i.name) or i.fixed_shape or [None for _ in i.shapes[0]],
             )
             for i in pure.inputs

@@ -16,7 +16,6 @@ import json
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
@@ -29,11 +28,8 @@ from voxcpm_runtime.backends.portable.package import map_weights
 from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 from voxcpm_runtime.storage.whole_file import whole_file
 
-if TYPE_CHECKING:
-    from voxcpm_runtime.backends.portable.lowering import Rewrite
-
 # Part of every key: increment when the same package lowers to another graph.
-LOWERING_VERSION = 13
+LOWERING_VERSION = 14
 
 _DIGEST_BYTES = 32
 # Step models are loaded on several threads. Lowering holds the GIL, so two at a time would only take more memory.
@@ -47,7 +43,6 @@ def load_lowered(
     function: str = MAIN,
     mode: Mode = "plain",
     probe: bool = False,
-    rewrite: Rewrite | None = None,
 ) -> Lowered:
     """The lowered function of a package, cached.
 
@@ -64,7 +59,7 @@ def load_lowered(
     with _LOWER_LOCK:
         from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx; only on a cache miss
 
-        lowered = lower(package, function, mode, probe, signed, rewrite)
+        lowered = lower(package, function, mode, probe, signed)
     with contextlib.suppress(OSError):
         write_entry(entry, lowered)
     return lowered

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from voxcpm_runtime.backends.portable.lowered import Mode, WeightRef, graph_dtype
+from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES, Mode, WeightRef
 from voxcpm_runtime.backends.portable.package import (
     STORED_DTYPES,
     Argument,
@@ -122,7 +122,7 @@ class Call:
 
     def dtype(self, name: str) -> np.dtype:
         """dtype of an input in the ONNX graph."""
-        return graph_dtype(self._type(self._argument(name)).dtype, self.mode)
+        return GRAPH_DTYPES[self._type(self._argument(name)).dtype]
 
     def rank(self, name: str) -> int:
         """Number of dimensions of an input."""
@@ -172,7 +172,7 @@ class Call:
 
     def materialised(self, constant: Constant) -> str:
         """ONNX name of a constant in the graph's dtype: in the graph if small, otherwise in weight.bin."""
-        dtype = graph_dtype(constant.type.dtype, self.mode)
+        dtype = GRAPH_DTYPES[constant.type.dtype]
         stored = self.array(constant)
         if not isinstance(constant.data, Blob) or constant.data.size <= _INLINE_BYTES:
             return self.graph.constant(stored.astype(dtype), dtype)

@@ -9,23 +9,16 @@ from typing import Literal
 
 import numpy as np
 
-Mode = Literal["plain", "faithful", "half"]
+Mode = Literal["plain", "faithful"]
 
 PROBE_OUTPUT = "probe.max_abs"
 
-# MIL element type → numpy dtype in the ONNX graph. fp16 is computed and passed in float32, small integers in int32.
-_GRAPH_DTYPES = {
+GRAPH_DTYPES: dict[str, np.dtype] = {
     **dict.fromkeys(("FLOAT16", "FLOAT32"), np.dtype(np.float32)),
     **dict.fromkeys(("INT8", "UINT8", "INT16", "UINT16", "INT32"), np.dtype(np.int32)),
     "BOOL": np.dtype(np.bool_),
 }
-
-
-def graph_dtype(element_type: str, mode: Mode) -> np.dtype:
-    """The dtype in the ONNX graph of a MIL element type."""
-    if mode == "half" and element_type == "FLOAT16":
-        return np.dtype(np.float16)
-    return _GRAPH_DTYPES[element_type]
+"""MIL element type -> numpy dtype in the ONNX graph. fp16 is computed in float32, small integers in int32."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ def checked_inputs(
     for name, interface in interfaces.items():
         if name not in inputs:
             raise ValueError(f"{callee} needs an input {name}")
-        array, dtype = inputs[name], graph_dtype(interface.dtype, mode)
+        array, dtype = inputs[name], GRAPH_DTYPES[interface.dtype]
         # Fast path for the usual dtype and shape: names of dtypes and lists of shapes take longer.
         if array.dtype != dtype and array.dtype.name not in (accepted := _ACCEPTED_DTYPES[interface.dtype]):
             raise ValueError(f"{name} must be {' or '.join(accepted)}, not {array.dtype.name}")

@@ -2,13 +2,13 @@
 
 Each MIL operation becomes a few ONNX nodes (operators/). In *plain* mode fp16 tensors are computed in float32. In
 *faithful* mode every operation whose MIL output is fp16 is followed by a rounding to fp16 (to infinity above 65504),
-as Core ML's fp16 units store it. In *half* mode fp16 tensors are fp16 in the graph too. The weights stay in weight.bin.
+as Core ML's fp16 units store it. The weights stay in weight.bin.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.portable.graph import Call, Graph, UnsupportedOperationError, value_info
-from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Interface, Lowered, Mode, graph_dtype
+from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES, PROBE_OUTPUT, Interface, Lowered, Mode
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
 from voxcpm_runtime.backends.portable.package import (
     Argument,
@@ -33,14 +33,6 @@ from voxcpm_runtime.backends.portable.rewrites import fused_rms_norms, slice_cac
 OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9
 
-# Nodes that update a copy of their first input, and may update it in place.
-_SCATTERS = {"ScatterElements", "ScatterND"}
-
-Shapes = Mapping[str, tuple[int | None, ...] | None]
-"""Shapes of values by ONNX name; None is a dynamic axis or an unknown shape."""
-Rewrite = Callable[[list[NodeProto], Graph, Program, Shapes], list[NodeProto]]
-"""rewrite(nodes, graph, program, shapes) -> equivalent nodes."""
-
 
 def lower(
     package: Path,
@@ -48,9 +40,8 @@ def lower(
     mode: Mode = "plain",
     probe: bool = False,
     signed_products: bool = False,
-    rewrite: Rewrite | None = None,
 ) -> Lowered:
-    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`. rewrite: applied to the graph.
+    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`.
 
     probe: add the output PROBE_OUTPUT (operations,): max |value| of every fp16 operation's result before rounding.
     Raises PackageError for a damaged package and UnsupportedOperationError for an unsupported operation.
@@ -65,12 +56,7 @@ def lower(
             nodes = fused_rms_norms(nodes, graph)
         if mode == "plain" and not probed:
             nodes = slice_caches(nodes, graph)
-        if rewrite is not None and not probed:
-            shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
-            made = ((values.get(name), type_) for op in program.operations for name, type_ in op.outputs)
-            shapes |= {value: type_.shape for value, type_ in made if value is not None}
-            nodes = rewrite(nodes, graph, program, shapes)
-        return _serialised(program, graph, _reachable(nodes, outputs), probed, mode)
+        return _serialised(program, graph, _reachable(nodes, outputs), probed)
 
 
 def without_states(program: Program) -> Program:
@@ -188,13 +174,11 @@ def _reachable(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeP
     return kept[::-1]
 
 
-def _serialised(
-    program: Program, graph: Graph, nodes: Sequence[NodeProto], probed: Sequence[str], mode: Mode
-) -> Lowered:
+def _serialised(program: Program, graph: Graph, nodes: Sequence[NodeProto], probed: Sequence[str]) -> Lowered:
     reads = Counter(name for node in nodes for name in node.input)
     weights = tuple(ref for name, ref in graph.weights.items() if name in reads)
-    inputs = [value_info(i.name, graph_dtype(i.dtype, mode), _open_shape(i)) for i in program.inputs]
-    outputs = [value_info(o.name, graph_dtype(o.dtype, mode), None) for o in program.outputs]
+    inputs = [value_info(i.name, GRAPH_DTYPES[i.dtype], _open_shape(i)) for i in program.inputs]
+    outputs = [value_info(o.name, GRAPH_DTYPES[o.dtype], None) for o in program.outputs]
     outputs += [value_info(PROBE_OUTPUT, np.dtype(np.float32), (len(probed),))] if probed else []
     initializers = [tensor for name, tensor in graph.initializers.items() if name in reads]
     initializers += [graph.external(ref) for ref in weights]
@@ -204,7 +188,7 @@ def _serialised(
         ir_version=IR_VERSION,
     )
     inputs_named, outputs_named = ({value.name for value in values} for values in (inputs, outputs))
-    scatters = [(node.input[0], node.output[0]) for node in nodes if node.op_type in _SCATTERS]
+    scatters = [(node.input[0], node.output[0]) for node in nodes if node.op_type == "ScatterND"]
     return Lowered(
         model=model.SerializeToString(),
         inputs=program.inputs,

@@ -13,12 +13,11 @@ from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.backends.portable.cache import load_lowered
 from voxcpm_runtime.backends.portable.lowered import (
+    GRAPH_DTYPES,
     PROBE_OUTPUT,
     Interface,
-    Lowered,
     Mode,
     checked_inputs,
-    graph_dtype,
 )
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.backends.portable.sessions import open_on_processor, session_errors
@@ -72,8 +71,8 @@ class PortableStepModel:
     state: state input -> the output with its next value; both are hidden from callers. A Core ML state `name` is an
     input `name` and an output `name_out` here. With `returns_rows` these outputs hold only the new rows of KV caches,
     which are written at the input "position". Functions of one package may share a state. mode: "plain" (float32),
-    "faithful" (every fp16 result rounded to fp16) or "half" (fp16, for a GPU). With `probe`, the output "probe.max_abs"
-    has the largest |value| of every fp16 operation. threads: per operation. Thread-safe, with one state per thread.
+    or "faithful" (every fp16 result rounded to fp16). With `probe`, the output "probe.max_abs" has the largest |value|
+    of every fp16 operation. threads: per operation. Thread-safe, with one state per thread.
 
     Raises PackageError for a package that cannot be run, ValueError for a missing `state` tensor.
     """
@@ -92,7 +91,7 @@ class PortableStepModel:
     ) -> None:
         self._package, self._name, self._mode = package, package.name, mode
         self.state, self._returns_rows = dict(state or {}), returns_rows
-        self.lowered = self._load(cache_key=cache_key, function=function, mode=mode, probe=probe)
+        self.lowered = load_lowered(package, cache_key=cache_key, function=function, mode=mode, probe=probe)
         inputs, outputs = ({t.name: t for t in ts} for ts in (self.lowered.inputs, self.lowered.outputs))
         missing = (self.state.keys() - inputs.keys()) | (set(self.state.values()) - outputs.keys())
         if missing:
@@ -104,25 +103,24 @@ class PortableStepModel:
             i for i, o in self.state.items() if returns_rows or self.lowered.scattered.get(i) == o
         )
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self.lowered.probed else [])]
-        self._open(threads, None if cache_key is None else f"{cache_key}|{function}")
-
-    # A GPU overrides `_load`, `_open`, `new_state` and `_computed`.
-
-    def _load(self, **options: object) -> Lowered:
-        return load_lowered(self._package, **options)  # type: ignore[arg-type]
-
-    def _open(self, threads: int | None, prepared_key: str | None) -> None:
-        with session_errors(self._package):
+        prepared_key = None if cache_key is None else f"{cache_key}|{function}"
+        with session_errors(package):
             self._session, self.weights = open_on_processor(
-                self._package, self.lowered, self._mode, threads, prepared_key=prepared_key
+                package, self.lowered, mode, threads, prepared_key=prepared_key
             )
 
     def new_state(self) -> StepState:
         """See `StepFunction`."""
         outputs = {} if self._returns_rows else self.state
-        return State(self._caches, outputs, self._in_place, self._mode)
+        return State(self._caches, outputs, self._in_place)
 
-    def _computed(self, feeds: Mapping[str, np.ndarray], state: StepState | None) -> dict[str, np.ndarray]:
+    def __call__(
+        self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
+    ) -> dict[str, np.ndarray]:
+        """See `StepFunction`. Raises ValueError also for a wrong dtype or shape."""
+        feeds = checked_inputs(self._name, self.inputs, inputs, self._mode)
+        if (state is None) != (not self.state):
+            raise ValueError(f"{self._name} {'has a state: pass one' if self.state else 'has no state'}")
         if state is None:
             with COMPUTE_SLOTS, session_errors(self._package):
                 return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
@@ -147,15 +145,6 @@ class PortableStepModel:
             state.advance()
             return results
 
-    def __call__(
-        self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
-    ) -> dict[str, np.ndarray]:
-        """See `StepFunction`. Raises ValueError also for a wrong dtype or shape."""
-        feeds = checked_inputs(self._name, self.inputs, inputs, self._mode)
-        if (state is None) != (not self.state):
-            raise ValueError(f"{self._name} {'has a state: pass one' if self.state else 'has no state'}")
-        return self._computed(feeds, state)
-
 
 class State:
     """The state of one stream on the processor, initially zeros. Not thread-safe.
@@ -169,14 +158,13 @@ class State:
         tensors: Mapping[str, Interface],
         outputs: Mapping[str, str],
         in_place: frozenset[str],
-        mode: Mode,
     ) -> None:
         self.in_place = in_place
         self._outputs = outputs
         self._now: dict[str, np.ndarray] = {}
         self._next: dict[str, np.ndarray] = {}
         for name, tensor in tensors.items():
-            shape, dtype = tensor.fixed_shape or (), graph_dtype(tensor.dtype, mode)
+            shape, dtype = tensor.fixed_shape or (), GRAPH_DTYPES[tensor.dtype]
             self._now[name] = mapped_zeros(shape, dtype)
             if name not in in_place:
                 self._next[name] = mapped_zeros(shape, dtype)

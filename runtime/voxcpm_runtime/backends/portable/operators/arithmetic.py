@@ -7,7 +7,7 @@ from typing import Any
 from onnx import helper
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
-from voxcpm_runtime.backends.portable.lowered import graph_dtype
+from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES
 
 _UNARY = {
     "abs": "Abs",
@@ -56,7 +56,7 @@ def _reduction(kind: str) -> Operator:
 
 
 def _cast(call: Call) -> str:
-    dtype = graph_dtype(_CAST_TARGETS.get(call.static("dtype"), "INT32"), call.mode)
+    dtype = GRAPH_DTYPES[_CAST_TARGETS.get(call.static("dtype"), "INT32")]
     return call.emit("Cast", call.tensor("x"), to=helper.np_dtype_to_tensor_dtype(dtype))
 
 

@@ -102,20 +102,11 @@ def _slice_update(call: Call) -> str:
 
 
 def _scatter_rows(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
-    data, updates = call.tensor(into), call.tensor(rows)
     outer = tuple(size for size in call.shape(into)[:axis] if size is not None)
-    # ScatterElements needs an index per element, and takes several times as long for 64 rows (TRIALS.md). On a GPU it
-    # is as fast, and scatters of one shape share their indices.
-    if call.mode == "plain" and len(outer) == axis:
-        return call.emit("ScatterND", data, _nd_indices(call, outer, indices), updates)
-    integers = call.graph.integers
-    if axis == 0:
-        return call.emit("ScatterND", data, call.emit("Unsqueeze", indices, integers([-1])), updates)
-    column = [-1 if i == axis else 1 for i in range(call.rank(into))]
-    everywhere = call.emit(
-        "Expand", call.emit("Reshape", indices, integers(column)), call.emit("Shape", updates)
-    )
-    return call.emit("ScatterElements", data, everywhere, updates, axis=axis)
+    if len(outer) < axis:
+        raise call.refuse("an open length before the scattered axis")
+    # ScatterElements needs an index per element, and takes several times as long for 64 rows (TRIALS.md).
+    return call.emit("ScatterND", call.tensor(into), _nd_indices(call, outer, indices), call.tensor(rows))
 
 
 def _nd_indices(call: Call, outer: tuple[int, ...], indices: str) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
-from voxcpm_runtime.backends.portable.lowered import graph_dtype
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob, Constant, Operation, TensorType
 
 _AFFINE = "constexpr_affine_dequantize"
@@ -60,7 +59,7 @@ def compressed(call: Call, operation: Operation) -> Compressed:
 
 
 def _dequantize(call: Call) -> str:
-    """The weight in the graph's dtype, computed in float32."""
+    """The weight in float32."""
     weight = compressed(call, call.operation)
     for constant in (weight.data, weight.offset):
         if constant is not None and constant.type.dtype not in ("INT8", HALF_BYTES):
@@ -70,7 +69,6 @@ def _dequantize(call: Call) -> str:
     cut = [(count, size // count) if 1 < count < size else (size,) for size, count in axes]
     spread = [(count, 1) if 1 < count < size else (count,) for size, count in axes]
     in_blocks = any(len(axis) == 2 for axis in cut)
-    half = graph_dtype(weight.scale.type.dtype, call.mode) == np.float16
 
     def reshaped(value: str, shape: Sequence[tuple[int, ...]]) -> str:
         if not in_blocks:
@@ -78,15 +76,10 @@ def _dequantize(call: Call) -> str:
         return call.emit("Reshape", value, call.graph.integers([n for axis in shape for n in axis]))
 
     value, scale = _as_float32(call, weight.data), call.materialised(weight.scale)
-    if half:
-        # Folded on the CPU when the graph is loaded, where ONNX Runtime cannot multiply fp16.
-        scale = call.emit("Cast", scale, to=TensorProto.FLOAT)
     value, scale = reshaped(value, cut), reshaped(scale, spread)
     if weight.offset is not None:
         value = call.emit("Sub", value, reshaped(_as_float32(call, weight.offset), spread))
     value = call.emit("Mul", value, scale)
-    if half:
-        value = call.emit("Cast", value, to=TensorProto.FLOAT16)
     return call.emit("Reshape", value, call.graph.integers(weight.shape)) if in_blocks else value
 
 

@@ -1,1 +1,0 @@
-"""The portable backend on an NVIDIA GPU: an optional room on top of `portable`."""
