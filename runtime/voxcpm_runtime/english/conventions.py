@@ -113,7 +113,9 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
             found[1] + DAYS[found[2]]
         ),
         rf"\b{_DAY}\.?(?=\s\d{{1,2}}(?::\d\d)?\s?(?:[-–]|[AaPp]\.?[Mm]\b))"
-        r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])": lambda found: DAYS[found[0].rstrip(".")],
+        r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])|(?<=\b[Oo]n )(?:Sat|Sun)\.(?=\s?[a-z\d,])": lambda found: (
+            DAYS[found[0].rstrip(".")]
+        ),
         rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=\s[a-z\d]))?(?!-)": lambda found: (
             f"{month_name(found[1])} to {month_name(found[2])}"
         ),

@@ -25,6 +25,7 @@ _MONTHS = tuple(_MONTH_OF.values())
 DAYS = table_pairs("days of the week")
 _MONTH = rf"(?P<month>{any_of(_MONTHS)}|(?:{'|'.join(_MONTH_OF)}|Sept)\b\.?)"
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
+_LAST_DAY = r"\s?[–-]\s?(?P<last>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
 _ARTICLE = "(?:[Tt]he|[Tt]his|[Ee]very|[Ll]ast|[Nn]ext|[Aa]|his|her|my|our|their)"
 _MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
@@ -49,6 +50,13 @@ def _date(found: re.Match[str], *, day_first: bool = False) -> str:
     name = month_name(month)
     article = found.groupdict().get("article") or "the "
     return f"{article}{ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
+
+
+def _days(found: re.Match[str]) -> str:
+    """A range of days in one month: march third to fifth."""
+    year = f", {in_pairs(found['year'])}" if found["year"] else ""
+    first, last = (ordinal(found[name].lstrip("0")) for name in ("day", "last"))
+    return f"{month_name(found['month'])} {first} to {last}{year}"
 
 
 def _numeric_date(found: re.Match[str]) -> str:
@@ -105,6 +113,10 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
             rf"\b(?P<article>{_ARTICLE} )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": partial(
                 _date, day_first=True
             ),
+            # Ranges of days: March 3-5, 3-5 March, May 30-June 2.
+            rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}{_LAST_DAY}(?![\w:%/-]|[.,]\d)(?:,? {_YEAR})?": _days,
+            rf"(?<![\w.,$£€/-]){_DAY}{_LAST_DAY} {_MONTH}(?:,? {_YEAR})?": _days,
+            rf"(?:(?<=[a-z.] \d)|(?<=[a-z.] \d\d))\s?[–-]\s?(?={_MONTH} \d)": " to ",
             # In May 5 men came.
             rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?": _date,
             rf"\b{_MONTH},? {_YEAR}": lambda found: f"{month_name(found['month'])} {in_pairs(found['year'])}",
@@ -163,9 +175,13 @@ _CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
 _CODE_BEFORE = rf"(?P<currency>{any_of(code for code in _CURRENCIES if code.isalpha())})"
 _UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
 _SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
-_MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
+_MEASURE = (
+    rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&]|\.[A-Z])"
+)
 _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
 _LETTER_UNITS = frozenset("AVWJNLF")
+_AFTER_UNITS = re.compile(r"\s*(?:[^\w\s]|$)|\s(?:and|at|from|in|is|of|on|or|to|was)\b")
+_POWERED = re.compile(rf"\s{any_of(table_words('powered'))}s?\b")
 _PER = any_of(table_words("per"))
 _COUNTED = any_of(table_words("numbered in parts"))
 _CALLED_IN_PAIRS = any_of(table_words("numbered in pairs"))
@@ -202,17 +218,19 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
 def _is_name(found: re.Match[str]) -> bool:
     """Whether a letter after a number and a space is not a unit, as in 3 V necks and Section 5 A."""
     numbered = re.search(r"\b[A-Z][a-z]+\s$", found.string[: found.start()][-20:])
-    return bool(numbered) or not re.match(
-        r"\s*(?:[^\w\s]|$)|\s(?:and|at|from|in|is|of|on|or|to|was)\b",
-        found.string[found.end() : found.end() + 40],
-    )
+    return bool(numbered) or not (_AFTER_UNITS.match(found.string, found.end()) or _is_adjective(found))
+
+
+def _is_adjective(found: re.Match[str]) -> bool:
+    """Whether a measure describes what follows: 60 W bulbs."""
+    return _POWERED.match(found.string, found.end()) is not None
 
 
 def _measure(found: re.Match[str]) -> str:
     unit, _, per = found["unit"].partition("/")
     if found["dash"] == " " and unit in _LETTER_UNITS and _is_name(found):
         return found[0]
-    words = _unit_name(unit, one=_is_one(found) or found["dash"] == "-")
+    words = _unit_name(unit, one=_is_one(found) or found["dash"] == "-" or _is_adjective(found))
     if per:
         words += f" per {_unit_name(per, one=True)}"
     number = _with_range(found, decimal(found["number"]))

@@ -74,7 +74,9 @@ _SYMBOLS_NEAR_NUMBERS = rules(
 _SYMBOLS = rules(
     {
         # A single Greek letter is a symbol; vocabularies of letters reject Greek words later.
-        rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_])": lambda found: f" {_GREEK[found[0]]} ",
+        rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_]{{2}}|[^\W\d_a-z])": lambda found: (
+            f" {_GREEK[found[0]]} "
+        ),
         f"[{''.join(map(re.escape, _SYMBOL_WORDS))}]": lambda found: f" {_SYMBOL_WORDS[found[0]]} ",
         r"[#*_/\\^|<>~]": " ",
     }

@@ -75,7 +75,9 @@ def _first(found: re.Match[str]) -> str:
 def _phrase(found: re.Match[str]) -> str:
     phrase = found[0]
     after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() : found.end() + 40])
-    ends = phrase in _MAY_BE_LAST and after is not None and after[1] not in _NOT_FIRST
+    # Albany, N.Y. Last spring …, but the N.Y. Times.
+    state = phrase[0].isupper() and phrase.count(".") > 1 and found.string.endswith(", ", 0, found.start())
+    ends = (phrase in _MAY_BE_LAST or state) and after is not None and after[1] not in _NOT_FIRST
     return f"{_PHRASES[phrase]}{'.' if ends else ' '}"
 
 
@@ -154,7 +156,7 @@ ROMAN_NUMERALS = rules(
         # A single letter is a numeral only after a capital: Part I, but the part I like.
         rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numeral(cardinal),
         r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _numeral(lambda value: f" {cardinal(value)}, "),
-        rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b": _numeral(
+        rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\s\(|\.?\s*$))\b": _numeral(
             lambda value: f"the {ordinal(value)}"
         ),
         r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b": _numeral(cardinal),

@@ -76,7 +76,7 @@ _AMBIGUOUS = _words("""
 adm amb asst atty brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle msgr pres pvt rep rev sen
 sgt sr supt ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb
 lbs oz doz fl pkg pt qt rt rte sq tbsp tsp
-al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
+al approx ca ch chap cit eds eq eqs est etc ext fig figs misc p pg pp ref sec tel trans vol vols
 Calif Conn Fla Ill Mass Mich Minn Okla Tenn Tex Wash Wis
 Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
 """)

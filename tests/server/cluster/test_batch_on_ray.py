@@ -55,9 +55,10 @@ def test_killed_node_neither_loses_nor_repeats_lines(
     from voxcpm_runtime.commands.cli import main
 
     given = lines(tmp_path, 16)
-    assert main(["batch", str(bundle), str(given), "-o", str(tmp_path / "one"), "-q", "--threads", "1"]) == 0
+    options = ("--threads", "1", "--timestamps", "srt")
+    assert main(["batch", str(bundle), str(given), "-o", str(tmp_path / "one"), "-q", *options]) == 0
     one_machine, out = spoken(tmp_path / "one"), tmp_path / "out"
-    ray = ("-o", out, "--threads", 1, "--ray", cluster.address)
+    ray = ("-o", out, *options, "--ray", cluster.address)
     process = started("batch", bundle, given, *ray)
     until(lambda: len(spoken(out)) >= 4)
     cluster.remove_node(nodes.pop(), allow_graceful=False)
@@ -69,6 +70,9 @@ def test_killed_node_neither_loses_nor_repeats_lines(
     assert printed.splitlines()[-1] == "16 spoken, 0 skipped (already there), 0 failed"
     assert sorted(recorded(out)) == sorted(one_machine)
     assert spoken(out) == one_machine
+    subtitles = {path.name: path.read_bytes() for path in sorted(out.glob("*.srt"))}
+    assert subtitles == {path.name: path.read_bytes() for path in sorted((tmp_path / "one").glob("*.srt"))}
+    assert b"line number 3," in subtitles["3.srt"]
     assert not [path.name for path in out.iterdir() if path.suffix == ".part"]
 
     # The same command resumes: it generates only missing files and reports bad lines.
