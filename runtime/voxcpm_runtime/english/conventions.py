@@ -116,7 +116,7 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])|(?<=\b[Oo]n )(?:Sat|Sun)\.(?=\s?[a-z\d,])": lambda found: (
             DAYS[found[0].rstrip(".")]
         ),
-        rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=\s[a-z\d]))?(?!-)": lambda found: (
+        rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=,|\s[a-z\d]))?(?!-)": lambda found: (
             f"{month_name(found[1])} to {month_name(found[2])}"
         ),
         rf"(?<![\w'.,$/-])(?!a - [fz]\b){_TERM}(?:{_OPERATOR}{_TERM}){{1,8}}(?![\w'/]|[.,-]\w)": partial(
@@ -131,6 +131,8 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
     }
     names: dict[str, Replacement] = {
         **table_pairs("plainer forms of names"),
-        rf"(?<=[a-z], )({any_of(_ABBREVIATED_STATES)})\.": lambda found: _ABBREVIATED_STATES[found[1]],
+        rf"(?:(?<=[a-z], )|(?<=\([DRI] ))({any_of(_ABBREVIATED_STATES)})\.": lambda found: (
+            _ABBREVIATED_STATES[found[1]]
+        ),
     }
     return rules(state | (numbers if numbered else {}) | words | (names if spelled else {}))

@@ -175,6 +175,7 @@ _CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
 _CODE_BEFORE = rf"(?P<currency>{any_of(code for code in _CURRENCIES if code.isalpha())})"
 _UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
 _SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
+_FRACTION_UNIT = any_of(unit for unit in _UNITS.keys() - _ATTACHED_UNITS if len(unit) > 1 and unit.isalpha())
 _MEASURE = (
     rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&]|\.[A-Z])"
 )
@@ -333,6 +334,10 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
             r"(?<![\w.,])(\d{1,2})(?:'|\s?ft\.?)\s?(\d{1,2})(?:\"|''|\s?in\b\.?)": _height,
             rf"{_BEFORE}(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?{_MEASURE}(?:\.(?=,|\s+[a-z]))?": (
                 _measure
+            ),
+            # 3/4 oz; a fraction counts as one.
+            rf"(?<=\d/\d)\s?({_FRACTION_UNIT})(?![\w'^])\.?": lambda found: (
+                f" {_unit_name(found[1], one=True)}"
             ),
             rf"(?<=[a-z])/({_PER})\b": lambda found: f" per {_unit_name(found[1], one=True)}",
             # ZIP codes after a state.
