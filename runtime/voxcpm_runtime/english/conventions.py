@@ -107,7 +107,9 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         **table_pairs("plainer forms"),
     }
     words: dict[str, Replacement] = {
-        rf"\b({_DAY})\.?\s?[-–]\s?({_DAY})\b\.?(?!-)": lambda found: f"{DAYS[found[1]]} to {DAYS[found[2]]}",
+        rf"\b({_DAY})\.?\s?[-–]\s?({_DAY})\b(?:\.(?=[,;)]|\s[a-z\d]))?(?!-)": lambda found: (
+            f"{DAYS[found[1]]} to {DAYS[found[2]]}"
+        ),
         rf"\b{_DAY}\.?(?=,?\s(?:(?:and|or|to|through)\s)?{_DAY}\b)": lambda found: DAYS[found[0].rstrip(".")],
         rf"(?<=day)(,?\s(?:and|or|to|through)\s)({_DAY})\b(?:\.(?=\s[a-z\d]))?": lambda found: (
             found[1] + DAYS[found[2]]
@@ -116,7 +118,7 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
         r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])|(?<=\b[Oo]n )(?:Sat|Sun)\.(?=\s?[a-z\d,])": lambda found: (
             DAYS[found[0].rstrip(".")]
         ),
-        rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=,|\s[a-z\d]))?(?!-)": lambda found: (
+        rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=[,;)]|\s[a-z\d]))?(?!-)": lambda found: (
             f"{month_name(found[1])} to {month_name(found[2])}"
         ),
         rf"(?<![\w'.,$/-])(?!a - [fz]\b){_TERM}(?:{_OPERATOR}{_TERM}){{1,8}}(?![\w'/]|[.,-]\w)": partial(
