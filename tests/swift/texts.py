@@ -131,10 +131,19 @@ def reads_more(text: str, *, spelled: bool = True) -> bool:
             *numbers.numbers(spelled),
             *numbers.dates(spelled),
         )
-        if said is numbers._height
+        if said in (numbers._height, numbers._days)
         or any(
             part in pattern.pattern
-            for part in (numbers._COUNTED, numbers._PER, "ISBN", "inch", r"in\.", "0\\d{2,4}")
+            for part in (
+                numbers._COUNTED,
+                numbers._PER,
+                numbers._FRACTION_UNIT,
+                "[a-z.] ",
+                "ISBN",
+                "inch",
+                r"in\.",
+                "0\\d{2,4}",
+            )
         )
         or numbers._CALLED_IN_PAIRS in pattern.pattern
         or "[A-Z]{2} )" in pattern.pattern
@@ -143,15 +152,10 @@ def reads_more(text: str, *, spelled: bool = True) -> bool:
         said = reading._plain_characters(sentence.text, spelled)
         for pattern, replacement in reading._rules(spelled):
             before, said = said, pattern.sub(replacement, said)
-            found = pattern.search(before)
             if before != said and pattern.pattern in lacking:
                 return True
-            if (
-                before != said
-                and found
-                and (unit := found.groupdict().get("unit"))
-                and not _OWN_UNITS.fullmatch(unit)
-            ):
+            units = [found["unit"] for found in pattern.finditer(before) if "unit" in pattern.groupindex]
+            if before != said and not all(unit is None or _OWN_UNITS.fullmatch(unit) for unit in units):
                 return True
         said_words = re.findall("[A-Za-z]{2,}", said)
         capitals = list(filter(str.isupper, said_words))
