@@ -38,16 +38,16 @@ _OPERATOR = r"(?:\s[-+=*]\s|[+=](?!=)|(?<!\d[nxyz])(?<=[nxyz])-(?=\d))"
 _OPERATORS = {"+": " plus ", "-": " minus ", "=": " equals ", "*": " times "}
 
 
-def _digits_with_oh(found: re.Match[str]) -> str:
-    return ", ".join(map(digit_names, found[0].strip().split("-"))).replace("zero", "oh")
+def _digits_with_oh(match: re.Match[str]) -> str:
+    return ", ".join(map(digit_names, match[0].strip().split("-"))).replace("zero", "oh")
 
 
-def _algebra(found: re.Match[str], *, spelled: bool) -> str:
+def _algebra(match: re.Match[str], *, spelled: bool) -> str:
     """An expression with operators and variables in words; unchanged for a stutter, such as `a - a`."""
-    if not (letters := re.findall("[a-z]", found[0])):
-        return found[0]
-    if len(set(letters)) == 1 and not re.search(r"\d", found[0]):
-        return found[0]
+    if not (letters := re.findall("[a-z]", match[0])):
+        return match[0]
+    if len(set(letters)) == 1 and not re.search(r"\d", match[0]):
+        return match[0]
 
     def said(part: re.Match[str]) -> str:
         if part[0].strip() in _OPERATORS:
@@ -55,26 +55,26 @@ def _algebra(found: re.Match[str], *, spelled: bool) -> str:
         name = letter_by_letter(part[2]) if spelled else part[2]
         return f"{cardinal(part[1])} {name}" if part[1] else name
 
-    return re.sub(r"\s?[-+=*]\s?|(\d{0,4})([a-z])", said, found[0])
+    return re.sub(r"\s?[-+=*]\s?|(\d{0,4})([a-z])", said, match[0])
 
 
-def _verse(found: re.Match[str], *, spelled: bool) -> str:
-    book = _BOOK_OF.get(found["book"], found["book"]) if spelled else found["book"] + (found["dot"] or "")
-    last = f" to {cardinal(found['last'])}" if found["last"] else ""
-    parts = (in_pairs(part) if len(part) == 3 else cardinal(part) for part in found.group("chapter", "verse"))
-    return f"{_NTH.get(found['nth'], '')}{book} {' '.join(parts)}{last}"
+def _verse(match: re.Match[str], *, spelled: bool) -> str:
+    book = _BOOK_OF.get(match["book"], match["book"]) if spelled else match["book"] + (match["dot"] or "")
+    last = f" to {cardinal(match['last'])}" if match["last"] else ""
+    parts = (in_pairs(part) if len(part) == 3 else cardinal(part) for part in match.group("chapter", "verse"))
+    return f"{_NTH.get(match['nth'], '')}{book} {' '.join(parts)}{last}"
 
 
-def _state(found: re.Match[str], *, spelled: bool) -> str:
+def _state(match: re.Match[str], *, spelled: bool) -> str:
     """A state's code after a city. OK, IN and other words need a preposition before the city, or a ZIP code after it.
 
     IN and OR are no words before a comma or a full stop.
     """
-    code, zip_code = found["code"], found["zip"]
-    ends = code in ("IN", "OR") and found.string.startswith((",", "."), found.end())
-    is_state = code not in _STATES_THAT_ARE_WORDS or zip_code or found["before"] or ends
+    code, zip_code = match["code"], match["zip"]
+    ends = code in ("IN", "OR") and match.string.startswith((",", "."), match.end())
+    is_state = code not in _STATES_THAT_ARE_WORDS or zip_code or match["before"] or ends
     digits = f" {', '.join(map(digit_names, zip_code.strip().split('-')))}" if zip_code else ""
-    return found["city"] + (_STATES[code] if spelled and is_state else code) + digits.replace("zero", "oh")
+    return match["city"] + (_STATES[code] if spelled and is_state else code) + digits.replace("zero", "oh")
 
 
 def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, ...]:
@@ -86,40 +86,40 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
     def said(letters: str) -> str:
         return letter_by_letter(letters) if spelled else letters
 
-    def lettered(found: re.Match[str]) -> str:
-        number = in_pairs(found[3]) if len(found[3]) == 3 else cardinal(found[3])
-        return f"{found[1] or said(found[2])} {number} {said(found[4])}"
+    def lettered(match: re.Match[str]) -> str:
+        number = in_pairs(match[3]) if len(match[3]) == 3 else cardinal(match[3])
+        return f"{match[1] or said(match[2])} {number} {said(match[4])}"
 
     numbers: dict[str, Replacement] = {
         # ZIP codes and telephone numbers, before their parts are read as hyphenated numbers.
         r"(?<![\w-])(?:\d{5}|\d{3}-\d\d)-\d{4}(?![\w-])": _digits_with_oh,
         r"(?<![\w-])(?:1-\d{3}|8(?:00|88|77|66|55))(?:-\d{3})?-"
         r"(?=(?:(?:[A-Z]{2,10}|\d)-){0,3}[A-Z]{2,10}(?![\w-]))": (
-            lambda found: ", ".join(map(digit_names, re.findall(r"\d+", found[0]))) + ", "
+            lambda match: ", ".join(map(digit_names, re.findall(r"\d+", match[0]))) + ", "
         ),
         rf"\b(?:(?P<nth>[123])\s)?(?P<book>{_BOOKS})(?P<dot>\.)?\s(?P<chapter>\d{{1,3}}):(?P<verse>\d{{1,3}})"
         r"(?:[–-](?P<last>\d{1,3}))?(?![\w:])": partial(_verse, spelled=spelled),
         rf"(?:(?i:\b({_LETTERED}s?(?:\s(?:is|was|number|no\.))?))\s"
         r"|(?<![\w-])([A-Z]{1,3})-)(\d{1,4})([A-Z])(?!\w)": lettered,
-        r"(?<![\w.])802\.(\d\d?)([a-z]{0,2})(?!\w)": lambda found: (
-            f"eight oh two dot {cardinal(found[1])} {said(found[2])}".rstrip()
+        r"(?<![\w.])802\.(\d\d?)([a-z]{0,2})(?!\w)": lambda match: (
+            f"eight oh two dot {cardinal(match[1])} {said(match[2])}".rstrip()
         ),
         **table_pairs("plainer forms"),
     }
     words: dict[str, Replacement] = {
-        rf"\b({_DAY})\.?\s?[-–]\s?({_DAY})\b(?:\.(?=[,;)]|\s[a-z\d]))?(?!-)": lambda found: (
-            f"{DAYS[found[1]]} to {DAYS[found[2]]}"
+        rf"\b({_DAY})\.?\s?[-–]\s?({_DAY})\b(?:\.(?=[,;)]|\s[a-z\d]))?(?!-)": lambda match: (
+            f"{DAYS[match[1]]} to {DAYS[match[2]]}"
         ),
-        rf"\b{_DAY}\.?(?=,?\s(?:(?:and|or|to|through)\s)?{_DAY}\b)": lambda found: DAYS[found[0].rstrip(".")],
-        rf"(?<=day)(,?\s(?:and|or|to|through)\s)({_DAY})\b(?:\.(?=\s[a-z\d]))?": lambda found: (
-            found[1] + DAYS[found[2]]
+        rf"\b{_DAY}\.?(?=,?\s(?:(?:and|or|to|through)\s)?{_DAY}\b)": lambda match: DAYS[match[0].rstrip(".")],
+        rf"(?<=day)(,?\s(?:and|or|to|through)\s)({_DAY})\b(?:\.(?=\s[a-z\d]))?": lambda match: (
+            match[1] + DAYS[match[2]]
         ),
         rf"\b{_DAY}\.?(?=\s\d{{1,2}}(?::\d\d)?\s?(?:[-–]|[AaPp]\.?[Mm]\b))"
-        r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])|(?<=\b[Oo]n )(?:Sat|Sun)\.(?=\s?[a-z\d,])": lambda found: (
-            DAYS[found[0].rstrip(".")]
+        r"|\b(?:Mon|Tues?|Wed|Thurs?|Fri)\.(?=\s?[a-z\d,])|(?<=\b[Oo]n )(?:Sat|Sun)\.(?=\s?[a-z\d,])": lambda match: (
+            DAYS[match[0].rstrip(".")]
         ),
-        rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=[,;)]|\s[a-z\d]))?(?!-)": lambda found: (
-            f"{month_name(found[1])} to {month_name(found[2])}"
+        rf"\b{_MONTH}\.?\s?[-–]\s?{_MONTH}(?:\.(?=[,;)]|\s[a-z\d]))?(?!-)": lambda match: (
+            f"{month_name(match[1])} to {month_name(match[2])}"
         ),
         rf"(?<![\w'.,$/-])(?!a - [fz]\b){_TERM}(?:{_OPERATOR}{_TERM}){{1,8}}(?![\w'/]|[.,-]\w)": partial(
             _algebra, spelled=spelled
@@ -133,8 +133,8 @@ def conventions(spelled: bool, *, numbered: bool = True) -> tuple[Substitution, 
     }
     names: dict[str, Replacement] = {
         **table_pairs("plainer forms of names"),
-        rf"(?:(?<=[a-z], )|(?<=\([DRI] ))({any_of(_ABBREVIATED_STATES)})\.": lambda found: (
-            _ABBREVIATED_STATES[found[1]]
+        rf"(?:(?<=[a-z], )|(?<=\([DRI] ))({any_of(_ABBREVIATED_STATES)})\.": lambda match: (
+            _ABBREVIATED_STATES[match[1]]
         ),
     }
     return rules(state | (numbers if numbered else {}) | words | (names if spelled else {}))

@@ -74,10 +74,10 @@ _SYMBOLS_NEAR_NUMBERS = rules(
 _SYMBOLS = rules(
     {
         # A single Greek letter is a symbol; vocabularies of letters reject Greek words later.
-        rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_]{{2}}|[^\W\d_a-z])": lambda found: (
-            f" {_GREEK[found[0]]} "
+        rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_]{{2}}|[^\W\d_a-z])": lambda match: (
+            f" {_GREEK[match[0]]} "
         ),
-        f"[{''.join(map(re.escape, _SYMBOL_WORDS))}]": lambda found: f" {_SYMBOL_WORDS[found[0]]} ",
+        f"[{''.join(map(re.escape, _SYMBOL_WORDS))}]": lambda match: f" {_SYMBOL_WORDS[match[0]]} ",
         r"[#*_/\\^|<>~]": " ",
     }
 )
@@ -128,10 +128,10 @@ _ANY_WORD = re.compile(r"[A-Za-z]{2,}")
 
 def read_capitals(sentence: str) -> str:
     """The sentence with each word of capitals in lower case, or as the names of its letters."""
-    found = _ANY_WORD.findall(sentence)
-    capitals = list(filter(str.isupper, found))
-    heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
-    sentence = _SHOUTED.sub(lambda found: found[0].lower(), sentence)
+    words = _ANY_WORD.findall(sentence)
+    capitals = list(filter(str.isupper, words))
+    heading = len(capitals) > 1 and 2 * len(capitals) >= len(words) and any(map(_is_word, capitals))
+    sentence = _SHOUTED.sub(lambda match: match[0].lower(), sentence)
     return _CAPITALS.sub(partial(_read_capital_word, heading=heading), sentence)
 
 
@@ -141,45 +141,45 @@ def _is_word(capitals: str) -> bool:
     return is_sayable(capitals) or (len(capitals) >= 6 and has_vowel(capitals))
 
 
-def _read_capital_word(found: re.Match[str], *, heading: bool) -> str:
-    capitals, ending = found[1], (found[2] or "").lower()
-    if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
-        return found[0].lower()
+def _read_capital_word(match: re.Match[str], *, heading: bool) -> str:
+    capitals, ending = match[1], (match[2] or "").lower()
+    if ending == "'s" and match[2].isupper() and capitals in _AMBIGUOUS:
+        return match[0].lower()
     if said := said_acronym(capitals, ending):
         return said
     in_heading = capitals in _AMBIGUOUS or (len(capitals) > 2 and is_sayable(capitals))
     is_word = _is_word(capitals) or (heading and in_heading)
-    return found[0].lower() if is_word else letter_by_letter(capitals, ending)
+    return match[0].lower() if is_word else letter_by_letter(capitals, ending)
 
 
-def _initial(found: re.Match[str]) -> str:
+def _initial(match: re.Match[str]) -> str:
     """An initial's letter name without the dot; unchanged if the dot seems to end a sentence."""
-    before = re.search(r"([\w.']+)\W*$", found.string[max(0, found.start() - 40) : found.start()])
+    before = re.search(r"([\w.']+)\W*$", match.string[max(0, match.start() - 40) : match.start()])
     word = before[1] if before else ""
     after_comma = len(word) > 1 and before is not None and before[0].endswith(", ")
-    follows = re.match(r"\s*[A-Z]\.", found.string[found.end() : found.end() + 40])
+    follows = re.match(r"\s*[A-Z]\.", match.string[match.end() : match.end() + 40])
     named = word[:1].isupper() and "'" not in word and word not in _LETTERED
     is_initial = not word or named or word in _BEFORE_INITIALS or after_comma
-    if not follows and (found[1] == "I" or not is_initial):
-        return found[0]
-    return f"{letter_by_letter(found[1])} "
+    if not follows and (match[1] == "I" or not is_initial):
+        return match[0]
+    return f"{letter_by_letter(match[1])} "
 
 
 SINGLE_LETTERS = rules(
     {
         # Initials: U.S., J.R.R. Tolkien, George W. Bush.
-        r"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?": lambda found: letter_by_letter(
-            found[0].replace(".", "")
+        r"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?": lambda match: letter_by_letter(
+            match[0].replace(".", "")
         ),
         r"(?<![\w.'])([A-Z])\.(?=\s*[A-Z])": _initial,
         # iPhone, eBay
-        r"(?<!\w)([ei])(?=[A-Z])": lambda found: f"{letter_by_letter(found[1])} ",
+        r"(?<!\w)([ei])(?=[A-Z])": lambda match: f"{letter_by_letter(match[1])} ",
         # A is an article before a word, and a letter elsewhere.
         r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$|\s(?:and|or|to)\s[B-HJ-Z]\b)": "ay",
         r"(?:(?<=\b[Aa]n )|(?<=\b[Tt]he ))A(?![\w'.])": "ay",
-        r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)": lambda found: letter_by_letter(found[0]),
-        r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])": lambda found: (
-            found[0] if _SOUNDS.fullmatch(found[0]) else letter_by_letter(found[0])
+        r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)": lambda match: letter_by_letter(match[0]),
+        r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])": lambda match: (
+            match[0] if _SOUNDS.fullmatch(match[0]) else letter_by_letter(match[0])
         ),
     }
 )
@@ -223,7 +223,7 @@ def _plain_characters(text: str, ascii_only: bool) -> str:
     """
     table = _ASCII if ascii_only else _PLAIN
     text = re.sub(rf"(?<=\d)\s?(?=[{_VULGAR}])", " ", text)
-    text = re.sub(f"[{_SUPERSCRIPTS}]+", lambda found: f"^{found[0].translate(_FROM_SUPERSCRIPTS)}", text)
+    text = re.sub(f"[{_SUPERSCRIPTS}]+", lambda match: f"^{match[0].translate(_FROM_SUPERSCRIPTS)}", text)
     parts = (unicodedata.normalize("NFKC", part) for part in text.translate(table).split("…"))
     return "".join(map(_plain_character, "…".join(parts).translate(table)))
 

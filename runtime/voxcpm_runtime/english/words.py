@@ -56,57 +56,57 @@ _ROMAN = {
 def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
     """A replacement function for Roman numerals, which keeps the words before them. Other words are unchanged."""
 
-    def said(found: re.Match[str]) -> str:
-        if (value := _ROMAN.get(found["numeral"].upper())) is None:
-            return found[0]
-        return f"{found['before']} {say(value)}" if found["before"] else say(value)
+    def said(match: re.Match[str]) -> str:
+        if (value := _ROMAN.get(match["numeral"].upper())) is None:
+            return match[0]
+        return f"{match['before']} {say(value)}" if match["before"] else say(value)
 
     return said
 
 
-def _first(found: re.Match[str]) -> str:
+def _first(match: re.Match[str]) -> str:
     """The numeral I before a verb, unless the sentence has other words of the first person."""
-    context = f"{found.string[: found.start('numeral')][-200:]} {found.string[found.end() :][:200]}"
+    context = f"{match.string[: match.start('numeral')][-200:]} {match.string[match.end() :][:200]}"
     if re.search(r"\b(?:I|[Mm]e|[Mm]y|[Ww]e)\b", re.sub(rf"\b{_MONARCHS}\sI\b", "", context)):
-        return found[0]
-    return f"{found['before']} {'one' if found['title'] is None else 'the first'}"
+        return match[0]
+    return f"{match['before']} {'one' if match['title'] is None else 'the first'}"
 
 
-def _phrase(found: re.Match[str]) -> str:
-    phrase = found[0]
-    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() : found.end() + 40])
+def _phrase(match: re.Match[str]) -> str:
+    phrase = match[0]
+    after = re.match(r"\s+([A-Z][a-z]+)", match.string[match.end() : match.end() + 40])
     # Albany, N.Y. Last spring …, but the N.Y. Times.
-    state = phrase[0].isupper() and phrase.count(".") > 1 and found.string.endswith(", ", 0, found.start())
+    state = phrase[0].isupper() and phrase.count(".") > 1 and match.string.endswith(", ", 0, match.start())
     ends = (phrase in _MAY_BE_LAST or state) and after is not None and after[1] not in _NOT_FIRST
     return f"{_PHRASES[phrase]}{'.' if ends else ' '}"
 
 
-def _before_number(found: re.Match[str]) -> str:
-    return f"{_BEFORE_NUMBERS[found['word'].lower()]} "
+def _before_number(match: re.Match[str]) -> str:
+    return f"{_BEFORE_NUMBERS[match['word'].lower()]} "
 
 
-def _number_sign(found: re.Match[str]) -> str:
-    before = re.search(r"(\w+)\s$", found.string[: found.start()][-20:])
+def _number_sign(match: re.Match[str]) -> str:
+    before = re.search(r"(\w+)\s$", match.string[: match.start()][-20:])
     answer = before is None or before[1].lower() in _ANSWERS
-    return found[0] if answer and found[0][0] == "n" else "number "
+    return match[0] if answer and match[0][0] == "n" else "number "
 
 
-def _month_alone(found: re.Match[str]) -> str:
-    stop = "." if re.match(r"\s+[A-Z]", found.string[found.end() : found.end() + 40]) else ""
-    return month_name(found[0]) + stop
+def _month_alone(match: re.Match[str]) -> str:
+    stop = "." if re.match(r"\s+[A-Z]", match.string[match.end() : match.end() + 40]) else ""
+    return month_name(match[0]) + stop
 
 
 def list_markers(spelled: bool) -> tuple[Substitution, ...]:
     """Rules for a marker at the beginning of a sentence: 1., a), (b), iv."""
 
-    def said(found: re.Match[str]) -> str:
-        mark, stop = found["mark"], "." if found["stop"] == "." else ","
+    def said(match: re.Match[str]) -> str:
+        mark, stop = match["mark"], "." if match["stop"] == "." else ","
         value = (
             mark if mark.isdecimal() else _ROMAN.get(mark.upper()) if len(mark) > 1 or mark in "ivx" else None
         )
         if value or spelled:
             return f"{cardinal(value) if value else letter_by_letter(mark)}{stop} "
-        return found[0]
+        return match[0]
 
     return rules({r"^\s*\(?(?P<mark>\d{1,2}|[A-Za-z](?=\))|[ivx]{2,5})(?P<stop>\)|\.(?=\s+\w))\s*": said})
 
@@ -128,8 +128,8 @@ _NAME_RULES = rules(
         rf"(?P<name>\b(?:(?:on|along|down|off)\s|\d\s){_STREET})Dr(?=\.\s+[A-Z])": r"\g<name>drive",
         r"(?<=[a-z]\s)St\.(?!\s?[A-Z])|(?<=\w\s)St\.?(?=,|\s*$)": "street",
         r"(?<=[a-z]\s)Dr\.(?!\s?[A-Z])|(?<=\w\s)Dr\.?(?=,|\s*$)": "drive",
-        rf"\b({any_of(_TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))": lambda found: _TITLES[found[1]],
-        rf"\b({any_of(_TITLES_IN_ONE_CASE)})\.(?=\s?[A-Za-z])": lambda found: _TITLES_IN_ONE_CASE[found[1]],
+        rf"\b({any_of(_TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))": lambda match: _TITLES[match[1]],
+        rf"\b({any_of(_TITLES_IN_ONE_CASE)})\.(?=\s?[A-Za-z])": lambda match: _TITLES_IN_ONE_CASE[match[1]],
     }
 )
 # Jan is also a name.
@@ -188,11 +188,11 @@ def addresses(spelled: bool) -> tuple[Substitution, ...]:
             return _MARKS.get(text, text)
         return _piece_spelled(text) if spelled else text
 
-    def address(found: re.Match[str]) -> str:
+    def address(match: re.Match[str]) -> str:
         # Trailing punctuation belongs to the sentence; a trailing slash is not read.
-        whole = found["address"].rstrip(".,?:-")
+        whole = match["address"].rstrip(".,?:-")
         said = map(piece, re.findall(r"[A-Za-z]+|\d+|[^\W_]|[\W_]", whole.rstrip("/")))
-        return f" {' '.join(said)} {found['address'][len(whole) :]}"
+        return f" {' '.join(said)} {match['address'][len(whole) :]}"
 
     return rules(
         {
@@ -215,6 +215,6 @@ def _piece_spelled(piece: str) -> str:
     return piece.lower() if is_word else letter_by_letter(piece)
 
 
-def _tag(found: re.Match[str]) -> str:
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", found["words"])
-    return f" {'hashtag' if found['mark'] == '#' else 'at'} {' '.join(words)} "
+def _tag(match: re.Match[str]) -> str:
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", match["words"])
+    return f" {'hashtag' if match['mark'] == '#' else 'at'} {' '.join(words)} "

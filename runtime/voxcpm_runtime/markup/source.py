@@ -35,9 +35,9 @@ class Source:
         as_xml = str if "<" in text else escape
         is_document = text.lstrip().startswith(("<speak", "<?", "<!"))
         pieces, at = [("" if is_document else "<speak>", 0)], 0
-        for found in _MARK.finditer(text):
-            pieces += (as_xml(text[at : found.start()]), at), (self._element(found), found.start())
-            at = found.end()
+        for match in _MARK.finditer(text):
+            pieces += (as_xml(text[at : match.start()]), at), (self._element(match), match.start())
+            at = match.end()
         pieces += (as_xml(text[at:]), at), ("" if is_document else "</speak>", len(text))
         length = 0
         for piece, origin in pieces:
@@ -46,16 +46,16 @@ class Source:
             length += len(piece)
         self.xml = "".join(piece for piece, _ in pieces)
 
-    def _element(self, found: re.Match[str]) -> str:
-        if found[0].startswith("<"):
-            return found[0]
-        if found["literal"]:
-            return found["literal"]
-        element, value = _ELEMENTS.get(found["tag"] or "", ""), found["value"] or ""
+    def _element(self, match: re.Match[str]) -> str:
+        if match[0].startswith("<"):
+            return match[0]
+        if match["literal"]:
+            return match["literal"]
+        element, value = _ELEMENTS.get(match["tag"] or "", ""), match["value"] or ""
         if not element or ("{}" in element) != bool(value):
             raise self._error(
-                found.start(),
-                f"expected [pause 0.5s], [voice NAME], [rate 1.2] or [spell]…[/spell], got {found[0]}; "
+                match.start(),
+                f"expected [pause 0.5s], [voice NAME], [rate 1.2] or [spell]…[/spell], got {match[0]}; "
                 r"write \[ for a bracket that is read",
             )
         return element.format(quoteattr(value))

@@ -45,9 +45,9 @@ def substituted(text: str, substitutions: Iterable[Substitution]) -> str:
     return text
 
 
-def _to_ascii(found: re.Match[str]) -> str:
+def _to_ascii(match: re.Match[str]) -> str:
     """Full-width characters as ASCII, except for the colon, which marks a time in Chinese."""
-    return "：".join(unicodedata.normalize("NFKC", part) for part in found[0].split("："))
+    return "：".join(unicodedata.normalize("NFKC", part) for part in match[0].split("："))
 
 
 # Markdown and HTML. Code goes first, so that its content is not parsed.
