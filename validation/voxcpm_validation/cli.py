@@ -16,7 +16,7 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.storage.whole_file import report_folder
+from voxcpm_runtime.storage.atomic_file import report_folder
 
 if TYPE_CHECKING:
     from voxcpm_constants.step_models import Precision

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.model_card import table, with_validation
-from voxcpm_runtime.storage.whole_file import make_folder, whole_file
+from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder
 from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.sensitivity import MARGIN, Sensitivity
 from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
@@ -131,9 +131,9 @@ class Report(BaseModel):
     def write(self, folder: Path) -> None:
         """Write `validation.json` and `validation.md` into a folder, which is created if missing."""
         make_folder(folder)
-        with whole_file(folder / "validation.json") as file:
+        with atomic_file(folder / "validation.json") as file:
             file.write(self.model_dump_json(indent=1).encode() + b"\n")
-        with whole_file(folder / "validation.md") as file:
+        with atomic_file(folder / "validation.md") as file:
             file.write(self.markdown().encode())
 
     def markdown(self) -> str:
@@ -255,7 +255,7 @@ def add_to_model_card(bundle: Path, report: Report) -> bool:
     text = with_validation(card.read_text(encoding="utf-8"), card_section(report))
     if text is None:
         return False
-    with whole_file(card) as file:
+    with atomic_file(card) as file:
         file.write(text.encode())
     return True
 

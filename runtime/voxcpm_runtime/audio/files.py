@@ -17,7 +17,7 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.audio.reading import resample
-from voxcpm_runtime.storage.whole_file import refuse_inputs, replaced_file, whole_file
+from voxcpm_runtime.storage.atomic_file import atomic_file, refuse_inputs, replaced_file
 
 
 class _Format(NamedTuple):
@@ -114,7 +114,7 @@ def write_audio_file(
     try:
         if (target := replaced_file(path, overwrite=overwrite)) is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, overwrite=overwrite) as file:
+        with atomic_file(path, overwrite=overwrite) as file:
             file.write(content)
             # Fails here on a full disk, before the record is written.
             file.flush()

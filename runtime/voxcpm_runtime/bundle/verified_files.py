@@ -15,7 +15,7 @@ from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import FileRecord, check_files, record_folder
 from voxcpm_constants.user_folders import cache_folder
-from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.storage.atomic_file import atomic_file
 
 RECORDS_FILE = "files.json"  # Sizes and digests of all other files in the folder
 
@@ -54,7 +54,7 @@ def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
     # If the cache cannot be written, the next start only takes longer.
     with contextlib.suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(record) as written:
+        with atomic_file(record) as written:
             written.write(json.dumps({**known, **fresh}).encode())
 
 

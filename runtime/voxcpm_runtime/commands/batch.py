@@ -39,7 +39,7 @@ from voxcpm_runtime.commands.status_line import Notes, progress_text, status_lin
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Progress
-from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
+from voxcpm_runtime.storage.atomic_file import make_folder, refuse_inputs
 from voxcpm_runtime.text.control import checked_control
 from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS

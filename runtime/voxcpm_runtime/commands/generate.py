@@ -38,7 +38,7 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.storage.whole_file import replaced_file
+from voxcpm_runtime.storage.atomic_file import replaced_file
 from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS, timestamps_file
 from voxcpm_runtime.words.words import Word

@@ -18,7 +18,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     takes_groups,
 )
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.storage.whole_file import refuse_inputs
+from voxcpm_runtime.storage.atomic_file import refuse_inputs
 from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore, built_in_voices

@@ -16,8 +16,8 @@ from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_constants.json_files import parsed_json, read_bounded, read_json
 from voxcpm_runtime.argument_types import file_argument
 from voxcpm_runtime.speech.results import SpokenSegment
+from voxcpm_runtime.storage.atomic_file import atomic_file, hidden_sibling
 from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
-from voxcpm_runtime.storage.whole_file import hidden_sibling, whole_file
 
 _PLAN = "plan.json"
 _ARRAYS = ("audio", "latents")
@@ -77,7 +77,7 @@ class SavedSegments:
             with self._mutex:
                 if self._lock is None:
                     self._acquire()
-            with whole_file(self._path(index)) as file:
+            with atomic_file(self._path(index)) as file:
                 file.write(
                     dump_tensors(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
                 )
@@ -117,7 +117,7 @@ class SavedSegments:
             if _plan_in(self.folder) != plan:
                 for earlier in self.folder.iterdir():
                     earlier.unlink()
-                with whole_file(self.folder / _PLAN) as file:
+                with atomic_file(self.folder / _PLAN) as file:
                     file.write(json.dumps(plan).encode())
         except BaseException:
             # Segments must not be saved without the plan.

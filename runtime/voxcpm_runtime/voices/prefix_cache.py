@@ -16,8 +16,8 @@ from voxcpm_constants.json_files import read_bounded
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.storage.atomic_file import atomic_file
 from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
-from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
 
@@ -82,5 +82,5 @@ def _write(path: Path, prefix: Prefix) -> None:
     tensors = {f"{_BASE}{name}": array for name, array in prefix.base_rows.items()}
     tensors |= {f"{_RESIDUAL}{name}": array for name, array in prefix.residual_rows.items()}
     tensors[_PROMPT] = prefix.prompt_embeddings
-    with contextlib.suppress(OSError), whole_file(path) as file:
+    with contextlib.suppress(OSError), atomic_file(path) as file:
         file.write(dump_tensors(tensors))

@@ -11,7 +11,7 @@ from pathlib import Path
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import DEFAULT_VOICE, voices_folder
 from voxcpm_runtime.argument_types import path_argument, text_argument
-from voxcpm_runtime.storage.whole_file import make_folder
+from voxcpm_runtime.storage.atomic_file import make_folder
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 

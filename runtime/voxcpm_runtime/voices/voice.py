@@ -31,8 +31,8 @@ from voxcpm_runtime.argument_types import (
     wrong_type,
 )
 from voxcpm_runtime.model.sequence import Latents
+from voxcpm_runtime.storage.atomic_file import atomic_file
 from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
-from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"
@@ -178,7 +178,7 @@ class Voice:
         header = self.header.model_copy(update={"format": _WITHOUT_LEXICON if lacking else FORMAT})
         metadata = {_METADATA_KEY: header.model_dump_json(exclude=lacking)}
         try:
-            with whole_file(path, overwrite=overwrite) as file:
+            with atomic_file(path, overwrite=overwrite) as file:
                 file.write(dump_tensors(self._tensors(), metadata))
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None

@@ -13,7 +13,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.opening import locate_bundle
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.storage.whole_file import make_folder, report_folder, whole_file
+from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder, report_folder
 
 if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
@@ -112,7 +112,7 @@ def listen(
         output.print(table)
     if report is not None:
         make_folder(report)
-        with whole_file(report / "listening.json") as file:
+        with atomic_file(report / "listening.json") as file:
             file.write(result.model_dump_json(indent=1).encode() + b"\n")
         Console(stderr=True).print(f"written: {report / 'listening.json'}")
 

@@ -21,7 +21,7 @@ from voxcpm_constants.step_models import (
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.argument_types import shown, wrong_type
 from voxcpm_runtime.backends.machine import build, chip
-from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.storage.atomic_file import atomic_file
 
 COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
 """The names used here -> names in `coremltools.ComputeUnit`."""
@@ -108,7 +108,7 @@ def save_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:
     path = _measured_file(bundle_digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"chip": chip(), "build": build(), "bundle": bundle_digest, "units": dict(units)}
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(json.dumps(document, indent=1).encode())
     return path
 

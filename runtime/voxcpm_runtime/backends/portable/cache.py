@@ -26,7 +26,7 @@ from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.package import map_weights
 from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
-from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.storage.atomic_file import atomic_file
 
 # Part of every key: increment when the same package lowers to another graph.
 LOWERING_VERSION = 14
@@ -88,5 +88,5 @@ def write_entry(path: Path, lowered: Lowered) -> None:
     fields = {name: value for name, value in vars(lowered).items() if name != "model"}
     rest = json.dumps(fields, default=asdict).encode() + b"\n" + lowered.model
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(hashlib.sha256(rest).digest() + rest)

@@ -30,7 +30,7 @@ _UNSUPPORTED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IF
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, overwrite: bool | None = None) -> Iterator[BinaryIO]:
     """A context with a temp file next to the target of `path`, renamed to it at the end, or removed on any error.
 
     overwrite: see `replaced_file`.
