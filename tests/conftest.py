@@ -148,12 +148,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.skip(reason="Core ML runs on a Mac only"))
     # Only what -m has left is to be put in order.
     yield
-    order = _order({item.path: _bundles_of(item.path, items) for item in items if _makes_bundles(item)})
+    bundles: dict[Path, set[str]] = {}
+    for item in items:
+        bundles.setdefault(item.path, set()).update(name for name in _fixtures(item) if "_bundle" in name)
+    order = _order({item.path: bundles[item.path] for item in items if _makes_bundles(item)})
     items.sort(key=lambda item: order.get(item.path, len(order)))
-
-
-def _bundles_of(path: Path, items: Iterable[pytest.Item]) -> set[str]:
-    return {name for item in items if item.path == path for name in _fixtures(item) if "_bundle" in name}
 
 
 def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
