@@ -110,6 +110,22 @@ def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """refusal(*arguments): the one line on stderr of a command that exits with code 2 and writes nothing to stdout."""
+    from voxcpm_runtime.commands import cli
+
+    def refused(*arguments: object) -> str:
+        assert cli.main([str(argument) for argument in arguments]) == 2
+        out, err = capsys.readouterr()
+        (line,) = err.splitlines()
+        assert out == ""
+        assert line.startswith("error: ")
+        return line
+
+    return refused
+
+
+@pytest.fixture
 def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn]:
     """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children.
 

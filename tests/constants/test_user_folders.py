@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from voxcpm_constants.user_folders import cache_folder, voices_folder
-from voxcpm_runtime.commands import cli
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +23,15 @@ def test_one_variable_holds_everything(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"])
-def test_a_file_is_one_line_and_exit_code_two(variable, tmp_path, monkeypatch, capsys):
+def test_a_file_is_one_line_and_exit_code_two(variable, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(variable, str(tmp_path / "file"))
 
-    assert cli.main(["voices", "list"]) == 2
-    assert capsys.readouterr().err == (
-        f"error: {variable}={tmp_path / 'file'}: expected a folder, but it is a file; name another or unset it\n"
+    assert refusal("voices", "list") == (
+        f"error: {variable}={tmp_path / 'file'}: expected a folder, but it is a file; name another or unset it"
     )
 
 
-def test_the_home_of_nobody_is_one_line(capsys):
+def test_the_home_of_nobody_is_one_line(refusal):
     """Python raises RuntimeError for it."""
-    assert cli.main(["generate", "--text-file", "~nobody-of-this-name/a.txt"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    refusal("generate", "--text-file", "~nobody-of-this-name/a.txt")

@@ -29,14 +29,6 @@ def checkpoint(tiny_checkpoint, tmp_path):
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
 
 
-def one_line(capsys, *arguments):
-    """The only line on stderr of a command that exits with code 2."""
-    assert cli.main([str(argument) for argument in arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
 def converted(checkpoint, bundle):
     return conversion.convert(
         Checkpoint.open(checkpoint), bundle, precisions=["fp16"], sizes=StepSizes(kv_length=128)
@@ -65,18 +57,18 @@ def test_non_finite_weight_is_named(checkpoint):
         ("speech.json", DEEP, "cannot be read"),
     ],
 )
-def test_unreadable_file_fails_before_conversion(capsys, checkpoint, tmp_path, name, content, message):
+def test_unreadable_file_fails_before_conversion(refusal, checkpoint, tmp_path, name, content, message):
     (checkpoint / name).write_text(content)
 
-    line = one_line(capsys, "convert", checkpoint, "-o", tmp_path / "bundle")
+    line = refusal("convert", checkpoint, "-o", tmp_path / "bundle")
 
     assert line.startswith(f"error: {checkpoint / name}: ")
     assert message in line
     assert not (tmp_path / "bundle").exists()
 
 
-def test_max_length_beyond_the_checkpoints_positions(capsys, tiny_checkpoint, tmp_path):
-    line = one_line(capsys, "convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", "513")
+def test_max_length_beyond_the_checkpoints_positions(refusal, tiny_checkpoint, tmp_path):
+    line = refusal("convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", "513")
 
     assert "at most 512 positions" in line
     assert list(tmp_path.iterdir()) == []
@@ -104,11 +96,11 @@ def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, 
     ],
     ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
 )
-def test_invalid_output_names(capsys, tiny_checkpoint, tmp_path, monkeypatch, arguments):
+def test_invalid_output_names(refusal, tiny_checkpoint, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
 
-    one_line(capsys, *(argument.replace("{}", str(tiny_checkpoint)) for argument in arguments))
+    refusal(*(argument.replace("{}", str(tiny_checkpoint)) for argument in arguments))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 

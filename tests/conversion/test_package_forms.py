@@ -104,20 +104,14 @@ def test_command_passes_options(
     ],
 )
 def test_options_are_checked_before_the_checkpoint_is_downloaded(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Any, arguments: list[str], message: str
 ) -> None:
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("the checkpoint was opened")
 
     monkeypatch.setattr(Checkpoint, "open", opened)
-    assert cli.main(["convert", "openbmb/VoxCPM2", "-o", str(tmp_path / "b"), *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {message}")
-    assert said.count("\n") == 1
+    line = refusal("convert", "openbmb/VoxCPM2", "-o", tmp_path / "b", *arguments)
+    assert line.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,17 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import checked_text
-from voxcpm_runtime.commands import cli
 
 
 @pytest.fixture
-def refused(speaking, folder, loads, capsys):
+def refused(speaking, folder, loads, refusal):
     """refused(*arguments): the error of `generate` before anything is loaded."""
 
     def run(*arguments):
-        code = cli.main(["generate", speaking, "-o", "out.wav", *map(str, arguments)])
-        err = capsys.readouterr().err
-        assert (code, loads) == (2, [])
-        assert err.count("\n") == 1
+        line = refusal("generate", speaking, "-o", "out.wav", *arguments)
+        assert not loads
         assert not (folder / "out.wav").exists()
-        return err
+        return line
 
     return run
 

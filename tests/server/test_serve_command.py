@@ -19,23 +19,16 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from voxcpm_runtime.commands.cli import _EXTRAS, main
+from voxcpm_runtime.commands.cli import _EXTRAS
 from waiting import until
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The only line printed by a failing command."""
-    assert main(["serve", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
-def test_port_in_use_fails_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_fails_before_loading(refusal: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        line = refusal(capsys, "--port", port)
+        line = refusal("serve", "--port", port)
 
     assert line.startswith(f"error: cannot listen on 127.0.0.1 port {port} (Address already in use")
     assert "--port" in line
@@ -58,13 +51,12 @@ def test_port_in_use_fails_before_loading(capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_invalid_options_are_one_line_errors(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    arguments: tuple[str, ...], words: str, refusal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     (tmp_path / "file").touch()
-    assert words in refusal(capsys, *arguments)
+    assert words in refusal("serve", *arguments)
 
 
 @pytest.mark.long

@@ -17,7 +17,6 @@ from voxcpm_runtime.backends.core_ai import step_model as core_ai
 from voxcpm_runtime.backends.loading import check_engine, choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.commands import cli
 
 MACS = {"on_a_mac": "15.5", "on_macos_27": "27.0"}
 MACHINES = ["on_linux", *MACS]
@@ -155,7 +154,7 @@ def test_invalid_backend_fails_before_loading(
     bundle_of: Callable[[str], Bundle],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Callable[..., str],
     target: str,
     words: list[str],
     message: str,
@@ -165,11 +164,7 @@ def test_invalid_backend_fails_before_loading(
     for module in ("voxcpm_runtime.voxcpm.place_step_models", "voxcpm_runtime.doctor.command.trials"):
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("loaded"))
 
-    code = cli.main([str(bundle.folder) if word == "BUNDLE" else word for word in words])
-
-    error = capsys.readouterr().err
-    assert (code, error.count("\n")) == (2, 1)
-    assert message in error
+    assert message in refusal(*(bundle.folder if word == "BUNDLE" else word for word in words))
     assert not list(folder.iterdir())
 
 

@@ -11,7 +11,6 @@ import pytest
 import soundfile
 
 from voxcpm_runtime.bundle import opening
-from voxcpm_runtime.commands.cli import main
 
 WEIGHTS = "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
 
@@ -41,24 +40,18 @@ def test_first_command_speaks_without_importing_converters(tmp_path, monkeypatch
     ],
     ids=["altered", "manifest"],
 )
-def test_damaged_installation_advises_reinstalling(damage, tmp_path, monkeypatch, capsys):
+def test_damaged_installation_advises_reinstalling(damage, tmp_path, monkeypatch, refusal):
     folder = tmp_path / "default_bundle"
     shutil.copytree(opening.DEFAULT_BUNDLE, folder)
     damage(folder)
     monkeypatch.setattr(opening, "DEFAULT_BUNDLE", folder)
 
-    assert main(["generate", "--text", "Hello.", "-o", str(tmp_path / "hello.wav")]) == 2
-
     assert re.fullmatch(
-        r"error: the built-in voice of this installation is damaged \(.*\); install voxcpm-coreml again, .*\n",
-        capsys.readouterr().err,
+        r"error: the built-in voice of this installation is damaged \(.*\); install voxcpm-coreml again, .*",
+        refusal("generate", "--text", "Hello.", "-o", tmp_path / "hello.wav"),
     )
 
 
-def test_missing_precision_of_the_default_bundle_says_how_to_convert(capsys):
-    assert main(["generate", "--text", "Hello.", "--precision", "fp16", "-o", "hello.wav"]) == 2
-
-    said = capsys.readouterr().err
-    assert re.fullmatch(
-        r"error: the built-in voice is available in int8 only; for fp16, convert its checkpoint .*\n", said
-    )
+def test_missing_precision_of_the_default_bundle_says_how_to_convert(refusal):
+    line = refusal("generate", "--text", "Hello.", "--precision", "fp16", "-o", "hello.wav")
+    assert "the built-in voice is available in int8 only; for fp16, convert its checkpoint " in line

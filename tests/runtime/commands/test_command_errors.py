@@ -12,14 +12,6 @@ from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.commands import cli, shared_arguments
 
 
-def one_line(capsys, *arguments):
-    """The only line on stderr of a command that exits with code 2."""
-    assert cli.main([str(argument) for argument in arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
 def raising(error):
     def command() -> None:
         """Fail."""
@@ -38,18 +30,18 @@ def raising(error):
         (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
     ],
 )
-def test_system_error_is_one_line(capsys, monkeypatch, error, line):
+def test_system_error_is_one_line(refusal, monkeypatch, error, line):
     monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
     monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
 
-    assert one_line(capsys, "fail") == f"error: {line}"
+    assert refusal("fail") == f"error: {line}"
 
 
 @pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
-def test_closed_standard_input(capsys, speaking, monkeypatch, command):
+def test_closed_standard_input(refusal, speaking, monkeypatch, command):
     monkeypatch.setattr(shared_arguments.sys, "stdin", None)
 
-    line = one_line(capsys, command[0], speaking, *command[1:])
+    line = refusal(command[0], speaking, *command[1:])
 
     assert "standard input is closed" in line
 
@@ -79,12 +71,12 @@ def test_a_full_disk_is_one_line_in_every_format(tmp_path):
     assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
 
 
-def test_second_run_into_one_output_is_rejected(speaking, folder, capsys):
+def test_second_run_into_one_output_is_rejected(speaking, folder, refusal):
     held = folder / ".a.wav.segments"
     held.mkdir()
     lock = lock_folder(held)
 
-    line = one_line(capsys, "generate", speaking, "--text", "hi.", "-o", "a.wav")
+    line = refusal("generate", speaking, "--text", "hi.", "-o", "a.wav")
 
     assert "another run is speaking into this file" in line
     lock.release()
@@ -100,11 +92,11 @@ def test_second_run_into_one_output_is_rejected(speaking, folder, capsys):
         ("linked", "linked/listening.json: this is also an input"),
     ],
 )
-def test_unwritable_report_fails_before_the_work(capsys, folder, report, message):
+def test_unwritable_report_fails_before_the_work(refusal, folder, report, message):
     (folder / "in.json").touch()
     (folder / "folders" / "listening.json").mkdir(parents=True)
     (folder / "linked").mkdir()
     (folder / "linked" / "listening.json").symlink_to("../in.json")
 
-    assert message in one_line(capsys, "listen", "--saved", "in.json", "--report", report)
+    assert message in refusal("listen", "--saved", "in.json", "--report", report)
     assert (folder / "in.json").read_bytes() == b""

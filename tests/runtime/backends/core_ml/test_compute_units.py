@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from voxcpm_constants.step_models import (
@@ -12,7 +14,6 @@ from voxcpm_constants.step_models import (
     STEP_MODEL_NAMES,
 )
 from voxcpm_runtime.backends.core_ml.compute_units import DEFAULT_UNITS, chosen_units, read_compute_units
-from voxcpm_runtime.commands import cli
 
 NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
 
@@ -53,13 +54,8 @@ def test_command_options() -> None:
     ],
 )
 def test_invalid_units_fail_before_opening(
-    capsys: pytest.CaptureFixture[str], given: list[str], message: str
+    refusal: Callable[..., str], given: list[str], message: str
 ) -> None:
     options = [part for word in given for part in ("--compute-units", word)]
 
-    code = cli.main(["generate", "missing", "--text", "hello", "-o", "out.wav", *options])
-
-    error = capsys.readouterr().err
-    assert code == 2
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refusal("generate", "missing", "--text", "hello", "-o", "out.wav", *options)

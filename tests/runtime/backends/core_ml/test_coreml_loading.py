@@ -21,7 +21,6 @@ from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
-from voxcpm_runtime.commands import cli
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -288,15 +287,10 @@ def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path) -> None
 
 @pytest.mark.long
 def test_core_ml_failure_while_speaking_is_one_line(
-    core_ml: StandIn, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    core_ml: StandIn, tiny_bundle: Path, refusal: Any, tmp_path: Path
 ) -> None:
     core_ml.fault(at="predict", package=LOCDIT_STEP)
 
-    code = cli.main(
-        ["generate", str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav")]
-    )
-
-    error = capsys.readouterr().err
-    assert code == 2
-    assert "Core ML failed in locdit_step (Unable to compute the prediction" in error
+    line = refusal("generate", tiny_bundle, "--precision", "fp16", "-t", "one", "-o", tmp_path / "o.wav")
+    assert "Core ML failed in locdit_step (Unable to compute the prediction" in line
     assert not (tmp_path / "o.wav").exists()
