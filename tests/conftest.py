@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from voxcpm_constants import macos
+from voxcpm_runtime.backends import machine
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -46,11 +47,23 @@ GROUP_OF_BUNDLE = {
 
 
 def pytest_configure() -> None:
-    """A worker a core already: with threads of its own, each torch would wait for the others' cores.
-
-    ONNX Runtime does not read this, so that recorded samples are what they are outside the tests.
-    """
+    """A worker a core already: with threads of its own, each torch would wait for the others' cores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A thread for each step model of this process, as in a container with one core: the samples are the same.
+
+    ONNX Runtime would pin a thread to each core of the machine, in each worker.
+    """
+    folder = tmp_path_factory.mktemp("control_group")
+    (folder / "own").write_text("0::/\n")
+    (folder / "cpu.max").write_text("100000 100000\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(machine, "_OWN_CGROUP", folder / "own")
+        patched.setattr(machine, "_CGROUPS", folder)
+        yield
 
 
 MODULES = pytest.StashKey[int]()

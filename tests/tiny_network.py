@@ -72,11 +72,8 @@ class FakeNetwork:
 
     def causal(self, name: str, embeddings: np.ndarray) -> np.ndarray:
         """Row p depends on rows 0..p and on p itself, so that a wrong position or cache row changes the result."""
-        count = len(embeddings)
-        decay = np.array(
-            [[0.7 ** (p - q) if q <= p else 0 for q in range(count)] for p in range(count)], np.float32
-        )
-        positions = np.arange(count, dtype=np.float32)[:, np.newaxis]
+        positions = np.arange(len(embeddings), dtype=np.float32)[:, np.newaxis]
+        decay = np.tril(0.7 ** (positions - positions.T)).astype(np.float32)
         return np.tanh(decay @ embeddings @ self.w[name] * 0.5 + np.sin(positions))
 
     def fsq(self, hidden: np.ndarray) -> np.ndarray:
