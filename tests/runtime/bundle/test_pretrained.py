@@ -98,6 +98,19 @@ def test_missing_extra_is_named(monkeypatch):
         VoxCPM.from_pretrained("a/b")
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "mps"])
+def test_upstreams_other_devices_are_one_line_errors(converted, checkpoint, capsys, device):
+    with pytest.raises(
+        InputError, match="device must be auto or cpu; on a Mac, compute units choose the GPU, got"
+    ):
+        VoxCPM.from_pretrained(str(checkpoint), device=device)
+    assert (
+        cli.main(["generate", "--model-path", str(checkpoint), "--device", device, "--text", "hello."]) == 2
+    )
+    assert capsys.readouterr().err.startswith("error: device must be auto or cpu")
+    assert not converted
+
+
 @pytest.mark.parametrize("command", ["generate", "batch"])
 def test_upstreams_flags_name_a_checkpoint(converted, folder, checkpoint, capsys, command):
     (folder / "lines.txt").write_text("hello.\n")

@@ -59,8 +59,16 @@ def test_words_spliced_at_known_times_are_found_there(tts):
     assert [word.end for word in words] == pytest.approx(ends, abs=0.15)
 
 
+def test_the_last_word_before_a_pause_takes_longer():
+    """Two equal words in two seconds of sound: the first one ends well before the middle."""
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, 48_000).astype(np.float32)
+    first, second = word_times("man man.", "man man.", letter_times("man man.", noise, 24_000))
+    assert (first.start, second.end) == pytest.approx((0, 2), abs=0.02)
+    assert 0.6 < second.start < 0.85
+
+
 def test_words_without_a_pause_between_are_found_by_their_letters(tts):
-    """As in prose, the last word of a phrase is said slowly."""
+    """Words are cut from recordings of their own, all but the last of a phrase shortened, as prose is spoken."""
     clips, starts = [], []
     for phrase in ("seven yellow flowers", "near the river"):
         for word in phrase.split():

@@ -80,7 +80,7 @@ def session_errors(package: Path) -> Iterator[None]:
         ) from error
 
 
-def mapped_weights(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
+def _mapped_weights(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
     """The memory-mapped weights, which must stay alive as long as the session."""
     if not lowered.weights:
         return []
@@ -108,7 +108,7 @@ def open_on_processor(
 def _open_lowered(
     package: Path, lowered: Lowered, options: ort.SessionOptions
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    values = mapped_weights(package, lowered)
+    values = _mapped_weights(package, lowered)
     if values:
         options.add_external_initializers([ref.name for ref in lowered.weights], values)
     return ort.InferenceSession(lowered.model, options, _PROVIDERS), values
@@ -162,23 +162,16 @@ def _weight_bytes(lowered: Lowered, kinds: str = "iuf") -> int:
 
 
 def _processor_options(mode: Mode, threads: int | None) -> ort.SessionOptions:
+    """ONNX Runtime's options. threads: per operation; None for this process's share of the machine."""
+    options, levels = ort.SessionOptions(), ort.GraphOptimizationLevel
+    options.log_severity_level = _ERRORS_ONLY
     # In faithful mode, fold constants, so that fp16 weights are unpacked once, but fuse nothing across a rounding.
-    levels = ort.GraphOptimizationLevel
-    options = session_options(
-        levels.ORT_ENABLE_BASIC if mode == "faithful" else levels.ORT_ENABLE_ALL, threads
-    )
+    faithful = mode == "faithful"
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if faithful else levels.ORT_ENABLE_ALL
     options.add_session_config_entry("session.use_env_allocators", "1")  # the arena of onnx_runtime.py
     # Memory planning is quadratic in the size of the graph, and took most of the time to open a language model. Without
     # it the allocator reuses freed memory; peak and speed are the same.
     options.enable_mem_reuse = False
-    return options
-
-
-def session_options(level: ort.GraphOptimizationLevel, threads: int | None) -> ort.SessionOptions:
-    """ONNX Runtime's options. threads: per operation; None for this process's share of the machine."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _ERRORS_ONLY
-    options.graph_optimization_level = level
     # Each step model has its own threads. Idle threads that spin for long take cores from the running model and from
     # other programs: up to ten times slower on a busy machine. Spinning between operations saves a sixth (TRIALS.md).
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(_LIMITS_SPINNING)))
