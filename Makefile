@@ -6,8 +6,12 @@ STAMP := $(VENV)/.installed
 RAY   := build/ray
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
-# One file per worker, so that its fixtures are made once; files that convert come first (conftest.py).
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+# One file per worker, so that its fixtures are made once; files that convert come first (conftest.py). Three workers keep
+# two cores busy, as some tests wait.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
+
+# Containers set it, and then each of the tests' child processes would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help clients venv lint types pytest test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray test-swift freeze torture soak load wheel built-in-voice demo lock mac-packages audit clean

@@ -37,7 +37,10 @@ class Hub(ThreadingHTTPServer):
 
 
 def commit_of(tree: Tree) -> str:
-    return hashlib.sha1(repr(sorted(tree.items())).encode(), usedforsecurity=False).hexdigest()
+    digest = hashlib.sha1(usedforsecurity=False)
+    for path, data in sorted(tree.items()):
+        digest.update(f"{path}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
 
 
 class Endpoints(BaseHTTPRequestHandler):

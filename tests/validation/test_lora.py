@@ -19,6 +19,9 @@ from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
 from voxcpm_validation.upstream import load_upstream
 from voxcpm_validation.validate import validate_bundle
 
+# Converts a bundle of its own; `make test` compares the layers.
+pytestmark = pytest.mark.long
+
 TEXT = "the you and the world"
 EVERYWHERE = {"enable_lm": True, "enable_dit": True, "enable_proj": True}
 # One embedding at a time: the effect of a LoRA does not depend on chunks, and fixed shapes convert faster.
