@@ -38,7 +38,7 @@ PATIENCE = 60
 def patient_httpx() -> Iterator[None]:
     """Raise httpx's default timeout of five seconds, as a busy machine may need more.
 
-    And read the system's certificates once: httpx would for each of its 800 clients, in 20 to 40 ms.
+    And read the system's certificates once, not for each client (about 50 ms).
     """
     # This object is the default of all functions and classes.
     default = inspect.signature(httpx2.Client).parameters["timeout"].default

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,6 @@ from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
 from voxcpm_validation.upstream import load_upstream
 from voxcpm_validation.validate import validate_bundle
 
-# Converts a bundle of its own; `make test` compares the layers.
-pytestmark = pytest.mark.long
-
 TEXT = "the you and the world"
 EVERYWHERE = {"enable_lm": True, "enable_dit": True, "enable_proj": True}
 # One embedding at a time: the effect of a LoRA does not depend on chunks, and fixed shapes convert faster.
@@ -34,12 +33,15 @@ def lora(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, write_
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, lora: Path) -> Path:
+def bundle(conversion: Callable[..., Path], tiny_checkpoint: Path, lora: Path) -> Path:
     """A bundle with the LoRA, converted by the command."""
-    folder = tmp_path_factory.mktemp("bundle") / "bundle"
-    sizes = {"max_length": SIZES.kv_length, "prefill_chunk": [1]}
-    cli.convert(str(tiny_checkpoint), folder, precision=["fp32"], lora=lora, **sizes)
-    return folder
+
+    def make(folder: Path, checkpoint: Path, lora: Path, _: str) -> None:
+        sizes = {"max_length": SIZES.kv_length, "prefill_chunk": [1]}
+        cli.convert(str(checkpoint), folder, precision=["fp32"], lora=lora, **sizes)
+
+    digest = hashlib.sha256((lora / "lora_weights.safetensors").read_bytes()).hexdigest()
+    return conversion("bundle-tiny-lora", make, tiny_checkpoint, lora, digest)
 
 
 def test_speech_equals_upstream_with_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:

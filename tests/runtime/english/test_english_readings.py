@@ -84,7 +84,7 @@ def test_ascii_text_is_spelled_with_letters_only(letters: TextTokenizer, seed: i
     rng = np.random.default_rng(seed)
     written = [case["written"] for case in readings() if case["written"].isascii()]
     pieces = [*string.printable, *string.ascii_letters, *HOSTILE, *written]
-    for _ in range(30):
+    for _ in range(60):
         text = "".join(pieces[at] for at in rng.integers(len(pieces), size=rng.integers(1, 40)))
         if any(char.isalnum() for char in text):
             said = spelled(text, letters)
@@ -99,10 +99,10 @@ def test_long_lines_take_linear_time(letters: TextTokenizer, piece: str) -> None
     """Ten times the text may take 10 times as long; quadratic rules would take 100 times."""
     spelled("5 km", letters)
     taken = []
-    for length in (200, 2_000):
+    for length in (400, 4_000):
         started = time.process_time()
         spelled(f"so {piece * (length // len(piece))}", letters)
         taken.append(time.process_time() - started)
 
-    assert taken[1] < max(30 * taken[0], 0.25)
-    assert taken[1] < 0.5
+    assert taken[1] < max(30 * taken[0], 0.5)
+    assert taken[1] < 1
