@@ -3,8 +3,10 @@
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
 import plistlib
+import runpy
 import shutil
 import tempfile
 import threading
@@ -177,12 +179,15 @@ def _given(array):
     return view
 
 
-def _spec(path):
-    from voxcpm_runtime.backends.portable.core_ml_format import Model as Specification
+@functools.cache
+def _message():
+    """The message class of the portable backend, by its file: the backend's import would take a child half a second."""
+    package = Path(importlib.util.find_spec("voxcpm_runtime").origin).parent
+    return runpy.run_path(package / "backends" / "portable" / "core_ml_format.py")["Model"]
 
-    spec = Specification()
-    spec.ParseFromString(path.read_bytes())
-    return spec
+
+def _spec(path):
+    return _message().FromString(path.read_bytes())
 
 
 def _require(spec, path):

@@ -15,7 +15,7 @@ from coreml_stand_in.faults import VARIABLE, Fault, events, settings, told
 
 BINDING = "coremltools.libcoremlpython"
 CHILD = Path(__file__).with_name("child")
-LOADER = "voxcpm_runtime.backends.core_ml.loading"
+LOADER = "voxcpm_runtime.backends.core_ml.child"
 """The module that compiles or loads a package as a program."""
 SLOW = {"scipy", "sklearn", "torch", "transformers"}
 """Optional imports of coremltools for conversion, which take seconds per process."""

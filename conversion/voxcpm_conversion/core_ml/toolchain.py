@@ -26,6 +26,9 @@ _PROGRESS_BARS = (
     ("coremltools.optimize.coreml._post_training_quantization", "tqdm"),
 )
 
+# Optional imports of coremltools that take two seconds, for kinds of models that this project does not convert.
+_UNUSED = ("torchao", "transformers")
+
 
 @contextmanager
 def silenced() -> Iterator[None]:
@@ -41,10 +44,17 @@ def silenced() -> Iterator[None]:
 
 
 def import_coremltools() -> ModuleType:
-    """Import coremltools without its warnings about untested versions and missing macOS libraries, nor torchao's."""
+    """Import coremltools without its warnings about untested versions and missing macOS libraries."""
     if "coremltools" not in sys.modules:
-        with silenced():
-            importlib.import_module("coremltools")
+        hidden = [name for name in _UNUSED if name not in sys.modules]
+        for name in hidden:
+            sys.modules[name] = None  # type: ignore[assignment]  # makes an import fail
+        try:
+            with silenced():
+                importlib.import_module("coremltools")
+        finally:
+            for name in hidden:
+                del sys.modules[name]
         logging.getLogger("coremltools").setLevel(logging.ERROR)
         # It collects garbage after each export, which would take half a second for torch's modules.
         gc.freeze()

@@ -1,13 +1,7 @@
-"""Compiles packages for Core ML, and loads them on their compute units or a fallback.
-
-Compiling takes minutes, and so does the first load on a compute unit, which the system caches. Either may crash, and
-coremltools never releases the GIL: a child process, which runs this module, does both first.
-"""
+"""Loads packages on their compute units or a fallback, compiled for Core ML first."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -18,13 +12,8 @@ from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import MIN_MACOS, Target
-from voxcpm_runtime.backends.compilation import (
-    LOCK_SECONDS,
-    CompiledPackage,
-    mark,
-    run_child,
-    run_in_child,
-)
+from voxcpm_runtime.backends.compilation import CompiledPackage, mark
+from voxcpm_runtime.backends.core_ml import child
 from voxcpm_runtime.backends.core_ml.compute_units import (
     COMPUTE_UNITS,
     CPU,
@@ -183,14 +172,15 @@ def _load(
     system = macos()
     enumerated = function.declared.chunk_count > 1 and system is not None and system.version >= (15,)
     reshapes = "Infrequent" if enumerated else ""
+    apples_unit = COMPUTE_UNITS[unit]
     if first_use is not None:
 
         def in_child() -> None:
             first_use(f"Core ML prepares {function.package.stem} for {unit}, once …")
-            _in_child("load", str(compiled.absolute()), unit, name, reshapes)
+            child.run("load", compiled, apples_unit, name, reshapes)
 
         form.before_first_load(compiled, f"{function.name}.{unit}", in_child)
-    return _load_here(compiled, unit, name, reshapes)
+    return child.load_model(compiled, apples_unit, name, reshapes)
 
 
 def _rejection(package: Path, unit: str, error: Exception) -> RejectedError:
@@ -215,40 +205,7 @@ def _compile(
         described = next((f for f in description.functions if f.name == function.name), description)
         function.check(*([t.name for t in ts] for ts in (described.input, described.output, described.state)))
     if first_use is None:
-        _compile_here(package, compiled)
+        child.compile_package(package, compiled)
         return
     first_use(f"Core ML compiles {package.stem}, once …")
-    _in_child("compile", str(package.absolute()), str(compiled.absolute()))
-
-
-def _compile_here(package: Path, compiled: Path) -> None:
-    import coremltools as ct
-
-    ct.utils.compile_model(str(package), destination_path=str(compiled))
-
-
-def _load_here(compiled: Path, unit: str, function: str, reshapes: str) -> Any:
-    """coremltools' model of a function ("": the only one). reshapes: its hint for enumerated lengths ("": none)."""
-    import coremltools as ct
-
-    options: dict[str, Any] = {"function_name": function} if function else {}
-    if reshapes:
-        options["optimization_hints"] = {"reshapeFrequency": ct.ReshapeFrequency[reshapes]}
-    return ct.models.CompiledMLModel(str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]), **options)
-
-
-def _in_child(task: str, *arguments: str) -> None:
-    """Compile or load in a child process. Raises RuntimeError with Core ML's reason, or how the child ended."""
-    try:
-        code, words = run_child(__name__, task, *arguments, timeout=LOCK_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no answer within {LOCK_SECONDS} s") from None
-    if code != 0:
-        raise RuntimeError(words if code == 1 else f"it crashed the child process: {words}")
-
-
-if __name__ == "__main__":
-    task, path, *arguments = sys.argv[1:]
-    if task == "compile":
-        run_in_child(lambda: _compile_here(Path(path), Path(arguments[0])))
-    run_in_child(lambda: _load_here(Path(path), *arguments))
+    child.run("compile", package, str(compiled.absolute()))
