@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -36,11 +37,14 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
+@functools.lru_cache(maxsize=4096)  # every request asks for the digests of all files
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def commit_of(tree: Tree) -> str:
-    digest = hashlib.sha1(usedforsecurity=False)
-    for path, data in sorted(tree.items()):
-        digest.update(f"{path}\0{len(data)}\0".encode() + data)
-    return digest.hexdigest()
+    files = "".join(f"{path}\0{sha256(data)}\0" for path, data in sorted(tree.items()))
+    return hashlib.sha1(files.encode(), usedforsecurity=False).hexdigest()
 
 
 class Endpoints(BaseHTTPRequestHandler):
@@ -133,7 +137,7 @@ class Endpoints(BaseHTTPRequestHandler):
         self.reply(200, {"transfer": "basic", "objects": objects})
 
     def put(self, content: bytes, oid: str) -> None:
-        assert hashlib.sha256(content).hexdigest() == oid
+        assert sha256(content) == oid
         self.server.objects[oid] = content
         self.server.sent.append(oid)
         self.reply(200)
@@ -168,7 +172,7 @@ class Endpoints(BaseHTTPRequestHandler):
 
 
 def entry(name: str, data: bytes) -> dict[str, Any]:
-    digest = hashlib.sha256(data).hexdigest()
+    digest = sha256(data)
     lfs = {"lfs": {"oid": digest, "size": len(data), "pointerSize": 130}} if len(data) >= LARGE else {}
     return {"type": "file", "path": name, "size": len(data), "oid": digest[:40] if not lfs else digest, **lfs}
 

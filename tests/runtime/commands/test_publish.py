@@ -22,7 +22,7 @@ pytestmark = [
 def hub(tmp_path, monkeypatch):
     """A hub for child processes, with an empty download cache and a write token."""
     server = Hub()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
