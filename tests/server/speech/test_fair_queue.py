@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.queueing import FairQueue, Turn
 
 
@@ -47,6 +48,32 @@ def test_turn_passes_on_if_the_request_is_cancelled_when_notified() -> None:
         return queue.busy
 
     assert asyncio.run(scenario()) == 0
+
+
+def test_limits_count_only_requests_that_wait() -> None:
+    """With a queue of 0 free turns are granted still, and a request that is cancelled frees its place."""
+
+    async def scenario() -> None:
+        none = FairQueue(1, 0, 1)
+        none.leave(1e6)  # the mean of the durations is long, but clients do not wait for hours
+        taken = [await none.enter("a") for _ in range(2)]
+        with pytest.raises(ApiError) as refused:
+            none.check("a")
+        assert refused.value.headers == {"Retry-After": "300"}
+        taken[0].leave()
+        none.check("a")
+
+        queue = FairQueue(1, 1, 1)
+        await queue.enter("a")
+        request = asyncio.create_task(queue.enter("a"))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            queue.check("b")
+        request.cancel()
+        await asyncio.wait({request})
+        queue.check("b")
+
+    asyncio.run(scenario())
 
 
 def test_background_turns_yield_to_requests() -> None:

@@ -1,12 +1,14 @@
-"""A cancelled stream releases its turn of the queue."""
+"""Streams: a cancelled one releases its turn, and one that nobody reads is not generated further."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from voxcpm_server.speech.queueing import FairQueue
+from voxcpm_server.speech.speaking import Stream
 from voxcpm_server.streams.sessions import SessionStream
 
 
@@ -25,3 +27,29 @@ def test_turn_acquired_after_cancellation_is_released() -> None:
         return queue.busy
 
     assert asyncio.run(entered()) == 0
+
+
+class _Numbers(Stream[int]):
+    made = 0
+
+    def generate(self) -> Iterator[int]:
+        for self.made in range(1, 101):
+            yield self.made
+
+
+def test_unread_stream_is_generated_up_to_its_capacity_and_forgotten_once_closed() -> None:
+    async def scenario() -> None:
+        service: Any = SimpleNamespace(streams=set())
+        served: Any = SimpleNamespace(leases=0, release=lambda: None)
+        stream = _Numbers(service, served, "", 4)
+        stream.start()
+        assert await stream.peek() == 1
+        await asyncio.sleep(0.2)
+        assert stream.made == 5
+        assert [await anext(stream) for _ in range(20)] == [*range(1, 21)]
+        assert service.streams == {stream}
+        await stream.aclose()
+        assert stream.made < 100
+        assert not service.streams
+
+    asyncio.run(scenario())
