@@ -109,3 +109,7 @@ def test_sensitive_weights_use_8_bits_or_more() -> None:
         assert matched, pattern
         for step_model, weight in matched:
             assert chosen_format("int4", step_model, weight, (64, 64)) != "int4", weight
+    whole, rest = (
+        chosen_format("int4", "base_lm_step", "lm_layers_0_mlp_up_proj_weight", (8, n)) for n in (BLOCK, 33)
+    )
+    assert (whole, rest) == ("int4", "int8")  # rows of whole blocks only

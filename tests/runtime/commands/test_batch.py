@@ -31,7 +31,7 @@ def recording(path, seed=0):
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
 def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speaking, ends):
-    (folder / "lines.txt").write_bytes(f"one.{ends}{ends}two.{ends}  {ends}".encode())
+    (folder / "lines.txt").write_bytes(f"\ufeffone.{ends}{ends}two.{ends}  {ends}".encode())
 
     code, out, err = batch(None, "--seed", "3", name="lines.txt")
 
@@ -41,6 +41,7 @@ def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speakin
     np.testing.assert_array_equal(samples("out/output_003.wav"), speech(speaking, "two.", seed=3))
     assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
     assert out.startswith("out/output_001.wav: ")
+    np.testing.assert_array_equal(samples("out/output_001.wav"), speech(speaking, "one.", seed=3))
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)

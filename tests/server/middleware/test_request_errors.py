@@ -6,6 +6,7 @@ import base64
 import errno
 import io
 import json
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,12 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
+from prometheus_client import generate_latest
 from starlette.datastructures import UploadFile
 
-from voxcpm_runtime import BundleError
+from voxcpm_runtime import BundleError, SuspiciousWarning
+from voxcpm_server.middleware.metrics import Metrics, count_suspicious_warnings
+from voxcpm_server.speech.queueing import FairQueue
 from waiting import until
 
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
@@ -179,3 +183,13 @@ def test_spooling_errors_are_507(
     files = {"audio_sample" if path == "voices" else "reference_audio": ("a.wav", b"a" * 100)}
     answer = httpx2.post(f"{running.url}/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
+
+
+def test_suspicious_speech_is_counted_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = Metrics(FairQueue(1, 1, 1), ())
+
+    with count_suspicious_warnings(metrics):
+        warnings.warn("what the user wrote", SuspiciousWarning, stacklevel=1)
+
+    assert b"voxcpm_suspicious_total 1.0" in generate_latest(metrics.registry)
+    assert capsys.readouterr().err == ""

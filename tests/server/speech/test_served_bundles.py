@@ -74,6 +74,11 @@ def test_concurrent_requests_load_a_bundle_once() -> None:
         assert [served.name for served in leased] == ["a", "generation of default"] * 2
         assert sorted(shelf.loads) == ["a", "default"]
         assert shelf.bundles.names[0] == "generation of default"
+        # A client that disconnects does not end the loading that others wait for.
+        clients = [asyncio.create_task(shelf.bundles.lease("b")) for _ in range(2)]
+        await asyncio.sleep(0)
+        clients[0].cancel()
+        assert (await clients[1]).name == "b"
         assert await shelf.bundles.lease("generation of default") is leased[1]
         # The default bundle's names take precedence over another bundle's.
         same = Bundles(shelf.bundles.default.source, "a", {"a": leased[0].source})
