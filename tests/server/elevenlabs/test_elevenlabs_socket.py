@@ -203,7 +203,9 @@ def test_the_routes_with_timestamps_have_each_character_of_the_text(
 
 def test_alignment_may_count_from_the_start(server: Any) -> None:
     with socket_to(server, query="output_format=pcm_24000&sync_alignment=true") as connection:
-        sends(connection, {"text": LONG, "context_id": "a"}, {"context_id": "a", "close_context": True})
+        for _ in range(2):  # segments, each with times of its own
+            sends(connection, {"text": LONG, "context_id": "a", "flush": True})
+        sends(connection, {"context_id": "a", "close_context": True})
         messages = received(connection)
     starts = [t for m in messages if m.get("alignment") for t in m["alignment"]["charStartTimesMs"]]
     assert starts == sorted(starts)
