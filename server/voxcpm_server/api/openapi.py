@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from voxcpm_server.middleware.authentication import PUBLIC_PATHS
 from voxcpm_server.middleware.limits import PROBES
+from voxcpm_server.speech.speech_responses import JSON_LINES
 
 
 class ErrorDetail(BaseModel):
@@ -61,6 +62,11 @@ SPEECH_HEADERS = {
     "X-Ignored-Fields": header("Fields that had no effect, as a JSON list; absent if there are none.", "string"),
 }  # fmt: skip
 """Headers of speech responses."""
+CAPTION_RESPONSES = {
+    **ERROR_RESPONSES,
+    200: {"content": {"application/json": {}, JSON_LINES: {}}},
+}
+"""Of routes that respond with one JSON object, or with one per line if streamed."""
 _XI_KEY = {"type": "apiKey", "in": "header", "name": "xi-api-key"}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},

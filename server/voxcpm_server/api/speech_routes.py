@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from voxcpm_runtime import Voice, VoxCPM, Word
-from voxcpm_server.api.openapi import ERROR_RESPONSES, SPEECH_HEADERS
+from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import OPENAI_MODELS
 from voxcpm_server.speech.encoding import FORMATS, Encoder
@@ -91,7 +91,7 @@ async def respond(
 @captioned.post(
     "/dev/captioned_speech",
     dependencies=[Depends(_check_queue)],
-    responses=ERROR_RESPONSES,
+    responses=CAPTION_RESPONSES,
     openapi_extra=REQUEST_BODY,
 )
 async def create_captioned_speech(

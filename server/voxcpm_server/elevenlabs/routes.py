@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from voxcpm_runtime import Word, character_times
-from voxcpm_server.api.openapi import ERROR_RESPONSES
+from voxcpm_server.api.openapi import CAPTION_RESPONSES
 from voxcpm_server.api.speech_routes import respond
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.rooms import Room
@@ -108,8 +108,8 @@ class TimedRequest(BaseModel):
     voice_settings: dict[str, Any] | None = None
 
 
-@router.post("/text-to-speech/{voice}/with-timestamps", tags=["speech"], responses=ERROR_RESPONSES)
-@router.post("/text-to-speech/{voice}/stream/with-timestamps", tags=["speech"], responses=ERROR_RESPONSES)
+@router.post("/text-to-speech/{voice}/with-timestamps", tags=["speech"], responses=CAPTION_RESPONSES)
+@router.post("/text-to-speech/{voice}/stream/with-timestamps", tags=["speech"], responses=CAPTION_RESPONSES)
 async def speak_with_timestamps(voice: str, body: TimedRequest, request: Request) -> Response:
     """Speak, with the time of each character, as one JSON object or a stream of lines."""
     service, (codec, rate) = get_service(request), _format(request.query_params)

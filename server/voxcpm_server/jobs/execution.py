@@ -277,6 +277,8 @@ class Jobs(Room):
                 speak_job, store, running, served, self._settings, self.service.voices, yield_to_requests
             )
             speaking = asyncio.ensure_future(run_in_dedicated_thread(work))
+            # Retrieve the error: asyncio would log it for a job that is deleted.
+            speaking.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 return await asyncio.shield(speaking)
             finally:

@@ -26,6 +26,7 @@ from voxcpm_server.speech.speaking import SpeechStream, cancel_and_wait, send_wi
 Result = TypeVar("Result")
 Captions = Callable[[bytes, Sequence[Word]], dict[str, Any]]
 """Makes a JSON object of encoded audio and the words found with it."""
+JSON_LINES = "application/x-ndjson"
 _MAX_TIMESTAMPS = 4096  # bytes of the header
 # Voice agents' clients time out after 5 seconds without data.
 _SILENT_SECONDS = 3.0
@@ -58,7 +59,7 @@ async def speak(
         if events:
             parts, content_type = _events(first_piece, stream, encoder), "text/event-stream"
         elif captions is not None and not whole:
-            parts, content_type = _lines(stream, encoder, captions), "application/json"
+            parts, content_type = _lines(stream, encoder, captions), JSON_LINES
         else:
             parts, content_type = _audio(stream, encoder, with_header=not whole), encoder.format.content_type
         if events or not whole:
