@@ -66,7 +66,7 @@ CAPTION_RESPONSES = {
     **ERROR_RESPONSES,
     200: {"content": {"application/json": {}, JSON_LINES: {}}},
 }
-"""Of routes that respond with one JSON object, or with one per line if streamed."""
+"""The responses of routes that send one JSON object, or one per line if streamed."""
 _XI_KEY = {"type": "apiKey", "in": "header", "name": "xi-api-key"}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},

@@ -188,6 +188,7 @@ def test_the_routes_with_timestamps_have_each_character_of_the_text(
     answer = httpx2.post(url, params={"output_format": "pcm_24000"}, json=asked)
 
     assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == ("application/x-ndjson" if streamed else "application/json")
     lines = [json.loads(line) for line in answer.text.strip().split("\n")]
     assert (len(lines) > 1) == streamed
     audio = b"".join(base64.b64decode(line["audio_base64"]) for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import time
 from collections.abc import Callable
@@ -158,7 +159,7 @@ def test_live_speech_takes_priority_and_the_job_continues_after_it(
 
 
 def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
-    serve: Serve, jobs: Any, tmp_path: Path
+    serve: Serve, jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = serve(concurrency=1)
     client = jobs(running.url)
@@ -178,6 +179,8 @@ def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
         del parts
     assert client.ended(third)["state"] == "done"
     until(lambda: running.service.queue.busy == 0)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.long

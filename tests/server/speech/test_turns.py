@@ -44,7 +44,9 @@ def test_unread_stream_is_generated_up_to_its_capacity_and_forgotten_once_closed
         stream = _Numbers(service, served, "", 4)
         stream.start()
         assert await stream.peek() == 1
-        await asyncio.sleep(0.2)
+        while stream.made < 5:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         assert stream.made == 5
         assert [await anext(stream) for _ in range(20)] == [*range(1, 21)]
         assert service.streams == {stream}
