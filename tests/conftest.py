@@ -34,6 +34,13 @@ GROUPS = {
     *("swift", "torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
+GROUP_OF_PATH = {
+    "cluster": "ray",
+    "core_ai": "core_ai",
+    "robustness": "robustness",
+    "swift": "swift",
+}
+"""Groups whose files are known by a part of their path: other commands need not import them."""
 NEVER_SKIPPED = ("browser", "clients", "ray", "swift")
 GROUP_OF_BUNDLE = {
     "tiny_bundle_27": "core_ai",
@@ -195,18 +202,24 @@ def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
     return {path: place for place, path in enumerate(dict.fromkeys([*first, *bundles]))}
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out other groups' files, which import slowly, from `make test` and from commands without -m."""
+    chosen = config.getoption("markexpr").split()
+    return True if chosen[:1] == ["default"] and _group_of_path(collection_path) else None
+
+
+def _group_of_path(path: Path) -> str | None:
+    inside = path.relative_to(REPOSITORY).as_posix()
+    return next((group for part, group in GROUP_OF_PATH.items() if part in inside), None)
+
+
 def _group(item: pytest.Item) -> str:
     """The group of a test: that of its mark, of its folder or file, of the bundle that it needs, or `default`."""
     marks = GROUPS & {mark.name for mark in item.iter_markers()}
-    path = item.path.relative_to(REPOSITORY / "tests")
     if marks:
         return min(marks)
-    if "cluster" in path.parts:
-        return "ray"
-    if path.parts[0] == "robustness":
-        return "robustness"
-    if "core_ai" in path.as_posix():
-        return "core_ai"
+    if (group := _group_of_path(item.path)) is not None:
+        return group
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()
     named = [each for value in given for each in (value if isinstance(value, tuple) else (value,))]
     strings = {each for each in named if isinstance(each, str)}

@@ -103,12 +103,15 @@ def solve(
     velocity in the first steps, then a projected unconditional velocity.
     """
     conditions = {"mu": np.stack([mu, np.zeros_like(mu)]), "cond": np.stack([cond, cond])}
-    x, skipped = noise, zero_velocity_steps(steps) if use_cfg_zero_star else 0
-    for t, dt in zip(*euler_steps(steps, sway_sampling_coef, skipped=skipped), strict=True):
+    skipped = zero_velocity_steps(steps) if use_cfg_zero_star else 0
+    embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size, skipped)
+    dt_embeddings = time_embedding(lengths if mean_mode else np.zeros_like(lengths), embedding_size)
+    x = noise
+    for t_embedding, dt_embedding, dt in zip(embeddings, dt_embeddings, lengths, strict=True):
         moving = {
             "x": np.stack([x, x]),
-            "t_embedding": time_embedding(np.full(2, t), embedding_size),
-            "dt_embedding": time_embedding(np.full(2, dt if mean_mode else np.float32(0)), embedding_size),
+            "t_embedding": np.stack([t_embedding, t_embedding]),
+            "dt_embedding": np.stack([dt_embedding, dt_embedding]),
         }
         velocities = estimator(moving | conditions)["velocity"]
         x = x - dt * guided_velocity(velocities, cfg_value, use_cfg_zero_star=use_cfg_zero_star)
@@ -116,9 +119,11 @@ def solve(
 
 
 @functools.lru_cache(16)
-def _moving_steps(steps: int, sway_sampling_coef: float, embedding_size: int) -> tuple[Floats, Floats]:
-    """Time embeddings and lengths of the steps with a non-zero velocity, cached."""
-    times, lengths = euler_steps(steps, sway_sampling_coef, skipped=zero_velocity_steps(steps))
+def _moving_steps(
+    steps: int, sway_sampling_coef: float, embedding_size: int, skipped: int
+) -> tuple[Floats, Floats]:
+    """Time embeddings (steps - skipped, embedding_size) and lengths of the steps after the first `skipped`, cached."""
+    times, lengths = euler_steps(steps, sway_sampling_coef, skipped=skipped)
     return time_embedding(times, embedding_size), lengths
 
 
@@ -127,7 +132,7 @@ def solve_at_once(
     embedding_size: int, sway_sampling_coef: float = 1.0,
 ) -> Floats:  # fmt: skip
     """The patch of `solve` with CFG-zero*, in one call of `locdit_solve`, converted for that many `steps`."""
-    embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)
+    embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size, zero_velocity_steps(steps))
     inputs = {
         "noise": noise[np.newaxis],
         "mu": mu[np.newaxis],
