@@ -12,18 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from swift.driver import write_case
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.reading import resample, trim_silence
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech import stream
 from voxcpm_runtime.speech.utterance import expected_length
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
+from voxcpm_runtime.words import attention, pauses
+from voxcpm_runtime.words.words import word_times
 
 SHORT = "the river runs to the sea"
 LONG = "The river runs. It ran all night, and we walked home.\n\nThe sea was far. We sat by the fire and talked of it."
+TIMED = (
+    "Hello there.",
+    "It cost $4.20 in 1999, and we paid with 3 coins; nobody asked why.",
+    "Ada, Max and Tom's sister left.",
+    "At 14:30 we left the old house. The rain had stopped, the road was empty, and the lamps were out.",
+)
 PROSE = (
     "The door opened slowly, and nobody came in. We waited for a while in the dark hall, and listened to the rain on "
     "the roof. Then somebody laughed.\n\nIt was the old man from the mill. He had lost his key, and his lamp, and "
@@ -83,6 +94,7 @@ def arithmetic_of_core_ml(tts: VoxCPM) -> None:
 def record(folder: Path, bundles: Sequence[Path]) -> None:
     """All cases."""
     record_lengths(folder / "lengths")
+    record_words(folder / "words")
     record_files(folder / "voices")
     for bundle in (DEFAULT_BUNDLE, *bundles):
         precisions = json.loads((bundle / "manifest.json").read_text())["precisions"]
@@ -167,13 +179,13 @@ def write_speech(
             {
                 "text": s.text, "patches": len(s.latents), "attempts": s.attempts, "stopped": s.stopped,
                 "reason": s.reason, "ends_paragraph": s.ends_paragraph, "expected": s.expected_seconds,
-                "samples": len(s.audio),
+                "samples": len(s.audio), "words": [word._asdict() for word in s.words],
             }
             for s in speech.segments
         ],
         planned=[
             {
-                "text": p.text, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
+                "text": p.text, "said": p.said, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
                 "transcript_tokens": [int(t) for t in p.transcript_tokens],
                 "target": p.target_tokens, "letters": p.letters, "anchors": p.anchors, "followed": bool(p.followed),
                 "ends_paragraph": p.ends_paragraph,
@@ -222,6 +234,35 @@ def write(
         np.asarray(array, np.float32).tofile(folder / f"{name}.f32")
     document = {**case, "bundle": str(bundle), "precision": tts.bundle.precision, "voiced": voice is not None}
     (folder / "case.json").write_text(json.dumps(document))
+
+
+def record_words(folder: Path) -> None:
+    """The attention and samples of speech by the built-in voice, and the times that its words have by both methods."""
+    followed: list[dict[str, Any]] = []
+
+    def letter_times(
+        said: str, places: Any, rows: Any, shifts: Any, patch: float, audio: Any, rate: int
+    ) -> Any:
+        followed.append({"said": said, "places": [*places], "shifts": shifts, "rows": rows, "patch": patch})
+        return attention.letter_times(said, places, rows, shifts, patch, audio, rate)
+
+    with pytest.MonkeyPatch.context() as patched, VoxCPM.from_bundle() as tts:
+        patched.setattr(stream, "letter_times", letter_times)
+        for number, text in enumerate(TIMED):
+            (segment,) = tts.speak(text, seed=number, retry_badcase=False).segments
+            case, rate = followed.pop(), segment.sample_rate
+            times = pauses.letter_times(segment.said, segment.audio, rate)
+            by_pauses = [word._asdict() for word in word_times(text, segment.said, times, start=1.5)]
+            by_attention = [word._asdict() for word in segment.words]
+            rows = case.pop("rows")
+            case |= {
+                "text": text,
+                "rate": rate,
+                "pauses": by_pauses,
+                "attention": by_attention,
+                "shape": rows.shape,
+            }
+            write_case(folder / str(number), case, {"samples": segment.audio, "rows": rows})
 
 
 def record_lengths(folder: Path) -> None:

@@ -19,6 +19,7 @@ from voxcpm_runtime.text.normalization import continued_transcript, spelled, spe
 from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
+from voxcpm_runtime.words.written import said_spans
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent.parent / "shared/data"
@@ -212,6 +213,7 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         targets = TARGETS if len(text) < 3000 else TARGETS[-1:]
         case[name] = {
             "tokens": tokenizer(text),
+            "places": [place for _, place in tokenizer.placed(text)],
             "unknown": tokenizer.unknown_characters(text),
             "continued": continued_transcript(text, tokenizer),
             "segments": {
@@ -222,6 +224,8 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
             try:
                 case["spelled"] = spelled(text, tokenizer)
                 case["transcript"] = spelled_transcript(text, tokenizer)
+                if len(text) < 3000:
+                    case["spans"] = said_spans(text, case["spelled"])
             except InputError:
                 case["spelled"], case["transcript"] = None, None if text else ""
             case["reads_more"] = reads_more(text)

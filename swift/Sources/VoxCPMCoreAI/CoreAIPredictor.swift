@@ -93,6 +93,7 @@ final class CoreAIStepFunction: StepFunction, @unchecked Sendable {
             var results: [String: Tensor] = [:]
             for tensor in package.declaration.outputs {
                 guard let array = outputs.remove(tensor.name)?.ndArray else {
+                    if tensor.isOptional { continue }
                     throw failed("the output \(tensor.name) is missing")
                 }
                 results[tensor.name] = Tensor(shape: array.shape, values: floats(array))

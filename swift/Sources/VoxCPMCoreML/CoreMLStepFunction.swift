@@ -69,6 +69,7 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
         var outputs: [String: Tensor] = [:]
         for tensor in declared.outputs {
             guard let array = results.featureValue(for: tensor.name)?.multiArrayValue else {
+                if tensor.isOptional { continue }
                 throw failed("the output \(tensor.name) is missing")
             }
             outputs[tensor.name] = try floats(array)

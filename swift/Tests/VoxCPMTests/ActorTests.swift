@@ -43,6 +43,19 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(predictor.loaded.count, 2 * loads, "loaded again")
     }
 
+    /// Seconds of a patch besides the step models, printed for tests/swift/test_swift_package.py.
+    func testTimeOfTheLoop() async throws {
+        let tts = tts(FakePredictor(stops: false)), text = text
+        _ = try await tts.speak(text, options: options(10))
+        var seconds: [Double] = []
+        for _ in 0..<5 {
+            let began = Date()
+            _ = try await tts.speak(text, options: options(200))
+            seconds.append(Date().timeIntervalSince(began) / 200)
+        }
+        print("loop", seconds.sorted()[2])
+    }
+
     func testARefusedModelIsAnError() async throws {
         let tts = tts(FakePredictor(refused: Set(ComputeUnit.allCases)))
         do {

@@ -41,6 +41,11 @@ struct Recorded {
 
     func integers(_ key: String) -> [Int] { (document[key] as! [NSNumber]).map(\.intValue) }
 
+    func decoded<T: Decodable>(_ key: String, _ type: T.Type) throws -> T {
+        let value = try JSONSerialization.data(withJSONObject: document[key] ?? [], options: .fragmentsAllowed)
+        return try JSONDecoder().decode(type, from: value)
+    }
+
     func floats(_ name: String) throws -> [Float] { try Self.floats(folder, name) }
 
     static func floats(_ folder: URL, _ name: String) throws -> [Float] {

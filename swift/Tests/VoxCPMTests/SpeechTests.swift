@@ -28,6 +28,9 @@ final class SpeechTests: XCTestCase {
                 XCTAssertEqual(segment.stopped, wanted.stopped, recorded.name)
                 XCTAssertEqual(segment.suspicion?.rawValue ?? "", wanted.reason, recorded.name)
                 XCTAssertEqual(segment.sampleCount, wanted.samples, recorded.name)
+                XCTAssertEqual(segment.words.map(\.text), wanted.words.map(\.text), recorded.name)
+                XCTAssertEqual(segment.words.map(\.method), wanted.words.map(\.method), recorded.name)
+                if precision == "fp32" { XCTAssertLessThan(maxDifference(segment.words, wanted.words), 0.0015) }
                 XCTAssertEqual(segment.expectedSeconds ?? -1, wanted.expected ?? -1, accuracy: 1e-9, recorded.name)
             }
             let maxError = try XCTUnwrap(maxErrors[precision])
@@ -103,13 +106,15 @@ final class SpeechTests: XCTestCase {
             let tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
             let whole = try await tts.speak(recorded.string("text"), voice: case_.voice, options: options)
             options.chunkPatches = 4
-            var samples: [Float] = []
+            var samples: [Float] = [], words: [TimedWord] = []
             for try await chunk in tts.stream(recorded.string("text"), voice: case_.voice, options: options) {
                 XCTAssertEqual(chunk.offset, samples.count)
                 XCTAssertEqual(chunk.sampleRate, loaded.driver.architecture.outputSampleRate)
                 samples += chunk.samples
+                words += chunk.words
             }
             XCTAssertEqual(samples, whole.samples, recorded.name)
+            XCTAssertEqual(words, whole.words, recorded.name)
             segments.append(whole.segments.count)
         }
         print("segments", segments)
@@ -214,10 +219,11 @@ struct Case {
         let patches, attempts, samples: Int
         let stopped: Bool
         let expected: Double?
+        let words: [TimedWord]
     }
 
     private struct Planned: Decodable {
-        let text, transcript: String
+        let text, said, transcript: String
         let tokens: [Int]
         let transcript_tokens: [Int]
         let target, letters: Int
@@ -237,14 +243,10 @@ struct Case {
         var configuration = Configuration(precision: precision, cache: Recorded.cache)
         configuration.verifies = false
         self.configuration = configuration
-        func decoded<T: Decodable>(_ key: String, _ type: [T].Type) throws -> [T] {
-            let value = recorded.document[key] ?? []
-            return try JSONDecoder().decode(type, from: JSONSerialization.data(withJSONObject: value))
-        }
-        segments = try decoded("segments", [Segment].self)
-        planned = try decoded("planned", [Planned].self).map {
+        segments = try recorded.decoded("segments", [Segment].self)
+        planned = try recorded.decoded("planned", [Planned].self).map {
             PlannedSegment(
-                text: $0.text, transcript: $0.transcript, tokens: $0.tokens, transcriptTokens: $0.transcript_tokens,
+                text: $0.text, said: $0.said, transcript: $0.transcript, tokens: $0.tokens, transcriptTokens: $0.transcript_tokens,
                 targetTokens: $0.target, letters: $0.letters, endsParagraph: $0.ends_paragraph, anchors: $0.anchors,
                 followed: $0.followed)
         }

@@ -53,12 +53,17 @@ final class TextTests: XCTestCase {
         for (name, folder) in recorded.folders {
             let tokenizer = try TextTokenizer(folder: URL(fileURLWithPath: folder))
             XCTAssertEqual(tokenizer.hasLettersOnly, name == "letters")
-            var tokens = 0, segmented = 0
+            var tokens = 0, placed = 0, segmented = 0
             for recorded in recorded.cases {
                 let text = try XCTUnwrap(recorded["text"] as? String)
                 let expected = try XCTUnwrap(recorded[name] as? [String: Any])
-                let ids = try tokenizer(text)
+                let (ids, places) = try tokenizer.placed(text)
                 tokens += ids.count
+                if let places {
+                    let expected = (expected["places"] as? [NSNumber])?.map(\.intValue)
+                    XCTAssertEqual(places, expected, "\(name) \(text.prefix(200).debugDescription)")
+                    placed += 1
+                }
                 let expectedIDs = (expected["tokens"] as? [NSNumber])?.map(\.intValue)
                 XCTAssertEqual(ids, expectedIDs, "\(name) \(text.prefix(200).debugDescription)")
                 let continued = try XCTUnwrap(expected["continued"] as? String)
@@ -75,7 +80,8 @@ final class TextTests: XCTestCase {
                     segmented += found.count
                 }
             }
-            print(name, recorded.cases.count, "texts", tokens, "tokens", segmented, "segments")
+            print(name, recorded.cases.count, "texts", tokens, "tokens", placed, "placed", segmented, "segments")
+            XCTAssertGreaterThan(placed, recorded.cases.count / 2)
         }
     }
 
@@ -101,6 +107,25 @@ final class TextTests: XCTestCase {
             }
         }
         print("spelled", same, "as Python,", refused, "of them refused;", other, "read differently on purpose")
+    }
+
+    /// What each written word is read as, in what Python says.
+    func testWordsAreReadAsInPython() throws {
+        var compared = 0, other = 0
+        for recorded in try Cases().cases {
+            guard let spans = recorded["spans"] as? [[Any]], !(recorded["reads_more"] as? Bool ?? false) else { continue }
+            let text = try XCTUnwrap(recorded["text"] as? String), said = try XCTUnwrap(recorded["spelled"] as? String)
+            let found = saidSpans(text, said: said).map { "\($0.word)|\($0.span.lowerBound)|\($0.span.upperBound)" }
+            let expected = spans.map { "\($0[0])|\($0[1])|\($0[2])" }
+            compared += expected.count
+            if found == expected { continue }
+            XCTAssertEqual(found.count, expected.count, text.prefix(300).debugDescription)
+            let wrong = zip(found, expected).filter { !$0.utf8.elementsEqual($1.utf8) }
+            other += wrong.count
+        }
+        print("words", compared, "of them otherwise", other)
+        XCTAssertGreaterThan(compared, 2000)
+        XCTAssertLessThan(Double(other), 0.001 * Double(compared))
     }
 
     func testNormalizedTextIsThatOfPython() throws {

@@ -65,6 +65,25 @@ public struct Manifest: Sendable, Decodable {
         public let shape: [Axis]
         /// float32, int32, or compute: float32 in fp32 packages, float16 in others.
         public let dtype: String
+
+        /// The output of decode steps that has the rows of alignment heads, of the parts that have such heads.
+        static let attention = "attention"
+
+        /// Whether some functions of a package do not have it.
+        public var isOptional: Bool { name == Self.attention }
+    }
+
+    /// An attention head of the base LM that follows the text as it is said.
+    struct AlignmentHead: Sendable, Decodable {
+        /// Seconds from the end of the patch that is fed until what the head looks at is said.
+        let shift: Double
+
+        /// Reads a list of layer, head, shift and score.
+        init(from decoder: any Decoder) throws {
+            var list = try decoder.unkeyedContainer()
+            _ = try (list.decode(Int.self), list.decode(Int.self))
+            shift = try list.decode(Double.self)
+        }
     }
 
     /// The interface of a step model.
@@ -105,9 +124,11 @@ public struct Manifest: Sendable, Decodable {
         let baseLMParts: Int
         /// Euler steps of `locdit_solve`; 0 without it.
         let solverSteps: Int
+        /// The heads whose attention the base LM's decode step gives; empty for a bundle without it.
+        let alignment: [AlignmentHead]
 
         private enum CodingKeys: String, CodingKey {
-            case kvLength = "kv_length", baseLMParts = "base_lm_parts", solverSteps = "solver_steps"
+            case kvLength = "kv_length", baseLMParts = "base_lm_parts", solverSteps = "solver_steps", alignment
         }
 
         init(from decoder: any Decoder) throws {
@@ -115,6 +136,7 @@ public struct Manifest: Sendable, Decodable {
             kvLength = try container.decode(Int.self, forKey: .kvLength)
             baseLMParts = try container.decodeIfPresent(Int.self, forKey: .baseLMParts) ?? 1
             solverSteps = try container.decodeIfPresent(Int.self, forKey: .solverSteps) ?? 0
+            alignment = try container.decodeIfPresent([AlignmentHead].self, forKey: .alignment) ?? []
         }
     }
 
@@ -232,11 +254,7 @@ public struct Manifest: Sendable, Decodable {
         schemaVersion = try container.decode(Int.self, forKey: .schemaVersion)
         architecture = try container.decode(Architecture.self, forKey: .architecture)
         sizes = try container.decode(Sizes.self, forKey: .sizes)
-        // Attention, which decode steps of some bundles give, is not read here.
-        stepModels = try container.decode([String: StepModel].self, forKey: .stepModels).mapValues {
-            StepModel(
-                name: $0.name, inputs: $0.inputs, outputs: $0.outputs.filter { $0.name != "attention" }, state: $0.state)
-        }
+        stepModels = try container.decode([String: StepModel].self, forKey: .stepModels)
         precisions = try container.decode([Precision].self, forKey: .precisions)
         target = try container.decodeIfPresent(Target.self, forKey: .target) ?? .macOS14
         kvCache = try container.decodeIfPresent(KVCache.self, forKey: .kvCache) ?? .scatter
@@ -319,7 +337,8 @@ extension Manifest {
         let widths = [a.patchSize, a.featDim, a.hidden, a.inputSampleRate, a.outputSampleRate]
         guard widths.allSatisfy(positive.contains), positive.contains(sizes.kvLength), a.ditWidth >= 4,
             positive.contains(a.ditWidth), (1...64).contains(sizes.baseLMParts),
-            (0...1000).contains(sizes.solverSteps), a.textEmbeddingScale.isFinite
+            (0...1000).contains(sizes.solverSteps), a.textEmbeddingScale.isFinite, sizes.alignment.count <= 64,
+            sizes.alignment.allSatisfy({ abs($0.shift) < 10 })
         else { throw Problem("a size is out of range") }
         if let speech {
             let numbers = [speech.longestSeconds, speech.secondsPerLetter]

@@ -105,9 +105,9 @@ extension Manifest.StepModel {
         return (0..<count).map { index in
             let own = state[(2 * (index * layers / count))..<(2 * ((index + 1) * layers / count))]
             let passedOn = Manifest.Tensor(name: "hidden_states", shape: inputs[0].shape, dtype: "float32")
+            let given = index + 1 == count ? outputs : [passedOn] + outputs.filter(\.isOptional)
             return Manifest.StepModel(
-                name: "\(name)_\(index + 1)", inputs: inputs,
-                outputs: index + 1 == count ? outputs : [passedOn], state: Array(own))
+                name: "\(name)_\(index + 1)", inputs: inputs, outputs: given, state: Array(own))
         }
     }
 }
@@ -125,11 +125,14 @@ struct JoinedStepFunction: StepFunction {
     func newState() throws -> any StepState { JoinedState(try parts.map { try $0.newState() }) }
 
     func callAsFunction(_ inputs: [String: Tensor], _ state: (any StepState)?) async throws -> [String: Tensor] {
-        var inputs = inputs, outputs: [String: Tensor] = [:]
+        var inputs = inputs, outputs: [String: Tensor] = [:], rows: [Float] = []
         for (index, part) in parts.enumerated() {
             outputs = try await part(inputs, (state as? JoinedState)?.parts[index])
             inputs["embeddings"] = outputs["hidden_states"]
+            rows += outputs[Manifest.Tensor.attention]?.values ?? []
         }
+        // The heads of all parts, in order.
+        outputs[Manifest.Tensor.attention] = rows.isEmpty ? nil : Tensor(shape: [rows.count], values: rows)
         return outputs
     }
 

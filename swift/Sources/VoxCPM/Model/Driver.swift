@@ -51,6 +51,9 @@ struct Conditions: Sendable {
     let stopLogits: [Float]
     /// The previous patch, (frames · latent_dim); zeros after text.
     let lastPatch: [Float]
+    /// Attention of each alignment head to the positions of the KV cache, while the previous patch was fed; empty after
+    /// text, and for a bundle without such heads.
+    var attention: Rows?
 
     var stops: Bool { stopLogits[1] > stopLogits[0] }
 }
@@ -162,7 +165,8 @@ struct Driver: Sendable {
         let joined = Rows(width: architecture.hidden, values: projections.residualInput(hidden, embedding[0]))
         let residualHidden = try await residualStep(joined, prefilled.residualState, at: position)
         return Conditions(
-            hidden: hidden, residualHidden: residualHidden, stopLogits: outputs.stopLogits, lastPatch: patch)
+            hidden: hidden, residualHidden: residualHidden, stopLogits: outputs.stopLogits, lastPatch: patch,
+            attention: outputs.attention)
     }
 
     /// An embedding for each patch.
@@ -185,6 +189,7 @@ struct Driver: Sendable {
         var hidden: Rows
         var quantised: Rows
         var stopLogits: [Float] = []
+        var attention: Rows?
     }
 
     private func baseStep(_ rows: Rows, _ state: any StepState, at position: Int) async throws -> BaseOutputs {
@@ -198,6 +203,11 @@ struct Driver: Sendable {
             all.hidden.append(Rows(width: rows.width, values: hidden)[0..<chunk.length])
             all.quantised.append(Rows(width: rows.width, values: quantised)[0..<chunk.length])
             all.stopLogits = Rows(width: 2, values: stop)[chunk.length - 1]
+            let heads = manifest.sizes.alignment.count, positions = manifest.sizes.kvLength
+            if heads > 0, outputs[Manifest.Tensor.attention] != nil {
+                let rows = try checked(outputs, Manifest.Tensor.attention, heads * positions, of: name.rawValue)
+                all.attention = Rows(width: positions, values: rows)
+            }
         }
         return all
     }

@@ -12,6 +12,8 @@ struct Piece: Sendable {
     let text: String
     /// What is suspicious about the segment so far.
     var suspicion: Suspicion?
+    /// Of the segment, with its last patch.
+    var words: [TimedWord] = []
 }
 
 /// The state of one speech.
@@ -33,6 +35,8 @@ struct Narration {
     var total: Int?
     private let began = Date()
     private var spokenPatches = 0
+    /// Samples so far, pauses included.
+    private var spokenSamples = 0
     private var isPaused = false
     /// Whether `maxLen` was reached before the end of the text.
     private(set) var isUnfinished = false
@@ -65,13 +69,16 @@ struct Narration {
         }
         var samples: [Float] = []
         if isPaused {
+            spokenSamples += plan.pause.count
             if let emit {
                 try await emit(Piece(samples: plan.pause, isPause: true, segment: index, text: segment.text))
             } else {
                 samples = plan.pause
             }
         }
-        let utterance = try Utterance(plan, index, segment, voice, promptLetters: promptLetters ?? 0, left: left)
+        let start = Double(spokenSamples) / Double(plan.manifest.architecture.outputSampleRate)
+        let utterance = try Utterance(
+            plan, index, segment, voice, promptLetters: promptLetters ?? 0, left: left, start: start)
         let prefix: Prefix? = if let voice {
             try await prefixes(voice, tokens: segment.transcriptTokens, driver)
         } else {
@@ -85,9 +92,10 @@ struct Narration {
         let maximum = isTriedAgain ? max(1, options.retryBadcaseMaxTimes) : 1
         let index = index
         let hand = emit.map { emit in
-            { (samples: [Float], suspicion: Suspicion?) in
+            { (samples: [Float], attempt: Attempt) in
                 try await emit(Piece(
-                    samples: samples, isPause: false, segment: index, text: segment.text, suspicion: suspicion))
+                    samples: samples, isPause: false, segment: index, text: segment.text,
+                    suspicion: attempt.suspicion, words: attempt.words))
             }
         }
         let report = progress(index)
@@ -106,7 +114,7 @@ struct Narration {
             text: segment.text, sampleCount: best.samples.count, latents: best.latents,
             seed: noise == nil ? plan.seed(segment: index, attempt: best.number) : nil, attempts: attempts.count,
             stopped: best.stopped, suspicion: best.suspicion, expectedSeconds: utterance.length.seconds,
-            endsParagraph: segment.endsParagraph)
+            endsParagraph: segment.endsParagraph, words: best.words)
         finish(segment, spoken)
         return (spoken, samples)
     }
@@ -147,6 +155,7 @@ struct Narration {
         }
         left = left.map { $0 - spoken.latents.count }
         spokenPatches += spoken.latents.count
+        spokenSamples += spoken.sampleCount
         index += 1
         isPaused = segment.endsParagraph
     }
@@ -176,17 +185,18 @@ extension Narration {
         narration.total = segments.total
         let rate = plan.manifest.architecture.outputSampleRate
         var gathered: [Float] = [], patches = 0, wanted = plan.options.firstChunkPatches, offset = 0
-        var last: Piece?
-        func chunk() -> Chunk { Chunk(gathered, sampleRate: rate, offset: offset, last) }
+        var last: Piece?, words: [TimedWord] = []
+        func chunk() -> Chunk { Chunk(gathered, sampleRate: rate, offset: offset, last, words: words) }
         while let segment = try segments.next() {
             let made = try await narration.speak(segment) { piece in
                 gathered += piece.samples
                 last = piece
+                words += piece.words
                 patches += piece.isPause ? 0 : 1
                 guard patches == wanted else { return }
                 try await send(chunk())
                 offset += gathered.count
-                (gathered, patches, wanted) = ([], 0, plan.options.chunkPatches)
+                (gathered, words, patches, wanted) = ([], [], 0, plan.options.chunkPatches)
             }
             guard made != nil else { break }
         }

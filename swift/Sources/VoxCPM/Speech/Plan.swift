@@ -8,6 +8,8 @@ import Foundation
 struct PlannedSegment: Sendable, Equatable {
     /// As the caller wrote it.
     let text: String
+    /// As it is said, without the control.
+    let said: String
     /// The prompt's transcript for segments that continue this one.
     let transcript: String
     /// Of the prompt's transcript and the text, tokenised together.
@@ -233,7 +235,7 @@ struct SegmentReader: Sendable {
         // The control is tokenised, but not spoken.
         let spoken = hasControl ? try tokenizer.spelled(read(segment.text)) : target
         let planned = PlannedSegment(
-            text: segment.text, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
+            text: segment.text, said: spoken, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
             transcriptTokens: before.isEmpty ? [] : try tokenizer(before),
             targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: letters(in: spoken),
             endsParagraph: segment.endsParagraph)

@@ -61,7 +61,7 @@ public final class Session: Sendable {
             for segment in try plan.split(sentence: sentence) {
                 let planned = try reader.read(segment)
                 _ = try await narration.speak(planned) { piece in
-                    let chunk = Chunk(piece.samples, sampleRate: rate, offset: offset, piece)
+                    let chunk = Chunk(piece.samples, sampleRate: rate, offset: offset, piece, words: piece.words)
                     offset += piece.samples.count
                     try await channel.send(chunk)
                 }

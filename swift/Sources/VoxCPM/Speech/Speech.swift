@@ -18,6 +18,9 @@ public struct Speech: Sendable {
         return all
     }
 
+    /// The words of the text as it is written, with their times.
+    public var words: [TimedWord] { segments.flatMap(\.words) }
+
     /// Seconds.
     public var duration: Double { Double(samples.count) / Double(sampleRate) }
 
@@ -45,6 +48,8 @@ public struct SpokenSegment: Sendable {
     public let expectedSeconds: Double?
     /// Whether a blank line follows in the text.
     public let endsParagraph: Bool
+    /// The words of the text, with their times in the whole speech.
+    public let words: [TimedWord]
 }
 
 /// The progress of a speech. A short text is one segment.
@@ -77,13 +82,16 @@ public struct Chunk: Sendable, Equatable {
     public let text: String
     /// What is suspicious about that segment so far; streams are not retried.
     public let suspicion: Suspicion?
+    /// The words of the segments that end in this chunk, with their times in the whole speech.
+    public let words: [TimedWord]
 
-    init(_ samples: [Float], sampleRate: Int, offset: Int, _ last: Piece?) {
+    init(_ samples: [Float], sampleRate: Int, offset: Int, _ last: Piece?, words: [TimedWord]) {
         self.samples = samples
         self.sampleRate = sampleRate
         self.offset = offset
         segment = last?.segment ?? 0
         text = last?.text ?? ""
         suspicion = last?.suspicion
+        self.words = words
     }
 }

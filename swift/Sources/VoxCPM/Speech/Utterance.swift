@@ -17,18 +17,23 @@ struct Utterance: Sendable {
     let isLimitedByCache: Bool
     /// The expected length.
     let length: ExpectedLength
+    /// Seconds of the speech before it, pauses included.
+    let start: Double
 
     /// - Parameters:
     ///   - promptLetters: letters spoken in the voice's prompt; 0 if its pace is unknown.
     ///   - left: remaining patches of the speech; nil for no limit.
+    ///   - start: seconds of the speech before it.
     ///
     /// Throws `VoxCPMError.doesNotFit`.
     init(
-        _ plan: Plan, _ index: Int, _ segment: PlannedSegment, _ voice: Voice?, promptLetters: Int, left: Int?
+        _ plan: Plan, _ index: Int, _ segment: PlannedSegment, _ voice: Voice?, promptLetters: Int, left: Int?,
+        start: Double
     ) throws {
         let a = plan.manifest.architecture, none = Rows(width: a.patchSize * a.featDim)
         let options = plan.options, lengths = plan.lengths
         self.index = index
+        self.start = start
         self.segment = segment
         sequence = InputSequence(
             text: segment.tokens, prompt: voice?.prompt ?? none, reference: voice?.reference ?? none)
@@ -72,11 +77,14 @@ struct Utterance: Sendable {
 /// One attempt at an utterance.
 struct Attempt: Sendable {
     let number: Int
-    /// Empty if streamed.
     var samples: [Float] = []
     var latents: Rows
     var stopped = false
     var suspicion: Suspicion?
+    /// Attention of each alignment head to the text's tokens, while each patch but the last was fed.
+    var attention: [[[Float]]] = []
+    /// Empty until the last patch.
+    var words: [TimedWord] = []
 }
 
 extension Utterance {
@@ -85,12 +93,12 @@ extension Utterance {
     /// - Parameters:
     ///   - number: of the attempt, from 0.
     ///   - report: receives the number of the attempt and of its patches.
-    ///   - emit: receives the samples of each patch; nil keeps them.
+    ///   - emit: receives the samples of each patch, and the attempt so far.
     ///
     /// Both concurrent calls are children of this task: cancelling it ends them within one Euler step.
     func attempt(
         _ number: Int, _ plan: Plan, _ driver: Driver, _ prefilled: Prefilled, _ noise: inout any NoiseSource,
-        report: ((Int, Int) -> Void)? = nil, emit: (([Float], Suspicion?) async throws -> Void)?
+        report: ((Int, Int) -> Void)? = nil, emit: (([Float], Attempt) async throws -> Void)?
     ) async throws -> Attempt {
         let options = plan.options, width = driver.patchValues
         let solving = Solving(
@@ -118,13 +126,14 @@ extension Utterance {
             async let following = driver.following(prefilled, index: index, patch: now, noise: drawn, solving)
             try await hear(patch, index, stops, plan, decoder, &attempt, emit)
             (patch, conditions) = try await following
+            if let attention = conditions.attention { attempt.attention.append(toText(attention)) }
         }
         return attempt
     }
 
     private func hear(
         _ patch: [Float], _ index: Int, _ stops: Bool, _ plan: Plan, _ decoder: PatchDecoder, _ attempt: inout Attempt,
-        _ emit: (([Float], Suspicion?) async throws -> Void)?
+        _ emit: (([Float], Attempt) async throws -> Void)?
     ) async throws {
         let decoded = try await decoder(patch)
         guard decoded.allSatisfy(\.isFinite) else {
@@ -132,7 +141,30 @@ extension Utterance {
                 model: StepModelName.audioVAEDecoder.rawValue, reason: "samples of patch \(index) are not finite")
         }
         let samples = joining(decoded, index, stops, rate: plan.manifest.architecture.outputSampleRate)
-        if let emit { try await emit(samples, attempt.suspicion) } else { attempt.samples += samples }
+        attempt.samples += samples
+        if stops || index + 1 == limit { attempt.words = try words(attempt, plan) }
+        try await emit?(samples, attempt)
+    }
+
+    /// The words of a complete attempt, with their times in the whole speech.
+    private func words(_ attempt: Attempt, _ plan: Plan) throws -> [TimedWord] {
+        let a = plan.manifest.architecture, said = segment.said, heads = plan.manifest.sizes.alignment
+        let silences = Silences(attempt.samples, sampleRate: a.outputSampleRate)
+        var times = pauseTimes(said, silences), method = TimedWord.Method.pauses
+        if !attempt.attention.isEmpty, let places = try plan.tokenizer.placed(said).places {
+            times = attentionTimes(
+                said, places: places, rows: attempt.attention, shifts: heads.map(\.shift),
+                patchSeconds: a.patchSeconds, silences)
+            method = .attention
+        }
+        return timedWords(segment.text, said: said, times: times, start: start, method: method)
+    }
+
+    /// The part of the attention that is to the text's tokens, not to the transcript before or to audio.
+    private func toText(_ attention: Rows) -> [[Float]] {
+        let end = sequence.isAudio.lastIndex(of: false) ?? 0  // the token between text and audio
+        let tokens = max(0, end - segment.targetTokens)..<end
+        return (0..<attention.count).map { Array(attention[$0][tokens]) }
     }
 
     /// A patch's samples, faded where its segment is joined to another one.

@@ -87,39 +87,46 @@ struct BytePairEncoding: Sendable {
         return found.count == UTF8.width(character) ? found : nil
     }
 
-    /// Append the token ids of a text without added tokens, in O(n log n).
-    func encode(_ text: ArraySlice<Unicode.Scalar>, into ids: inout [Int]) {
-        if ignoresMerges, let id = self.ids[UTF8Text(text)] {
-            ids.append(id)
-            return
-        }
-        ids.append(contentsOf: merged(symbols(text)))
+    /// A token, and its place in the text where it begins.
+    struct Token {
+        let id: Int
+        let place: Int
     }
 
-    private func symbols(_ text: ArraySlice<Unicode.Scalar>) -> [Int] {
-        var symbols: [Int] = [], pending = false
+    /// The tokens of a text without added tokens, in O(n log n).
+    func encode(_ text: ArraySlice<Unicode.Scalar>) -> [Token] {
+        if ignoresMerges, let id = self.ids[UTF8Text(text)] { return [Token(id: id, place: 0)] }
+        return merged(symbols(text))
+    }
+
+    private func symbols(_ text: ArraySlice<Unicode.Scalar>) -> [Token] {
+        var symbols: [Token] = [], pending: Int?
         symbols.reserveCapacity(text.count)
-        for character in text {
+        func end() {
+            if let place = pending, let unknown { symbols.append(Token(id: unknown, place: place)) }
+        }
+        for (place, character) in text.enumerated() {
             if let id = characters[character] {
-                if pending, let unknown { symbols.append(unknown) }
-                pending = false
-                symbols.append(id)
+                end()
+                pending = nil
+                symbols.append(Token(id: id, place: place))
             } else if let found = byteIDs(character) {
-                symbols.append(contentsOf: found)  // as in the library, a pending unknown token follows them
-            } else if let unknown {
-                if pending, !fusesUnknown { symbols.append(unknown) }
-                pending = true
+                // As in the library, a pending unknown token follows them.
+                symbols.append(contentsOf: found.map { Token(id: $0, place: place) })
+            } else if unknown != nil {
+                if !fusesUnknown { end() }
+                pending = fusesUnknown ? pending ?? place : place
             }
         }
-        if pending, let unknown { symbols.append(unknown) }
+        end()
         return symbols
     }
 
     /// The symbols after all merges: smallest rank first, then leftmost.
-    private func merged(_ start: [Int]) -> [Int] {
+    private func merged(_ start: [Token]) -> [Token] {
         let count = start.count
         guard count > 1, !merges.isEmpty else { return start }
-        var symbols = start
+        var symbols = start.map(\.id)
         var following = Array(1...count), before = Array(-1..<(count - 1))  // a linked list; `count` ends it
         var isAlive = [Bool](repeating: true, count: count)
         var queue = Heap()
@@ -143,7 +150,7 @@ struct BytePairEncoding: Sendable {
             offer(before[left])
             offer(left)
         }
-        return symbols.indices.filter { isAlive[$0] }.map { symbols[$0] }
+        return symbols.indices.filter { isAlive[$0] }.map { Token(id: symbols[$0], place: start[$0].place) }
     }
 }
 

@@ -68,20 +68,44 @@ public struct TextTokenizer: Sendable {
     ///
     /// Throws `VoxCPMError.text` for a text of more than 67 million characters.
     public func callAsFunction(_ text: String) throws -> [Int] {
+        try placed(text).ids
+    }
+
+    /// Token ids, and the place in the text where each token begins, after a space; no places if the text has added
+    /// tokens, or characters that the vocabulary spells otherwise.
+    func placed(_ text: String) throws -> (ids: [Int], places: [Int]?) {
         let scalars = Array(text.unicodeScalars)
         guard scalars.count <= Self.maxCharacters else {
             throw VoxCPMError.text(
                 "the text has \(scalars.count) characters; expected at most \(Self.maxCharacters)")
         }
-        var ids: [Int] = []
+        var tokens: [BytePairEncoding.Token] = [], length = 0, isPlaced = true, hasPrefix = false
         for part in pipeline.parts(of: scalars) {
             switch part {
-            case .token(let id): ids.append(id)
-            case .text(let text): model.encode(text[...], into: &ids)
+            case .token(let id):
+                tokens.append(.init(id: id, place: length))
+                isPlaced = false
+            case .text(let text):
+                if length == 0 { hasPrefix = text.first == TokenizerPipeline.wordStart && scalars.first != " " }
+                tokens += model.encode(text[...]).map { .init(id: $0.id, place: length + $0.place) }
+                length += text.count
             }
         }
-        guard !characters.isEmpty, ids.contains(where: { characters[$0] != nil }) else { return ids }
-        return ids.flatMap { characters[$0] ?? [$0] }
+        isPlaced = isPlaced && length == scalars.count + (hasPrefix ? 1 : 0)
+        var ids: [Int] = [], places: [Int] = []
+        for (index, token) in tokens.enumerated() {
+            let start = max(token.place - (hasPrefix ? 1 : 0), 0)
+            guard let split = characters[token.id] else {
+                let end = (index + 1 < tokens.count ? tokens[index + 1].place : length) - (hasPrefix ? 1 : 0)
+                ids.append(token.id)
+                places.append(isPlaced && end - start > 1 && scalars[start].isSpace ? start + 1 : start)
+                continue
+            }
+            let end = (index + 1 < tokens.count ? tokens[index + 1].place : length) - (hasPrefix ? 1 : 0)
+            ids += split
+            places += split.indices.map { max(end - split.count + $0, 0) }
+        }
+        return (ids, isPlaced ? places : nil)
     }
 
     /// The distinct characters of a text that have no token and would not be spoken.
