@@ -26,6 +26,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[str, dict[str, Tree]] = {}
         self.objects: dict[str, bytes] = {}
         self.private: set[str] = set()
+        self.defaults_to_private = False  # An organisation's setting
         self.messages: list[str] = []
         self.sent: list[str] = []
         """Digests of the uploaded LFS objects."""
@@ -84,7 +85,8 @@ class Endpoints(BaseHTTPRequestHandler):
         repository = f"{asked['organization']}/{asked['name']}"
         known = repository in self.server.repositories
         self.server.repositories.setdefault(repository, {"main": {".gitattributes": b"*.bin filter=lfs\n"}})
-        if asked.get("visibility") == "private" or asked.get("private"):
+        chosen = {True: "private", False: "public"}.get(asked.get("private"), asked.get("visibility"))
+        if chosen == "private" or (chosen is None and self.server.defaults_to_private):
             self.server.private.add(repository)
         self.reply(409 if known else 200, {"url": f"{self.server.address}/{repository}"})
 

@@ -74,6 +74,15 @@ def test_max_length_beyond_the_checkpoints_positions(refusal, tiny_checkpoint, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_solver_steps_without_step_lengths(refusal, checkpoint, tmp_path):
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"dit_mean_mode": True}))
+
+    line = refusal("convert", checkpoint, "-o", tmp_path / "b", "--solver-steps", "5", "--max-length", "128")
+
+    assert "mean mode" in line
+
+
 def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, tmp_path, monkeypatch):
     """Upstream opens it with the defaults of transformers."""
     (checkpoint / "tokenizer_config.json").unlink()

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from voxcpm_constants.arrays import EMBED_TOKENS
 from voxcpm_constants.errors import BundleError
-from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.manifest import CONSTANTS_FOLDER, Manifest
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
+    BASE_LM_STEP,
     LOCDIT_STEP,
 )
 from voxcpm_constants.vectors import read_vectors, vectors_path
@@ -36,6 +38,17 @@ def test_vectors_reproduce_from_the_module(tiny_bundle: Path, tiny_checkpoint: P
     for tensor, array in zip(declared.state, state, strict=True):
         expected = vectors[f"chain/state/{tensor.name}"]
         np.testing.assert_allclose(array.numpy(), expected, rtol=2**-11, atol=2**-25)
+
+
+def test_language_models_get_embeddings_of_tokens(tiny_bundle: Path) -> None:
+    """Noise would show less of a model's errors at the magnitudes that it meets."""
+    manifest = Manifest.read(tiny_bundle)
+    vectors = read_vectors(tiny_bundle, manifest.step_models[BASE_LM_STEP], manifest.sizes)
+    table = np.load(tiny_bundle / CONSTANTS_FOLDER / f"{EMBED_TOKENS}.npy").astype(np.float32)
+    table *= manifest.architecture.text_embedding_scale
+
+    for given in vectors["chain/in/embeddings"][:, 0, 0]:
+        assert np.abs(table - given).max(axis=1).min() < 1e-2 * np.abs(given).max()
 
 
 @pytest.mark.parametrize(

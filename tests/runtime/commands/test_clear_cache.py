@@ -36,8 +36,12 @@ def files(cache):
 
 
 def test_clear_cache_removes_entries_and_prints_their_size(cache, capsys):
+    link = cache / "compiled" / "1-24F74.mlmodelc"
+    link.symlink_to(cache / "voices")
+
     assert cli.main(["clear-cache"]) == 0
 
+    assert not link.is_symlink()
     assert files(cache) == {*KEPT, *BUNDLES}
     folders = ("compiled", "lowered", "verified", "measured")
     assert capsys.readouterr().out.splitlines() == [f"{cache}/{name}: 1.0 MB removed" for name in folders]

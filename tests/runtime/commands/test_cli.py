@@ -53,6 +53,12 @@ def test_invalid_input_exits_with_2_and_writes_nothing(speaking, folder, refusal
     assert not list(folder.iterdir())
 
 
+def test_a_byte_order_mark_is_not_text(speaking, tmp_path, refusal):
+    (tmp_path / "marked.txt").write_text("\ufeff", encoding="utf-8")
+
+    assert "is empty" in refusal("generate", speaking, "--text-file", tmp_path / "marked.txt")
+
+
 @pytest.mark.parametrize(
     ("text", "end"),
     [

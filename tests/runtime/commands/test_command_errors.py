@@ -37,6 +37,14 @@ def test_system_error_is_one_line(refusal, monkeypatch, error, line):
     assert refusal("fail") == f"error: {line}"
 
 
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(KeyboardInterrupt()))
+
+    assert cli.main(["fail"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
 @pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
 def test_closed_standard_input(refusal, speaking, monkeypatch, command):
     monkeypatch.setattr(shared_arguments.sys, "stdin", None)

@@ -141,11 +141,12 @@ def test_chunks_are_written_immediately(speaking_bundle):
 
 
 def test_the_first_interrupt_cancels_and_the_second_ends_the_program():
-    token = CancelToken()
+    token, before = CancelToken(), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), interruptible(token):  # noqa: PT012 - two signals
         os.kill(os.getpid(), signal.SIGINT)
         assert token.cancelled
         os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_closed_pipe_exits_silently(speaking_bundle):

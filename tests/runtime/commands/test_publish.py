@@ -100,7 +100,9 @@ def test_republishing_removes_stale_files(carded, hub, command):
     compiled.parent.mkdir()
     compiled.write_text("an earlier model")
     record_again(carded)
+    hub.defaults_to_private = True
     assert command("publish", carded, "someone/voice").returncode == 0
+    assert hub.private == {"someone/voice"}
     tree = hub.repositories["someone/voice"]["main"]
     assert "int8/feat_encoder.mlmodelc/model.mil" in tree
     tree["images/voice.png"] = b"not a folder of the bundle"
