@@ -73,6 +73,13 @@ def test_speech_equals_its_stream_and_that_of_the_portable_backend(tts: VoxCPM, 
     assert np.abs(whole.audio).max() > 1e-3
 
 
+def test_words_have_times_from_attention(tts: VoxCPM) -> None:
+    words = tts.speak(TEXT, **GIVEN).words
+
+    assert [word.text for word in words] == TEXT.split()
+    assert {word.method for word in words} == {"attention"}
+
+
 def test_a_voice_is_saved_and_continued_from_its_cached_prefix(
     tts: VoxCPM, portable: VoxCPM, tmp_path: Path
 ) -> None:
