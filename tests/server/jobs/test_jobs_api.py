@@ -230,6 +230,19 @@ def test_old_jobs_expire_and_the_list_is_paginated(serve: Serve, jobs: Any, tmp_
     assert httpx2.get(client.url, params={"limit": 0}).status_code == 400
 
 
+def test_speech_whose_state_was_lost_is_not_spoken_again(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+    """The server was killed, or its disk was full, between the file and the state."""
+    store = JobStore(tmp_path / "jobs")
+    job = store.add("", jobs.said, 7, 1, {}, None)
+    (store.path(job.id) / job.audio_name).write_bytes(b"spoken before")
+    store.close()
+
+    client = jobs(serve().url)
+
+    assert client.ended(job.id)["state"] == "done"
+    assert httpx2.get(f"{client.url}/{job.id}/audio").content == b"spoken before"
+
+
 def test_server_without_jobs_reports_it(serve: Serve, jobs: Any) -> None:
     for method in ("GET", "POST"):
         answer = httpx2.request(method, jobs(serve(max_jobs=0).url).url, json=jobs.said)
