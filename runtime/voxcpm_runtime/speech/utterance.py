@@ -6,12 +6,12 @@ voice. Without one upstream's rule applies, a maximum number of patches per text
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
 from voxcpm_runtime.audio.stretching import Stretching
 from voxcpm_runtime.model.driver import Driver, Patch, Prefix
-from voxcpm_runtime.model.sequence import Sequence, build_sequence
+from voxcpm_runtime.model.sequence import Latents, Sequence, build_sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.plan import Plan, min_anchor, reference_positions
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
 from voxcpm_runtime.voices.voice import Voice
-
-Item = TypeVar("Item")
 
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold
 # Multiples of the expected duration where speech is suspicious, and where an attempt is aborted. Good speech of the
@@ -193,14 +191,12 @@ def attempts(
             stretch = Stretching(speed, plan.bundle.architecture.output_sample_rate)
             noise = plan.noise(utterance.index, attempt - 1)
             patches = driver.generate_patches(prefilled, options, noise, utterance.limit)
-            if parallel:
-                # Decode a patch while the next one is predicted.
-                patches = prefetch(patches)
+            pairs = decoded(patches, decode, parallel=parallel, first_alone=utterance.index == 0)
             try:
-                for patch in patches:
+                for patch, audio in pairs:
                     before, reason = reason, _reason(utterance, patch, judged=options.retry_badcase)
                     piece = Piece(
-                        audio=_segment_audio(plan, utterance, patch, decode(patch.latents), stretch),
+                        audio=_segment_audio(plan, utterance, patch, audio, stretch),
                         segment=utterance.index,
                         patches=patch.index + 1,
                         latents=patch.latents,
@@ -222,7 +218,7 @@ def attempts(
                 raise
             finally:
                 # Wait for the patch that is being predicted.
-                patches.close()
+                pairs.close()
             if not reason or not retries:
                 return
             rejected.append(spoken)
@@ -236,18 +232,31 @@ def attempts(
         _warn(utterance, best[-1], kept)
 
 
-def prefetch(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield the items, each computed on another thread while the caller processes the previous one.
+def decoded(
+    patches: Generator[Patch, None, None],
+    decode: Callable[[Latents], Audio],
+    *,
+    parallel: bool,
+    first_alone: bool,
+) -> Generator[tuple[Patch, Audio], None, None]:
+    """Yield each patch with its audio (samples,).
 
-    An error is raised in place of its item. Closing waits for the item that is being computed.
+    parallel: predict each patch on another thread while the previous one is decoded. first_alone: decode the first one
+    before that, since nobody hears anything before. An error is raised in place of its patch. Closing waits for the
+    patch that is being predicted.
     """
-    end: Any = object()
-    with ThreadPoolExecutor(1, "prefetch") as pool:
-        pending = pool.submit(next, items, end)
+    if not parallel:
+        with contextlib.closing(patches):
+            for patch in patches:
+                yield patch, decode(patch.latents)
+        return
+    with ThreadPoolExecutor(1, "predict") as pool:
+        pending = pool.submit(next, patches, None)
         try:
-            while (item := pending.result()) is not end:
-                pending = pool.submit(next, items, end)
-                yield item
+            while (patch := pending.result()) is not None:
+                audio = decode(patch.latents) if first_alone and not patch.index else None
+                pending = pool.submit(next, patches, None)
+                yield patch, decode(patch.latents) if audio is None else audio
         finally:
             # An error's traceback refers to this frame: a reference to the error would form a cycle with the KV caches.
             del pending

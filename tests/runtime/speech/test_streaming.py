@@ -54,6 +54,24 @@ def test_chunks_of_any_size_equal_offline_generation(tts, arguments, architectur
         assert [len(chunk) // patch for chunk in chunks] == [begun, *after]
 
 
+def test_the_first_patch_is_decoded_before_the_second_is_predicted(tts, models):
+    """On few cores the prediction would delay the first audio; later patches are decoded beside it."""
+    order = []
+    for name in ("feat_encoder", "audio_vae_decoder"):
+        function = models[name].function
+
+        def noted(inputs, state, name=name, function=function):
+            time.sleep(0.05 * (name == "audio_vae_decoder"))
+            order.append(name)
+            return function(inputs, state)
+
+        models[name].function = noted
+
+    list(tts.generate_streaming(TEXT, seed=1, chunk_patches=1, min_len=3, max_len=4))
+
+    assert order[:2] == ["audio_vae_decoder", "feat_encoder"]
+
+
 def test_first_chunk_needs_only_prefill_and_its_patches(tts, models):
     chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=6, first_chunk_patches=2, max_len=30)
     before = len(models["audio_vae_decoder"].calls)

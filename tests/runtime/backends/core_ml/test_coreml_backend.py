@@ -104,7 +104,8 @@ def test_core_ml_decodes_in_the_calling_thread(
 ) -> None:
     """coremltools holds the GIL during predictions, so a second thread would gain nothing."""
     asked = []
-    monkeypatch.setattr(utterance, "prefetch", lambda items: asked.append(1) or items)
+    pool = utterance.ThreadPoolExecutor
+    monkeypatch.setattr(utterance, "ThreadPoolExecutor", lambda *given: asked.append(1) or pool(*given))
 
     with VoxCPM.from_bundle(tiny_bundle, precision="fp16", backend=backend) as tts:
         tts.generate(TEXT, **GIVEN)
