@@ -251,14 +251,22 @@ def prose(path: Path) -> str:
     )
 
 
-def anchors(path: Path) -> set[str]:
-    """A document's link targets: ids, and headings as GitHub spells them."""
+def headings(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    headings = re.findall(
+    return re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
     )
-    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def anchors(path: Path) -> set[str]:
+    """A document's link targets: ids, and headings as GitHub spells them."""
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(path)}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
+def test_no_section_is_repeated(document: Path) -> None:
+    assert len(set(headings(document))) == len(headings(document))
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
