@@ -253,10 +253,10 @@ def decoded(
     with ThreadPoolExecutor(1, "predict") as pool:
         pending = pool.submit(next, patches, None)
         try:
-            while (patch := pending.result()) is not None:
-                audio = decode(patch.latents) if first_alone and not patch.index else None
+            while (predicted := pending.result()) is not None:
+                audio = decode(predicted.latents) if first_alone and not predicted.index else None
                 pending = pool.submit(next, patches, None)
-                yield patch, decode(patch.latents) if audio is None else audio
+                yield predicted, decode(predicted.latents) if audio is None else audio
         finally:
             # An error's traceback refers to this frame: a reference to the error would form a cycle with the KV caches.
             del pending
