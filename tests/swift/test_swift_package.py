@@ -85,7 +85,7 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
                     *CONFIGURATION,
                 ],
                 cwd=PACKAGE, env={**os.environ, **{name: str(value) for name, value in given.items()}},
-                capture_output=True, text=True, check=False, timeout=900 + 60 * float(MINUTES or 0),
+                capture_output=True, text=True, check=False, timeout=900 + 120 * float(MINUTES or 0),
             )  # fmt: skip
         finally:
             server.kill()

@@ -50,6 +50,7 @@ struct PatchDecoder: Sendable {
             shape: [1, a.featDim, a.patchSize],
             values: transposed(patch, rows: a.patchSize, columns: a.featDim))
         let name = StepModelName.audioVAEDecoder
+        try Task.checkCancellation()
         return try await driver.model(name).output(
             "audio", a.patchOutputSamples, of: name.rawValue, ["latents": latents], state)
     }
