@@ -137,6 +137,9 @@ def test_aliases_name_stored_voices(serve: Callable[..., Any], recording: bytes,
     assert said("alloy").content == said("ada").content
     assert said("narrator").content == said("default").content
     assert said("alloy").content != said("echo").content
+    # A stored voice precedes OpenAI's of the same name.
+    upload(running.url, recording, name="echo")
+    assert said("echo").content == said("ada").content
     assert said("lost").status_code == 404
     assert upload(running.url, recording, name="narrator").status_code == 409
 

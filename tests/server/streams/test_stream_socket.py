@@ -335,3 +335,12 @@ def test_rejected_handshake_has_a_response_and_logs_nothing(
     # Logging would follow the response.
     time.sleep(0.2)
     assert not caplog.records
+
+
+def test_no_conversation_begins_during_shutdown(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service.conversations, "draining", True)
+
+    with pytest.raises(InvalidStatus) as refused, socket_to(server):
+        pass
+
+    assert refused.value.response.status_code == 503
