@@ -246,8 +246,8 @@ struct Case {
         segments = try recorded.decoded("segments", [Segment].self)
         planned = try recorded.decoded("planned", [Planned].self).map {
             PlannedSegment(
-                text: $0.text, said: $0.said, transcript: $0.transcript, tokens: $0.tokens, transcriptTokens: $0.transcript_tokens,
-                targetTokens: $0.target, letters: $0.letters, endsParagraph: $0.ends_paragraph, anchors: $0.anchors,
+                text: $0.text, said: $0.said, transcript: $0.transcript, tokens: $0.tokens,
+                transcriptTokens: $0.transcript_tokens, targetTokens: $0.target, letters: $0.letters, endsParagraph: $0.ends_paragraph, anchors: $0.anchors,
                 followed: $0.followed)
         }
         var options = Options()
