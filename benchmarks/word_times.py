@@ -27,7 +27,7 @@ from voxcpm_training.architecture import SAMPLE_RATE
 from voxcpm_training.voices import KokoroVoices, Speaker, Utterance, phonemes
 from voxcpm_validation.listening.recognition import Recogniser
 
-Floats = npt.NDArray[np.float64]
+Doubles = npt.NDArray[np.float64]
 PROSE = Path(__file__).parents[1] / "validation/voxcpm_validation/listening_test/prose"
 VOICES = {"heart": "af_heart", "michael": "am_michael", "emma": "bf_emma", "george": "bm_george"}
 HOP, WINDOW, BANDS = 120, 600, 40
@@ -35,7 +35,7 @@ LEAD = 0.045
 """Seconds by which Kokoro's sound leads its durations: median of the onsets of s, and of words after pauses."""
 
 
-def teacher(kokoro: KokoroVoices, said: str, voice: str) -> tuple[Floats, list[float]]:
+def teacher(kokoro: KokoroVoices, said: str, voice: str) -> tuple[Doubles, list[float]]:
     """Kokoro's recording (samples,) of a text, and the starts of its words in seconds."""
     read = phonemes(said.replace("-", " "))
     speaker = Speaker((VOICES[voice],), (1.0,), 1.0, 1.0, 1.0)
@@ -48,7 +48,7 @@ def teacher(kokoro: KokoroVoices, said: str, voice: str) -> tuple[Floats, list[f
     return spoken.audio.astype(np.float64), starts
 
 
-def cepstra(audio: Floats) -> Floats:
+def cepstra(audio: Doubles) -> Doubles:
     """Normalised cepstra and their slopes (frames, 28), one frame each 5 ms."""
     padded = np.pad(audio, WINDOW // 2)
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP] * np.hanning(WINDOW)
@@ -63,7 +63,7 @@ def cepstra(audio: Floats) -> Floats:
     return np.asarray((both - both.mean(0)) / (both.std(0) + 1e-6) * weights)
 
 
-def whisper_starts(whisper: Recogniser, audio: Floats, words: list[str]) -> dict[int, float]:
+def whisper_starts(whisper: Recogniser, audio: Doubles, words: list[str]) -> dict[int, float]:
     """Whisper's start in seconds of each of the words that it hears, by number."""
     heard = whisper.word_starts(audio.astype(np.float32), SAMPLE_RATE)
     letters = [re.sub("[^a-z']", "", word.lower()) for word, _ in heard]
@@ -71,7 +71,7 @@ def whisper_starts(whisper: Recogniser, audio: Floats, words: list[str]) -> dict
     return {a + n: heard[b + n][1] for a, b, size in matches for n in range(size)}
 
 
-def warped(first: Floats, second: Floats) -> Floats:
+def warped(first: Doubles, second: Doubles) -> Doubles:
     """For each frame of the first, the frame of the second that it is matched with."""
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1) - 2 * first @ second.T
     distance = np.pad(np.sqrt(np.maximum(squares, 0)), ((1, 0), (1, 0)))
@@ -92,7 +92,7 @@ def warped(first: Floats, second: Floats) -> Floats:
     return np.bincount(at, to) / np.maximum(np.bincount(at), 1)
 
 
-def sound(audio: Floats) -> tuple[int, int]:
+def sound(audio: Doubles) -> tuple[int, int]:
     """First and last sample of the speech, with a little silence."""
     level = np.convolve(audio**2, np.ones(240) / 240, "same")
     loud = np.flatnonzero(level > level.max() * 1e-4)

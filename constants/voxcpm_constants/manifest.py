@@ -20,7 +20,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes
@@ -46,8 +46,8 @@ VECTORS_FOLDER = "vectors"
 _SYSTEM_FILES = re.compile(r"\.DS_Store|Thumbs\.db|desktop\.ini|\._.*")
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Record(BaseModel, extra="forbid", frozen=True):
+    """Immutable, without other fields."""
 
 
 class FileRecord(_Record):

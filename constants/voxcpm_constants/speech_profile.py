@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.json_files import read_json
@@ -17,10 +17,8 @@ SPEECH_FILE = "speech.json"
 _MIN_TOKENS = 8
 
 
-class SpeechProfile(BaseModel):
+class SpeechProfile(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """The contents of `speech.json`. Unknown fields are rejected."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     longest_seconds: float = Field(gt=0, le=600)
     """Seconds of the longest reliable utterance; a text that is expected to take longer is spoken in segments."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.bounds import MAX_AXIS_LENGTH, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
@@ -48,8 +48,8 @@ ContextDtype = Literal["float32", "compute"]
 Axis = int | tuple[int, ...]  # The length of an axis, or all lengths that an enumerated axis may have
 
 
-class _Declaration(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Declaration(BaseModel, extra="forbid", frozen=True):
+    """Immutable, without other fields."""
 
 
 class TensorSpec(_Declaration):

@@ -50,12 +50,10 @@ class PackageForm(NamedTuple):
 
 def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter") -> PackageForm:
     """The form of a step model's package for a deployment target. kv_cache: only "scatter" for macOS 15."""
-    state: StateForm = "passed"
+    by_length = target == CORE_AI or (target == "macOS15" and model.has_caches)
+    state: StateForm = "native" if by_length else "passed"
     if model.has_caches and kv_cache == "rows":
         state = "rows"
-    elif target == CORE_AI or (model.has_caches and target == "macOS15"):
-        state = "native"
-    by_length = target == CORE_AI or (target == "macOS15" and model.has_caches)
     own = with_stacked_caches(model) if model.has_caches and target == CORE_AI else model
     if not by_length or model.chunk_count == 1:
         return PackageForm({MAIN: own}, state)

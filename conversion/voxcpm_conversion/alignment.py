@@ -1,7 +1,7 @@
 """Which attention heads of the base LM follow the text as it is said: a calibration that needs no recordings.
 
-The model speaks a few texts. A head is good if the text position that it looks at grows evenly with time, and if it
-looks at little else. Its time shift makes the words after commas begin where the pauses in the speech end.
+The model speaks a few texts. A head is good if the text position it attends to advances steadily, and it attends to
+little else. Its time shift makes the words after commas begin where the pauses in the speech end.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def convert(
         bool,
         typer.Option(
             "--alignment",
-            help="Word times from the base LM's attention: heads are chosen while the model speaks a few texts.",
+            help="Word timestamps from an attention head of the base LM, chosen while it speaks six texts.",
         ),
     ] = False,
     split_gigabytes: Annotated[

@@ -72,28 +72,16 @@ From the command line:
 {limits}
 """
 
-_IN_AN_APP = {
-    "Core ML": """\
+_IN_AN_APP = """\
 In a Swift app, with the package in the folder `swift` of voxcpm-coreml:
 
 ```swift
-let tts = VoxCPM(.folder(bundle), Configuration(predictor: CoreMLPredictor(), precision: .PRECISION))
+let tts = VoxCPM(.folder(bundle), Configuration(predictor: PREDICTOR(), precision: .PRECISION))
 let speech = try await tts.speak("Hello.")
 ```
 
 `docs/bundle.md` there describes the loop for other languages.
-""",
-    "Core AI": """\
-In a Swift app, with the package in the folder `swift` of voxcpm-coreml:
-
-```swift
-let tts = VoxCPM(.folder(bundle), Configuration(predictor: CoreAIPredictor(), precision: .PRECISION))
-let speech = try await tts.speak("Hello.")
-```
-
-`docs/bundle.md` there describes the loop for other languages.
-""",
-}
+"""
 
 
 def write_model_card(bundle: Path, manifest: Manifest) -> None:
@@ -123,7 +111,9 @@ def model_card(manifest: Manifest) -> str:
         facts=_table(("", ""), _facts(manifest)),
         shared=_megabytes(manifest, CONSTANTS_FOLDER, TOKENIZER_FOLDER),
         sizes=_table(("package", *manifest.precisions), _sizes(manifest)),
-        in_an_app=_IN_AN_APP[framework].replace("PRECISION", manifest.precisions[0]),
+        in_an_app=_IN_AN_APP.replace("PREDICTOR", f"{framework.replace(' ', '')}Predictor").replace(
+            "PRECISION", manifest.precisions[0]
+        ),
         figures=f"## Figures of the checkpoint\n\n{figures}\n" if speech and speech.figures else "",
         validation=f"{_OPENING}\n{_NOT_VALIDATED}\n{_CLOSING}",
         limits="\n".join(f"- {line}" for line in _limits(manifest)),

@@ -71,7 +71,7 @@ class GenerationOptions:
         "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.", (1, MAX_EULER_STEPS), "steps",
     )] = DEFAULT_STEPS
     fast: Annotated[bool, Option(
-        f"Use {FAST_STEPS} Euler steps: a recogniser hears no loss, but nobody has judged the sound.",
+        f"Use {FAST_STEPS} Euler steps: no measured increase in WER; sound quality is untested.",
         flags=("--fast",),
     )] = False
     temperature: Annotated[float, Option(
@@ -112,7 +112,7 @@ class GenerationOptions:
         "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds",
     )] = 0.6
     speed: Annotated[float, Option(
-        "How many times faster it is played, at the same pitch; pauses between paragraphs, too.", (0.25, 4.0),
+        "Speed factor at constant pitch; also applies to pauses between paragraphs.", (0.25, 4.0),
     )] = 1.0
     markup: Annotated[bool, Option(
         "Read [pause 0.5s], [voice NAME], [rate 1.2], [spell] and SSML in the text.", flags=("--markup",),

@@ -118,8 +118,9 @@ class VoxCPM:
             )
         check_device(device)
         folder = pretrained_bundle(
-            str(hf_model_id), precision, lora_weights_path, cache_dir, local_files_only=local_files_only
-        )
+            str(hf_model_id), precision, None if lora_weights_path is None else str(lora_weights_path), cache_dir,
+            local_files_only=local_files_only,
+        )  # fmt: skip
         return cls.from_bundle(folder, precision, **kwargs)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.step_function import Floats
@@ -56,10 +56,8 @@ class SpokenCase:
     latents: Floats
 
 
-class EndToEnd(BaseModel):
+class EndToEnd(BaseModel, extra="forbid", frozen=True):
     """A bundle compared with upstream in one case. Free-running values are compared over the patches that both have."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     case: str
     precision: Precision

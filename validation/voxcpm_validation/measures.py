@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 Array = npt.NDArray[np.floating]
 
 
-class Agreement(BaseModel):
+class Agreement(BaseModel, extra="forbid", frozen=True):
     """Agreement of values with a reference, over all elements, computed in float64."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     correlation: float
     """Pearson's r. 1 for two equal constants; 0 if a value is not finite or only one array is constant."""

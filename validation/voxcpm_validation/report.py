@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import Precision
@@ -70,10 +70,8 @@ class MissedFloor(NamedTuple):
     judged: bool
 
 
-class Report(BaseModel):
+class Report(BaseModel, extra="forbid", frozen=True):
     """All figures of one bundle, and the versions of the packages that computed them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bundle: str
     checkpoint: str
@@ -141,7 +139,7 @@ class Report(BaseModel):
         lines = [f"# {Path(self.bundle).name} against {self.checkpoint}", ""]
         lines += [", ".join(f"{name} {version}" for name, version in self.tools.items()), ""]
         for title, header, rows in self.tables():
-            lines += [f"## {title}", "", _row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
+            lines += [f"## {title}", "", *table(header, rows)]
         lines += [line for note in self.notes for line in (note, "")]
         lines += ["## Verdict", "", self.verdict(), ""]
         for found in (self.failures(), self.unjudged()):
@@ -239,10 +237,6 @@ def _patches(speech: EndToEnd) -> str:
     return str(speech.patches) if same else f"{speech.patches} (upstream {speech.upstream_patches})"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def add_to_model_card(bundle: Path, report: Report) -> bool:
     """Write the report's correlations into a bundle's README.md, replacing earlier ones.
 
@@ -265,7 +259,7 @@ def card_section(report: Report) -> str:
     figures = {(s.step_model, s.precision): s.correlation for s in report.steps if s.arithmetic != "faithful"}
     models = list(dict.fromkeys(model for model, _ in figures))
     precisions = list(dict.fromkeys(precision for _, precision in figures))
-    runtime = "Core AI" if "core-ai" in {s.arithmetic for s in report.steps} else "ONNX Runtime"
+    runtime = "Core AI" if report.on_core_ai else "ONNX Runtime"
     versions = ", ".join(f"{name} {version}" for name, version in report.tools.items())
     return "\n".join(
         [

@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.step_function import Floats
@@ -40,10 +40,8 @@ MIN_FLOOR = 0.9
 """Lower bound of all floors. A text whose perturbed run is lower cannot judge that figure."""
 
 
-class Sensitivity(BaseModel):
+class Sensitivity(BaseModel, extra="forbid", frozen=True):
     """Correlations of perturbed upstream with upstream in one case, the lowest of all draws."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     case: str
     precision: Precision

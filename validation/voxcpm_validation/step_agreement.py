@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
@@ -35,19 +35,15 @@ PUBLISHED_FP16 = {
 }
 
 
-class NearLimit(BaseModel):
+class NearLimit(BaseModel, extra="forbid", frozen=True):
     """An operation whose largest magnitude is at least a quarter of fp16's limit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     operation: str
     max_abs: float
 
 
-class StepAgreement(BaseModel):
+class StepAgreement(BaseModel, extra="forbid", frozen=True):
     """Agreement of one step model in one precision and arithmetic, for each output over all calls."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     step_model: str
     precision: Precision

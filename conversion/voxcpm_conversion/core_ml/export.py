@@ -29,13 +29,11 @@ def export_step(
 ) -> Any:
     """Trace a step module and convert it. Returns a coremltools MLModel that is not loaded for prediction.
 
-    state: the form of the state tensors. A native cache of one utterance is written by `slice_update`, Apple's own
-    form; several utterances each have their own position, so that their rows are not one slice: a scatter writes them.
+    state: the form of the state tensors. A native cache is written by `slice_update`, Apple's own form.
     """
     ct = import_coremltools()
-    one_utterance = declaration.inputs[0].shape_at(0)[0] == 1
     native = state == "native"
-    _register_index_copy("slice_update" if native and one_utterance else "scatter")
+    _register_index_copy("slice_update" if native else "scatter")
     passed = () if native else declaration.state
     # The graph must not depend on the traced length. If it does by mistake, the largest length shows it soonest.
     examples = example_inputs((*declaration.inputs, *passed), declaration.chunk_count - 1)

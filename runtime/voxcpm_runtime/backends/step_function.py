@@ -32,8 +32,3 @@ class StepFunction(Protocol):
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises ValueError for wrong inputs, and for a missing or foreign state."""
-
-
-def releases_gil(model: StepFunction) -> bool:
-    """Whether the step model releases the GIL while it computes: ONNX Runtime does, coremltools' `predict` does not."""
-    return getattr(model, "releases_gil", True)

@@ -117,6 +117,8 @@ def batch(
     # The cluster's machines may have more cores than this one.
     local_engine = engine if ray is None else replace(engine, threads=None)
     bundle = open_with_engine(name, local_engine, checkpoint=checkpoint)
+    if checkpoint.model_path or checkpoint.hf_model_id:
+        name = str(bundle.folder)
     executor = partial(_local_executor, bundle, engine) if ray is None else _on_ray(ray, name, bundle, engine)
     # Fail early if the defaults are invalid.
     checked_control(defaults.control, bundle.architecture, continues=defaults.recordings.continues)

@@ -99,7 +99,7 @@ def _lines(manifest: Manifest, facts: dict[str, Any]) -> dict[str, Any]:
         "sha256": f"{source.sha256[:16]}…",
         "lora": lora and f"{lora.name}, rank {lora.r}, alpha {lora.alpha}: {', '.join(lora.modules)}",
         "modes": ", ".join(facts["modes"]),
-        "target": _SYSTEMS.get(manifest.target, manifest.target),
+        "target": _SYSTEMS[manifest.target],
         "audio": f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out",
         "patch": f"{facts['patch_seconds'] * 1000:.0f} ms",
         "utterances": speech

@@ -79,7 +79,7 @@ class OutputArguments:
     quiet: Quiet = False
     timestamps: Annotated[
         str | None,
-        typer.Option(help="File for the times of the words: .json, or subtitles as .srt or .vtt."),
+        typer.Option(help="File for word timestamps: .json, or subtitles as .srt or .vtt."),
     ] = None
 
 
@@ -124,7 +124,7 @@ class VoiceArguments(RecordingArguments):
     )] = None
 
     lexicon: Annotated[list[str] | None, _voice(
-        "File of words that are said differently: WRITTEN, a tab, SAID on each line; repeatable.",
+        "Pronunciation lexicon: WRITTEN, a tab, SPOKEN on each line; repeatable.",
     )] = None
 
     def recordings(self) -> Recordings:

@@ -46,7 +46,7 @@ def doctor(
     ] = False,
     timeout: Annotated[int, typer.Option(help="Timeout in seconds per step model and unit.", min=1)] = 120,
     minutes: Annotated[
-        float, typer.Option(help="Then run the chosen units for so many minutes (Core ML).", min=0, max=1440)
+        float, typer.Option(help="Minutes to then run the chosen units (Core ML).", min=0, max=1440)
     ] = 0.0,
 ) -> None:
     """Check and time every step model on every compute unit, and choose the fastest correct one."""

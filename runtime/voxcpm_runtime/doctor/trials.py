@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, PORTABLE
@@ -36,10 +36,8 @@ main()
 _TAIL_BYTES = 4096
 
 
-class Trial(BaseModel):
+class Trial(BaseModel, extra="forbid", frozen=True):
     """The result of one step model on one compute unit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     step_model: str
     unit: str
@@ -51,10 +49,8 @@ class Trial(BaseModel):
     agreement: Agreement | None = None
 
 
-class Endurance(BaseModel):
+class Endurance(BaseModel, extra="forbid", frozen=True):
     """The result of one endurance trial."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     units: dict[str, str]  # The compute unit of each step model
     outcome: Ending

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_constants.errors import core_ml_reason
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
@@ -122,10 +122,8 @@ def _vectors(bundle: Bundle, declared: StepModel) -> Vectors | None:
     return read_vectors(bundle.folder, declared, manifest.sizes) if manifest.vector_files() else None
 
 
-class Agreement(BaseModel):
+class Agreement(BaseModel, extra="forbid", frozen=True):
     """Correlations of a step model's results with its test vectors, each the minimum over several tensors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     streams: dict[str, float]
     """Outputs by stream (`voxcpm_constants.vectors`): `chain`, and every length at either end of the cache."""

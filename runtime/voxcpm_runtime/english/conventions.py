@@ -68,7 +68,7 @@ def _verse(match: re.Match[str], *, spelled: bool) -> str:
 def _state(match: re.Match[str], *, spelled: bool) -> str:
     """A state's code after a city. OK, IN and other words need a preposition before the city, or a ZIP code after it.
 
-    IN and OR are no words before a comma or a full stop.
+    IN and OR are not words before a comma or period.
     """
     code, zip_code = match["code"], match["zip"]
     ends = code in ("IN", "OR") and match.string.startswith((",", "."), match.end())

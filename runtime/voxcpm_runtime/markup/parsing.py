@@ -87,7 +87,7 @@ def stored_voice(name: str) -> Voice | None:
 def spoken_parts(text: str, paragraph_pause: float, find_voice: FindVoice = stored_voice) -> tuple[Part, ...]:
     """The parts of a marked-up text. paragraph_pause: seconds between <p>. find_voice: the voice of a name.
 
-    Raises InputError, with line and column, for what is not markup, and without anything to say.
+    Raises InputError, with line and column, for invalid markup, and if no text is left.
     """
     source = Source(text)
     parser = make_parser()
@@ -137,7 +137,7 @@ class _Handler(ContentHandler):
     def parts(self) -> tuple[Part, ...]:
         """All parts."""
         if not self._parts:
-            raise InputError("nothing is left to say of the markup; expected words to speak", argument="text")
+            raise InputError("the markup contains no text; expected words to speak", argument="text")
         return (*self._parts[:-1], replace(self._parts[-1], after=self._pause))
 
     def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - SAX

@@ -61,7 +61,7 @@ class Source:
         return element.format(quoteattr(value))
 
     def error(self, line: int, column: int, problem: str) -> InputError:
-        """The error of what is at that line (from 1) and column (from 0) of the XML."""
+        """An error located at this line (1-based) and column (0-based) of the XML."""
         at = sum(len(before) + 1 for before in self.xml.split("\n")[: line - 1]) + column
         piece = bisect_right(self._starts, at) - 1
         return self._error(min(self._origins[piece] + at - self._starts[piece], len(self._text)), problem)

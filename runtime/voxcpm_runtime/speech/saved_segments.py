@@ -131,7 +131,7 @@ class SavedSegments:
             return lock_folder(self.folder)
         except BlockingIOError:
             raise InputError(
-                f"{self._output}: another run is speaking into this file; wait for it, or choose another output"
+                f"{self._output}: another run is writing to this file; wait for it, or choose another output"
             ) from None
         except FileNotFoundError:
             return None

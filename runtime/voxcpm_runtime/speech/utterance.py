@@ -171,7 +171,7 @@ def attempts(
     """
     with system_errors_as(InputError):
         stop_token = CancelToken(plan.cancel)
-        # Core ML's `predict` holds the GIL: nothing else would run in parallel.
+        # ONNX Runtime releases the GIL while it computes; coremltools' `predict` holds it, so nothing runs in parallel.
         parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
         driver = driver.with_check(stop_token.check)
         prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
@@ -241,8 +241,8 @@ def decoded(
 ) -> Generator[tuple[Patch, Audio], None, None]:
     """Yield each patch with its audio (samples,).
 
-    parallel: predict each patch on another thread while the previous one is decoded. first_alone: decode the first one
-    before that, since nobody hears anything before. An error is raised in place of its patch. Closing waits for the
+    parallel: predict each patch on another thread while the previous one is decoded. first_alone: decode the first
+    one before that, as nothing is audible until then. An error is raised in place of its patch. Closing waits for the
     patch that is being predicted.
     """
     if not parallel:

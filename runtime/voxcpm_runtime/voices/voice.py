@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
@@ -43,19 +43,15 @@ _METADATA_KEY = "voice"
 _PROMPT, _REFERENCE = "prompt", "reference"
 
 
-class Turn(BaseModel):
+class Turn(BaseModel, extra="forbid", frozen=True):
     """One part of the prompt: its text, and its length in patches."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: str
     patches: int = Field(ge=1)
 
 
-class VoiceHeader(BaseModel):
+class VoiceHeader(BaseModel, extra="forbid", frozen=True):
     """The metadata of a voice: everything except its latents."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int = Field(default=FORMAT, ge=1, le=FORMAT, strict=True)
     name: str

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.words.pauses import Floats, silences
+from voxcpm_runtime.words.pauses import Doubles, silences
 
-# Tokens on each side of the largest attention that count; it is looked for among so many before, and three times after.
+# Tokens averaged on each side of the attention peak, sought from this many back to three times as many ahead.
 _NEAR = 6
 # Seconds of the shortest pause, and around it: a word that seems to begin there begins at its end.
 _PAUSE, _AROUND = 0.06, 0.05
@@ -20,12 +20,12 @@ _WORD_START = re.compile(r"(?<![\w'])\w")
 def letter_times(
     said: str,
     places: Sequence[int],
-    rows: Floats,
+    rows: Doubles,
     shifts: Sequence[float],
     patch_seconds: float,
     audio: Audio,
     sample_rate: int,
-) -> Floats:
+) -> Doubles:
     """The same as `pauses.letter_times`, for speech whose attention is known.
 
     places: where the text's tokens begin in it. rows: attention to them while each patch but the last is fed (patches -
@@ -57,7 +57,7 @@ def letter_times(
     return np.maximum.accumulate(times)
 
 
-def _followed(rows: Floats) -> list[float]:
+def _followed(rows: Doubles) -> list[float]:
     """The position that one head has reached at each patch, which never falls (patches,). rows: (patches, tokens)."""
     reached, found = 0.0, []
     for row in rows:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.text.segments import WIDE
 
-Floats = npt.NDArray[np.float64]
+Doubles = npt.NDArray[np.float64]
 
 _FRAME = 0.01  # Seconds of a frame whose energy is measured
 _QUIET = 32.0  # Decibels below the loud frames, from which a frame is silent
@@ -24,7 +24,7 @@ _MAX_SILENCES = 40  # The longest ones, which bounds the work
 _STOPS, _COMMAS = ".!?…。！？", ",;:—–，、；："
 # Costs of a pause at a place, and of none: after a stop, after a comma, between words.
 _STOP, _COMMA, _SPACE = (0.0, 4.0), (0.0, 1.5), (3.5, 0.0)
-# Cost of a second of silence that is no pause; stops such as p and t have up to 130 ms of it.
+# Cost of a second of silence that is not a pause; plosives such as p and t have up to 130 ms.
 _UNMATCHED, _CLOSURE = 25.0, 0.13
 # Variance of a duration: constant (s²), and for each expected second.
 _VARIANCE, _VARIANCE_PER_SECOND = 0.003, 0.0095
@@ -41,7 +41,7 @@ _UNSTRESSED_WORD = re.compile(
 _WORD = re.compile(rf"[{WIDE}]|(?:(?![{WIDE}])[^\W_])+(?:'[^\W_]+)*")
 
 
-def letter_times(said: str, audio: Audio, sample_rate: int) -> Floats:
+def letter_times(said: str, audio: Audio, sample_rate: int) -> Doubles:
     """The seconds at which each character begins, and the last one ends (characters + 1,).
 
     A pause belongs to the marks and spaces at which it is made. said: the text as it is said. audio: its speech
@@ -72,7 +72,7 @@ def letter_times(said: str, audio: Audio, sample_rate: int) -> Floats:
     return times
 
 
-def silences(audio: Audio, sample_rate: int) -> Floats:
+def silences(audio: Audio, sample_rate: int) -> Doubles:
     """Begin and end of each silence in seconds (silences, 2), with those before and after the speech."""
     size = round(sample_rate * _FRAME)
     frames = audio[: len(audio) // size * size].reshape(-1, size).astype(np.float64)
@@ -89,7 +89,7 @@ def silences(audio: Audio, sample_rate: int) -> Floats:
     return np.stack([begins, ends], 1)[kept] * _FRAME
 
 
-def _durations(said: str) -> Floats:
+def _durations(said: str) -> Doubles:
     """Relative durations of the characters (characters,)."""
     letters = [char.lower() if char.isalnum() else "" for char in said]
     durations = np.array([_DURATIONS.get(letter, 1.0) if letter else 0.0 for letter in letters])
@@ -112,7 +112,7 @@ def _cost(mark: str) -> tuple[float, float]:
     return _STOP if mark in _STOPS else _COMMA if mark in _COMMAS else _SPACE
 
 
-def _matched(begins: Floats, ends: Floats, places: Floats, costs: Floats) -> list[tuple[int, int]]:
+def _matched(begins: Doubles, ends: Doubles, places: Doubles, costs: Doubles) -> list[tuple[int, int]]:
     """The best pairs of silence and place in order, from the first of both to the last of both.
 
     begins, ends: of silences, in seconds (silences,). places: where a pause may be, in seconds of speech without pauses

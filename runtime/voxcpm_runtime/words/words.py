@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from voxcpm_runtime.words.pauses import Floats
+from voxcpm_runtime.words.pauses import Doubles
 from voxcpm_runtime.words.written import said_spans
 
 Method = Literal["pauses", "attention"]
@@ -25,7 +25,7 @@ class Word(NamedTuple):
 
 
 def word_times(
-    text: str, said: str, times: Sequence[float] | Floats, *, start: float = 0.0, method: Method = "pauses"
+    text: str, said: str, times: Sequence[float] | Doubles, *, start: float = 0.0, method: Method = "pauses"
 ) -> tuple[Word, ...]:
     """The words of a text in order.
 

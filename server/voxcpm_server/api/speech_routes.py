@@ -153,10 +153,9 @@ class VoiceDocument(BaseModel):
 
 
 def _document(voice: Voice, service: Service) -> VoiceDocument:
-    generation, provenance = voice.header.generation, voice.header.provenance
-    seconds = service.bundles.patch_seconds(generation)
+    provenance, seconds = voice.header.provenance, service.bundles.patch_seconds(voice)
     return VoiceDocument(
-        id=voice.name, name=voice.name, generation=generation,
+        id=voice.name, name=voice.name, generation=voice.header.generation,
         consent=provenance.get(_CONSENT) == "stated",
         created=provenance.get("created"),
         prompt_seconds=round(voice.prompt_patches * seconds, 3),

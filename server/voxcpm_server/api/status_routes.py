@@ -55,8 +55,8 @@ class Range(BaseModel):
     """Default and bounds of a numeric option."""
 
     default: float
-    least: float
-    greatest: float
+    min: float
+    max: float
 
 
 class ModelFacts(BaseModel):
@@ -100,7 +100,7 @@ def about_router(service: Service) -> APIRouter:
         return {
             "version": version("voxcpm-coreml"), "needs_key": service.needs_key, "formats": list(FORMATS),
             "models": [_facts(served) for served in service.bundles.all],
-            "options": {n: Range(default=d, least=l, greatest=g) for n, (d, l, g) in options.items()},
+            "options": {n: Range(default=d, min=l, max=h) for n, (d, l, h) in options.items()},
             "limits": limits,
             **{name: value for room in rooms for name, value in room.about().items()},
         }  # fmt: skip

@@ -121,8 +121,11 @@ def _cluster_settings(settings: ClusterSettings, address: str) -> ClusterSetting
 
 def _deployment(engine: Engine, settings: ClusterSettings, address: str) -> Any:
     # Raises InputError if this machine is too small for the replicas, or Serve already runs on the cluster.
-    with contextlib.suppress(ValueError):
+    try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", "serve")
+    except ValueError:
+        pass  # no such actor
+    else:
         advice = "stop it (`serve shutdown`), or use another cluster"
         raise InputError(f"Ray Serve already runs on the cluster at {address}; {advice}")
     concurrency, minimum, maximum = settings.concurrency, settings.replicas, settings.max_replicas or 0

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import psutil
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from voxcpm_runtime import InputError, VoxCPM, VoxCPMError
+from voxcpm_runtime import InputError, Voice, VoxCPM, VoxCPMError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY, ApiError, error_location
 from voxcpm_server.settings import OPENAI_MODELS
 
@@ -93,7 +93,10 @@ class Bundles:
         if isinstance(default, VoxCPM):
             unloaded = Unloaded(0, default.bundle.architecture.generation, lambda: default)
             self.default = ServedBundle(
-                default_name or unloaded.generation, lambda: unloaded, self._with_lexicon(default)
+                default_name or unloaded.generation,
+                lambda: unloaded,
+                # Whoever gave an open bundle keeps it without the lexicon.
+                self._with_lexicon(copy.copy(default) if lexicon else default),
             )
         else:
             self.default = ServedBundle(default_name or "", default)
@@ -159,11 +162,14 @@ class Bundles:
             return self.default
         return self._named.get(name, self.default)
 
-    def patch_seconds(self, generation: str) -> float:
-        """Seconds per patch of a generation, from a loaded bundle of it, otherwise from the default bundle."""
-        known = [served.tts.bundle.architecture for served in self.loaded]
-        fits = (architecture for architecture in known if architecture.generation == generation)
-        return next(fits, self.default.tts.bundle.architecture).patch_seconds
+    def patch_seconds(self, voice: Voice) -> float:
+        """Seconds per patch of a voice, from a loaded bundle that accepts it, otherwise from the default bundle."""
+        for served in self.loaded:
+            architecture = served.tts.bundle.architecture
+            with contextlib.suppress(InputError):
+                voice.check(architecture)
+                return architecture.patch_seconds
+        return self.default.tts.bundle.architecture.patch_seconds
 
     async def load_default(self) -> Exception | None:
         """Load the default bundle. Returns the error if that fails."""
@@ -201,8 +207,6 @@ class Bundles:
 
     def _with_lexicon(self, tts: VoxCPM) -> VoxCPM:
         if self._lexicon:
-            # Whoever gave an open bundle keeps it without.
-            tts = copy.copy(tts)
             tts.bundle = replace(tts.bundle, lexicon=self._lexicon)
         return tts
 
@@ -244,12 +248,12 @@ async def run_in_dedicated_thread(function: Callable[[], Result]) -> Result:
 
 
 def parse_named_bundles(options: list[str] | None) -> dict[str, str]:
-    """Parse `--bundle NAME=PATH`: paths by name. Raises InputError for anything else, and for duplicate names."""
+    """Parse `--bundle NAME=BUNDLE`: bundles by name. Raises InputError for anything else, and for duplicate names."""
     named: dict[str, str] = {}
     for text in options or ():
         name, _, path = (part.strip() for part in text.partition("="))
         if not name or not path or not name.isprintable():
-            raise InputError(f"--bundle: expected NAME=PATH, such as calm=voxcpm-2-calm, got {text!r}")
+            raise InputError(f"--bundle: expected NAME=BUNDLE, such as calm=voxcpm-2-calm, got {text!r}")
         if name in named:
             raise InputError(f"--bundle: duplicate name {name}; give each bundle its own")
         named[name] = path

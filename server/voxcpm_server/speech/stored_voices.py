@@ -142,8 +142,9 @@ def read_aliases(path: Path | None) -> dict[str, str]:
     """Read aliases from a JSON file. Raises InputError if it is not an object of strings."""
     if path is None:
         return {}
+    file = user_path(path)
     try:
-        document = read_json(user_path(path))
+        document = read_json(file)
     except OSError as error:
         raise InputError(f"{path}: cannot read the aliases ({os_reason(error)})") from None
     except ValueError:

@@ -44,7 +44,7 @@ extension VoxCPMError: LocalizedError, CustomStringConvertible {
         case .notFinite(let patch): "patch \(patch) is not finite: the step models overflow; try another precision"
         case .storage(let path, let problem): "\(path): \(problem)"
         case .download(let file, let problem): "\(file): \(problem); call again to resume the download"
-        case .closed: "it was closed; make a new one"
+        case .closed: "closed; create a new instance"
         }
     }
 

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.commands import batch as commands_batch
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -171,3 +174,17 @@ def test_suspicious_segment_is_warned_about_and_recorded(batch, folder, network)
 
     assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
     assert err.startswith("line 2: warning: segment 1: the speech was cut off")
+
+
+def test_cluster_opens_the_bundle_of_a_checkpoint(folder, speaking, monkeypatch):
+    (folder / "lines.txt").write_text("one.\n")
+    names = []
+
+    def executor(_, name, *__):
+        names.append(name)
+        return lambda lines, *_: ((line, InputError("not spoken")) for line in lines)
+
+    monkeypatch.setattr(commands_batch, "entry_points", lambda **_: [SimpleNamespace(load=lambda: executor)])
+    for named in (["lines.txt", "--model-path", speaking], [speaking, "lines.txt"], ["lines.txt"]):
+        assert cli.main(["batch", *named, "-o", "out", "--ray", "local"]) == 1
+    assert names == [speaking, speaking, None]

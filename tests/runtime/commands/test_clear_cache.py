@@ -10,15 +10,16 @@ KEPT = (
     "lowered/notes/a.lowered.txt",
     "bundles/mine/manifest.json",
     "compiled/0-24F74.lock",
-    "bundles/default-0.lock",
+    "bundles/pretrained-0.lock",
 )
 CACHED = (
     "compiled/0-24F74.mlmodelc/weights/weight.bin",
+    "compiled/0-24F74.mlmodelc.main-ALL.loaded",
     "lowered/a.lowered",
     "verified/b.json",
     "measured/.c.json.0.part",
 )
-BUNDLES = ("bundles/default-0/manifest.json", "bundles/.pretrained-1/manifest.json")
+BUNDLES = ("bundles/pretrained-0/manifest.json", "bundles/.pretrained-1/manifest.json")
 
 
 @pytest.fixture
@@ -43,8 +44,9 @@ def test_clear_cache_removes_entries_and_prints_their_size(cache, capsys):
 
     assert not link.is_symlink()
     assert files(cache) == {*KEPT, *BUNDLES}
-    folders = ("compiled", "lowered", "verified", "measured")
-    assert capsys.readouterr().out.splitlines() == [f"{cache}/{name}: 1.0 MB removed" for name in folders]
+    removed = {"compiled": 2, "lowered": 1, "verified": 1, "measured": 1}
+    expected = [f"{cache}/{name}: {count}.0 MB removed" for name, count in removed.items()]
+    assert capsys.readouterr().out.splitlines() == expected
 
     assert cli.main(["clear-cache", "--all"]) == 0
     assert files(cache) == set(KEPT)

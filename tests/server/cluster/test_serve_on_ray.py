@@ -187,8 +187,19 @@ def asked(text: str) -> dict[str, Any]:
 
 
 def test_killed_node_loses_only_its_requests_and_its_replica_restarts_elsewhere(
-    url: str, cluster: Any, nodes: list[Any], spoken_alone: dict[str, bytes]
+    url: str,
+    bundle: Path,
+    cluster: Any,
+    nodes: list[Any],
+    started: Start,
+    spoken_alone: dict[str, bytes],
+    tmp_path: Path,
 ) -> None:
+    there = ("--ray", "--ray-address", cluster.address, "--voices-folder", tmp_path)
+    second = started("serve", bundle, *there, "--port", 1)
+    assert "Ray Serve already runs" in second.communicate(timeout=150)[1]
+    assert second.returncode == 2
+
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as threads:
         streams = []
         for _ in range(4):

@@ -7,8 +7,9 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -26,22 +27,32 @@ from voxcpm_server.speech.served_bundles import Bundles, Unloaded, parse_bytes, 
 SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
 
 
-class Voice:
-    """A fake loaded bundle that records its closing."""
+@dataclass(frozen=True)
+class Opened:
+    """A fake bundle without step models."""
+
+    architecture: Any
+    lexicon: dict[str, str] = field(default_factory=dict)
+
+
+class Loaded:
+    """A fake loaded bundle that records its closing. Its architecture has its name, and patches of 1 s a letter."""
 
     def __init__(self, name: str, closed: list[str]) -> None:
-        self.name = name
-        self._closed = closed
+        self.bundle = Opened(SimpleNamespace(name=name, patch_seconds=float(len(name))))
+        self._closed, self._driver = closed, name
 
     def close(self) -> None:
-        self._closed.append(self.name)
+        self._closed.append(self._driver)
+        self._driver = ""
 
 
 class Shelf:
     """Fake bundles of 10 bytes each with a limit of `most`."""
 
-    def __init__(self, most: int | None = None, failing: tuple[str, ...] = ()) -> None:
+    def __init__(self, most: int | None = None, failing: tuple[str, ...] = (), **options: Any) -> None:
         self.loads: list[str] = []
+        self.loaded: list[Loaded] = []
         self.closed: list[str] = []
         names = ("default", "a", "b", "c")
         sources = {name: self._source(name, failing) for name in names}
@@ -50,13 +61,16 @@ class Shelf:
             None,
             sources,
             max_bytes=most,
-            memory=lambda: 10 * (len(self.loads) - len(self.closed)),
+            # What was closed in a copy of itself still has its driver.
+            memory=lambda: 10 * sum(bool(one._driver) for one in self.loaded),
+            **options,
         )
 
     def _source(self, name: str, failing: tuple[str, ...]) -> Callable[[], Unloaded]:
         def load() -> Any:
             self.loads.append(name)
-            return Voice(name, self.closed)
+            self.loaded.append(Loaded(name, self.closed))
+            return self.loaded[-1]
 
         def opened() -> Unloaded:
             if name in failing:
@@ -107,6 +121,33 @@ def test_least_recently_used_idle_bundle_is_evicted() -> None:
         used.release()
         await shelf.bundles.close()
         assert shelf.closed == ["b", "c", "default", "a", "b"]
+
+    asyncio.run(asked())
+
+
+def test_bundle_with_a_lexicon_is_evicted_whole() -> None:
+    async def asked() -> None:
+        shelf = Shelf(most=20, lexicon={"Ada": "eider"})
+        assert await shelf.bundles.load_default() is None
+        for name in ("a", "b", "c"):
+            with await shelf.bundles.lease(name) as served:
+                assert served.tts.bundle.lexicon == {"Ada": "eider"}
+
+    asyncio.run(asked())
+
+
+def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it() -> None:
+    def check(architecture: Any) -> None:
+        if architecture.name != "a":
+            raise InputError("made for another AudioVAE")
+
+    async def asked() -> None:
+        shelf = Shelf()
+        assert await shelf.bundles.load_default() is None
+        voice: Any = SimpleNamespace(check=check)
+        assert shelf.bundles.patch_seconds(voice) == len("default")
+        (await shelf.bundles.lease("a")).release()
+        assert shelf.bundles.patch_seconds(voice) == len("a")
 
     asyncio.run(asked())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from voxcpm_constants.manifest import Manifest, check_files, package_path
-from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.manifest import Manifest, check_files
+from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import CORE_AI
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
@@ -66,20 +66,6 @@ def lint_function(
             )
 
 
-def read_functions(
-    folder: Path, manifest: Manifest, precision: Precision, package: StepModel
-) -> list[Function]:
-    """The functions of one package, in the order of its form. Raises PackageError.
-
-    package: the declaration of a step model with one package, or of a part of one (`Manifest.parts`).
-    """
-    path = folder / package_path(precision, package.name)
-    return [
-        read_function(path, name, declared, precision=precision, is_first=not index)
-        for index, (name, declared) in enumerate(manifest.form(package).functions.items())
-    ]
-
-
 def _lint_precision(
     folder: Path, manifest: Manifest, precision: Precision, report: Callable[[str], None]
 ) -> PrecisionReport:
@@ -96,7 +82,11 @@ def _lint_precision(
         if manifest.target == CORE_AI:
             read, rules = read_program(folder / package), CORE_AI_RULES
         else:
-            read, rules = read_functions(folder, manifest, precision, declared), RULES
+            rules = RULES
+            read = [
+                read_function(folder / package, name, form, precision=precision, is_first=not index)
+                for index, (name, form) in enumerate(manifest.form(declared).functions.items())
+            ]
         findings += [finding for function in read for finding in lint_function(function, package, rules)]
         functions += read
     return PrecisionReport(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import MAIN
@@ -15,8 +15,8 @@ from voxcpm_constants.targets import MAIN
 HEADER = ("rule", "package", "operation", "found", "expected")
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Record(BaseModel, extra="forbid", frozen=True):
+    """Immutable, without other fields."""
 
 
 class Finding(_Record):

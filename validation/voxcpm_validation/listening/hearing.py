@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_validation.listening.material import PromptVoice, prompt_clip, prompt_voices
@@ -52,10 +52,8 @@ Speak = Callable[[str, "PromptVoice | None", int, "float | None"], Reading]
 None. It stops after the first segment that ends later than `seconds`, if given."""
 
 
-class TranscribedSegment(BaseModel):
+class TranscribedSegment(BaseModel, extra="forbid", frozen=True):
     """One utterance with its transcript and measurements."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     written: str
     said: str

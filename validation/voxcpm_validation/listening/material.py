@@ -6,7 +6,7 @@ import json
 from importlib.resources import as_file, files
 
 import soundfile
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.text.sentences import each_sentence
@@ -14,10 +14,8 @@ from voxcpm_runtime.text.sentences import each_sentence
 _MATERIAL = files("voxcpm_validation") / "listening_test"
 
 
-class PromptVoice(BaseModel):
+class PromptVoice(BaseModel, extra="forbid", frozen=True):
     """A prompt, and its speaker's duration of each sentence."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     audio: str

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from rich import box
 from rich.table import Table
 
@@ -30,10 +30,8 @@ from voxcpm_validation.listening.scores import (
 _WORDS_A_MINUTE = 300
 
 
-class Report(BaseModel):
+class Report(BaseModel, extra="forbid", frozen=True):
     """The scores of a listening test, by part."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sentences: tuple[SentenceScores, ...] = ()
     prose: tuple[ProseScores, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from voxcpm_validation.listening.hearing import Listener, TranscribedCase, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
@@ -37,8 +37,8 @@ def _column(heading: str, form: str = "{}", **field: Any) -> Any:
     return Field(title=heading, json_schema_extra={"form": form}, **field)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Record(BaseModel, extra="forbid", frozen=True):
+    """Immutable, without other fields."""
 
 
 class CaseScores(_Record):

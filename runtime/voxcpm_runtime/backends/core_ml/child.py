@@ -1,4 +1,4 @@
-"""What Core ML does for minutes, in a child process: compile a package, and load it first on a compute unit.
+"""Slow Core ML calls, in a child process: compile a package, and load it on a unit for the first time.
 
 Either may crash, and coremltools never releases the GIL. The child runs this module, which imports little: one
 starts for each package and each unit.

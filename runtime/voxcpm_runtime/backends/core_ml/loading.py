@@ -167,7 +167,7 @@ def _load(
     name: str,
     first_use: Note | None,
 ) -> Any:
-    """coremltools' model of a function; on first use a child process loads it before, for minutes."""
+    """coremltools' model of a function; on first use a child process loads it first (minutes)."""
     # Speech uses only the shortest length after the prefill. coremltools rejects the hint before macOS 15.
     system = macos()
     enumerated = function.declared.chunk_count > 1 and system is not None and system.version >= (15,)

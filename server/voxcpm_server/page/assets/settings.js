@@ -61,8 +61,8 @@ export class Settings extends EventTarget {
   /** Resets everything except text, voice and model. */
   reset() {
     for (const name of NUMBERS) {
-      const { least, greatest, default: usual } = this.#about.options[name];
-      Object.assign(this.#field(name), { min: least, max: greatest, value: usual });
+      const { min, max, default: value } = this.#about.options[name];
+      Object.assign(this.#field(name), { min, max, value });
     }
     this.#field("seed").value = this.#field("instructions").value = "";
     this.#field("fast").checked = false;

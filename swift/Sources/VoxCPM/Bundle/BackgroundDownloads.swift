@@ -47,7 +47,7 @@ final class BackgroundDownloads: NSObject, URLSessionDownloadDelegate, @unchecke
         }
     }
 
-    /// Call `done` when the system has nothing more to say about the session.
+    /// Call `done` once all of the session's events are delivered.
     func finish(_ done: @escaping @Sendable () -> Void) {
         lock.withLock { whenDone = done }
         _ = session
@@ -63,7 +63,7 @@ final class BackgroundDownloads: NSObject, URLSessionDownloadDelegate, @unchecke
     func urlSession(
         _ session: URLSession, downloadTask: URLSessionDownloadTask, didFinishDownloadingTo location: URL
     ) {
-        // Anything but the file is left to who waits, as is a file that is not there.
+        // On failure nothing is stored: the waiter then downloads the file in blocks.
         guard let path = downloadTask.taskDescription,
             (downloadTask.response as? HTTPURLResponse)?.statusCode == 200
         else { return }

@@ -75,7 +75,7 @@ public struct Manifest: Sendable, Decodable {
 
     /// An attention head of the base LM that follows the text as it is said.
     struct AlignmentHead: Sendable, Decodable {
-        /// Seconds from the end of the patch that is fed until what the head looks at is said.
+        /// Seconds from the end of the fed patch until the attended token is spoken.
         let shift: Double
 
         /// Reads a list of layer, head, shift and score.

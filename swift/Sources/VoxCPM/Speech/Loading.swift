@@ -6,7 +6,7 @@ struct LoadedBundle: Sendable {
     let tokenizer: TextTokenizer
     let driver: Driver
     let units: [StepModelName: ComputeUnit]
-    /// Whether memory is tight: what only prefill needs is loaded for each prefill.
+    /// Whether memory is tight: prefill-only models are loaded per prefill.
     let isTight: Bool
     let prefixes = Prefixes()
 }

@@ -1,6 +1,6 @@
 import Foundation
 
-/// A file in the safetensors format, with the digest that Python's `sealed` adds.
+/// A file in the safetensors format, with the digest that Python's `dump_tensors` adds.
 struct TensorFile: Sendable {
     struct Tensor: Sendable, Equatable {
         let dtype: DType

@@ -1,8 +1,8 @@
 // Where the letters of a text are in its speech, from the attention of heads that follow the text as it is said, as in
 // runtime/voxcpm_runtime/words/attention.py.
 
-/// Tokens on each side of the largest attention that count; it is looked for among so many before, and three times
-/// after.
+/// Tokens averaged on each side of the attention peak, sought from this many back to three times as many
+/// ahead.
 private let near = 6
 /// Seconds of the shortest pause, and around it: a word that seems to begin there begins at its end.
 private let shortestPause = 0.06, around = 0.05
