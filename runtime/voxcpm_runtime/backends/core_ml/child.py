@@ -6,12 +6,11 @@ starts for each package and each unit.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from voxcpm_runtime.backends.compilation import LOCK_SECONDS, run_child, run_in_child
+from voxcpm_runtime.backends.compilation import run_child, run_in_child
 
 
 def compile_package(package: Path, compiled: Path) -> None:
@@ -36,10 +35,7 @@ def load_model(compiled: Path, unit: str, function: str, reshapes: str) -> Any:
 
 def run(task: str, path: Path, *arguments: str) -> None:
     """Compile or load in a child process. Raises RuntimeError with Core ML's reason, or how the child ended."""
-    try:
-        code, words = run_child(__name__, task, str(path.absolute()), *arguments, timeout=LOCK_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no answer within {LOCK_SECONDS} s") from None
+    code, words = run_child(__name__, task, str(path.absolute()), *arguments)
     if code != 0:
         raise RuntimeError(words if code == 1 else f"it crashed the child process: {words}")
 

@@ -19,6 +19,7 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
+from voxcpm_runtime.backends import compilation
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 
@@ -162,6 +163,14 @@ def test_crashing_unit_is_one_line_and_falls_back_to_the_cpu(
         load_step_models(open_bundle(tiny_bundle, "fp16"), names=[LOCDIT_STEP])
     with pytest.raises(BundleError, match=line):
         load(compute_units="cpu_and_ne")
+
+
+def test_compiler_that_hangs_is_killed(load: Load, core_ml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "LOCK_SECONDS", 2)
+    core_ml.fault(at="compile", does="hang")
+
+    with pytest.raises(BundleError, match=r"cannot compile it .*no answer within 2 s"):
+        load()
 
 
 @pytest.mark.long
