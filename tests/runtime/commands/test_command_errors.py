@@ -86,7 +86,7 @@ def test_second_run_into_one_output_is_rejected(speaking, folder, refusal):
 
     line = refusal("generate", speaking, "--text", "hi.", "-o", "a.wav")
 
-    assert "another run is speaking into this file" in line
+    assert "another run is writing to this file" in line
     lock.release()
     assert cli.main(["generate", speaking, "--text", "hi.", "-o", "a.wav", "-q"]) == 0
     assert [path.name for path in folder.iterdir()] == ["a.wav"]

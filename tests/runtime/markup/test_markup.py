@@ -128,7 +128,7 @@ def test_deep_and_long_markup_takes_no_recursion_and_no_square_of_time() -> None
     assert len(parts("a <break/> " * 20_000)) == 20_000
     (one,) = spoken_parts('<sub alias="b">a</sub> c ' * 20_000, PARAGRAPH)
     assert len(one.pieces) == 40_000
-    with pytest.raises(InputError, match="nothing is left to say"):
+    with pytest.raises(InputError, match="the markup contains no text"):
         parts("<break/> [pause 1s] ...")
 
 
