@@ -17,7 +17,7 @@ from robustness.readers.texts import recordings
 
 _JSON = {
     "model": "voxcpm", "input": "Yes.", "voice": {"id": "ada"}, "response_format": "wav", "speed": 1.0, "seed": 3,
-    "stream": True, "sample_rate": 24000, "cfg_value": 2.0, "instructions": "slow", "prompt_text": "so",
+    "stream": True, "markup": False, "sample_rate": 24000, "cfg_value": 2.0, "instructions": "slow", "prompt_text": "so",
 }  # fmt: skip
 
 
@@ -52,7 +52,8 @@ def _speech(kind: str) -> Callable[[bytes], str | None]:
 
     settings = Settings()
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(settings=settings)))
-    served: Any = SimpleNamespace(takes_instructions=True)
+    served: Any = SimpleNamespace(takes_instructions=True, tts=SimpleNamespace(built_in_voices={}))
+    voices: Any = SimpleNamespace(finder=lambda _: None)
 
     async def read(body: bytes) -> None:
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
@@ -68,7 +69,7 @@ def _speech(kind: str) -> Callable[[bytes], str | None]:
 
         request = await speech_request(Request(scope, receive))
         request.ignored_fields(served)
-        request.arguments(settings, served, 4096, None)
+        request.arguments(settings, served, 4096, None, voices)
 
     return _refusal(read)
 

@@ -49,4 +49,4 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     assert saved.items() <= again.items() or client.job(id_)["state"] == "done"
     assert client.ended(id_)["error"] is None
     assert np.array_equal(client.samples(id_), long_samples)
-    until(lambda: [path.name for path in (folder / id_).iterdir()] == ["speech.wav"])
+    until(lambda: {path.name for path in (folder / id_).iterdir()} == {"speech.wav", "speech.srt"})
