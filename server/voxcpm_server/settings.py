@@ -95,7 +95,7 @@ class Settings:
     voices_folder: Annotated[Path | None, _speech("Folder of stored voices. Default: the user's.")] = None
     lexicon: Annotated[
         list[Path] | None,
-        _speech("File of words that are said differently: WRITTEN, a tab, SAID on each line; repeatable."),
+        _speech("Pronunciation lexicon: WRITTEN, a tab, SAID on each line; repeatable."),
     ] = None
     preview_text: Annotated[str, _speech("Text spoken in voice previews.")] = "Hello, this is how I sound."
 

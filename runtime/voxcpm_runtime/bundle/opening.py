@@ -45,7 +45,7 @@ class Bundle:
     constants: Mapping[str, npt.NDArray[np.floating]]
     """The arrays of `voxcpm_constants.arrays` by name; the embedding table is memory-mapped."""
     tokenizer: TextTokenizer
-    lexicon: Lexicon = field(default_factory=dict)  # Words that are said differently in all its speech
+    lexicon: Lexicon = field(default_factory=dict)  # Pronunciations in all its speech
 
     def __repr__(self) -> str:
         a = self.architecture

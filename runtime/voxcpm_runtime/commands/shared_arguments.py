@@ -124,7 +124,7 @@ class VoiceArguments(RecordingArguments):
     )] = None
 
     lexicon: Annotated[list[str] | None, _voice(
-        "Pronunciation lexicon: WRITTEN, a tab, SPOKEN on each line; repeatable.",
+        "Pronunciation lexicon: WRITTEN, a tab, SAID on each line; repeatable.",
     )] = None
 
     def recordings(self) -> Recordings:

@@ -38,7 +38,7 @@ def add(
     lexicon: Annotated[
         list[str] | None,
         typer.Option(
-            help="Words that this voice says differently: WRITTEN, a tab, SAID on each line; repeatable."
+            help="Pronunciation lexicon of this voice: WRITTEN, a tab, SAID on each line; repeatable."
         ),
     ] = None,
     trim_silence: Annotated[bool, typer.Option("--trim-silence", help="Trim silence at both ends.")] = False,

@@ -75,7 +75,7 @@ class Arguments:
     recordings: Recordings = field(default_factory=Recordings)  # The voice to speak in
     control: str | None = None  # Voice or style in words, such as "warm, slow" (VoxCPM2)
     lexicon: Lexicon = field(default_factory=dict)
-    """Words that are said differently, in addition to those of the voice."""
+    """Pronunciations, in addition to those of the voice."""
     options: GenerationOptions = field(default_factory=GenerationOptions)
     seed: int | None = None  # The seed of the first attempt; random by default
     rng: NoiseSource | None = None  # A source of noise instead of a seed

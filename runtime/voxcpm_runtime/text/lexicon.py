@@ -1,4 +1,4 @@
-"""Lexicons: words that are said differently than they are written, such as names.
+"""Pronunciation lexicons: what is said for words as they are written, such as names.
 
 A file has UTF-8 lines `written<TAB>said`; blank lines, and lines that begin with # and have no tab, are skipped.
 """
