@@ -17,7 +17,8 @@ from robustness.readers.texts import recordings
 
 _JSON = {
     "model": "voxcpm", "input": "Yes.", "voice": {"id": "ada"}, "response_format": "wav", "speed": 1.0, "seed": 3,
-    "stream": True, "markup": False, "sample_rate": 24000, "cfg_value": 2.0, "instructions": "slow", "prompt_text": "so",
+    "stream": True, "markup": False, "sample_rate": 24000, "cfg_value": 2.0, "instructions": "slow",
+    "prompt_text": "so",
 }  # fmt: skip
 
 
