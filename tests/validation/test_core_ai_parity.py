@@ -87,4 +87,4 @@ def test_validation_on_core_ai_reports_skipped_measurements(
     assert report.tools.keys() == {"voxcpm", "torch", "coreai-core", "numpy"}
     markdown = report.markdown()
     assert "| base_lm_step | fp32 | core-ai | 16 |" in markdown
-    assert "fp16: utterances of 2 patches, not 3" in markdown
+    assert "fp16: utterances and step models' calls of 2 patches instead of 3" in markdown

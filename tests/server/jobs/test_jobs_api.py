@@ -43,7 +43,7 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
 
     url = f"{client.url}/{job['id']}/audio"
     fetched = httpx2.get(url)
-    assert fetched.headers["content-type"] == "audio/wav"
+    assert (fetched.headers["content-type"], fetched.headers["cache-control"]) == ("audio/wav", "no-store")
     assert f"{job['id']}.wav" in fetched.headers["content-disposition"]
     assert len(fetched.content) == done["bytes"]
     # The header has the length, unlike that of a stream.
