@@ -38,7 +38,8 @@ def test_fragments_equal_the_runtimes_session(server: Any, tts: VoxCPM) -> None:
     assert wrong_words(expected, tts.sample_rate) <= 3
     for path, fragments in (("/v1/audio/stream", [SAID]), ("/audio/stream", re.findall("...?", SAID))):
         with socket_to(server, path) as connection:
-            said(connection, {"type": "start", "seed": SEED, "unknown": 1, "stream": False})
+            start = {"type": "start", "seed": SEED, "unknown": 1, "stream": False, "instructions": "slow"}
+            said(connection, start)
             said(connection, *({"type": "text", "text": fragment} for fragment in fragments))
             said(connection, {"type": "end"})
             audio, (started, done) = heard(connection)
@@ -49,7 +50,7 @@ def test_fragments_equal_the_runtimes_session(server: Any, tts: VoxCPM) -> None:
             "seed": SEED,
             "sample_rate": 24_000,
             "content_type": "audio/pcm",
-            "ignored_fields": ["unknown", "stream"],
+            "ignored_fields": ["unknown", "stream", "instructions"],
         }
         seconds = round(len(expected) / 2 / 24_000, 3)
         assert done == {"type": "done", "seed": SEED, "seconds": seconds, "cancelled": False}
