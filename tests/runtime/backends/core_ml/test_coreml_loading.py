@@ -1,7 +1,5 @@
 """Loading packages on Core ML: compiled once, loaded for their compute unit, one-line errors."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -12,19 +10,17 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from coreml_stand_in.installation import StandIn
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends import compilation
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
-
-if TYPE_CHECKING:
-    from coreml_stand_in.installation import StandIn
 
 Load = Any
 
