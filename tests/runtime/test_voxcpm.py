@@ -13,9 +13,8 @@ TEXT = "hello there."  # 12 characters and ▁: 13 tokens
 
 @pytest.fixture
 def prompt_audio():
-    return np.random.default_rng(0).standard_normal(90).astype(
-        np.float32
-    ) * 0.1, 1000  # 5 patches of 20 samples
+    """5 patches of 20 samples."""
+    return np.random.default_rng(0).standard_normal(90).astype(np.float32) * 0.1, 1000
 
 
 def asked(tts, *arguments, **options):

@@ -41,7 +41,6 @@ from waiting import until
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
 LONG = "one two three four five six seven eight nine ten, and on we go. "
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop.is_type) -> list[Event]:
