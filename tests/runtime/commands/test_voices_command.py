@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 ADD = ("--prompt", "prompt.wav", "--prompt-text", "so it is ")
@@ -20,18 +19,6 @@ def _recordings(folder, monkeypatch):
     rng = np.random.default_rng(0)
     for name in ("prompt.wav", "voice.wav"):
         soundfile.write(name, rng.uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
-
-
-@pytest.fixture
-def run(capsys):
-    """run(arguments): a command's exit code, standard output and standard error."""
-
-    def run(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def written(path):

@@ -25,10 +25,9 @@ from voxcpm_runtime.bundle.opening import open_bundle
 Load = Any
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "compiled"
+@pytest.fixture
+def cache(private_cache: Path) -> Path:
+    return private_cache / "compiled"
 
 
 @pytest.fixture
