@@ -1,20 +1,15 @@
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from coreml_stand_in.installation import StandIn, install
 from voxcpm_constants import macos
 from voxcpm_runtime.backends import machine
-
-if TYPE_CHECKING:
-    from coreml_stand_in.installation import StandIn
 
 pytest_plugins = ["shared_bundles"]
 
@@ -46,7 +41,6 @@ GROUP_OF_BUNDLE = {
     "tiny_bundle_27": "core_ai",
     "second_bundle_27": "core_ai",
     "tiny_parts_bundle": "long",
-    "tiny_solver_bundle": "long",
     "second_solver_bundle": "long",
     "mixed_bundle": "long",
 }
@@ -152,7 +146,6 @@ def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn
     The test fails if an input of a prediction was owned by Core ML alone, which crashes on a Mac.
     """
     from coreml_stand_in.inputs import release_all
-    from coreml_stand_in.installation import install
 
     stand_in = install(monkeypatch, tmp_path / "core_ml")
     yield stand_in

@@ -11,7 +11,6 @@ import torch
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import StepModel
-from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.backends.step_function import Floats, StepFunction
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
@@ -28,13 +27,11 @@ FP32 = 0.9999999
 Reference = dict[str, list[RecordedCall]]
 
 
-def recorded(
-    checkpoint: Path, bundle: Path, patches: int = 6, text: str = TEXT, lora: Lora | None = None
-) -> tuple[Any, Reference]:
+def recorded(checkpoint: Path, bundle: Path) -> tuple[Any, Reference]:
     """Upstream's model and its result for an utterance."""
     manifest = Manifest.read(bundle)
-    model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length, lora=lora)
-    return model, record_reference(model, manifest.architecture, manifest.sizes, text=text, patches=patches)
+    model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length)
+    return model, record_reference(model, manifest.architecture, manifest.sizes, text=TEXT, patches=6)
 
 
 def measured(bundle: Path, precision: Any, reference: Reference, name: str) -> StepAgreement:

@@ -1,4 +1,4 @@
-"""A server on loopback, in a thread of this process."""
+"""A server on loopback, in a thread of this process, and a client that sends it bytes."""
 
 from __future__ import annotations
 
@@ -66,6 +66,17 @@ class ServerOnLoopback:
         for listener in (self._listener, *self._listeners.values()):
             listener.close()
         assert not self._thread.is_alive()
+
+
+def raw_answer(address: tuple[str, int], request: bytes) -> bytes:
+    """Everything the server sends until it closes or resets the connection."""
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65_536):
+                answer += part
+    return answer
 
 
 def _listener() -> socket.socket:

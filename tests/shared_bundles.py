@@ -105,13 +105,6 @@ def tiny_parts_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path]) ->
 
 
 @pytest.fixture(scope="session")
-def tiny_solver_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """A bundle like `tiny_bundle` with a solver package for all four Euler steps, without fp32."""
-    sizes = StepSizes(kv_length=128, solver_steps=4)
-    return conversion("bundle-tiny-solver", write_bundle, tiny_checkpoint, sizes, ("fp16", "int8"))
-
-
-@pytest.fixture(scope="session")
 def second_bundle(second_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
     """The bundle of `second_checkpoint` in fp32."""
     given = (StepSizes(kv_length=128), ("fp32",))
@@ -180,10 +173,10 @@ def own_compiled_27(compiled_27: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def some_packages(conversion: Callable[..., Path]) -> Callable[..., Path]:
-    """some_packages(name, preset, step_models, sizes, precisions=("fp16",), target="macOS14", kv_cache="scatter").
+    """some_packages(name, preset, step_models, sizes, precisions, kv_cache="scatter").
 
-    A folder with only those step models of a synthetic checkpoint, and their manifest, as a whole bundle would take
-    half a minute. It cannot speak.
+    A folder for macOS 27 with only those step models of a synthetic checkpoint, and their manifest, as a whole bundle
+    would take half a minute. It cannot speak.
     """
 
     def made(name: str, preset: str, *given: Any) -> Path:
@@ -222,35 +215,32 @@ def _write_packages(
     checkpoint: Path,
     step_models: Iterable[str],
     sizes: StepSizes,
-    precisions: tuple[Precision, ...] = ("fp16",),
-    target: Target = "macOS14",
+    precisions: tuple[Precision, ...],
     kv_cache: KVCache = "scatter",
 ) -> None:
     from voxcpm_constants.manifest import Manifest, schema_version
     from voxcpm_constants.step_models import declare_step_models
     from voxcpm_conversion.checkpoint import Checkpoint
-    from voxcpm_conversion.core_ai import packages as core_ai
-    from voxcpm_conversion.core_ml import packages as core_ml
+    from voxcpm_conversion.core_ai.packages import add_packages
     from voxcpm_conversion.workspace import Workspace
 
     opened = Checkpoint.open(checkpoint)
     declared = declare_step_models(opened.architecture, sizes)
     manifest = Manifest(
-        schema_version=schema_version(target, sizes),
+        schema_version=schema_version(CORE_AI, sizes),
         architecture=opened.architecture,
         sizes=sizes,
         step_models={name: declared[name] for name in step_models},
         precisions=precisions,
-        target=target,
+        target=CORE_AI,
         kv_cache=kv_cache,
         source=opened.source(),
         tools={},
         files={},
     )
     workspace = Workspace(folder, {})
-    maker = core_ai if target == CORE_AI else core_ml
     for name in manifest.step_models:
         for package in manifest.parts(name):
-            maker.add_packages(workspace, opened, manifest, package, precisions)
+            add_packages(workspace, opened, manifest, package, precisions)
     manifest.model_copy(update={"files": workspace.files()}).write(workspace.folder)
     workspace.publish()

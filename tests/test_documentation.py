@@ -121,14 +121,6 @@ def parse_root(name: str) -> Any:
     return command_line(name).commands[name]
 
 
-def table(path: Path, marker: str) -> list[list[str]]:
-    """Cells of the table between <!-- marker --> and <!-- /marker -->, without its header."""
-    text = path.read_text(encoding="utf-8")
-    _, between, _ = re.split(rf"<!-- /?{re.escape(marker)} -->", text)
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in between.strip().splitlines()]
-    return [[cell.strip() for cell in row] for row in rows[2:]]
-
-
 def options_table() -> str:
     """The expected table of generation options."""
     rows = ["| option | default | range | meaning |", "|---|---|---|---|"]

@@ -13,24 +13,15 @@ from torch import nn
 from voxcpm_constants.errors import CheckpointError
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.voxcpm import check_weights
-from voxcpm_conversion.synthetic import write_synthetic_checkpoint
-from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 from voxcpm_validation.upstream import load_upstream
 
 NORM = "base_lm.norm.weight"
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return write_synthetic_checkpoint(folder, presets()["tiny"], seed=1, dtype="float32", tokenizer=tokenizer)
-
-
 @pytest.fixture
-def copy(tiny: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny, tmp_path / "copy")
+def copy(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_checkpoint, tmp_path / "copy")
 
 
 def model_weights(folder: Path) -> Tensors:
@@ -65,14 +56,14 @@ def one_line_error(folder: Path | str, fragment: str) -> None:
     ],
 )
 def test_pickled_containers_and_prefixes_give_the_same_weights(
-    tiny: Path, copy: Path, wrap: Callable[[Tensors], object]
+    tiny_checkpoint: Path, copy: Path, wrap: Callable[[Tensors], object]
 ) -> None:
     as_pickle(copy, wrap)
-    assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny).shapes()
-    assert torch.equal(Checkpoint.open(copy).tensor(NORM), model_weights(tiny)[NORM])
+    assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny_checkpoint).shapes()
+    assert torch.equal(Checkpoint.open(copy).tensor(NORM), model_weights(tiny_checkpoint)[NORM])
 
 
-def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
+def test_shards_give_the_same_weights(tiny_checkpoint: Path, copy: Path) -> None:
     weights = model_weights(copy)
     names = sorted(weights)
     owner = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(names)}
@@ -80,7 +71,7 @@ def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
         save_file({name: weights[name] for name in names if owner[name] == file}, copy / file)
     (copy / "model.safetensors").unlink()
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owner}))
-    assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny).shapes()
+    assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny_checkpoint).shapes()
     assert torch.equal(Checkpoint.open(copy).tensor(names[1]), weights[names[1]])
     elsewhere = {name: f"../{copy.name}/{file}" for name, file in owner.items()}
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": elsewhere}))
@@ -107,8 +98,8 @@ def test_both_weight_norm_layouts_are_read(copy: Path, magnitude: str, direction
     torch.testing.assert_close(tensor, 3 * normed.weight.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_full_fine_tune_as_saved_by_upstream(tiny: Path, tmp_path: Path) -> None:
-    model, latest = load_upstream(tiny, max_length=64), tmp_path / "latest"
+def test_full_fine_tune_as_saved_by_upstream(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, latest = load_upstream(tiny_checkpoint, max_length=64), tmp_path / "latest"
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -118,12 +109,12 @@ def test_full_fine_tune_as_saved_by_upstream(tiny: Path, tmp_path: Path) -> None
     latest.mkdir()
     save_file(trained, latest / "model.safetensors")
     for name in ("config.json", "audiovae.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tiny / name, latest / name)
+        shutil.copyfile(tiny_checkpoint / name, latest / name)
     torch.save({"state": {}, "param_groups": []}, latest / "optimizer.pth")
     (latest / "training_state.json").write_text('{"step": 1000}')
 
     open_and_check(latest)
-    checkpoint, base = Checkpoint.open(latest), Checkpoint.open(tiny)
+    checkpoint, base = Checkpoint.open(latest), Checkpoint.open(tiny_checkpoint)
     for name in checkpoint.shapes():
         expected = trained[name] if name in trained else base.tensor(name)
         assert torch.equal(checkpoint.tensor(name), expected), name
@@ -222,9 +213,9 @@ def test_missing_folder_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_hub_id_opens_a_snapshot_and_records_its_commit(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot = shutil.copytree(tiny, tmp_path / "snapshots" / "0123abcd")
+    snapshot = shutil.copytree(tiny_checkpoint, tmp_path / "snapshots" / "0123abcd")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
     monkeypatch.chdir(tmp_path)
     source = Checkpoint.open("openbmb/VoxCPM1.5").source()

@@ -1,18 +1,16 @@
 """A conversion leaves either a complete bundle or none."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from coreml_stand_in.installation import StandIn
 from shared_bundles import ALL_PRECISIONS
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import StepSizes
@@ -21,9 +19,6 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.workspace import Workspace
-
-if TYPE_CHECKING:
-    from coreml_stand_in.installation import StandIn
 
 SIZES = StepSizes(kv_length=64)
 

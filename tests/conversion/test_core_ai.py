@@ -109,9 +109,7 @@ def test_optional_forms_agree_with_torch(
     second_checkpoint: Path,
 ) -> None:
     sized = StepSizes(kv_length=32, prefill_chunks=(1, 4), **sizes)
-    folder = some_packages(
-        f"core-ai-{name}-{kv_cache}", preset, [name], sized, ("fp32",), "macOS27", kv_cache
-    )
+    folder = some_packages(f"core-ai-{name}-{kv_cache}", preset, [name], sized, ("fp32",), kv_cache)
     checkpoint = Checkpoint.open(tiny_checkpoint if preset == "tiny" else second_checkpoint)
     declared = declare_step_models(checkpoint.architecture, sized)[name]
     step = build_step(declared, loaded_modules(checkpoint, declared, sized), checkpoint.architecture, sized)
@@ -140,7 +138,7 @@ def folders(some_packages: Callable[..., Path]) -> dict[str, Path]:
     """Compressed programs of the "tiny" checkpoint, by their step model."""
     precisions = {BASE_LM_STEP: ("int8", "int4"), AUDIO_VAE_DECODER: ("int8",)}
     return {
-        name: some_packages(f"core-ai-small-{name}", "tiny", [name], TINY, given, "macOS27")
+        name: some_packages(f"core-ai-small-{name}", "tiny", [name], TINY, given)
         for name, given in precisions.items()
     }
 

@@ -169,10 +169,6 @@ def test_defaults_equal_upstreams(attention: Path) -> None:
         assert {key: list(v) if isinstance(v, tuple) else v for key, v in ours.items()} == theirs
 
 
-def foreign(name: str) -> Callable[[Path], None]:
-    return lambda folder: edit_weights(folder, lambda w: w.update({name: torch.zeros(8, 64)}))
-
-
 def replace(name: str, *shape: int) -> Callable[[Path], None]:
     return lambda folder: edit_weights(folder, lambda w: w.update({name: torch.zeros(shape)}))
 
@@ -204,7 +200,7 @@ RANK_16_A = replace(f"{Q}.lora_A", 16, 64)
         (lambda folder: edit_weights(folder, lambda w: w.pop(f"{Q}.lora_B")), f"{Q}.lora_B of shape (64, 8)"),
         (lambda folder: edit_weights(folder, dict.clear), "found no weights"),
         (lambda folder: edit_config(folder, enable_lm=False, enable_dit=False), "that lora_config.json enables"),
-        (foreign("fusion_concat_proj.lora_A"), "found fusion_concat_proj.lora_A; it was trained on openbmb/VoxCPM1.5"),
+        (replace("fusion_concat_proj.lora_A", 8, 64), "fusion_concat_proj.lora_A; it was trained on openbmb/VoxCPM1.5"),
     ],
 )  # fmt: skip
 def test_mismatched_lora_is_a_one_line_error(

@@ -68,12 +68,8 @@ def source(
     return {"kind": "checkpoint", "source": folder}
 
 
-def test_some_damage_to_a_checkpoint(source: dict[str, Any], torture_seed: int) -> None:
-    _check(4, torture_seed, **source)
-
-
-@pytest.mark.torture
+@pytest.mark.parametrize("some", [4, pytest.param(None, marks=pytest.mark.torture)])
 def test_damage_to_a_checkpoint(
-    source: dict[str, Any], torture_seed: int, share: Callable[[int], int]
+    source: dict[str, Any], torture_seed: int, share: Callable[[int], int], some: int | None
 ) -> None:
-    _check(share(CHECKPOINTS[source["source"].name]), torture_seed, **source)
+    _check(some or share(CHECKPOINTS[source["source"].name]), torture_seed, **source)

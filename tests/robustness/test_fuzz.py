@@ -22,9 +22,8 @@ from voxcpm_runtime.backends.portable.package import (
 )
 from voxcpm_runtime.backends.portable.step_model import PortableStepModel
 
-INPUTS = 10_000
-"""Mutated inputs per reader."""
-SOME = 20
+SOME, INPUTS = 20, 10_000
+"""Mutated inputs per reader, of `make test-robustness` and of `make torture`."""
 AT_ONCE = 100
 CORPUS = Path(__file__).with_name("corpus")
 
@@ -61,17 +60,12 @@ def readers(speaking_bundle: Path) -> Iterator[Watched]:
         yield process
 
 
-@pytest.mark.torture
+@pytest.mark.parametrize("count", [SOME, pytest.param(INPUTS, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("name", READERS)
 def test_mutated_inputs_are_rejected_or_accepted(
-    name: str, readers: Watched, torture_seed: int, share: Callable[[int], int]
+    name: str, count: int, readers: Watched, torture_seed: int, share: Callable[[int], int]
 ) -> None:
-    wrong = _fuzz(readers, name, torture_seed * 1_000_000, share(INPUTS))
-    assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
-
-
-def test_some_mutated_inputs(readers: Watched, torture_seed: int) -> None:
-    wrong = [line for name in READERS for line in _fuzz(readers, name, torture_seed * 1_000_000, SOME)]
+    wrong = _fuzz(readers, name, torture_seed * 1_000_000, share(count))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
 
 

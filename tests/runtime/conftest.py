@@ -25,12 +25,14 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import declare_step_models
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime import voxcpm
 from voxcpm_runtime.backends.loading import PlacedStepModel
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech import plan
+from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 
 def config(generation):
@@ -189,6 +191,18 @@ def speaking(bundle_folder, monkeypatch, models, network):
 
 
 @pytest.fixture
+def prompt_audio():
+    """A recording of three patches, and its sample rate."""
+    return np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
+
+
+@pytest.fixture(scope="session")
+def letters():
+    """The built-in voice's tokenizer, whose vocabulary is letters."""
+    return TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
+
+
+@pytest.fixture
 def stopping(network):
     """Makes speech stop at the minimum length of four patches."""
     network.stop_bias = np.array([-1e3, 0], np.float32)
@@ -204,18 +218,28 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def batch(speaking, folder, capsys):
-    """Write the lines, speak them into out/, and return (exit code, stdout, stderr)."""
+def run(capsys):
+    """run(*arguments): a command's exit code, standard output and standard error."""
 
-    def run(lines, *options, name="lines.jsonl"):
-        if lines is not None:
-            text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
-            (folder / name).write_text(text, encoding="utf-8")
-        code = cli.main(["batch", speaking, name, "-o", "out", *options])
+    def run(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def batch(speaking, folder, run):
+    """Write the lines, speak them into out/, and return (exit code, stdout, stderr)."""
+
+    def spoken(lines, *options, name="lines.jsonl"):
+        if lines is not None:
+            text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+            (folder / name).write_text(text, encoding="utf-8")
+        return run("batch", speaking, name, "-o", "out", *options)
+
+    return spoken
 
 
 @pytest.fixture

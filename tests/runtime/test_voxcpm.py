@@ -13,15 +13,8 @@ TEXT = "hello there."  # 12 characters and ▁: 13 tokens
 
 @pytest.fixture
 def prompt_audio():
-    return np.random.default_rng(0).standard_normal(90).astype(
-        np.float32
-    ) * 0.1, 1000  # 5 patches of 20 samples
-
-
-def asked(tts, *arguments, **options):
-    """The utterance of the first segment: what is prefilled, and how much may follow it."""
-    plan = tts.plan(*arguments, **options)
-    return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver))
+    """5 patches of 20 samples."""
+    return np.random.default_rng(0).standard_normal(90).astype(np.float32) * 0.1, 1000
 
 
 @pytest.mark.usefixtures("stopping")
@@ -68,7 +61,8 @@ def test_noise_is_drawn_once_a_patch_in_upstreams_shape(tts):
 
 
 def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
-    request = asked(tts, "b\n\n c", prompt_audio, "a ")
+    plan = tts.plan("b\n\n c", prompt_audio, "a ")
+    request = utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver))
 
     # ▁ a ▁ b ▁ c, audio start, five patches
     assert request.sequence.tokens.tolist() == [3, 4, 3, 5, 3, 6, 101, 0, 0, 0, 0, 0]
@@ -94,14 +88,10 @@ def test_overlong_stream_warns_immediately(tts):
     assert [warning.category for warning in caught] == [TooLongWarning]
 
 
-def _too_long_expected(expected):
-    return pytest.warns(TooLongWarning) if expected else contextlib.nullcontext()
-
-
 def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio, architecture):
     """Upstream's voxcpm returns prompt patches with the generated ones and counts both; voxcpm2 does not."""
     counts_context = architecture.generation == "voxcpm"
-    with _too_long_expected(counts_context):
+    with pytest.warns(TooLongWarning) if counts_context else contextlib.nullcontext():
         speech = tts.speak("hi", prompt_audio, "a ", seed=5, max_len=16)
 
     assert speech.attempts == (3 if counts_context else 1)

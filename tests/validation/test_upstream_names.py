@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_table_lists_every_flag(parser: argparse.ArgumentParser) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_flags_match_the_table(
-    parser: argparse.ArgumentParser, command: str, capsys: Any, tmp_path: Path
+    parser: argparse.ArgumentParser, command: str, refusal: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "me.wav").write_bytes(b"")
     (tmp_path / "lines.txt").write_text("Yes.")
@@ -194,16 +195,10 @@ def test_flags_match_the_table(
         for name in names.split(", "):
             if said == "not supported":
                 value = [] if action.nargs == 0 else ["1"]
-                (line,) = refusal(capsys, command, *whole.get(command, ()), name, *value)
+                line = refusal(command, *whole.get(command, ()), name, *value)
                 why = "denoise is not supported" if name == "--denoise" else "No such option: -"
                 assert line.startswith(f"error: {why}"), line
             else:
                 assert name in ours, name
                 assert ours[name].is_flag == (action.nargs == 0), name
                 assert said == "the same" or ours[name].hidden, name
-
-
-def refusal(capsys: Any, *given: str) -> list[str]:
-    """The lines printed by a failing command."""
-    assert cli.main(list(given)) == 2
-    return capsys.readouterr().err.splitlines()

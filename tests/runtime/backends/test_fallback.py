@@ -1,12 +1,11 @@
 """The fallbacks of `auto`: the saved choice, the default unit, the CPU, the portable backend, an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from coreml_stand_in.installation import StandIn
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
 from voxcpm_runtime.backends import machine
@@ -16,14 +15,6 @@ from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
-
-if TYPE_CHECKING:
-    from coreml_stand_in.installation import StandIn
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
 
 
 def loaded(folder: Path, name: str = LOCDIT_STEP, backend: Any = "auto", **options: Any) -> Any:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 ADD = ("--prompt", "prompt.wav", "--prompt-text", "so it is ")
@@ -20,18 +19,6 @@ def _recordings(folder, monkeypatch):
     rng = np.random.default_rng(0)
     for name in ("prompt.wav", "voice.wav"):
         soundfile.write(name, rng.uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
-
-
-@pytest.fixture
-def run(capsys):
-    """run(arguments): a command's exit code, standard output and standard error."""
-
-    def run(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def written(path):
@@ -82,17 +69,17 @@ def test_a_voice_is_added_listed_shown_used_and_removed(speaking, folder, run):
 
 def test_batch_accepts_voices_per_line_and_overall(speaking, batch, run):
     assert run("voices", "add", "ada", speaking, *ADD)[0] == 0
-    assert run("voices", "add", "bob", speaking, "-pa", "voice.wav", "-pt", "so ")[0] == 0
+    assert run("voices", "add", "Bob b.", speaking, "-pa", "voice.wav", "-pt", "so ")[0] == 0
     line = {"text": "hello.", "seed": 3}
     prompt = {"prompt": "prompt.wav", "prompt_text": "so it is "}
 
     code, _, err = batch(
         [
             {**line, "output": "all.wav"},
-            {**line, "output": "own.wav", "voice": "bob"},
+            {**line, "output": "own.wav", "voice": "Bob b."},
             {**line, "output": "none.wav", "voice": None},
             {**line, "output": "audio.wav", **prompt},
-            {**line, "output": "both.wav", "voice": "bob", **prompt},
+            {**line, "output": "both.wav", "voice": "Bob b.", **prompt},
             {**line, "output": "who.wav", "voice": "eve"},
         ],
         "--voice",
@@ -101,7 +88,7 @@ def test_batch_accepts_voices_per_line_and_overall(speaking, batch, run):
 
     assert code == 1
     assert "line 5: a voice replaces prompt and reference" in err
-    assert "line 6: no voice eve (available: ada, bob, alloy" in err
+    assert "line 6: no voice eve (available: Bob b., ada, alloy" in err
     tts = VoxCPM.from_bundle(speaking)
     recordings = {"all": tuple(prompt.values()), "own": ("voice.wav", "so "), "none": ()}
     for name, recording in {**recordings, "audio": recordings["all"]}.items():

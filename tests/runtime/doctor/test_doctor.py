@@ -26,7 +26,6 @@ from voxcpm_constants.vectors import vectors_path
 from voxcpm_runtime.backends import machine
 from voxcpm_runtime.backends.core_ml.compute_units import measured_units
 from voxcpm_runtime.bundle.opening import open_bundle
-from voxcpm_runtime.commands import cli
 from voxcpm_runtime.doctor import command
 from voxcpm_runtime.doctor.trials import trials
 
@@ -46,25 +45,13 @@ def copied(tiny_bundle, tmp_path):
     return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
 
 
-@pytest.fixture
-def doctored(capsys):
-    """doctored(arguments): the command's exit code, standard output and standard error."""
-
-    def run(*arguments):
-        code = cli.main(["doctor", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
 def tried(bundle, *names, unit="cpu_and_ne", limit=60.0):
     return trials(bundle, unit, names, limit=limit, on_start=lambda name, unit: None)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, doctored):
-    code, out, err = doctored(tiny_bundle, "--precision", precision, "--json")
+def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, run):
+    code, out, err = run("doctor", tiny_bundle, "--precision", precision, "--json")
 
     found = json.loads(out)
     assert (code, err) == (0, "")
@@ -79,14 +66,14 @@ def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, doct
 
 
 @pytest.mark.long
-def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monkeypatch, doctored):
+def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monkeypatch, run):
     monkeypatch.setitem(command.UNITS, "coreml", ("cpu", "cpu_and_ne"))
     core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_AND_NE", at="predict", does="wrong")
     # Slower than any computation here, so that the other unit is the faster one.
     for name in set(STEP_MODEL_NAMES) - {AUDIO_VAE_DECODER}:
         core_ml.fault(package=name, unit="CPU_ONLY", at="predict", does="delay", seconds=0.1)
 
-    code, out, _ = doctored(tiny_bundle, "--precision", "fp16", "--backend", "coreml", "--json")
+    code, out, _ = run("doctor", tiny_bundle, "--precision", "fp16", "--backend", "coreml", "--json")
 
     found = json.loads(out)
     expected = {**dict.fromkeys(STEP_MODEL_NAMES, "cpu_and_ne"), AUDIO_VAE_DECODER: "cpu"}
@@ -98,10 +85,10 @@ def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monk
     assert any("audio_vae_decoder gives wrong results on cpu_and_ne" in line for line in found["advice"])
 
 
-def test_bundle_for_a_newer_system_is_reported_once(core_ml, tiny_bundle_15, doctored, refusal):
+def test_bundle_for_a_newer_system_is_reported_once(core_ml, tiny_bundle_15, run, refusal):
     core_ml.system("14.6.1", "23G93")
 
-    code, out, _ = doctored(tiny_bundle_15, "--precision", "fp16", "--json")
+    code, out, _ = run("doctor", tiny_bundle_15, "--precision", "fp16", "--json")
 
     found = json.loads(out)
     assert code == 0
@@ -114,18 +101,18 @@ def test_bundle_for_a_newer_system_is_reported_once(core_ml, tiny_bundle_15, doc
 
 @pytest.mark.long
 def test_rejected_step_model_runs_on_the_portable_backend_or_has_no_unit(
-    core_ml, tiny_bundle, monkeypatch, doctored
+    core_ml, tiny_bundle, monkeypatch, run
 ):
     monkeypatch.setitem(command.UNITS, "coreml", ("cpu_and_ne",))
     core_ml.fault(package=LOCDIT_STEP, message="ANECCompile() FAILED")
 
-    code, out, _ = doctored(tiny_bundle, "--precision", "fp16", "--json")
+    code, out, _ = run("doctor", tiny_bundle, "--precision", "fp16", "--json")
     found = json.loads(out)
     assert code == 0
     assert found["chosen"][LOCDIT_STEP] == "portable"
     assert found["chosen"][FEAT_ENCODER] == "cpu_and_ne"
 
-    code, out, _ = doctored(tiny_bundle, "--precision", "fp16", "--backend", "coreml")
+    code, out, _ = run("doctor", tiny_bundle, "--precision", "fp16", "--backend", "coreml")
     assert code == 1
     shown = " ".join(out.split())
     assert "No unit is correct for locdit_step." in shown
@@ -187,7 +174,7 @@ def test_ctrl_c_ends_the_children(core_ml, tiny_bundle):
         os.kill(core_ml.events("load")[0]["pid"], 0)
 
 
-def test_bundle_without_vectors_is_timed_but_not_checked(copied, doctored):
+def test_bundle_without_vectors_is_timed_but_not_checked(copied, run):
     def without_vectors(document):
         files = document["files"]
         document["files"] = {name: r for name, r in files.items() if not name.startswith("vectors/")}
@@ -195,7 +182,7 @@ def test_bundle_without_vectors_is_timed_but_not_checked(copied, doctored):
     edit_manifest(copied, without_vectors)
     shutil.rmtree(copied / "vectors")
 
-    code, out, _ = doctored(copied, "--precision", "fp16", "--json")
+    code, out, _ = run("doctor", copied, "--precision", "fp16", "--json")
 
     found = json.loads(out)
     assert code == 1

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.english.reading import read_aloud
 from voxcpm_runtime.text.normalization import continued_transcript, said_text, spelled, spelled_transcript
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -35,11 +34,6 @@ HOSTILE = [
 def readings() -> list[dict[str, str]]:
     with READINGS.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-@pytest.fixture(scope="module")
-def letters() -> TextTokenizer:
-    return TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
 
 
 def cases(vocabulary: str) -> list:

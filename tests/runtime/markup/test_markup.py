@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.markup.parsing import spoken_parts
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PARAGRAPH = 0.6
 ROOT = (
     '<?xml version="1.0"?><speak version="1.0" xmlns="http://www.w3.org/2001/10/synthesis" xml:lang="en-US">'
@@ -132,13 +132,6 @@ def test_deep_and_long_markup_takes_no_recursion_and_no_square_of_time() -> None
         parts("<break/> [pause 1s] ...")
 
 
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
-
-
 GIVEN = {"seed": 3, "retry_badcase": False, "max_len": 40}
 
 
@@ -152,10 +145,9 @@ def test_a_text_without_tags_is_spoken_as_without_markup(tts) -> None:
 
 
 @pytest.mark.usefixtures("stopping")
-def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architecture) -> None:
+def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architecture, prompt_audio) -> None:
     rate = tts.sample_rate
-    noise = np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1
-    ada = tts.create_voice((noise, 1000), "so", name="ada")
+    ada = tts.create_voice(prompt_audio, "so", name="ada")
     text = "[pause 0.2s]one[pause 0.1234s]<voice name='ada'>two</voice> "
     text += "<prosody rate='2'>3 <sub alias='x y'>z</sub></prosody>[pause 1s]"
     given = {**GIVEN, "markup": True, "find_voice": {"ada": ada}.get}
@@ -188,9 +180,8 @@ def test_the_lexicon_leaves_what_markup_says_to_it(tts) -> None:
     assert planned[0].tokens == tts.plan("A, B x").segments[0].tokens
 
 
-def test_a_named_voice_has_its_own_lexicon(tts) -> None:
-    noise = np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1
-    ada = tts.create_voice((noise, 1000), "so", name="ada", lexicon={"ab": "x y"})
+def test_a_named_voice_has_its_own_lexicon(tts, prompt_audio) -> None:
+    ada = tts.create_voice(prompt_audio, "so", name="ada", lexicon={"ab": "x y"})
     planned = tts.plan("ab [voice ada]ab[/voice]", markup=True, find_voice={"ada": ada}.get).segments
     assert ["x y" in segment.said for segment in planned] == [False, True]
 

@@ -41,9 +41,8 @@ def test_session_equals_streaming_its_sentences(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_session_has_its_own_voice_options_and_seed(tts):
-    audio = (np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000)
-    voice = tts.create_voice(audio, "so ", name="ada")
+def test_session_has_its_own_voice_options_and_seed(tts, prompt_audio):
+    voice = tts.create_voice(prompt_audio, "so ", name="ada")
 
     def spoken(**given):
         with tts.session(**given) as session:

@@ -19,11 +19,6 @@ good day. so be it. and a sentence that is a good deal longer than all of the ot
 the end."""
 
 
-@pytest.fixture
-def prompt_audio():
-    return np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
-
-
 @pytest.mark.usefixtures("stopping")
 def test_text_longer_than_the_cache(tts):
     speech = tts.speak(CHAPTER, seed=3)

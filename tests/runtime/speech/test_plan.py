@@ -10,7 +10,6 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import StepSizes
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
@@ -19,7 +18,6 @@ from voxcpm_runtime.speech import plan as plan_module
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.utterance import utterance
-from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.voxcpm import VoxCPM
 
 RATE = 1000  # of the tiny architectures, whose patch is 20 samples
@@ -64,18 +62,17 @@ def test_only_the_target_is_normalized(tts):
         assert text_of(sequence(tts, **arguments)) == "▁5▁▁x▁▁5▁▁cats"
 
 
-def test_continued_segment_is_spelled_out_once(tts, monkeypatch):
+def test_continued_segment_is_spelled_out_once(tts, letters, monkeypatch):
     """Read again, max. would be maximum and ed. edition."""
     monkeypatch.setattr(plan_module, "_ANCHOR_SECONDS", 0)
-    tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
-    tts.bundle = replace(tts.bundle, tokenizer=tokenizer)
+    tts.bundle = replace(tts.bundle, tokenizer=letters)
     text = "I met Max.\n\nHe was with Ed.\n\nThey left."
 
     first, *later = tts.plan(text, segment_tokens=16).segments
 
-    assert first.tokens == tokenizer("i met max.")
-    assert later[0].tokens == tokenizer("i met max. he was with ed.")
-    assert all(segment.transcript_tokens == tokenizer("i met max. ") for segment in later)
+    assert first.tokens == letters("i met max.")
+    assert later[0].tokens == letters("i met max. he was with ed.")
+    assert all(segment.transcript_tokens == letters("i met max. ") for segment in later)
 
 
 def test_prompt_and_reference_are_trimmed_on_request(tts, architecture):
@@ -113,9 +110,8 @@ def test_plan_of_another_bundle_is_rejected(tts, bundle_folder):
 BOOK = "the first sentence of all. " + "and so he said, it is far. was it? yes.\n\n" * 400
 
 
-def test_unspeakable_letter_on_the_last_page_fails_immediately(tts):
-    tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
-    tts.bundle.__dict__["tokenizer"] = tokenizer
+def test_unspeakable_letter_on_the_last_page_fails_immediately(tts, letters):
+    tts.bundle.__dict__["tokenizer"] = letters
 
     with pytest.raises(InputError, match="cannot say 'ж'"):
         tts.plan(BOOK + "Жили.", segment_tokens=16)

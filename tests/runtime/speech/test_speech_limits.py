@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +11,7 @@ from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech.results import UnspokenWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = "it is so. it is not. who is it? come in! why not.\n\ngood day. so be it."
 GIVEN = {"seed": 3, "segment_tokens": 12, "retry_badcase_ratio_threshold": 0.7}
 """Speech of 0.7 patches a token or more is too long, so that some segments take several attempts."""
@@ -32,13 +32,6 @@ def _lengths(monkeypatch) -> None:
                 return
 
     monkeypatch.setattr(Driver, "generate_patches", patches)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize("retry", [False, True])

@@ -24,11 +24,6 @@ MODES = {
 
 
 @pytest.fixture
-def prompt_audio():
-    return np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
-
-
-@pytest.fixture
 def arguments(prompt_audio, architecture):
     def of(mode):
         if "reference_wav_path" in MODES[mode] and architecture.generation == "voxcpm":

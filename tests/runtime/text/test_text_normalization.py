@@ -11,7 +11,6 @@ import sys
 import pytest
 
 from voxcpm_constants.errors import InputError, MissingExtraError
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.text import normalization
 from voxcpm_runtime.text.normalization import normalized, said_text, spelled, spelled_transcript
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -71,11 +70,6 @@ def test_missing_english_package_is_a_one_line_error(monkeypatch):
         normalized("It is 5 o'clock.")
     assert "\n" not in str(caught.value)
     assert normalized("现在5点。") == "现在五点。"
-
-
-@pytest.fixture(scope="module")
-def letters() -> TextTokenizer:
-    return TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
 
 
 @pytest.mark.parametrize(

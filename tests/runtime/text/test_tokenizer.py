@@ -106,8 +106,7 @@ def test_tokenizer_with_its_own_normalizer_is_unchanged(as_it_stands, llama):
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 
-def test_characters_without_a_token_are_reported():
-    letters = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
+def test_characters_without_a_token_are_reported(letters):
     assert letters.unknown_characters("Hello 你 there ☃☃.") == "你☃"
     assert (letters.unknown_characters("好 there"), letters.unknown_characters(" there")) == ("好", "")
 

@@ -12,7 +12,6 @@ from safetensors.numpy import save, save_file
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.voices.prefix_cache import prefix_files
-from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -195,30 +194,3 @@ def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio)
     )
     # A turn that does not fit at all changes nothing.
     assert voice.extended("long. ", np.zeros((20, 2, 4), np.float32), window_patches=11) == voice
-
-
-@pytest.fixture
-def store(tmp_path):
-    return VoiceStore(tmp_path / "voices")
-
-
-def test_store_saves_voices_by_name(tts, audio, store):
-    ada = tts.create_voice(audio[0], "so it is ", name="ada")
-    store.add(ada)
-    store.add(tts.create_voice(audio[1], "who is it? ", name="Bob b."))
-
-    assert store.names() == ["Bob b.", "ada"]
-    assert store.load("ada") == ada
-    assert store.load(str(store.path("ada"))) == ada
-    with pytest.raises(InputError, match="a voice ada already exists"):
-        store.add(ada)
-    store.add(ada, overwrite=True)
-    tts.generate(TEXT, voice=store.load("ada"), **GIVEN)
-    assert list(prefix_files(store.path("ada")))
-
-    store.remove("ada")
-
-    assert [path.name for path in store.folder.iterdir()] == ["Bob b..voice"]
-    for call in (store.load, store.remove):
-        with pytest.raises(InputError, match=r"no voice ada \(available: Bob b\., alloy, "):
-            call("ada")

@@ -83,17 +83,8 @@ def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_p
 
 
 @pytest.mark.parametrize("given", ["words.txt", "a.wav"])
-def test_a_file_of_another_kind_is_refused_before_anything_is_spoken(tmp_path, given, capsys):
-    arguments = [
-        "generate",
-        "-t",
-        "Hi.",
-        "-o",
-        str(tmp_path / "a.wav"),
-        "--timestamps",
-        str(tmp_path / given),
-    ]
+def test_a_file_of_another_kind_is_refused_before_anything_is_spoken(tmp_path, given, refusal):
+    line = refusal("generate", "-t", "Hi.", "-o", tmp_path / "a.wav", "--timestamps", tmp_path / given)
 
-    assert cli.main(arguments) == 2
-    assert "expected a name that ends in .json, .srt, .vtt" in capsys.readouterr().err
+    assert "expected a name that ends in .json, .srt, .vtt" in line
     assert not list(tmp_path.iterdir())

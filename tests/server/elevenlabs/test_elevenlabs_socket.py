@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import json
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx2
@@ -14,9 +13,11 @@ import numpy as np
 import pytest
 import soundfile
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
+import speech_socket
 from heard_words import SAID, SEED, wrong_words
+from speech_socket import said, spoken_by
 from voxcpm_runtime import VoxCPM
 
 # An unseeded voice may speak slowly, which is not tested here.
@@ -25,18 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarnin
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 
 
-@contextlib.contextmanager
 def socket_to(
-    server: Any, voice: str = "default", query: str = "", **options: Any
-) -> Iterator[ClientConnection]:
-    url = f"{server.url.replace('http', 'ws')}/v1/text-to-speech/{voice}/multi-stream-input?{query}"
-    with connect(url, max_size=None, close_timeout=5, **options) as connection:
-        yield connection
-
-
-def sends(connection: ClientConnection, *messages: dict[str, Any]) -> None:
-    for message in messages:
-        connection.send(json.dumps(message))
+    server: Any, voice: str = "default", query: str = ""
+) -> AbstractContextManager[ClientConnection]:
+    return speech_socket.socket_to(server, f"/v1/text-to-speech/{voice}/multi-stream-input?{query}")
 
 
 def received(connection: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
@@ -51,32 +44,25 @@ def audio_of(messages: list[dict[str, Any]], context: str) -> bytes:
     return b"".join(base64.b64decode(m.get("audio", "")) for m in messages if m["contextId"] == context)
 
 
-def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
-    with tts.session(**given) as session:
-        session.push_text(text)
-        session.flush()
-        return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
-
-
 def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
     first, second = SAID.split(". ", 1)
     with socket_to(
         server, query=f"model_id=eleven_flash_v2_5&output_format=pcm_24000&seed={SEED}"
     ) as connection:
         # The order and fields of Pipecat's service.
-        sends(
+        said(
             connection, {"text": ""}, {"text": " ", "context_id": "one", "voice_settings": {"stability": 0.5}}
         )
-        sends(connection, {"text": f"{first}. ", "context_id": "one"}, {"text": " ", "context_id": "two"})
-        sends(connection, {"text": "Hello there. ", "context_id": "two"})
-        sends(connection, {"text": second, "context_id": "one"}, {"context_id": "one", "flush": True})
-        sends(
+        said(connection, {"text": f"{first}. ", "context_id": "one"}, {"text": " ", "context_id": "two"})
+        said(connection, {"text": "Hello there. ", "context_id": "two"})
+        said(connection, {"text": second, "context_id": "one"}, {"context_id": "one", "flush": True})
+        said(
             connection,
             {"context_id": "two", "close_context": True},
             {"context_id": "one", "close_context": True},
         )
         messages = received(connection, finals=2)
-        sends(connection, {"close_socket": True})
+        said(connection, {"close_socket": True})
         with pytest.raises(ConnectionClosed) as closed:
             connection.recv(timeout=10)
 
@@ -98,12 +84,12 @@ def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
 def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
     query = f"output_format=mp3_22050_32&inactivity_timeout=180&seed={SEED}"
     with socket_to(server, query=query) as connection:
-        sends(connection, {"text": " ", "voice_settings": {"speed": 2}, "context_id": "a"})
-        sends(connection, {"text": "Hello there. ", "context_id": "a", "flush": True})
-        sends(connection, {"text": "", "context_id": "a", "flush": True})
-        sends(connection, {"context_id": "a", "close_context": True})
+        said(connection, {"text": " ", "voice_settings": {"speed": 2}, "context_id": "a"})
+        said(connection, {"text": "Hello there. ", "context_id": "a", "flush": True})
+        said(connection, {"text": "", "context_id": "a", "flush": True})
+        said(connection, {"context_id": "a", "close_context": True})
         # A closed context ignores text.
-        sends(connection, {"text": "Nobody hears this.", "context_id": "a"})
+        said(connection, {"text": "Nobody hears this.", "context_id": "a"})
         audio, rate = soundfile.read(io.BytesIO(audio_of(received(connection), "a")))
     assert rate == 22_050
     assert np.abs(audio).max() > 0.05
@@ -113,17 +99,17 @@ def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
 
 def test_error_in_one_context_leaves_the_others(server: Any) -> None:
     with socket_to(server, query="output_format=pcm_16000") as connection:
-        sends(
+        said(
             connection, {"text": "Hello. ", "context_id": "good"}, {"text": "a" * 5000, "context_id": "long"}
         )
-        sends(
+        said(
             connection,
             {"text": 5, "context_id": "odd"},
             {"text": "x", "context_id": "z", "voice_settings": {"speed": 9}},
         )
         # Unknown contexts and empty texts are ignored.
-        sends(connection, {"context_id": "none", "close_context": True}, {"text": "", "context_id": "none"})
-        sends(connection, {"context_id": "good", "close_context": True})
+        said(connection, {"context_id": "none", "close_context": True}, {"text": "", "context_id": "none"})
+        said(connection, {"context_id": "good", "close_context": True})
         messages = received(connection, finals=4)
     errors = {m["contextId"]: m["error"] for m in messages if "error" in m}
     assert list(errors) == ["long", "odd", "z"]
@@ -135,14 +121,14 @@ def test_error_in_one_context_leaves_the_others(server: Any) -> None:
 
 def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
     with socket_to(server) as connection:
-        sends(connection, *({"text": " ", "context_id": str(number)} for number in range(6)))
+        said(connection, *({"text": " ", "context_id": str(number)} for number in range(6)))
         (error, final) = received(connection)
         assert "too many contexts: 5" in error["error"]
         assert final == {"isFinal": True, "contextId": "5"}
         # A finished context frees its slot.
-        sends(connection, {"context_id": "0", "close_context": True})
+        said(connection, {"context_id": "0", "close_context": True})
         assert received(connection) == [{"isFinal": True, "contextId": "0"}]
-        sends(connection, {"text": "Hello.", "context_id": "6"}, {"context_id": "6", "close_context": True})
+        said(connection, {"text": "Hello.", "context_id": "6"}, {"context_id": "6", "close_context": True})
         assert audio_of(received(connection), "6")
 
 
@@ -150,16 +136,16 @@ def test_repeated_interruptions(server: Any) -> None:
     """Closed contexts that still speak do not block new ones; the oldest excess one is cancelled."""
     with socket_to(server, query=f"output_format=pcm_24000&seed={SEED}") as connection:
         for number in range(6):
-            sends(connection, {"text": LONG * 20, "context_id": f"{number}"})
-            sends(connection, {"context_id": f"{number}", "close_context": True})
-        sends(connection, {"text": "Hello.", "context_id": "last"})
+            said(connection, {"text": LONG * 20, "context_id": f"{number}"})
+            said(connection, {"context_id": f"{number}", "close_context": True})
+        said(connection, {"text": "Hello.", "context_id": "last"})
         messages = received(connection)
         assert messages[-1]["contextId"] == "0"
         # The whole speech would exceed a minute.
         assert len(audio_of(messages, "0")) < 40 * 2 * 24_000
         assert not [message for message in messages if "error" in message]
         # This one is still open.
-        sends(connection, {"text": 5, "context_id": "last"})
+        said(connection, {"text": 5, "context_id": "last"})
         assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
 
 
@@ -205,8 +191,8 @@ def test_the_routes_with_timestamps_have_each_character_of_the_text(
 def test_alignment_may_count_from_the_start(server: Any) -> None:
     with socket_to(server, query="output_format=pcm_24000&sync_alignment=true") as connection:
         for _ in range(2):  # segments, each with times of its own
-            sends(connection, {"text": LONG, "context_id": "a", "flush": True})
-        sends(connection, {"context_id": "a", "close_context": True})
+            said(connection, {"text": LONG, "context_id": "a", "flush": True})
+        said(connection, {"context_id": "a", "close_context": True})
         messages = received(connection)
     starts = [t for m in messages if m.get("alignment") for t in m["alignment"]["charStartTimesMs"]]
     assert starts == sorted(starts)

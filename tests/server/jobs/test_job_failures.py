@@ -280,7 +280,9 @@ def test_world_readable_jobs_folder_becomes_private(tmp_path: Path) -> None:
 
 def test_unusable_folder_is_a_one_line_error(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
-    with pytest.raises(InputError, match="another server uses this folder"):
+    with pytest.raises(
+        InputError, match="another server uses this folder; give each server its own --jobs-folder"
+    ):
         JobStore(tmp_path / "jobs")
     store.close()
     JobStore(tmp_path / "jobs").close()

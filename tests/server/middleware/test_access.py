@@ -48,10 +48,6 @@ def test_keys_are_read_from_options_file_and_environment(
     (tmp_path / "keys").write_text("# none\n")
     with pytest.raises(InputError, match="found none"):
         read_keys(Settings(api_key_file=tmp_path / "keys"))
-    with pytest.raises(InputError, match="cannot read"):
-        read_keys(Settings(api_key_file=tmp_path / "absent"))
-    with pytest.raises(InputError, match="omit it"):
-        read_keys(Settings(api_key=[""]))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])  # noqa: S104 - to be refused

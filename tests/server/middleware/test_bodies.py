@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from server_on_loopback import raw_answer
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.limits import BodyLimitMiddleware
@@ -47,16 +48,6 @@ def test_invalid_form_body(kind: str, body: bytes, server: Any) -> None:
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert "charset" not in answer.text
-
-
-def raw_answer(address: tuple[str, int], request: bytes) -> bytes:
-    """Everything the server sends until it closes the connection."""
-    with socket.create_connection(address, timeout=20) as connection:
-        connection.sendall(request)
-        parts = []
-        while part := connection.recv(65_536):
-            parts.append(part)
-    return b"".join(parts)
 
 
 def test_oversized_content_length_is_rejected_before_the_body(server: Any) -> None:

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.browser
 REPOSITORY = Path(__file__).resolve().parents[3]
 # Screenshots, which continuous integration uploads; git ignores the folder.
 SCREENSHOTS = REPOSITORY / "build" / "screenshots"
-CLIPBOARD = ["clipboard-read", "clipboard-write"]
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SHOW_ALL = """() => document.querySelectorAll("main [hidden]").forEach((each) => {
     each.hidden = false;
@@ -34,7 +33,6 @@ HIDE_AGAIN = """() => document.querySelectorAll("[data-shown]").forEach((each) =
 TEXT = "Hello there."
 # The colour of played audio in the light theme (style.css).
 ACCENT = (0x0B, 0x6B, 0x64)
-INTERACTIVE = "a, audio, button, input, select, summary, textarea, [tabindex]"
 # For each piece that is played: when it starts, when it ends, and the time at which it was scheduled, in seconds.
 NOTE_STARTS = """() => {
     window.starts = [];

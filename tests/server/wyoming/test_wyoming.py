@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
@@ -31,7 +30,8 @@ from wyoming.tts import (
 )
 
 from heard_words import SAID, SEED, wrong_words
-from server_on_loopback import ServerOnLoopback
+from server_on_loopback import ServerOnLoopback, raw_answer
+from speech_socket import spoken_by
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.wyoming.server import Wyoming
@@ -41,7 +41,6 @@ from waiting import until
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
 LONG = "one two three four five six seven eight nine ten, and on we go. "
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop.is_type) -> list[Event]:
@@ -86,13 +85,6 @@ def test_idle_clients_of_one_host_do_not_block_others(serve: Callable[..., Any])
 
 def pcm_of(events: list[Event]) -> bytes:
     return b"".join(AudioChunk.from_event(e).audio for e in events if AudioChunk.is_type(e.type))
-
-
-def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
-    with tts.session(**given) as session:
-        session.push_text(text)
-        session.flush()
-        return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
 
 
 def test_describe_returns_info(server: Any) -> None:
@@ -171,20 +163,8 @@ def test_invalid_requests_are_explained(server: Any) -> None:
         assert "\n" not in Error.from_event(error).text
 
 
-def raw_answer(server: Any, sent: bytes) -> bytes:
-    """Everything the server sends until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.ports["wyoming"]), timeout=20) as connection:
-        connection.sendall(sent)
-        parts = []
-        try:
-            while part := connection.recv(65_536):
-                parts.append(part)
-        except ConnectionResetError:
-            pass
-    return b"".join(parts)
-
-
 def test_invalid_event_closes_the_connection(server: Any) -> None:
+    address = ("127.0.0.1", server.ports["wyoming"])
     for sent, words in (
         (b"\x00\xff\n", b"a JSON object"),
         (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"a JSON object"),
@@ -200,7 +180,7 @@ def test_invalid_event_closes_the_connection(server: Any) -> None:
         (b'{"type": "synthesize", "data": {"text": "a", "voice": {"name": 5}}}\n', b"voice.name"),
         (b" " * 200_000, b"a line of at most"),
     ):
-        answer = raw_answer(server, sent)
+        answer = raw_answer(address, sent)
         assert words in answer or (not answer and len(sent) > 100_000)
     until(lambda: server.service.queue.busy == 0)
 
@@ -208,7 +188,7 @@ def test_invalid_event_closes_the_connection(server: Any) -> None:
 def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
     running = serve(idle_seconds=1)
     for sent in (b'{"type": "synthesize", "data_length": 50}\n{"te', b'{"type": "synthesize-start"}\n'):
-        assert b"idle for" in raw_answer(running, sent)
+        assert b"idle for" in raw_answer(("127.0.0.1", running.ports["wyoming"]), sent)
     until(lambda: not len(running.service.conversations))
 
 

@@ -247,14 +247,9 @@ CLEAN = [
 ]
 
 
-def test_every_rule_has_a_violating_program() -> None:
-    assert list(CASES) == [rule.name for rule in RULES]
-
-
 @pytest.mark.parametrize(
     ("rule", "case"),
-    [(rule, case) for rule, cases in CASES.items() for case in cases],
-    ids=[f"{rule}-{n}" for rule, cases in CASES.items() for n in range(len(cases))],
+    [pytest.param(r.name, case, id=f"{r.name}-{n}") for r in RULES for n, case in enumerate(CASES[r.name])],
 )
 def test_program_violates_only_its_rule(
     tmp_path: Path, rule: str, case: Case, monkeypatch: pytest.MonkeyPatch

@@ -21,9 +21,8 @@ PROGRAM = Path("fp32") / f"{FEAT_ENCODER}.aimodel"
 
 
 @pytest.fixture
-def damaged(tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the bundle with fp32 only."""
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+def damaged(tiny_bundle_27: Path, tmp_path: Path) -> Path:
+    """A copy of the bundle."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle_27, folder)
     return folder
@@ -60,7 +59,6 @@ def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pyt
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     full = os.strerror(errno.ENOSPC)
 
     with (

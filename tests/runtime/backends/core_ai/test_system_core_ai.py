@@ -6,7 +6,6 @@ from voxcpm_runtime.backends.core_ai import step_model as core_ai
 
 
 def test_the_systems_runtime_loads_a_program_for_the_gpu(tmp_path, monkeypatch):
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     program, asked = tmp_path / "feat_encoder.aimodel", []
 
     async def load(path, options):

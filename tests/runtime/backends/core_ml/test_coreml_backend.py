@@ -5,24 +5,19 @@ mode, in which every fp16 result and with it every state is rounded to fp16: so 
 Core ML's fp16, and speech is compared bit for bit with a driver over the same executor.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from coreml_stand_in.installation import StandIn
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
-
-if TYPE_CHECKING:
-    from coreml_stand_in.installation import StandIn
 
 GIVEN = {"seed": 3, "min_len": 4, "max_len": 4, "retry_badcase": False}
 TEXT = "one two three."
