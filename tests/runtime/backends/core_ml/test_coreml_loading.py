@@ -98,21 +98,20 @@ def test_package_rejected_by_a_unit_is_not_recompiled(load: Load, core_ml: Stand
     assert len(core_ml.events("compile")) == 1
 
 
-@pytest.mark.parametrize("form", ["tiny_bundle", "tiny_bundle_15"])
 def test_core_ml_is_never_the_only_owner_of_an_input(
-    load: Load, core_ml: StandIn, request: pytest.FixtureRequest, form: str
+    load: Load, core_ml: StandIn, tiny_bundle: Path, tiny_bundle_15: Path
 ) -> None:
     """It releases inputs a second after a prediction, without the GIL. By then the model may be gone, and the state."""
-    folder = request.getfixturevalue(form)
-    declared = open_bundle(folder, "fp16").manifest.step_models[RESIDUAL_LM_STEP]
-    model = load(RESIDUAL_LM_STEP, folder, first_use=None, compute_units="cpu")
-    for _ in range(2):
-        state = model.new_state()
-        model({t.name: np.zeros(t.shape_at(0), t.dtype) for t in declared.inputs}, state)
-        state.set_rows(0, state.rows(1, 2))
-    del model, state
+    for folder in (tiny_bundle, tiny_bundle_15):
+        declared = open_bundle(folder, "fp16").manifest.step_models[RESIDUAL_LM_STEP]
+        model = load(RESIDUAL_LM_STEP, folder, first_use=None, compute_units="cpu")
+        for _ in range(2):
+            state = model.new_state()
+            model({t.name: np.zeros(t.shape_at(0), t.dtype) for t in declared.inputs}, state)
+            state.set_rows(0, state.rows(1, 2))
+        del model, state
 
-    # The fixture checks again.
+    # The arrays must outlive Core ML's use; the fixture checks again.
     time.sleep(1.5)
     assert not core_ml.events("crash")
 
