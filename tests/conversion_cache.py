@@ -1,7 +1,5 @@
 """A cache of conversions across test runs, in build/test-bundles, keyed by a digest of their inputs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

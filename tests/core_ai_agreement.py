@@ -1,7 +1,5 @@
 """What Apple's Core AI runtime is compared with: upstream's step models and utterances, and the portable executor's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The project's documents, and the code in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Editing a bundle's manifest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fake speaker for sessions, whose audio depends only on the text."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Speech recognition of a server's audio."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

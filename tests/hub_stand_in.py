@@ -1,7 +1,5 @@
 """An in-memory fake of the Hugging Face Hub on loopback: the endpoints for publishing and opening."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

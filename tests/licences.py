@@ -1,7 +1,5 @@
 """Licences of the installed dependencies; `python tests/licences.py` prints a table."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

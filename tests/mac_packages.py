@@ -3,8 +3,6 @@
 pip evaluates markers for the machine that it runs on, so uv resolves: for macOS on Apple silicon, by Darwin's markers.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A LoRA with random weights, in the format of upstream's training."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints and bundles that tests share, cached across runs (conversion_cache.py)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """A client of the websocket `/v1/audio/stream`."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -2,8 +2,6 @@
 tests/server/test_balancer.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The documentation is correct: commands parse, examples run, options are complete, links resolve."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

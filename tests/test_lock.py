@@ -1,7 +1,5 @@
 """uv.lock has the versions of constraints.txt."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """VoxCPM 1.5's real size, with synthetic weights: minutes and gigabytes. Run by `make test-slow`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Optional rooms: each can be deleted with its tests, and the tests of the core still pass."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

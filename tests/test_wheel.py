@@ -3,8 +3,6 @@
 An unpacked source archive makes the same wheel.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Small step models in numpy that are causal, stateful and strict about shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ Writes 16-bit samples at 24 kHz to OUT, and prints a JSON object: seconds until 
 times, errors. It runs in the environment of `make test-clients`, where the project is not installed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

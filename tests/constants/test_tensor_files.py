@@ -1,7 +1,5 @@
 """Tensor files are reproducible and readable by safetensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors.numpy import load

@@ -1,7 +1,5 @@
 """A user's folders: two environment variables and errors for wrong values."""
 
-from __future__ import annotations
-
 import pytest
 
 from voxcpm_constants.user_folders import cache_folder, voices_folder

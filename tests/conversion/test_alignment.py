@@ -1,7 +1,5 @@
 """Heads of the base LM that follow the text: how they are chosen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bundles for macOS 27: step models as Core AI programs, in the forms that the target declares."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The default bundle in the tree and the checkpoint that it is converted from."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

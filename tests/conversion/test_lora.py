@@ -1,7 +1,5 @@
 """A LoRA merged at conversion, compared with upstream layer by layer; `validation/test_lora.py` compares speech."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

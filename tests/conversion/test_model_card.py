@@ -1,7 +1,5 @@
 """The model card states the manifest's facts in a form that a hub parses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The optional forms of a bundle: rows, parts, a solver, states and functions for macOS 15, the AudioVAE in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

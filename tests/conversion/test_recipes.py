@@ -1,7 +1,5 @@
 """The format of each weight, in the recipes and in the packages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The step modules in fp32, compared with upstream's modules with the same weights, for each generation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

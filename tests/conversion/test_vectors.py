@@ -1,7 +1,5 @@
 """Test vectors: their calls, their values, and their entries in the manifest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

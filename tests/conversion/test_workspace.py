@@ -1,7 +1,5 @@
 """What a conversion writes and replaces: no bundle or other folder is lost by errors or interruptions."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

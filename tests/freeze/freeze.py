@@ -12,8 +12,6 @@ the release of ONNX Runtime.
 """
 
 # ruff: noqa: T201 - a script that prints
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

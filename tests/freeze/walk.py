@@ -9,8 +9,6 @@ longest stack of generator frames while a step model computes, all of which a ch
 """
 
 # ruff: noqa: T201 - a script that prints
-from __future__ import annotations
-
 import argparse
 import inspect
 import subprocess

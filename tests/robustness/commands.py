@@ -2,8 +2,6 @@
 process: hundreds of commands cost hundreds of commands, not hundreds of starts of Python.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import importlib

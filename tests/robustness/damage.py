@@ -1,7 +1,5 @@
 """Damages files on disk, then reads them: one kind of file at a time, restored after each case."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The comparable contents of a run's folder, and the system calls made there."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

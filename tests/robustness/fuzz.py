@@ -1,7 +1,5 @@
 """Fuzzes the readers of external input in a supervised process."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

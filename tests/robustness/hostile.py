@@ -4,8 +4,6 @@ The process that runs it has an audit hook, which sees every file that Python op
 what C libraries open by themselves it does not see.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

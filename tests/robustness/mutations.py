@@ -1,7 +1,5 @@
 """Seeded mutations: of bytes as by disks and transfers, and of documents as by an attacker."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

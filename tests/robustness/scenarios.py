@@ -2,8 +2,6 @@
 have finished. `Whole` has a command's undisturbed run, with which each disturbed one is compared.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 Run as a program, it prints what a run came to as JSON: BUNDLE SECONDS SAMPLES SEED.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """A flipped byte, a truncation and a swap in every file that is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A failing system call gives one line, the old state, and no leftovers."""
 
-from __future__ import annotations
-
 import errno
 import random
 import re

@@ -1,7 +1,5 @@
 """Seeded fuzzing of every reader of external input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Malicious content: nothing is executed, read or written outside, and memory and time are bounded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SIGKILL at random moments: no partial file under a final name, nothing lost or repeated, no leftovers."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An hour of sessions, batches and cancellations from 16 threads: equal samples, and nothing grows."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tiny architectures, bundles and voices, which the step models of `tiny_network` speak."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Limits on the command line: oversized or damaged input is a one-line error with exit code 2."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

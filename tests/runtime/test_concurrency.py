@@ -1,7 +1,5 @@
 """One loaded model used by many threads, and its memory after it is closed."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """haproxy.cfg, the balancer of compose.yaml, with the addresses of two servers on loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """`voxcpm-coreml serve` as a process: ports, signals, and errors before loading."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

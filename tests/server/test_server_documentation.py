@@ -1,7 +1,5 @@
 """The server's documentation is correct."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Records results of Python's driver with given noise, for swift/Tests/VoxCPMTests/DriverTests.swift."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

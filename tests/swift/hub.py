@@ -1,7 +1,5 @@
 """A hub that serves one bundle, as the Swift package downloads it, and drops requests now and then."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Each case is a folder with case.json and arrays of float32.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Packages run on ONNX Runtime, programs on Core AI's runtime for Linux. The log g
 that is loaded: the package's name, the function and the compute unit.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

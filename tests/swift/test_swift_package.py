@@ -3,8 +3,6 @@
 Python records cases, which the package's own tests (swift/Tests) read. `make test-swift` gives a compiler.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - texts as they are written
 """Records Python's results for texts, for the Swift package: tokens, sentences, segments, spelled text."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Exported checkpoints can be read by upstream and the conversion."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """From texts to batches: spelling, synthesis, and training batches of the language model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

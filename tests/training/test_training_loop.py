@@ -1,7 +1,5 @@
 """Gradients of the training loop, and the filter by recognition errors."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

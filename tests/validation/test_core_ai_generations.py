@@ -1,7 +1,5 @@
 """VoxCPM2's and 0.5B's structure and the built-in voice on Apple's Core AI runtime, against upstream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bundles for macOS 27 on Apple's Core AI runtime: step models and whole utterances against upstream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

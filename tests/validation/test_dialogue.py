@@ -1,7 +1,5 @@
 """A dialogue compared with upstream's `merge_prompt_cache`: each utterance becomes part of the next one's prompt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

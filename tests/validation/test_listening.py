@@ -1,7 +1,5 @@
 """The listening test: its measures, and the default voice transcribed by a recogniser."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

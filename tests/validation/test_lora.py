@@ -1,7 +1,5 @@
 """Speech of a bundle with a merged LoRA, compared with upstream; `conversion/test_lora.py` compares layers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

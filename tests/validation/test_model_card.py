@@ -1,7 +1,5 @@
 """Validation writes its results into the bundle's model card."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

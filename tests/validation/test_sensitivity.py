@@ -1,7 +1,5 @@
 """Free runs are judged by upstream's own drift; defects of the loop are detected regardless."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

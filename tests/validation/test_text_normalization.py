@@ -1,7 +1,5 @@
 """Normalised Chinese texts, compared with upstream's `TextNormalizer` on the same wetext."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

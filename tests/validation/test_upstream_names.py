@@ -1,7 +1,5 @@
 """The table of upstream's calls, arguments, attributes and flags in docs/python.md, checked against upstream."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

@@ -1,7 +1,5 @@
 """A bundle compared with upstream, step by step and end to end."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """Readers of a bundle's small files: manifest, constants, tokenizer. Each has an empty folder of its own."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readers of packages: the program, what lowers it, and the records of its weights."""
 
-from __future__ import annotations
-
 import functools
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Readers of what a server's clients send: speech as JSON, events of Wyoming."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """Readers of what people write and record: texts, the lines of a batch, recordings."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

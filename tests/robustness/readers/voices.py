@@ -1,7 +1,5 @@
 """The reader of a saved voice."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recordings are decoded in bounded memory; what is not audio, or is silent, is rejected in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import struct

@@ -4,8 +4,6 @@ The expected samples were recorded once, in an environment of their own: librosa
 function was cut out of model/voxcpm2.py, called with the audio of each test, and the slice that it takes printed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Time stretching: length, pitch and edges, independent of chunking."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

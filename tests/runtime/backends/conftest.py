@@ -1,7 +1,5 @@
 """Small ML programs built with coremltools' MIL builder, saved as .mlpackage and run by the portable backend."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Backend selection by bundle and machine; mismatches are one-line errors before loading."""
 
-from __future__ import annotations
-
 import os
 import plistlib
 import sys

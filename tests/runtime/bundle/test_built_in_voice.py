@@ -1,7 +1,5 @@
 """The default bundle: used by commands without a bundle, and usable without converters."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Files of earlier releases open, are rejected in one line, or are regenerated; see docs/reliability.md."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors.numpy import save

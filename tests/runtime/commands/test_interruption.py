@@ -1,7 +1,5 @@
 """Ctrl-C and pipes, with the command line in a subprocess."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

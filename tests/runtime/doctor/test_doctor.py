@@ -1,7 +1,5 @@
 """The command `doctor` on the portable backend, and on Core ML's stand-in with injected faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

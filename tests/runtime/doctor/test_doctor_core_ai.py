@@ -1,7 +1,5 @@
 """`doctor` on a bundle for macOS 27: its test vectors against Apple's runtime, and no other unit."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 

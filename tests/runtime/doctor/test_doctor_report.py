@@ -1,7 +1,5 @@
 """Parts of the doctor that need no bundle: correlation, the choice of units, its file, and advice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

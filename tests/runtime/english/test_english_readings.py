@@ -1,7 +1,5 @@
 """Normalisation of written English: a table of readings, random ASCII text, and run time."""
 
-from __future__ import annotations
-
 import csv
 import string
 import time

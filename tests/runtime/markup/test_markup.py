@@ -1,7 +1,5 @@
 """Markup: which parts a text has, what is refused and where, and how a call speaks the parts."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

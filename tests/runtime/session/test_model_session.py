@@ -1,7 +1,5 @@
 """`VoxCPM.session`: incremental text gives the same speech as the library's other calls."""
 
-from __future__ import annotations
-
 import errno
 import threading
 

@@ -1,7 +1,5 @@
 """Sessions with a fake speaker, whose audio depends only on the text."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """Threads of sessions: one thread and one turn while there is text, and cancellation from any thread."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import random

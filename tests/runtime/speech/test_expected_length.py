@@ -1,7 +1,5 @@
 """Speech whose length does not fit its text: judged by `speech.json`, retried, truncated, reported."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Text of any length: segments that fit the cache, one voice, pauses, progress."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

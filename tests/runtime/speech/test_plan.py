@@ -1,7 +1,5 @@
 """Which texts of a call are normalised and which audio is trimmed; the tests of those modules check how."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

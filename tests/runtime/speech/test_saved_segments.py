@@ -1,7 +1,5 @@
 """Segments saved until the whole text is spoken: resuming an interrupted run, and its leftovers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

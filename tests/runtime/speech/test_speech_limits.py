@@ -1,7 +1,5 @@
 """`max_len` limits a whole call across segments, with the same samples from every method."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

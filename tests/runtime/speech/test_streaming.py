@@ -1,7 +1,5 @@
 """Streaming gives the samples of offline generation in chunks of any size, and can be cancelled."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import threading

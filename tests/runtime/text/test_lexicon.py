@@ -1,7 +1,5 @@
 """Lexicons: which words of a text are said differently, and which files are lexicons."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Splitting long texts into segments: bounded, lossless, and at natural pauses."""
 
-from __future__ import annotations
-
 import re
 import time
 

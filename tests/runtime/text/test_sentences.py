@@ -1,7 +1,5 @@
 """Sentence splitting: boundaries, independence of fragments, and latency."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

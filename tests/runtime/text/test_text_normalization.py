@@ -4,8 +4,6 @@
 Readings of English are in `tests/runtime/english/data/english_readings.tsv`.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pytest

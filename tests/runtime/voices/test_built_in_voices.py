@@ -1,7 +1,5 @@
 """The built-in voices, in every interface that accepts a voice."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

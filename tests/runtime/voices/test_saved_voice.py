@@ -1,7 +1,5 @@
 """A saved voice works with every bundle of its generation: other precisions, another target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saved voices equal the recordings that they are made from, in memory and from files."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """When words are said, by the attention of heads that follow the text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files with the times of words: JSON, SRT and WebVTT, and the command line that writes them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

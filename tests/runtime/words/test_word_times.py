@@ -1,7 +1,5 @@
 """When words are said: of the built-in voice's real speech, with words spliced at known times."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

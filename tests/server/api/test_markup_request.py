@@ -1,7 +1,5 @@
 """Markup in a speech request."""
 
-from __future__ import annotations
-
 import openai
 import pytest
 

@@ -1,7 +1,5 @@
 """OpenAI's own client speaks with the server; what comes out is decoded and compared with the runtime's speech."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

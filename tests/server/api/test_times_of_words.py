@@ -1,7 +1,5 @@
 """When words are said, over HTTP and the websocket: in the forms of vllm-omni and Kokoro-FastAPI."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Voices over HTTP: created from an upload, listed, shown, used, previewed and deleted."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

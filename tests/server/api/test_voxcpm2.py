@@ -1,7 +1,5 @@
 """Features of VoxCPM2 over HTTP: instructions, a reference, a voice without a transcript."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cluster of two nodes on this machine, and subprocesses that use it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`batch --ray` on two nodes of one machine: the same files in any order, despite killed nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

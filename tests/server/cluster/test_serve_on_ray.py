@@ -1,7 +1,5 @@
 """`serve --ray`: replicas of Ray Serve stream the same samples as a plain server."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket

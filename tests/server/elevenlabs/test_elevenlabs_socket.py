@@ -1,7 +1,5 @@
 """ElevenLabs' multi-context websocket, with requests such as Pipecat and LiveKit send."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

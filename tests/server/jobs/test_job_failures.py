@@ -1,7 +1,5 @@
 """Jobs that wait for their bundle, meet disk errors, or fail after too many attempts."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Jobs of a `voxcpm-coreml serve` process that is killed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

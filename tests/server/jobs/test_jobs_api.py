@@ -1,7 +1,5 @@
 """Jobs over HTTP: lifecycle, priority below live speech, limits, and isolation between keys."""
 
-from __future__ import annotations
-
 import gc
 import io
 import time

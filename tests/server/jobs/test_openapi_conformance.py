@@ -4,8 +4,6 @@ What it makes up never names anything that exists. So each case whose path has a
 state, a voice and a model that are there; these are deleted at the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """API keys, loopback, and cross-origin requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

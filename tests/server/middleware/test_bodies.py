@@ -1,7 +1,5 @@
 """Request bodies that are malformed, too large, too slow, or in another charset."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

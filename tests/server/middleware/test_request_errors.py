@@ -1,7 +1,5 @@
 """Errors of requests: one line, in OpenAI's format."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import io

@@ -1,7 +1,5 @@
 """The page in a real browser: speech, playback, cancellation, errors and accessibility."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page's files and first requests, without a browser: headers, keys, and no other files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

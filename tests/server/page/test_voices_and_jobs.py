@@ -1,7 +1,5 @@
 """Voices and jobs on the page, in a real browser."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

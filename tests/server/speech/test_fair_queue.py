@@ -1,7 +1,5 @@
 """The queue: fairness between keys, limits per key, and background turns of jobs."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The queue as clients see it: limits, disconnects and timeouts."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

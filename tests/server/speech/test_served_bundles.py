@@ -1,7 +1,5 @@
 """Several bundles behind one address: loaded on demand, evicted when others need their memory."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading

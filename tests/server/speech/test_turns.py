@@ -1,7 +1,5 @@
 """Streams: a cancelled one releases its turn, and one that nobody reads is not generated further."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace

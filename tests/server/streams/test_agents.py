@@ -3,8 +3,6 @@
 They need an environment of their own, which `make test-clients` makes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Incremental text over the websocket `/v1/audio/stream`."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

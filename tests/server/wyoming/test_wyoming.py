@@ -1,7 +1,5 @@
 """Wyoming: its own client, and hostile clients."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

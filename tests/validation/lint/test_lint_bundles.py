@@ -1,7 +1,5 @@
 """The lint of whole bundles: the fixtures have no findings, and the command prints findings."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

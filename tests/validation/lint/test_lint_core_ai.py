@@ -1,7 +1,5 @@
 """Each lint rule for Core AI programs has a small program that violates it; converted bundles violate none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

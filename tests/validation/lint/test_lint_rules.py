@@ -1,7 +1,5 @@
 """Each lint rule has a small program that violates it and no other."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Bundles for macOS 27 on Apple's Core AI runtime, compared with the portable backend."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Errors of Apple's compiler are one line, although most of them abort its process."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Core AI in a child process that is replaced during speech."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

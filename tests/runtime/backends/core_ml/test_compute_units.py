@@ -1,7 +1,5 @@
 """Compute units: defaults, measured and explicit choices, in Python and on the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

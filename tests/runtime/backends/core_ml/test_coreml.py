@@ -4,8 +4,6 @@ COREML_COMPUTE_UNITS names the compute unit. Those with the Neural Engine are sk
 virtual Macs of continuous integration: Core ML would quietly compute elsewhere, and passing would prove nothing.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

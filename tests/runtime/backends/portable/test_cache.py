@@ -1,7 +1,5 @@
 """The cache of lowered graphs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

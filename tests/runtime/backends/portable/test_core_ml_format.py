@@ -1,7 +1,5 @@
 """The copy of Core ML's descriptors; run as a script, this file generates it from coremltools."""
 
-from __future__ import annotations
-
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from voxcpm_runtime.backends.portable.core_ml_format import DESCRIPTORS

@@ -1,7 +1,5 @@
 """Products with weights of 8 and 4 bits, which keep their bits in plain mode and are unpacked in faithful mode."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

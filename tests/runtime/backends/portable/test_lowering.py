@@ -1,7 +1,5 @@
 """Precision modes, the probe, and programs that cannot be lowered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

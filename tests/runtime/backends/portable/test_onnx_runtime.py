@@ -1,7 +1,5 @@
 """ONNX Runtime's configuration: no telemetry, one arena, threads within the affinity mask, clear errors."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Operations on elements, axes and positions against numpy and scipy; many of them are outputs of one program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

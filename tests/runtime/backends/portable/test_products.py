@@ -1,7 +1,5 @@
 """Matrix products and convolutions in float32 against numpy and torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

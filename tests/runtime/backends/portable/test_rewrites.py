@@ -1,7 +1,5 @@
 """Rewrites of the plain-mode graph: they match only their exact formulas, and keep the results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

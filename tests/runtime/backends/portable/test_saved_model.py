@@ -1,7 +1,5 @@
 """Large integer models are saved in ONNX Runtime's optimised form, and mapped at the next start."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

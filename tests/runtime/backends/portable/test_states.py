@@ -1,7 +1,5 @@
 """Core ML states and packages with several functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A step model's state, checks and concurrency."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
