@@ -242,14 +242,19 @@ def is_closed(connection: socket.socket) -> bool:
 def test_idle_connections_are_closed(without_bundle: Serving) -> None:
     running = without_bundle(client_timeout=1)
     asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    cases = ((b"", b""), (asked[:20], b""), (asked, b""), (asked, asked[:20]))
     with contextlib.ExitStack() as guests:
-        for sent, later in ((b"", b""), (asked[:20], b""), (asked, b""), (asked, asked[:20])):
+        # All wait for the same second.
+        connections = []
+        for sent, later in cases:
             connection = guests.enter_context(socket.create_connection(running.address))
             connection.sendall(sent)
             if later:
                 assert connection.recv(65_536)
                 connection.sendall(later)
-            assert is_closed(connection), (sent, later)
+            connections.append(connection)
+        for connection, case in zip(connections, cases, strict=True):
+            assert is_closed(connection), case
 
 
 def test_excess_requests_get_retry_after_and_probes_still_respond(
