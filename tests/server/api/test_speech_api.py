@@ -22,7 +22,6 @@ from waiting import until
 
 TEXT = "Hello there, this is a test of the server."
 SAID = {"model": "tts-1", "voice": "default", "input": TEXT, "extra_body": {"seed": 7}}
-FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 
 
 def decoded(content: bytes, form: str) -> tuple[np.ndarray, int]:
@@ -36,6 +35,11 @@ def decoded(content: bytes, form: str) -> tuple[np.ndarray, int]:
     return (joined / 32768.0 if joined.dtype == np.int16 else joined), rate
 
 
+def check_headers(answer: Any) -> None:
+    assert (answer.headers["x-seed"], answer.headers["x-sample-rate"]) == ("7", "24000")
+    assert answer.headers["content-type"].startswith("audio/")
+
+
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
     """The maximum of the normalised cross-correlation of two recordings."""
     size = 2 * max(len(first), len(second))
@@ -43,13 +47,12 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.fft.irfft(product).max() / np.linalg.norm(first) / np.linalg.norm(second))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_decodes_to_the_speech(form: str, client: openai.OpenAI, spoken: Any) -> None:
+@pytest.mark.parametrize("form", ["mp3", "opus", "aac"])
+def test_lossy_formats_decode_to_the_speech(form: str, client: openai.OpenAI, spoken: Any) -> None:
     answer = client.audio.speech.with_raw_response.create(**SAID, response_format=form)
 
     audio, rate = decoded(answer.content, form)
-    assert (answer.headers["x-seed"], answer.headers["x-sample-rate"]) == ("7", "24000")
-    assert answer.headers["content-type"].startswith("audio/")
+    check_headers(answer)
     # Codecs add up to two frames of padding.
     assert len(audio) / rate == pytest.approx(spoken.audio_seconds, abs=0.1)
     # Opus is always decoded at 48 kHz.
@@ -58,20 +61,26 @@ def test_every_format_decodes_to_the_speech(form: str, client: openai.OpenAI, sp
     assert np.linalg.norm(audio) == pytest.approx(np.linalg.norm(spoken.audio), rel=0.1)
 
 
-def test_pcm_equals_the_runtimes_samples(client: openai.OpenAI, spoken: Any) -> None:
-    pcm, wav, flac = (
-        client.audio.speech.create(**SAID, response_format=form).content for form in ("pcm", "wav", "flac")
-    )
+def test_lossless_formats_equal_the_runtimes_samples(client: openai.OpenAI, spoken: Any) -> None:
+    contents = {}
+    for form in ("pcm", "wav", "flac"):
+        answer = client.audio.speech.with_raw_response.create(**SAID, response_format=form)
+        check_headers(answer)
+        contents[form] = answer.content
 
     expected = pcm16(spoken.audio)
-    assert np.array_equal(np.frombuffer(pcm, "<i2"), expected)
-    assert wav[44:] == pcm
-    assert np.array_equal(decoded(flac, "flac")[0] * 32768, expected)
-    # Readers treat a header without a length as "to the end".
-    assert np.array_equal(soundfile.read(io.BytesIO(wav), dtype="int16")[0], expected)
+    assert np.array_equal(np.frombuffer(contents["pcm"], "<i2"), expected)
+    assert contents["wav"][44:] == contents["pcm"]
+    # Readers treat a WAV header without a length as "to the end".
+    for form in ("wav", "flac"):
+        audio, rate = decoded(contents[form], form)
+        assert np.array_equal(audio * 32768, expected)
+        assert rate == 24_000
+    assert np.array_equal(soundfile.read(io.BytesIO(contents["wav"]), dtype="int16")[0], expected)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+# PCM is WAV without its header.
+@pytest.mark.parametrize("form", ["mp3", "opus", "aac", "flac", "wav"])
 def test_first_bytes_arrive_before_the_speech_ends(form: str, client: openai.OpenAI, server: Any) -> None:
     began = time.perf_counter()
     said = {**SAID, "input": f"{TEXT} " * 2, "response_format": form}

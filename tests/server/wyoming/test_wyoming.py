@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -183,10 +184,13 @@ def test_invalid_event_closes_the_connection(server: Any) -> None:
     until(lambda: server.service.queue.busy == 0)
 
 
-def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
+def test_idle_connections_are_closed(serve: Callable[..., Any]) -> None:
     running = serve(idle_seconds=1)
-    for sent in (b'{"type": "synthesize", "data_length": 50}\n{"te', b'{"type": "synthesize-start"}\n'):
-        assert b"idle for" in raw_answer(("127.0.0.1", running.ports["wyoming"]), sent)
+    sent = (b'{"type": "synthesize", "data_length": 50}\n{"te', b'{"type": "synthesize-start"}\n')
+    address = ("127.0.0.1", running.ports["wyoming"])
+    with ThreadPoolExecutor(len(sent)) as threads:
+        for answer in threads.map(lambda each: raw_answer(address, each), sent):
+            assert b"idle for" in answer
     until(lambda: not len(running.service.conversations))
 
 
