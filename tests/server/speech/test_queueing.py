@@ -90,7 +90,7 @@ def test_disconnecting_before_the_first_audio_ends_the_speech(
 
     body = json.dumps({"model": "tts-1", "voice": "alloy", "input": LONG}).encode()
     head = f"Host: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    with socket.create_connection(("127.0.0.1", running.port)) as client:
+    with socket.create_connection(running.address) as client:
         client.sendall(f"POST /v1/audio/speech HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
         until(lambda: euler_steps.calls)
     calls = euler_steps.calls
