@@ -89,7 +89,7 @@ def test_disconnecting_before_the_first_audio_ends_the_speech(
     euler_steps.go = threading.Event()
 
     body = json.dumps({"model": "tts-1", "voice": "alloy", "input": LONG}).encode()
-    head = f"Host: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with socket.create_connection(running.address) as client:
         client.sendall(f"POST /v1/audio/speech HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
         until(lambda: euler_steps.calls)
