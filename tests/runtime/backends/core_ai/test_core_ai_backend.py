@@ -25,28 +25,28 @@ GIVEN = {"seed": 3, "min_len": 4, "max_len": 4, "retry_badcase": False}
 TEXT = "one two three."
 
 
-@pytest.fixture(scope="module")
-def cache(compiled_27: Path) -> Iterator[Path]:
-    """A user's cache with all compiled programs, shared by these tests."""
+@pytest.fixture(scope="module", autouse=True)
+def private_cache(compiled_27: Path) -> Iterator[Path]:
+    """A user's cache with all compiled programs, shared by these tests instead of an empty one for each."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
         yield compiled_27
 
 
 @pytest.fixture(scope="module")
-def tts(tiny_bundle_27: Path, cache: Path) -> Iterator[VoxCPM]:  # noqa: ARG001 - the environment
+def tts(tiny_bundle_27: Path) -> Iterator[VoxCPM]:
     with VoxCPM.from_bundle(tiny_bundle_27, precision="fp32") as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def portable(tiny_bundle: Path, cache: Path) -> Iterator[VoxCPM]:  # noqa: ARG001 - the environment
+def portable(tiny_bundle: Path) -> Iterator[VoxCPM]:
     with VoxCPM.from_bundle(tiny_bundle, precision="fp32", backend="portable", threads=1) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny_bundle_27: Path, cache: Path) -> Bundle:  # noqa: ARG001 - the environment
+def bundle(tiny_bundle_27: Path) -> Bundle:
     return open_bundle(tiny_bundle_27, "fp32")
 
 
@@ -153,8 +153,11 @@ def test_wrong_inputs_and_states_are_errors(bundle: Bundle) -> None:
     np.testing.assert_array_equal(base(given, state)["hidden"], expected["hidden"])
 
 
-def test_core_ai_prints_nothing_and_python_exits_cleanly(tiny_bundle_27: Path, cache: Path) -> None:  # noqa: ARG001 - the environment
-    """Without torch, Core AI's threads crashed a third of such processes."""
+def test_core_ai_prints_nothing_and_python_exits_cleanly(
+    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch, Core AI's threads crashed a third of such processes. The first one compiles the program."""
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     program = f"""
 import sys
 sys.modules["torch"] = None

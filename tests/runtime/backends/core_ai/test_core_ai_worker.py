@@ -21,11 +21,17 @@ pytest.importorskip("coreai", exc_type=ImportError)
 NAMES = (AUDIO_VAE_DECODER, RESIDUAL_LM_STEP)
 
 
-@pytest.fixture(scope="module")
-def bundle(tiny_bundle_27: Path, compiled_27: Path) -> Iterator[Bundle]:
+@pytest.fixture(scope="module", autouse=True)
+def private_cache(compiled_27: Path) -> Iterator[Path]:
+    """A user's cache with all compiled programs, shared by these tests instead of an empty one for each."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
-        yield open_bundle(tiny_bundle_27, "fp32")
+        yield compiled_27
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle_27: Path) -> Bundle:
+    return open_bundle(tiny_bundle_27, "fp32")
 
 
 def test_streams_continue_when_the_worker_is_replaced(
