@@ -16,7 +16,6 @@ from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.doctor.worker import FLOORS, min_correlation
-from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.validate import validate_bundle
 
@@ -111,18 +110,6 @@ def test_core_ai_conversion_within_eight_minutes_and_8_gb(
     assert peak < 8e9
 
 
-# Half arithmetic with these weights: the published figures of feat encoder and DiT; of the others, which miss figures
-# of a trained voice over an utterance, 1.5 times as far from 1 as measured (TRIALS.md).
-HALF_CALLS = {
-    "audio_vae_encoder": 0.999997,
-    "audio_vae_decoder": 0.999995,
-    "feat_encoder": 0.9999995,
-    "base_lm_step": 0.999997,
-    "residual_lm_step": 0.9999986,
-    "locdit_step": 0.9999985,
-}
-
-
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", names.STEP_MODEL_NAMES)
 def test_a_call_on_core_ai_agrees_with_torch(
@@ -144,6 +131,3 @@ def test_a_call_on_core_ai_agrees_with_torch(
     outputs = model({t.name: vectors[stream.key("in", t.name)][0] for t in declared.inputs}, state)
     expected = {t.name: vectors[stream.key("out", t.name)][0] for t in declared.outputs}
     assert min_correlation(outputs, expected) >= FLOORS[precision]
-    if precision == "fp16":
-        first = declared.outputs[0].name
-        assert agreement(outputs[first], expected[first]).correlation >= HALF_CALLS[name]
