@@ -256,8 +256,11 @@ def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) 
 
     hidden: fields to leave out of the help.
     """
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    # Not `get_type_hints`: before Python 3.11 it wraps the annotation of a default of None in Optional.
+    declared = inspect.signature(command, eval_str=True).parameters
+    groups = {
+        name: each.annotation for name, each in declared.items() if dataclasses.is_dataclass(each.annotation)
+    }
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
@@ -268,11 +271,8 @@ def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) 
         command(**given, **built)
 
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += _parameters(groups[name], hidden)
-        else:
-            parameters.append(parameter.replace(annotation=hints[name]))
+    for name, parameter in declared.items():
+        parameters += _parameters(groups[name], hidden) if name in groups else [parameter]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
