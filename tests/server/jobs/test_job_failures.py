@@ -160,6 +160,22 @@ def test_job_fails_after_three_failed_writes(
     assert not list(tmp_path.rglob("*.segment"))
 
 
+def test_finished_segment_resets_the_number_of_starts(
+    serve: Serve, jobs: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, tries = execution.atomic_write, list[Path]()
+
+    def fail_once(path: Path) -> Any:
+        tries.append(path)
+        return full(path) if len(tries) == 1 else write(path)
+
+    monkeypatch.setattr(execution, "atomic_write", fail_once)
+    # Without the segment that its third start finishes, it could not start again.
+    id_, _ = stored(starts=2, input=jobs.long)
+    assert jobs(serve().url).ended(id_)["state"] == DONE
+    assert len(tries) > 1
+
+
 @pytest.mark.parametrize(("starts", "state"), [(2, DONE), (3, FAILED)])
 def test_job_that_crashes_the_server_repeatedly_fails(
     serve: Serve, jobs: Any, stored: Any, starts: int, state: str

@@ -2,6 +2,8 @@
 
 import gc
 import io
+import os
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import soundfile
 
 from voxcpm_runtime import pcm16, timestamps_file
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
+from voxcpm_server.speech.encoding import Encoder
 from waiting import until
 
 Serve = Callable[..., Any]
@@ -44,6 +47,8 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     assert (fetched.headers["content-type"], fetched.headers["cache-control"]) == ("audio/wav", "no-store")
     assert f"{job['id']}.wav" in fetched.headers["content-disposition"]
     assert len(fetched.content) == done["bytes"]
+    bytes_per_second = int.from_bytes(fetched.content[28:32], "little")
+    assert bytes_per_second == 2 * tts.sample_rate
     # The header has the length, unlike that of a stream.
     assert int.from_bytes(fetched.content[40:44], "little") == done["bytes"] - 44
     expected = tts.generate(text, seed=7)
@@ -63,6 +68,30 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     for method, path in (("GET", ""), ("GET", "/audio"), ("DELETE", "")):
         assert httpx2.request(method, f"{client.url}/{job['id']}{path}").status_code == 404
     assert [path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name] == ["jobs.lock"]
+
+
+def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve: Serve, jobs: Any, tts: Any) -> None:
+    client = jobs(serve().url)
+    client.ended(id_ := client.submitted(response_format="mp3"))
+    words = Encoder("mp3", tts.sample_rate).heard(tts.speak(client.said["input"], seed=7).words)
+    assert httpx2.get(f"{client.url}/{id_}/subtitles").content == timestamps_file(words, ".srt")
+
+
+@pytest.mark.long
+def test_download_ends_if_the_client_stops_reading(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+    running = serve(client_timeout=1)
+    client = jobs(running.url)
+    client.ended(id_ := client.submitted())
+    speech = tmp_path / "jobs" / id_ / "speech.wav"
+    os.truncate(speech, 1 << 26)
+    with socket.create_connection(running.address) as connection:
+        connection.sendall(f"GET /v1/audio/jobs/{id_}/audio HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        time.sleep(2)
+        connection.settimeout(10)
+        received = 0
+        while part := connection.recv(1 << 20):
+            received += len(part)
+    assert received < speech.stat().st_size
 
 
 @pytest.mark.long
@@ -157,8 +186,16 @@ def test_live_speech_takes_priority_and_the_job_continues_after_it(
 
 
 def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
-    serve: Serve, jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    serve: Serve, jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    started, start_next = list[str](), JobStore.start_next
+
+    def start(*given: Any) -> Any:
+        job = start_next(*given)
+        started.extend([job.id] if job else [])
+        return job
+
+    monkeypatch.setattr(JobStore, "start_next", start)
     running = serve(concurrency=1)
     client = jobs(running.url)
     first, second = (client.submitted(input=client.long * 20) for _ in range(2))
@@ -176,6 +213,7 @@ def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
         assert running.service.queue.busy == 1
         del parts
     assert client.ended(third)["state"] == "done"
+    assert started == [first, second, third]
     until(lambda: running.service.queue.busy == 0)
     gc.collect()
     assert "never retrieved" not in caplog.text

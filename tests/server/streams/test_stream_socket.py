@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
@@ -147,21 +147,27 @@ def test_disconnecting_ends_the_speech_within_one_euler_step(
     until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
 
 
-def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any], euler_steps: Any) -> None:
-    running = serve(concurrency=1, buffer_seconds=1, client_timeout=3, max_characters=100_000)
+@contextlib.contextmanager
+def slow_reader(running: Any, *messages: Any) -> Iterator[socket.socket]:
+    """A websocket that has sent these messages and reads nothing: the client library reads in the background."""
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(running.address)
-        # A raw socket, as the client library reads in the background.
         raw.sendall(
             b"GET /v1/audio/stream HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         assert raw.recv(1000).startswith(b"HTTP/1.1 101")
-        for message in ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 100}):
+        for message in messages:
             text = json.dumps(message).encode()
             text = text.ljust(200)
             raw.sendall(struct.pack("!BBH", 0x81, 0x80 | 126, len(text)) + bytes(4) + text)
+        yield raw
+
+
+def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any], euler_steps: Any) -> None:
+    running = serve(concurrency=1, buffer_seconds=1, client_timeout=3, max_characters=100_000)
+    with slow_reader(running, {**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 100}):
         until(lambda: running.service.queue.busy == 1)
         (stream,) = running.service.streams
         until(lambda: stream._session.buffered_seconds > 0.8)
@@ -171,6 +177,25 @@ def test_stalled_reader_pauses_the_stream_and_times_out(serve: Callable[..., Any
     assert euler_steps.calls <= calls + 20
     assert stream.encoder.samples / 48_000 < 10
     until(lambda: not len(running.service.conversations))
+
+
+@pytest.mark.long
+def test_speed_of_a_stream_excludes_a_slow_reader(serve: Callable[..., Any]) -> None:
+    running = serve(buffer_seconds=1)
+    messages = ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 10}, {"type": "end"})
+    with slow_reader(running, *messages) as raw:
+        until(lambda: running.service.streams)
+        (stream,) = running.service.streams
+        until(lambda: stream._session.buffered_seconds > 0.8)
+        raw.setblocking(False)
+
+        def told() -> str:
+            with contextlib.suppress(BlockingIOError):
+                raw.recv(1 << 20)
+            return httpx2.get(f"{running.url}/metrics").text
+
+        until(lambda: 'voxcpm_speeches_total{outcome="finished"} 1.0' in told())
+        assert "voxcpm_real_time_factor_count 0.0" in told()
 
 
 def test_first_audio_seconds_start_with_the_first_complete_sentence(serve: Callable[..., Any]) -> None:
