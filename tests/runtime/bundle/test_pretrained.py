@@ -63,7 +63,7 @@ def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
     VoxCPM.from_pretrained(str(checkpoint))
     lora = checkpoint.with_name("lora.ckpt")
     lora.touch()
-    VoxCPM.from_pretrained(str(checkpoint), lora_weights_path=str(lora))
+    VoxCPM.from_pretrained(str(checkpoint), lora_weights_path=lora)
 
     assert [given["lora"] for given in converted] == [None, None, lora]
     assert len({given["output"] for given in converted}) == 3
