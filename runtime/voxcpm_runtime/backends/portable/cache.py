@@ -23,13 +23,17 @@ from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.manifest import record_folder
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.user_folders import cache_folder
+from voxcpm_runtime.backends.portable.kernels import kernel_library
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.package import map_weights
 from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 from voxcpm_runtime.storage.atomic_file import atomic_file
 
 # Part of every key: increment when the same package lowers to another graph.
-LOWERING_VERSION = 14
+LOWERING_VERSION = 15
+
+# Minimum bytes of weights for operators of our own.
+_MIN_KERNEL_BYTES = 32 << 20
 
 _DIGEST_BYTES = 32
 # Step models are loaded on several threads. Lowering holds the GIL, so two at a time would only take more memory.
@@ -51,15 +55,20 @@ def load_lowered(
     """
     content = cache_key or record_folder(package)
     signed = mode == "plain" and has_exact_signed_products()
-    key = f"{LOWERING_VERSION}|{function}|{mode}{'-signed' if signed else ''}|{probe}|{content}"
+    weights = map_weights(package)
+    # Small models are fast enough, and open without waiting for a compiler.
+    large = signed and weights is not None and weights.size >= _MIN_KERNEL_BYTES
+    kernels = large and not probe and kernel_library() is not None
+    arithmetic = f"{mode}{'-signed' if signed else ''}{'-kernels' if kernels else ''}"
+    key = f"{LOWERING_VERSION}|{function}|{arithmetic}|{probe}|{content}"
     entry = cache_folder("lowered") / f"{hashlib.sha256(key.encode()).hexdigest()}.lowered"
-    lowered, weights = read_entry(entry), map_weights(package)
+    lowered = read_entry(entry)
     if lowered is not None and lowered.weight_file_size == (0 if weights is None else weights.size):
         return lowered
     with _LOWER_LOCK:
         from voxcpm_runtime.backends.portable.lowering import lower  # imports onnx; only on a cache miss
 
-        lowered = lower(package, function, mode, probe, signed)
+        lowered = lower(package, function, mode, probe, signed, kernels)
     with contextlib.suppress(OSError):
         write_entry(entry, lowered)
     return lowered

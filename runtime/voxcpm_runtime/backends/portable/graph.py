@@ -21,6 +21,8 @@ from voxcpm_runtime.backends.portable.package import (
 )
 
 CONTRIB = "com.microsoft"
+# The domain of our own operators (kernels/).
+KERNELS = "voxcpm"
 
 # Blobs up to this size are copied into the graph: biases, norm weights and Snake's alphas, but no matrices.
 _INLINE_BYTES = 4096
@@ -31,10 +33,13 @@ class UnsupportedOperationError(PackageError):
 
 
 class Graph:
-    """ONNX nodes, constants and weight references. signed_products: see `sessions.has_exact_signed_products`."""
+    """ONNX nodes, constants and weight references.
 
-    def __init__(self, *, signed_products: bool = False) -> None:
-        self.signed_products = signed_products
+    signed_products: see `sessions.has_exact_signed_products`. kernels: whether nodes may be our own operators.
+    """
+
+    def __init__(self, *, signed_products: bool = False, kernels: bool = False) -> None:
+        self.signed_products, self.kernels = signed_products, kernels
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
         self.weights: dict[str, WeightRef] = {}

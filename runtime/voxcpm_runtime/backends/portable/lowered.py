@@ -101,7 +101,8 @@ class Lowered:
     """A lowered function, with everything that a session needs.
 
     `scattered` maps an input to the output that is the same tensor after one scatter. Nothing else reads the input,
-    so both may share a buffer. `probed` names the entries of the probe output.
+    so both may share a buffer. `probed` names the entries of the probe output. kernels: whether the graph has operators
+    of our own.
     """
 
     model: bytes
@@ -111,3 +112,4 @@ class Lowered:
     weight_file_size: int
     scattered: Mapping[str, str]
     probed: tuple[str, ...]
+    kernels: bool = False

@@ -16,7 +16,14 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from voxcpm_constants.targets import MAIN
-from voxcpm_runtime.backends.portable.graph import Call, Graph, UnsupportedOperationError, value_info
+from voxcpm_runtime.backends.portable.graph import (
+    CONTRIB,
+    KERNELS,
+    Call,
+    Graph,
+    UnsupportedOperationError,
+    value_info,
+)
 from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES, PROBE_OUTPUT, Interface, Lowered, Mode
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
 from voxcpm_runtime.backends.portable.package import (
@@ -28,9 +35,9 @@ from voxcpm_runtime.backends.portable.package import (
     package_errors,
     read_package,
 )
-from voxcpm_runtime.backends.portable.rewrites import fused_rms_norms, slice_caches
+from voxcpm_runtime.backends.portable.rewrites import fused_rms_norms, fused_snakes, slice_caches
 
-OPSETS = (("", 20), ("com.microsoft", 1))
+OPSETS = (("", 20), (CONTRIB, 1), (KERNELS, 1))
 IR_VERSION = 9
 
 
@@ -40,8 +47,9 @@ def lower(
     mode: Mode = "plain",
     probe: bool = False,
     signed_products: bool = False,
+    kernels: bool = False,
 ) -> Lowered:
-    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`.
+    """Lower a function of a package to an ONNX graph. signed_products, kernels: see `Graph`.
 
     probe: add the output PROBE_OUTPUT (operations,): max |value| of every fp16 operation's result before rounding.
     Raises PackageError for a damaged package and UnsupportedOperationError for an unsupported operation.
@@ -49,13 +57,15 @@ def lower(
     read = read_package(package, function)
     with package_errors(package):
         program = without_states(read)
-        graph, values, probed = translate(program, mode, probe, Graph(signed_products=signed_products))
+        graph = Graph(signed_products=signed_products, kernels=kernels)
+        graph, values, probed = translate(program, mode, probe, graph)
         outputs = [o.name for o in program.outputs] + ([PROBE_OUTPUT] if probed else [])
         nodes = _with_named_outputs(graph, {name: values[name] for name in outputs})
         if mode != "faithful" and not probed:
             nodes = fused_rms_norms(nodes, graph)
         if mode == "plain" and not probed:
             nodes = slice_caches(nodes, graph)
+            nodes = fused_snakes(nodes, graph) if kernels else nodes
         return _serialised(program, graph, _reachable(nodes, outputs), probed)
 
 
@@ -201,4 +211,5 @@ def _serialised(program: Program, graph: Graph, nodes: Sequence[NodeProto], prob
             if into in inputs_named and reads[into] == 1 and result in outputs_named
         },
         probed=tuple(probed),
+        kernels=any(node.domain == KERNELS for node in nodes),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from voxcpm_runtime.backends.portable.graph import Graph
+from voxcpm_runtime.backends.portable.graph import KERNELS, Graph
 
 Formula = Mapping[str, tuple[str, ...]]
 Names = dict[str, str]
@@ -47,6 +47,14 @@ _ATTENTION: Formula = {
     "mask": ("Mul", "future", "penalty"),
     "future": ("Cast", "later"),
     "later": ("Greater", "counted", "positions"),
+}
+# x + sin²(alpha · x) / alpha, with constants of one element per channel.
+_SNAKE: Formula = {
+    "result": ("Add", "x", "scaled"),
+    "scaled": ("Mul", "square", "inverse"),
+    "square": ("Mul", "sine", "sine"),
+    "sine": ("Sin", "angle"),
+    "angle": ("Mul", "x", "alpha"),
 }
 # A score this much lower than another is zero after the softmax.
 _PENALTY = -1e4
@@ -151,6 +159,24 @@ def _cuts(
                 cuts[names["masked"]] = (names["mask"], -1, positions)
                 cuts[names["result"]] = (names["values"], -2, positions)
     return cuts
+
+
+def fused_snakes(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
+    """The nodes, with the last node of each Snake replaced by an operator of our own."""
+    producers = {output: node for node in nodes for output in node.output}
+    return [_snake(node, producers, graph) or node for node in nodes]
+
+
+def _snake(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph) -> NodeProto | None:
+    if node.op_type != _SNAKE["result"][0]:
+        return None
+    for names in matches(_SNAKE, "result", node.output[0], {}, producers):
+        sizes = [_constant(graph, names[key]) for key in ("alpha", "inverse")]
+        # (1, channels, 1), the same for both.
+        if all(size is not None and size.shape[::2] == (1, 1) and size.ndim == 3 for size in sizes):
+            inputs = [names[key] for key in ("x", "alpha", "inverse")]
+            return helper.make_node("Snake", inputs, list(node.output), name=node.name, domain=KERNELS)
+    return None
 
 
 def _constant(graph: Graph, name: str) -> np.ndarray | None:

@@ -27,6 +27,7 @@ from voxcpm_constants.errors import BundleError, first_line, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features, fair_threads
+from voxcpm_runtime.backends.portable.kernels import kernel_library
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
 from voxcpm_runtime.backends.portable.package import PackageError, map_weights
@@ -102,7 +103,7 @@ def open_on_processor(
         prepared = _open_prepared(package, prepared_key, lowered, threads)
         if prepared is not None:
             return prepared, []
-    return _open_lowered(package, lowered, _processor_options(mode, threads))
+    return _open_lowered(package, lowered, _processor_options(lowered, mode, threads))
 
 
 def _open_lowered(
@@ -123,7 +124,7 @@ def _open_prepared(
         if shutil.disk_usage(entry.parent).free < _DISK_FACTOR * _weight_bytes(lowered):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         entry.mkdir()
-        options = _processor_options("plain", threads)
+        options = _processor_options(lowered, "plain", threads)
         options.optimized_model_filepath = str(entry / MODEL)
         for name, value in _SAVE_OPTIONS.items():
             options.add_session_config_entry(name, value)
@@ -133,7 +134,9 @@ def _open_prepared(
 
     def opened(entry: Path) -> ort.InferenceSession:
         check_recorded(entry)
-        return ort.InferenceSession(str(entry / MODEL), _processor_options("plain", threads), _PROVIDERS)
+        return ort.InferenceSession(
+            str(entry / MODEL), _processor_options(lowered, "plain", threads), _PROVIDERS
+        )
 
     graph = hashlib.sha256(lowered.model).hexdigest()
     made_by = f"{graph}|{ort.__version__}|{platform.machine()}|{chip()}|{cpu_features()}"
@@ -161,7 +164,7 @@ def _weight_bytes(lowered: Lowered, kinds: str = "iuf") -> int:
     return sum(math.prod(ref.shape) * dtype.itemsize for ref, dtype in dtypes if dtype.kind in kinds)
 
 
-def _processor_options(mode: Mode, threads: int | None) -> ort.SessionOptions:
+def _processor_options(lowered: Lowered, mode: Mode, threads: int | None) -> ort.SessionOptions:
     """ONNX Runtime's options. threads: per operation; None for this process's share of the machine."""
     options, levels = ort.SessionOptions(), ort.GraphOptimizationLevel
     options.log_severity_level = _ERRORS_ONLY
@@ -178,6 +181,8 @@ def _processor_options(mode: Mode, threads: int | None) -> ort.SessionOptions:
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
     if (threads := threads or fair_threads()) is not None:
         options.intra_op_num_threads = threads
+    if lowered.kernels and (library := kernel_library()) is not None:
+        options.register_custom_ops_library(str(library))
     return options
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from voxcpm_runtime.backends.portable.graph import CONTRIB, Call
+from voxcpm_runtime.backends.portable.graph import CONTRIB, KERNELS, Call
 from voxcpm_runtime.backends.portable.operators.weights import Compressed, compressed
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob
 
@@ -21,6 +21,8 @@ _VALID_BLOCK_SIZES = (16, 32, 64, 128, 256)
 _INT8_ACCURACY_LEVEL = 4
 # From this many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
 _MIN_WHOLE_ROWS = 4
+# RowProduct's unit of rows and columns of a weight.
+_PANEL = 64
 
 # Avoids a division by zero for a row of zeros.
 _MIN_PEAK = 1e-30
@@ -156,6 +158,8 @@ def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     The product has one scale for all rows; since their peaks are equal, each row effectively has its own. The scale is
     fixed, unlike DynamicQuantizeMatMul's, so that no row depends on another.
     """
+    if product := _row_product(call, x, weight, planes=1):
+        return product
     peak, step = _peak(call, x), 1 / _PEAK_STEPS
     rows = call.emit("QuantizeLinear", call.emit("Div", x, peak), *_grid(call, step))
     return call.emit("Mul", _byte_product(call, rows, step, weight), peak)
@@ -167,6 +171,8 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     With few rows, reading the weight dominates, so the second plane costs nothing. From _MIN_WHOLE_ROWS rows on it
     does, and is left out unless `always` (TRIALS.md).
     """
+    if product := _row_product(call, x, weight, planes=2 if always else 0):
+        return product
     integers = call.graph.integers
     # (…, rows, planes, in), and units (…, rows, 1, planes)
     x = call.emit("Unsqueeze", x, integers([-2]))
@@ -186,6 +192,28 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     product = _byte_product(call, call.emit("Concat", whole, fine, axis=-2), 1.0, weight)
     units = call.emit("Concat", units, fine_units, axis=-1)
     return call.emit("Squeeze", call.emit("MatMul", units, product), integers([-2]))
+
+
+def _row_product(call: Call, x: str, weight: _Channelwise, planes: int) -> str | None:
+    """The product as one operator of our own, with the same results; None if that is not possible.
+
+    planes: of bytes per row; 0 for two planes below _MIN_WHOLE_ROWS rows, otherwise one.
+    """
+    columns, rows = len(weight.scales), weight.rows
+    if not call.graph.kernels or columns % _PANEL or rows % _PANEL:
+        return None
+    integers, data = call.graph.integers, weight.stored(call, transposed=True, signed=True)
+    panels = call.emit("Reshape", data, integers([columns // _PANEL, _PANEL, rows // 4, 4]))
+    sums = call.emit("ReduceSum", call.emit("Cast", data, to=TensorProto.INT32), integers([1]), keepdims=0)
+    return call.emit(
+        "RowProduct",
+        x,
+        call.emit("Transpose", panels, perm=[0, 2, 1, 3]),
+        call.graph.constant(weight.scales, np.float32),
+        call.emit("Mul", sums, call.scalar(_ZERO_POINT, np.int32)),
+        domain=KERNELS,
+        planes=planes,
+    )
 
 
 def _peak(call: Call, x: str) -> str:

@@ -1,0 +1,68 @@
+"""Operators of our own for ONNX Runtime, compiled once per machine: RowProduct and Snake (`kernels.cpp`).
+
+They need a C++ compiler and a processor with AVX-512 VNNI. Elsewhere ONNX Runtime's operators compute the same, slower.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+from voxcpm_runtime.backends.compilation import CompiledPackage
+from voxcpm_runtime.backends.machine import chip, cpu_features
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FILE = "kernels.so"
+# Without contraction of products and sums the results are those of ONNX Runtime's operators, bit for bit.
+_FLAGS = [
+    *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+]
+_COMPILE_SECONDS = 120
+# Where the cache cannot be written, the library is in a temp folder that is removed with one of these.
+_PACKAGES: list[CompiledPackage] = []
+
+
+def kernel_library() -> Path | None:
+    """The compiled operators, in the user's cache; None without a compiler (`$CXX`, or `c++`) or a fitting processor.
+
+    A compiler that fails is a warning.
+    """
+    library = _library()
+    if library is not None and not library.exists():  # the cache was cleared
+        _library.cache_clear()
+        library = _library()
+    return library
+
+
+@functools.cache
+def _library() -> Path | None:
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    if not {"AVX-512", "VNNI"} <= set(cpu_features()) or not compiler or not shutil.which(compiler[0]):
+        return None
+
+    def compile_with(source: Path, folder: Path) -> None:
+        folder.mkdir()
+        command = [*compiler, *_FLAGS, str(source), "-o", str(folder / _FILE)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)  # noqa: S603 - the user's compiler
+
+    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()
+    machine = hashlib.sha256(f"{chip()}{cpu_features()}{_FLAGS}".encode()).hexdigest()[:16]
+    package = CompiledPackage(_SOURCE, digest, compile_with, f"{machine}.kernels")
+    _PACKAGES.append(package)
+    try:
+        return package.path()[0] / _FILE
+    except (OSError, subprocess.SubprocessError) as error:
+        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        warnings.warn(
+            f"{compiler[0]} cannot compile operators for this processor ({lines[0] if lines else 'no message'}), so "
+            "speech is slower; set CXX to another C++ compiler, or to nothing to do without one",
+            stacklevel=2,
+        )
+        return None

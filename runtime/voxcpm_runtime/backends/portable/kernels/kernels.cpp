@@ -1,0 +1,301 @@
+// Two operators for ONNX Runtime on processors with AVX-512 VNNI, compiled on the user's machine (`__init__.py`).
+//
+// RowProduct: rows times an int8 matrix. ONNX Runtime needs 8 to 19 nodes for it, and its integer product reads a weight
+// and then computes. This one reads the next part of the weight while it computes with the last: with 22 rows the
+// weight's way from memory costs nothing (TRIALS.md).
+// Snake: x + sin²(alpha · x) / alpha, five nodes of ONNX Runtime's, of which Sin has one thread.
+//
+// ONNX Runtime's wheel contains no header, so its C interface is declared here: a table of functions, by index, and a
+// table of an operator's functions. Both only ever grow at their ends.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#ifndef __AVX512VNNI__
+#error "this processor has no AVX-512 VNNI"
+#endif
+
+namespace {
+
+constexpr uint32_t API_VERSION = 18, OPERATOR_VERSION = 12;
+enum Function {
+    CreateCustomOpDomain = 26, CustomOpDomain_Add = 27, AddCustomOpDomain = 28, GetTensorMutableData = 51,
+    GetDimensionsCount = 61, GetDimensions = 62, GetTensorTypeAndShape = 65, KernelInfoGetAttribute_int64 = 86,
+    KernelContext_GetInput = 90, KernelContext_GetOutput = 91, ReleaseTensorTypeAndShapeInfo = 99,
+    KernelContext_ParallelFor = 274,
+};
+enum ElementType { FLOAT = 1, INT8 = 3, INT32 = 6 };
+using Table = void* const*;
+Table api;
+
+// Calls a function that returns a status. The calls used here fail for lack of memory only.
+template <class... Given>
+void call(Function function, Given... given) {
+    if (reinterpret_cast<void* (*)(Given...)>(api[function])(given...) != nullptr) throw std::bad_alloc();
+}
+
+struct Tensor {
+    std::vector<int64_t> shape;
+    void* data;
+
+    const float* floats() const { return static_cast<const float*>(data); }
+    size_t size(size_t first, size_t last) const {
+        size_t product = 1;
+        for (size_t axis = first; axis < last; axis++) product *= shape[axis];
+        return product;
+    }
+};
+
+Tensor input(void* context, size_t index) {
+    void *value, *info, *data;
+    size_t rank;
+    call(KernelContext_GetInput, context, index, &value);
+    call(GetTensorTypeAndShape, value, &info);
+    call(GetDimensionsCount, info, &rank);
+    std::vector<int64_t> shape(rank);
+    call(GetDimensions, info, shape.data(), rank);
+    reinterpret_cast<void (*)(void*)>(api[ReleaseTensorTypeAndShapeInfo])(info);
+    call(GetTensorMutableData, value, &data);
+    return {shape, data};
+}
+
+float* output(void* context, const std::vector<int64_t>& shape) {
+    void *value, *data;
+    call(KernelContext_GetOutput, context, size_t{0}, shape.data(), shape.size(), &value);
+    call(GetTensorMutableData, value, &data);
+    return static_cast<float*>(data);
+}
+
+// Runs task(0) to task(count - 1) on the session's threads.
+template <class Task>
+void in_parallel(void* context, size_t count, const Task& task) {
+    void (*run)(void*, size_t) = [](void* given, size_t index) { (*static_cast<const Task*>(given))(index); };
+    call(KernelContext_ParallelFor, context, run, count, size_t{0}, const_cast<void*>(static_cast<const void*>(&task)));
+}
+
+// ---- RowProduct ----------------------------------------------------------------------------------------------------
+
+constexpr int COLUMNS = 64;      // in a panel of the weight: 4 registers of 16 sums
+constexpr int MAX_GROUP = 6;     // rows computed together: 6 · 4 sums, 4 of the weight and one of the rows are 29 registers
+constexpr int PART = 256;        // elements of a row at once: 16 kB of the weight, which stay in the first-level cache
+constexpr size_t BLOCK = 120;    // rows at once, whose sums are kept on the stack
+constexpr size_t FEW_ROWS = 4;   // below, reading the weight dominates, so a second plane costs nothing
+constexpr float STEP = 1.0f / 127, FINE_STEP = 1.0f / 254, MIN_PEAK = 1e-30f;
+
+// Adds `count` elements of GROUP rows times a panel to the sums, and prefetches AHEAD cache lines per four elements.
+template <int GROUP, int AHEAD>
+void add_products(const uint8_t* rows, size_t length, int count, const int8_t* panel, int32_t* sums, const int8_t* next) {
+    __m512i sum[GROUP][4];
+#pragma GCC unroll 8
+    for (int row = 0; row < GROUP; row++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) sum[row][i] = _mm512_load_si512(sums + row * COLUMNS + i * 16);
+    for (int k = 0; k < count; k += 4, panel += 4 * COLUMNS) {
+        __m512i weight[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) weight[i] = _mm512_loadu_si512(panel + i * 64);
+#pragma GCC unroll 4
+        for (int line = 0; line < AHEAD; line++, next += 64) _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+#pragma GCC unroll 8
+        for (int row = 0; row < GROUP; row++) {
+            const __m512i four = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(rows + row * length + k));
+#pragma GCC unroll 4
+            // The intrinsic makes GCC 12 keep the sums in memory.
+            for (int i = 0; i < 4; i++) asm("vpdpbusd %2, %1, %0" : "+v"(sum[row][i]) : "v"(four), "v"(weight[i]));
+        }
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < GROUP; row++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) _mm512_store_si512(sums + row * COLUMNS + i * 16, sum[row][i]);
+}
+
+using AddProducts = decltype(&add_products<1, 1>);
+template <int AHEAD>
+constexpr AddProducts BY_GROUP[MAX_GROUP] = {add_products<1, AHEAD>, add_products<2, AHEAD>, add_products<3, AHEAD>,
+                                             add_products<4, AHEAD>, add_products<5, AHEAD>, add_products<6, AHEAD>};
+
+// sums (count, COLUMNS) of `count` rows (count, length) times a panel (length / 4, COLUMNS, 4).
+void multiply(const uint8_t* rows, size_t count, size_t length, const int8_t* panel, int32_t* sums) {
+    const size_t groups = (count + MAX_GROUP - 1) / MAX_GROUP;
+    // The groups of a part share its 4 lines per 4 elements of the next part.
+    const AddProducts* by_group = groups == 1 ? BY_GROUP<4> : groups <= 3 ? BY_GROUP<2> : BY_GROUP<1>;
+    const size_t share = groups == 1 ? 4 : groups <= 3 ? 2 : 1;
+    std::fill(sums, sums + count * COLUMNS, 0);
+    for (size_t at = 0; at < length; at += PART) {
+        const size_t part = std::min<size_t>(PART, length - at), bytes = part * COLUMNS;
+        const int8_t* weight = panel + at * COLUMNS;
+        for (size_t group = 0, row = 0; group < groups; group++) {
+            const size_t size = (count - row + groups - group - 1) / (groups - group);
+            const int8_t* next = weight + bytes + std::min(group, 4 / share - 1) * bytes / 4 * share;
+            by_group[size - 1](rows + row * length + at, length, part, weight, sums + row * COLUMNS, next);
+            row += size;
+        }
+    }
+}
+
+// Rounds (x / divisor) / step - minus to bytes around 128. Writes what remains of x / divisor to rest, unless null.
+void quantize(const float* x, size_t length, float divisor, float step, uint8_t* bytes, float* rest) {
+    const __m512i zero = _mm512_set1_epi32(128), most = _mm512_set1_epi32(255);
+    for (size_t i = 0; i < length; i += 16) {
+        const __m512 scaled = _mm512_div_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(divisor));
+        const __m512i steps = _mm512_cvtps_epi32(_mm512_div_ps(scaled, _mm512_set1_ps(step)));
+        const __m512i byte = _mm512_min_epi32(_mm512_max_epi32(_mm512_add_epi32(steps, zero), _mm512_setzero_si512()), most);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i), _mm512_cvtepi32_epi8(byte));
+        if (rest != nullptr)
+            _mm512_storeu_ps(rest + i, _mm512_sub_ps(scaled, _mm512_cvtepi32_ps(_mm512_sub_epi32(byte, zero))));
+    }
+}
+
+float peak_of(const float* x, size_t length) {
+    __m512 peak = _mm512_set1_ps(MIN_PEAK);
+    for (size_t i = 0; i < length; i += 16) peak = _mm512_max_ps(peak, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
+    return _mm512_reduce_max_ps(peak);
+}
+
+// x (..., rows, length), weight (panels, length / 4, COLUMNS, 4), scales (columns), offsets (columns): 128 · the
+// weight's sums -> (..., rows, columns). planes: 1, 2, or 0 for two with few rows, as in integer_products.py, whose
+// rounding this repeats.
+void row_product(void* kernel, void* context) {
+    const Tensor x = input(context, 0), weight = input(context, 1), scale = input(context, 2), offset = input(context, 3);
+    const size_t asked = *static_cast<int64_t*>(kernel), length = x.shape.back(), columns = scale.shape[0];
+    const size_t count = x.size(0, x.shape.size() - 1);
+    const size_t planes = asked ? asked : count < FEW_ROWS ? 2 : 1;
+    std::vector<int64_t> shape = x.shape;
+    shape.back() = columns;
+    float* result = output(context, shape);
+    thread_local std::vector<uint8_t> bytes;
+    thread_local std::vector<float> units;
+    bytes.resize(count * planes * length);
+    units.resize(count);
+    uint8_t* rows = bytes.data();
+    float* unit = units.data();
+    const float step = asked == 1 ? STEP : 1;
+
+    const auto quantize_row = [&](size_t row) {
+        const float* values = x.floats() + row * length;
+        const float peak = peak_of(values, length);
+        unit[row] = asked == 1 ? peak : peak * STEP;
+        thread_local std::vector<float> rest;
+        rest.resize(length);
+        uint8_t* into = rows + row * planes * length;
+        quantize(values, length, unit[row], step, into, planes == 2 ? rest.data() : nullptr);
+        if (planes == 2) quantize(rest.data(), length, 1, FINE_STEP, into + length, nullptr);
+    };
+    if (count < FEW_ROWS)
+        for (size_t row = 0; row < count; row++) quantize_row(row);
+    else
+        in_parallel(context, count, quantize_row);
+
+    in_parallel(context, columns / COLUMNS, [&](size_t panel) {
+        alignas(64) int32_t sums[BLOCK * COLUMNS];
+        const int8_t* weights = static_cast<int8_t*>(weight.data) + panel * COLUMNS * length;
+        for (size_t from = 0; from < count; from += BLOCK / planes) {
+            const size_t some = std::min(BLOCK / planes, count - from);
+            multiply(rows + from * planes * length, some * planes, length, weights, sums);
+            for (size_t row = 0; row < some; row++)
+                for (size_t column = panel * COLUMNS, i = 0; i < COLUMNS; i += 16, column += 16) {
+                    const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(step), _mm512_loadu_ps(scale.floats() + column));
+                    const __m512i offsets = _mm512_loadu_si512(static_cast<int32_t*>(offset.data) + column);
+                    const auto product = [&](size_t plane) {
+                        const __m512i sum = _mm512_load_si512(sums + (row * planes + plane) * COLUMNS + i);
+                        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum, offsets)), scales);
+                    };
+                    const float one = unit[from + row];
+                    __m512 value = _mm512_mul_ps(_mm512_set1_ps(one), product(0));
+                    if (planes == 2) value = _mm512_add_ps(value, _mm512_mul_ps(_mm512_set1_ps(one * FINE_STEP), product(1)));
+                    _mm512_storeu_ps(result + (from + row) * columns + column, value);
+                }
+        }
+    });
+}
+
+// ---- Snake ---------------------------------------------------------------------------------------------------------
+
+// x (..., channels, length), alpha and 1 / alpha with an element per channel.
+void snake(void*, void* context) {
+    const Tensor x = input(context, 0), alpha = input(context, 1), inverse = input(context, 2);
+    const size_t length = x.shape.back(), channels = x.shape[x.shape.size() - 2];
+    const size_t rows = x.size(0, x.shape.size() - 1), parts = std::min<size_t>(rows, 16);
+    float* result = output(context, x.shape);
+    in_parallel(context, parts, [&](size_t part) {
+        for (size_t row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
+            const float a = alpha.floats()[row % channels], b = inverse.floats()[row % channels];
+            const float* from = x.floats() + row * length;
+            float* into = result + row * length;
+            for (size_t i = 0; i < length; i++) {
+                const float angle = a * from[i];
+                // The angle minus the nearest multiple of pi, which is subtracted in two parts; then sin's odd polynomial
+                // on -pi/2 to pi/2, whose error is below 5e-9.
+                const float turns = std::rint(angle * 0.318309886f);
+                const float r = std::fma(turns, 8.74227766e-8f, std::fma(turns, -3.14159274f, angle)), t = r * r;
+                const float sine =
+                    r + r * t * (-0.166666567f + t * (0.00833301712f + t * (-0.000198066133f + t * 2.60005118e-6f)));
+                into[i] = from[i] + b * (sine * sine);
+            }
+        }
+    });
+}
+
+// ---- What ONNX Runtime asks for ------------------------------------------------------------------------------------
+
+struct Operator {
+    uint32_t version;
+    void* (*create)(const Operator*, Table, const void* info);
+    const char* (*name)(const Operator*);
+    const char* (*provider)(const Operator*);
+    int (*input_type)(const Operator*, size_t);
+    size_t (*inputs)(const Operator*);
+    int (*output_type)(const Operator*, size_t);
+    size_t (*outputs)(const Operator*);
+    void (*compute)(void* kernel, void* context);
+    void (*destroy)(void* kernel);
+    int (*input_is_optional)(const Operator*, size_t);
+    int (*output_is_optional)(const Operator*, size_t);
+    const char* own_name;
+    std::vector<int> types;
+};
+
+Operator made(const char* name, std::vector<int> types, void (*compute)(void*, void*)) {
+    return {OPERATOR_VERSION,
+            [](const Operator*, Table, const void* info) -> void* {
+                auto* planes = new int64_t(0);
+                // Snake has no such attribute: the status says so, and is dropped.
+                reinterpret_cast<void* (*)(const void*, const char*, int64_t*)>(api[KernelInfoGetAttribute_int64])(info, "planes", planes);
+                return planes;
+            },
+            [](const Operator* self) { return self->own_name; },
+            [](const Operator*) -> const char* { return nullptr; },
+            [](const Operator* self, size_t index) { return self->types[index]; },
+            [](const Operator* self) { return self->types.size(); },
+            [](const Operator*, size_t) -> int { return FLOAT; },
+            [](const Operator*) -> size_t { return 1; },
+            compute,
+            [](void* kernel) { delete static_cast<int64_t*>(kernel); },
+            [](const Operator*, size_t) { return 0; },
+            [](const Operator*, size_t) { return 0; },
+            name,
+            std::move(types)};
+}
+
+}  // namespace
+
+extern "C" void* RegisterCustomOps(void* options, Table base) {
+    static const Operator operators[] = {made("RowProduct", {FLOAT, INT8, FLOAT, INT32}, row_product),
+                                         made("Snake", {FLOAT, FLOAT, FLOAT}, snake)};
+    // For all sessions, and never released, as sessions need it to their end.
+    static void* const domain = [&] {
+        api = reinterpret_cast<Table (*)(uint32_t)>(base[0])(API_VERSION);
+        void* created;
+        call(CreateCustomOpDomain, "voxcpm", &created);
+        for (const Operator& each : operators) call(CustomOpDomain_Add, created, &each);
+        return created;
+    }();
+    call(AddCustomOpDomain, options, domain);
+    return nullptr;
+}

@@ -1,0 +1,93 @@
+"""Our own operators for ONNX Runtime, compiled here, against ONNX Runtime's and against numpy."""
+
+import shutil
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.backends.portable.test_integer_products import int8_linear, normal
+
+from voxcpm_runtime.backends.portable import PortableStepModel, cache, kernels, sessions
+from voxcpm_runtime.backends.portable.cache import load_lowered
+from voxcpm_runtime.backends.portable.kernels import kernel_library
+
+
+@pytest.fixture
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """use_kernels(use=True): whether packages of any size use the operators from then on."""
+    if kernel_library() is None:
+        pytest.skip("no C++ compiler, or a processor without AVX-512 VNNI")
+    return lambda use=True: monkeypatch.setattr(cache, "_MIN_KERNEL_BYTES", 0 if use else 1 << 40)
+
+
+# Below four rows each has two planes of bytes, and always if the product narrows. 6 rows are a group, 120 a block.
+@pytest.mark.parametrize("rows", [1, 2, 4, 11, 130])
+@pytest.mark.parametrize(("columns", "length"), [(192, 64), (64, 320)])
+def test_products_equal_those_of_onnx_runtime_bit_for_bit(
+    lab: Any, rng: np.random.Generator, use_kernels: Any, rows: int, columns: int, length: int
+) -> None:
+    x = normal(rng, 2, rows, length) * np.logspace(-3, 1, rows)[:, None].astype(np.float32)
+    x[0, 0] = 0
+    package = int8_linear(lab, normal(rng, columns, length), x)
+    results = []
+    for use, threads in ((False, 1), (True, 1), (True, 2)):
+        use_kernels(use)
+        assert (b"RowProduct" in load_lowered(package).model) == use
+        results += PortableStepModel(package, threads=threads)({"x": x}).values()
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_other_widths_are_left_to_onnx_runtime(lab: Any, rng: np.random.Generator, use_kernels: Any) -> None:
+    use_kernels()
+    package = int8_linear(lab, normal(rng, 64, 96), normal(rng, 1, 5, 96))
+    assert b"RowProduct" not in load_lowered(package).model
+
+
+def test_saved_model_has_the_operators(
+    lab: Any, rng: np.random.Generator, use_kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_kernels()
+    monkeypatch.setattr(sessions, "_MIN_PREPARED_BYTES", 1024)
+    x = normal(rng, 1, 5, 128)
+    package = int8_linear(lab, normal(rng, 128, 128), x)
+
+    def result() -> Any:
+        return next(iter(PortableStepModel(package, cache_key="digest", threads=1)({"x": x}).values()))
+
+    first = result()
+    np.testing.assert_array_equal(result(), first)
+    # As by `clear-cache` while a server runs.
+    shutil.rmtree(kernel_library().parent)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(result(), first)
+
+
+def test_snake(lab: Any, rng: np.random.Generator, use_kernels: Any) -> None:
+    use_kernels()
+    x, alpha = 8 * normal(rng, 1, 20, 333), np.logspace(-2, 1.5, 20).astype(np.float32)[None, :, None]
+    mb = lab.mb
+
+    def snake(x: Any) -> Any:
+        sine = mb.sin(x=mb.mul(x=x, y=alpha))
+        return mb.add(x=x, y=mb.mul(x=mb.mul(x=sine, y=sine), y=1 / alpha))
+
+    package = lab.package(snake, {"x": x})
+    assert b"Snake" in load_lowered(package).model
+    (result,) = PortableStepModel(package, threads=2)({"x": x}).values()
+    expected = x + np.sin((alpha * x).astype(np.float64)) ** 2 / alpha
+    assert np.abs((result - expected) * np.minimum(alpha, 1)).max() < 2e-6
+
+
+@pytest.mark.parametrize(("compiler", "warned"), [("", False), ("no-such-compiler", False), ("false", True)])
+def test_speech_works_without_a_compiler(
+    compiler: str, warned: bool, private_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(kernels, "cpu_features", lambda: ("AVX-512", "VNNI"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert kernels._library.__wrapped__() is None
+    assert [str(one.message).startswith("false cannot compile") for one in caught] == [True] * warned
+    assert not list(private_cache.rglob("*.kernels"))
