@@ -11,7 +11,10 @@ from tests.runtime.backends.portable.test_integer_products import int8_linear, n
 
 from voxcpm_runtime.backends.portable import PortableStepModel, cache, kernels, sessions
 from voxcpm_runtime.backends.portable.cache import load_lowered
+from voxcpm_runtime.backends.portable.graph import KERNELS
 from voxcpm_runtime.backends.portable.kernels import kernel_library
+from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS
+from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
 
 
 @pytest.fixture
@@ -78,6 +81,35 @@ def test_snake(lab: Any, rng: np.random.Generator, use_kernels: Any) -> None:
     (result,) = PortableStepModel(package, threads=2)({"x": x}).values()
     expected = x + np.sin((alpha * x).astype(np.float64)) ** 2 / alpha
     assert np.abs((result - expected) * np.minimum(alpha, 1)).max() < 2e-6
+
+
+@pytest.mark.usefixtures("use_kernels")
+def test_shapes_that_do_not_fit_are_errors() -> None:
+    """As a damaged package may have them; ONNX Runtime does not know the shapes that our operators expect."""
+    from onnx import TensorProto, helper
+
+    shapes = {"x": (1, 128), "weight": (1, 16, 64, 4), "scales": (64,), "offsets": (64,)}
+    kinds = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.FLOAT, TensorProto.INT32)
+    inputs = [
+        helper.make_tensor_value_info(name, kind, shape if name != "x" else (1, None))
+        for (name, shape), kind in zip(shapes.items(), kinds, strict=True)
+    ]
+    node = helper.make_node("RowProduct", list(shapes), ["y"], domain=KERNELS, planes=1)
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph([node], "main", inputs, [output]),
+        opset_imports=[helper.make_opsetid(*opset) for opset in OPSETS],
+        ir_version=IR_VERSION,
+    )
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(str(kernel_library()))
+    session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    types = dict(zip(shapes, (np.float32, np.int8, np.float32, np.int32), strict=True))
+    feeds = {name: np.ones(shape, types[name]) for name, shape in shapes.items()}
+    with pytest.raises(ERRORS, match="do not fit"):
+        session.run(None, feeds)
+    (result,) = session.run(None, {**feeds, "x": np.ones((1, 64), np.float32)})
+    assert result.shape == (1, 64)
 
 
 @pytest.mark.parametrize(("compiler", "warned"), [("", False), ("no-such-compiler", False), ("false", True)])

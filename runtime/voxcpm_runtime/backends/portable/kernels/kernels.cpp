@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #ifndef __AVX512VNNI__
@@ -39,6 +41,11 @@ void call(Function function, Given... given) {
     if (reinterpret_cast<void* (*)(Given...)>(api[function])(given...) != nullptr) throw std::bad_alloc();
 }
 
+// A damaged package may have any shapes. ONNX Runtime turns the exception into an error of the session.
+void require(bool fits) {
+    if (!fits) throw std::invalid_argument("shapes that do not fit each other");
+}
+
 struct Tensor {
     std::vector<int64_t> shape;
     void* data;
@@ -57,6 +64,7 @@ Tensor input(void* context, size_t index) {
     call(KernelContext_GetInput, context, index, &value);
     call(GetTensorTypeAndShape, value, &info);
     call(GetDimensionsCount, info, &rank);
+    require(rank > 0);
     std::vector<int64_t> shape(rank);
     call(GetDimensions, info, shape.data(), rank);
     reinterpret_cast<void (*)(void*)>(api[ReleaseTensorTypeAndShapeInfo])(info);
@@ -166,6 +174,8 @@ void row_product(void* kernel, void* context) {
     const size_t asked = *static_cast<int64_t*>(kernel), length = x.shape.back(), columns = scale.shape[0];
     const size_t count = x.size(0, x.shape.size() - 1);
     const size_t planes = asked ? asked : count < FEW_ROWS ? 2 : 1;
+    require(length % 16 == 0 && weight.size(0, weight.shape.size()) == length * columns);
+    require(columns % COLUMNS == 0 && offset.size(0, offset.shape.size()) == columns);
     std::vector<int64_t> shape = x.shape;
     shape.back() = columns;
     float* result = output(context, shape);
@@ -220,7 +230,9 @@ void row_product(void* kernel, void* context) {
 // x (..., channels, length), alpha and 1 / alpha with an element per channel.
 void snake(void*, void* context) {
     const Tensor x = input(context, 0), alpha = input(context, 1), inverse = input(context, 2);
+    require(x.shape.size() > 1);
     const size_t length = x.shape.back(), channels = x.shape[x.shape.size() - 2];
+    require(alpha.size(0, alpha.shape.size()) == channels && inverse.size(0, inverse.shape.size()) == channels);
     const size_t rows = x.size(0, x.shape.size() - 1), parts = std::min<size_t>(rows, 16);
     float* result = output(context, x.shape);
     in_parallel(context, parts, [&](size_t part) {
