@@ -1,9 +1,8 @@
 // Two operators for ONNX Runtime on processors with AVX-512 VNNI, compiled on the user's machine (`__init__.py`).
 //
-// RowProduct: rows times an int8 matrix. ONNX Runtime needs 8 to 19 nodes for it, and its integer product reads a weight
-// and then computes. This one reads the next part of the weight while it computes with the last: with 22 rows the
-// weight's way from memory costs nothing (TRIALS.md).
-// Snake: x + sin²(alpha · x) / alpha, five nodes of ONNX Runtime's, of which Sin has one thread.
+// RowProduct: rows times an int8 matrix. ONNX Runtime needs 8 to 19 nodes for it, and its integer product waits for
+// the weight, then computes. This one fetches the next part of the weight while it computes with the last (TRIALS.md).
+// Snake: x + sin²(alpha · x) / alpha, five nodes of ONNX Runtime's, of which Sin runs on one thread.
 //
 // ONNX Runtime's wheel contains no header, so its C interface is declared here: a table of functions, by index, and a
 // table of an operator's functions. Both only ever grow at their ends.
@@ -89,15 +88,16 @@ void in_parallel(void* context, size_t count, const Task& task) {
 // ---- RowProduct ----------------------------------------------------------------------------------------------------
 
 constexpr int COLUMNS = 64;      // in a panel of the weight: 4 registers of 16 sums
-constexpr int MAX_GROUP = 6;     // rows computed together: 6 · 4 sums, 4 of the weight and one of the rows are 29 registers
-constexpr int PART = 256;        // elements of a row at once: 16 kB of the weight, which stay in the first-level cache
+constexpr int MAX_GROUP = 6;     // rows at once: their 24 sums, 4 of the weight and one of a row are 29 of 32 registers
+constexpr int PART = 256;        // elements of a row at once: 16 kB of the weight stay in the first-level cache
 constexpr size_t BLOCK = 120;    // rows at once, whose sums are kept on the stack
 constexpr size_t FEW_ROWS = 4;   // below, reading the weight dominates, so a second plane costs nothing
 constexpr float STEP = 1.0f / 127, FINE_STEP = 1.0f / 254, MIN_PEAK = 1e-30f;
 
 // Adds `count` elements of GROUP rows times a panel to the sums, and prefetches AHEAD cache lines per four elements.
 template <int GROUP, int AHEAD>
-void add_products(const uint8_t* rows, size_t length, int count, const int8_t* panel, int32_t* sums, const int8_t* next) {
+void add_products(const uint8_t* rows, size_t length, int count, const int8_t* panel, int32_t* sums,
+                  const int8_t* next) {
     __m512i sum[GROUP][4];
 #pragma GCC unroll 8
     for (int row = 0; row < GROUP; row++)
@@ -108,7 +108,8 @@ void add_products(const uint8_t* rows, size_t length, int count, const int8_t* p
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) weight[i] = _mm512_loadu_si512(panel + i * 64);
 #pragma GCC unroll 4
-        for (int line = 0; line < AHEAD; line++, next += 64) _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+        for (int line = 0; line < AHEAD; line++, next += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
 #pragma GCC unroll 8
         for (int row = 0; row < GROUP; row++) {
             const __m512i four = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(rows + row * length + k));
@@ -147,16 +148,26 @@ void multiply(const uint8_t* rows, size_t count, size_t length, const int8_t* pa
     }
 }
 
-// Rounds (x / divisor) / step - minus to bytes around 128. Writes what remains of x / divisor to rest, unless null.
-void quantize(const float* x, size_t length, float divisor, float step, uint8_t* bytes, float* rest) {
-    const __m512i zero = _mm512_set1_epi32(128), most = _mm512_set1_epi32(255);
+// Multiples of a step as bytes around 128.
+__m512i rounded(__m512 values, float step) {
+    const __m512i steps = _mm512_cvtps_epi32(_mm512_div_ps(values, _mm512_set1_ps(step)));
+    const __m512i bytes = _mm512_add_epi32(steps, _mm512_set1_epi32(128));
+    return _mm512_min_epi32(_mm512_max_epi32(bytes, _mm512_setzero_si512()), _mm512_set1_epi32(255));
+}
+
+void store(uint8_t* into, __m512i bytes) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(into), _mm512_cvtepi32_epi8(bytes));
+}
+
+// Quantises x / divisor, and, unless `fine` is null, what the rounding leaves.
+void quantize(const float* x, size_t length, float divisor, float step, uint8_t* coarse, uint8_t* fine) {
     for (size_t i = 0; i < length; i += 16) {
         const __m512 scaled = _mm512_div_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(divisor));
-        const __m512i steps = _mm512_cvtps_epi32(_mm512_div_ps(scaled, _mm512_set1_ps(step)));
-        const __m512i byte = _mm512_min_epi32(_mm512_max_epi32(_mm512_add_epi32(steps, zero), _mm512_setzero_si512()), most);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i), _mm512_cvtepi32_epi8(byte));
-        if (rest != nullptr)
-            _mm512_storeu_ps(rest + i, _mm512_sub_ps(scaled, _mm512_cvtepi32_ps(_mm512_sub_epi32(byte, zero))));
+        const __m512i bytes = rounded(scaled, step);
+        store(coarse + i, bytes);
+        if (fine == nullptr) continue;
+        const __m512 whole = _mm512_cvtepi32_ps(_mm512_sub_epi32(bytes, _mm512_set1_epi32(128)));
+        store(fine + i, rounded(_mm512_sub_ps(scaled, whole), FINE_STEP));
     }
 }
 
@@ -170,7 +181,8 @@ float peak_of(const float* x, size_t length) {
 // weight's sums -> (..., rows, columns). planes: 1, 2, or 0 for two with few rows, as in integer_products.py, whose
 // rounding this repeats.
 void row_product(void* kernel, void* context) {
-    const Tensor x = input(context, 0), weight = input(context, 1), scale = input(context, 2), offset = input(context, 3);
+    const Tensor x = input(context, 0), weight = input(context, 1);
+    const Tensor scale = input(context, 2), offset = input(context, 3);
     const size_t asked = *static_cast<int64_t*>(kernel), length = x.shape.back(), columns = scale.shape[0];
     const size_t count = x.size(0, x.shape.size() - 1);
     const size_t planes = asked ? asked : count < FEW_ROWS ? 2 : 1;
@@ -191,11 +203,8 @@ void row_product(void* kernel, void* context) {
         const float* values = x.floats() + row * length;
         const float peak = peak_of(values, length);
         unit[row] = asked == 1 ? peak : peak * STEP;
-        thread_local std::vector<float> rest;
-        rest.resize(length);
         uint8_t* into = rows + row * planes * length;
-        quantize(values, length, unit[row], step, into, planes == 2 ? rest.data() : nullptr);
-        if (planes == 2) quantize(rest.data(), length, 1, FINE_STEP, into + length, nullptr);
+        quantize(values, length, unit[row], step, into, planes == 2 ? into + length : nullptr);
     };
     if (count < FEW_ROWS)
         for (size_t row = 0; row < count; row++) quantize_row(row);
@@ -216,9 +225,9 @@ void row_product(void* kernel, void* context) {
                         const __m512i sum = _mm512_load_si512(sums + (row * planes + plane) * COLUMNS + i);
                         return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum, offsets)), scales);
                     };
-                    const float one = unit[from + row];
-                    __m512 value = _mm512_mul_ps(_mm512_set1_ps(one), product(0));
-                    if (planes == 2) value = _mm512_add_ps(value, _mm512_mul_ps(_mm512_set1_ps(one * FINE_STEP), product(1)));
+                    const float coarse = unit[from + row], fine = coarse * FINE_STEP;
+                    __m512 value = _mm512_mul_ps(_mm512_set1_ps(coarse), product(0));
+                    if (planes == 2) value = _mm512_add_ps(value, _mm512_mul_ps(_mm512_set1_ps(fine), product(1)));
                     _mm512_storeu_ps(result + (from + row) * columns + column, value);
                 }
         }
@@ -242,8 +251,8 @@ void snake(void*, void* context) {
             float* into = result + row * length;
             for (size_t i = 0; i < length; i++) {
                 const float angle = a * from[i];
-                // The angle minus the nearest multiple of pi, which is subtracted in two parts; then sin's odd polynomial
-                // on -pi/2 to pi/2, whose error is below 5e-9.
+                // The angle minus the nearest multiple of pi, which is subtracted in two parts; then an odd polynomial
+                // for sin on -pi/2 to pi/2, whose error is below 5e-9.
                 const float turns = std::rint(angle * 0.318309886f);
                 const float r = std::fma(turns, 8.74227766e-8f, std::fma(turns, -3.14159274f, angle)), t = r * r;
                 const float sine =
@@ -275,10 +284,9 @@ struct Operator {
 
 Operator made(const char* name, std::vector<int> types, void (*compute)(void*, void*)) {
     return {OPERATOR_VERSION,
-            [](const Operator*, Table, const void* info) -> void* {
+            [](const Operator* self, Table, const void* info) -> void* {
                 auto* planes = new int64_t(0);
-                // Snake has no such attribute: the status says so, and is dropped.
-                reinterpret_cast<void* (*)(const void*, const char*, int64_t*)>(api[KernelInfoGetAttribute_int64])(info, "planes", planes);
+                if (self->compute == row_product) call(KernelInfoGetAttribute_int64, info, "planes", planes);
                 return planes;
             },
             [](const Operator* self) { return self->own_name; },
