@@ -97,6 +97,10 @@ class Report:
                 yield f"The portable backend may work: {INSTALL_PORTABLE}"
         elif set(units.values()) == {PORTABLE}:
             yield "Every step model is correct on the portable backend."
+            from voxcpm_runtime.backends.portable.kernels import lacks_compiler
+
+            if lacks_compiler():
+                yield "With a C++ compiler (Debian, Ubuntu: apt install g++), large int8 models are faster here."
         elif set(units.values()) == {COREAI}:
             yield "Every step model is correct on Core AI."
         else:

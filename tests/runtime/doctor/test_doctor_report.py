@@ -78,6 +78,15 @@ def test_advice_on_what_failed(monkeypatch):
     assert "--timeout" in slow
 
 
+def test_advice_on_a_missing_compiler(monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("voxcpm_runtime.backends.portable.kernels.cpu_features", lambda: ("AVX-512", "VNNI"))
+    found = report(trial("a", "portable", 1.0), trial("b", "portable", 1.0))
+    for compiler, advised in (("no-such-compiler", True), ("true", False)):
+        monkeypatch.setenv("CXX", compiler)
+        assert any("apt install g++" in line for line in found.advice()) == advised
+
+
 def test_advice_on_what_lasted():
     crash = {"outcome": "crashed", "step_model": "audio_vae_decoder", "message": "SIGSEGV"}
     ended = Endurance(units={"audio_vae_decoder": "cpu"}, seconds=90.0, **crash)

@@ -41,10 +41,25 @@ def kernel_library() -> Path | None:
     return library
 
 
+def lacks_compiler() -> bool:
+    """Whether only a compiler is missing for these operators."""
+    return _fits() and not _compiler()
+
+
+def _fits() -> bool:
+    return {"AVX-512", "VNNI"} <= set(cpu_features())
+
+
+def _compiler() -> list[str]:
+    """The compiler's command; empty without one."""
+    command = shlex.split(os.environ.get("CXX", "c++"))
+    return command if command and shutil.which(command[0]) else []
+
+
 @functools.cache
 def _library() -> Path | None:
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    if not {"AVX-512", "VNNI"} <= set(cpu_features()) or not compiler or not shutil.which(compiler[0]):
+    compiler = _compiler()
+    if not compiler or not _fits():
         return None
 
     def compile_with(source: Path, folder: Path) -> None:
