@@ -23,7 +23,7 @@ from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.manifest import record_folder
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.user_folders import cache_folder
-from voxcpm_runtime.backends.portable.kernels import kernel_library
+from voxcpm_runtime.backends.portable.kernels import available_operators
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.package import map_weights
 from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
@@ -57,9 +57,9 @@ def load_lowered(
     signed = mode == "plain" and has_exact_signed_products()
     weights = map_weights(package)
     # Small models are fast enough, and open without waiting for a compiler.
-    large = signed and weights is not None and weights.size >= _MIN_KERNEL_BYTES
-    kernels = large and not probe and kernel_library() is not None
-    arithmetic = f"{mode}{'-signed' if signed else ''}{'-kernels' if kernels else ''}"
+    large = mode == "plain" and not probe and weights is not None and weights.size >= _MIN_KERNEL_BYTES
+    kernels = available_operators() if large else frozenset()
+    arithmetic = "-".join([mode, *(["signed"] if signed else []), *sorted(kernels)])
     key = f"{LOWERING_VERSION}|{function}|{arithmetic}|{probe}|{content}"
     entry = cache_folder("lowered") / f"{hashlib.sha256(key.encode()).hexdigest()}.lowered"
     lowered = read_entry(entry)

@@ -35,10 +35,10 @@ class UnsupportedOperationError(PackageError):
 class Graph:
     """ONNX nodes, constants and weight references.
 
-    signed_products: see `sessions.has_exact_signed_products`. kernels: whether nodes may be our own operators.
+    signed_products: see `sessions.has_exact_signed_products`. kernels: our own operators that nodes may be.
     """
 
-    def __init__(self, *, signed_products: bool = False, kernels: bool = False) -> None:
+    def __init__(self, *, signed_products: bool = False, kernels: frozenset[str] = frozenset()) -> None:
         self.signed_products, self.kernels = signed_products, kernels
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}

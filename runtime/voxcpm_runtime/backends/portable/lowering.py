@@ -24,6 +24,7 @@ from voxcpm_runtime.backends.portable.graph import (
     UnsupportedOperationError,
     value_info,
 )
+from voxcpm_runtime.backends.portable.kernels import SNAKE
 from voxcpm_runtime.backends.portable.lowered import GRAPH_DTYPES, PROBE_OUTPUT, Interface, Lowered, Mode
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
 from voxcpm_runtime.backends.portable.package import (
@@ -47,7 +48,7 @@ def lower(
     mode: Mode = "plain",
     probe: bool = False,
     signed_products: bool = False,
-    kernels: bool = False,
+    kernels: frozenset[str] = frozenset(),
 ) -> Lowered:
     """Lower a function of a package to an ONNX graph. signed_products, kernels: see `Graph`.
 
@@ -65,7 +66,7 @@ def lower(
             nodes = fused_rms_norms(nodes, graph)
         if mode == "plain" and not probed:
             nodes = slice_caches(nodes, graph)
-            nodes = fused_snakes(nodes, graph) if kernels else nodes
+            nodes = fused_snakes(nodes, graph) if SNAKE in kernels else nodes
         return _serialised(program, graph, _reachable(nodes, outputs), probed)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from voxcpm_runtime.backends.portable.graph import KERNELS, Graph
+from voxcpm_runtime.backends.portable.kernels import SNAKE
 
 Formula = Mapping[str, tuple[str, ...]]
 Names = dict[str, str]
@@ -175,7 +176,7 @@ def _snake(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph) ->
         # (1, channels, 1), the same for both.
         if all(size is not None and size.shape[::2] == (1, 1) and size.ndim == 3 for size in sizes):
             inputs = [names[key] for key in ("x", "alpha", "inverse")]
-            return helper.make_node("Snake", inputs, list(node.output), name=node.name, domain=KERNELS)
+            return helper.make_node(SNAKE, inputs, list(node.output), name=node.name, domain=KERNELS)
     return None
 
 

@@ -1,6 +1,7 @@
 """Operators of our own for ONNX Runtime, compiled once per machine: RowProduct and Snake (`kernels.cpp`).
 
-They need a C++ compiler and a processor with AVX-512 VNNI. Elsewhere ONNX Runtime's operators compute the same, slower.
+They need a C++ compiler and a processor that they were measured on. Elsewhere ONNX Runtime's operators compute the
+same, slower.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from pathlib import Path
 from voxcpm_runtime.backends.compilation import CompiledPackage
 from voxcpm_runtime.backends.machine import chip, cpu_features
 
+ROW_PRODUCT, SNAKE = "RowProduct", "Snake"
+_NEEDS = {ROW_PRODUCT: {"AVX-512", "VNNI"}, SNAKE: {"AVX2"}}
+"""Operator -> features of the processor (`cpu_features`)."""
+
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _FILE = "kernels.so"
 # Without contraction of products and sums the results are those of ONNX Runtime's operators, bit for bit.
@@ -27,6 +32,11 @@ _FLAGS = [
 _COMPILE_SECONDS = 120
 # Where the cache cannot be written, the library is in a temp folder that is removed with one of these.
 _PACKAGES: list[CompiledPackage] = []
+
+
+def available_operators() -> frozenset[str]:
+    """The names of the operators that this machine has; the first call may compile them."""
+    return frozenset() if kernel_library() is None else _operators()
 
 
 def kernel_library() -> Path | None:
@@ -43,11 +53,11 @@ def kernel_library() -> Path | None:
 
 def lacks_compiler() -> bool:
     """Whether only a compiler is missing for these operators."""
-    return _fits() and not _compiler()
+    return bool(_operators()) and not _compiler()
 
 
-def _fits() -> bool:
-    return {"AVX-512", "VNNI"} <= set(cpu_features())
+def _operators() -> frozenset[str]:
+    return frozenset(name for name, needed in _NEEDS.items() if needed <= set(cpu_features()))
 
 
 def _compiler() -> list[str]:
@@ -59,7 +69,7 @@ def _compiler() -> list[str]:
 @functools.cache
 def _library() -> Path | None:
     compiler = _compiler()
-    if not compiler or not _fits():
+    if not compiler or not _operators():
         return None
 
     def compile_with(source: Path, folder: Path) -> None:

@@ -1,13 +1,12 @@
-// Two operators for ONNX Runtime on processors with AVX-512 VNNI, compiled on the user's machine (`__init__.py`).
+// Two operators for ONNX Runtime, compiled on the user's machine (`__init__.py`).
 //
-// RowProduct: rows times an int8 matrix. ONNX Runtime needs 8 to 19 nodes for it, and its integer product waits for
-// the weight, then computes. This one fetches the next part of the weight while it computes with the last (TRIALS.md).
+// RowProduct, with AVX-512 VNNI: rows times an int8 matrix. ONNX Runtime needs 8 to 19 nodes for it, and its integer
+// product waits for the weight, then computes. This one fetches the next part of the weight while it computes with the
+// last (TRIALS.md).
 // Snake: x + sin²(alpha · x) / alpha, five nodes of ONNX Runtime's, of which Sin runs on one thread.
 //
 // ONNX Runtime's wheel contains no header, so its C interface is declared here: a table of functions, by index, and a
 // table of an operator's functions. Both only ever grow at their ends.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -17,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#ifndef __AVX512VNNI__
-#error "this processor has no AVX-512 VNNI"
+#ifdef __AVX512VNNI__
+#include <immintrin.h>
 #endif
 
 namespace {
@@ -87,6 +86,7 @@ void in_parallel(void* context, size_t count, const Task& task) {
 
 // ---- RowProduct ----------------------------------------------------------------------------------------------------
 
+#ifdef __AVX512VNNI__
 constexpr int COLUMNS = 64;      // in a panel of the weight: 4 registers of 16 sums
 constexpr int MAX_GROUP = 6;     // rows at once: their 24 sums, 4 of the weight and one of a row are 29 of 32 registers
 constexpr int PART = 256;        // elements of a row at once: 16 kB of the weight stay in the first-level cache
@@ -234,6 +234,7 @@ void row_product(void* kernel, void* context) {
     });
 }
 
+#endif
 // ---- Snake ---------------------------------------------------------------------------------------------------------
 
 // x (..., channels, length), alpha and 1 / alpha with an element per channel.
@@ -286,7 +287,7 @@ Operator made(const char* name, std::vector<int> types, void (*compute)(void*, v
     return {OPERATOR_VERSION,
             [](const Operator* self, Table, const void* info) -> void* {
                 auto* planes = new int64_t(0);
-                if (self->compute == row_product) call(KernelInfoGetAttribute_int64, info, "planes", planes);
+                if (self->compute != snake) call(KernelInfoGetAttribute_int64, info, "planes", planes);
                 return planes;
             },
             [](const Operator* self) { return self->own_name; },
@@ -306,8 +307,11 @@ Operator made(const char* name, std::vector<int> types, void (*compute)(void*, v
 }  // namespace
 
 extern "C" void* RegisterCustomOps(void* options, Table base) {
-    static const Operator operators[] = {made("RowProduct", {FLOAT, INT8, FLOAT, INT32}, row_product),
-                                         made("Snake", {FLOAT, FLOAT, FLOAT}, snake)};
+    static const Operator operators[] = {
+#ifdef __AVX512VNNI__
+        made("RowProduct", {FLOAT, INT8, FLOAT, INT32}, row_product),
+#endif
+        made("Snake", {FLOAT, FLOAT, FLOAT}, snake)};
     // For all sessions, and never released, as sessions need it to their end.
     static void* const domain = [&] {
         api = reinterpret_cast<Table (*)(uint32_t)>(base[0])(API_VERSION);

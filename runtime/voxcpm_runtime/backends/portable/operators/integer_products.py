@@ -9,6 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import CONTRIB, KERNELS, Call
+from voxcpm_runtime.backends.portable.kernels import ROW_PRODUCT
 from voxcpm_runtime.backends.portable.operators.weights import Compressed, compressed
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob
 
@@ -200,13 +201,14 @@ def _row_product(call: Call, x: str, weight: _Channelwise, planes: int) -> str |
     planes: of bytes per row; 0 for two planes below _MIN_WHOLE_ROWS rows, otherwise one.
     """
     columns, rows = len(weight.scales), weight.rows
-    if not call.graph.kernels or columns % _PANEL or rows % _PANEL:
+    fits = ROW_PRODUCT in call.graph.kernels and call.graph.signed_products
+    if not fits or columns % _PANEL or rows % _PANEL:
         return None
     integers, data = call.graph.integers, weight.stored(call, transposed=True, signed=True)
     panels = call.emit("Reshape", data, integers([columns // _PANEL, _PANEL, rows // 4, 4]))
     sums = call.emit("ReduceSum", call.emit("Cast", data, to=TensorProto.INT32), integers([1]), keepdims=0)
     return call.emit(
-        "RowProduct",
+        ROW_PRODUCT,
         x,
         call.emit("Transpose", panels, perm=[0, 2, 1, 3]),
         call.graph.constant(weight.scales, np.float32),
