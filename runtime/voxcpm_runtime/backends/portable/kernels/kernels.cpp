@@ -177,7 +177,7 @@ float peak_of(const float* x, size_t length) {
     return _mm512_reduce_max_ps(peak);
 }
 
-// x (..., rows, length), weight (panels, length / 4, COLUMNS, 4), scales (columns), offsets (columns): 128 · the
+// x (..., rows, length), weight (panels, length / 4, COLUMNS, 4), scales (columns), offsets (columns, 1): 128 times the
 // weight's sums -> (..., rows, columns). planes: 1, 2, or 0 for two with few rows, as in integer_products.py, whose
 // rounding this repeats.
 void row_product(void* kernel, void* context) {
