@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import shlex
 import shutil
 import subprocess
 import warnings
@@ -62,7 +61,7 @@ def _operators() -> frozenset[str]:
 
 def _compiler() -> list[str]:
     """The compiler's command; empty without one."""
-    command = shlex.split(os.environ.get("CXX", "c++"))
+    command = os.environ.get("CXX", "c++").split()
     return command if command and shutil.which(command[0]) else []
 
 
