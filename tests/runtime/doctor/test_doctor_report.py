@@ -79,7 +79,7 @@ def test_advice_on_what_failed(monkeypatch):
 
 
 def test_advice_on_a_missing_compiler(monkeypatch):
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("voxcpm_runtime.backends.portable.kernels")
     monkeypatch.setattr("voxcpm_runtime.backends.portable.kernels.cpu_features", lambda: ("AVX-512", "VNNI"))
     found = report(trial("a", "portable", 1.0), trial("b", "portable", 1.0))
     for compiler, advised in (("no-such-compiler", True), ("true", False)):
