@@ -73,7 +73,8 @@ def _library() -> Path | None:
 
     def compile_with(source: Path, folder: Path) -> None:
         folder.mkdir()
-        command = [*compiler, *_FLAGS, str(source), "-o", str(folder / _FILE)]
+        wanted = [f"-DHAS_{name}" for name in sorted(_operators())]
+        command = [*compiler, *_FLAGS, *wanted, str(source), "-o", str(folder / _FILE)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)  # noqa: S603 - the user's compiler
 
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()
@@ -84,9 +85,10 @@ def _library() -> Path | None:
         return package.path()[0] / _FILE
     except (OSError, subprocess.SubprocessError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        reason = next((line for line in lines if "error" in line), "".join(lines[:1]))
         warnings.warn(
-            f"{compiler[0]} cannot compile operators for this processor ({lines[0] if lines else 'no message'}), so "
-            "speech is slower; set CXX to another C++ compiler, or to nothing to do without one",
+            f"{compiler[0]} cannot compile operators for this processor ({reason}), so speech is slower; set CXX to "
+            "another C++ compiler, or to nothing to do without one",
             stacklevel=2,
         )
         return None

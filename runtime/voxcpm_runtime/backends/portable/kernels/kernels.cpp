@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#ifdef __AVX512VNNI__
+#ifdef HAS_RowProduct
 #include <immintrin.h>
 #endif
 
@@ -86,7 +86,7 @@ void in_parallel(void* context, size_t count, const Task& task) {
 
 // ---- RowProduct ----------------------------------------------------------------------------------------------------
 
-#ifdef __AVX512VNNI__
+#ifdef HAS_RowProduct
 constexpr int COLUMNS = 64;      // in a panel of the weight: 4 registers of 16 sums
 constexpr int MAX_GROUP = 6;     // rows at once: their 24 sums, 4 of the weight and one of a row are 29 of 32 registers
 constexpr int PART = 256;        // elements of a row at once: 16 kB of the weight stay in the first-level cache
@@ -308,7 +308,7 @@ Operator made(const char* name, std::vector<int> types, void (*compute)(void*, v
 
 extern "C" void* RegisterCustomOps(void* options, Table base) {
     static const Operator operators[] = {
-#ifdef __AVX512VNNI__
+#ifdef HAS_RowProduct
         made("RowProduct", {FLOAT, INT8, FLOAT, INT32}, row_product),
 #endif
         made("Snake", {FLOAT, FLOAT, FLOAT}, snake)};
