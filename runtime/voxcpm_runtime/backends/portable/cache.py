@@ -30,7 +30,7 @@ from voxcpm_runtime.backends.portable.sessions import has_exact_signed_products
 from voxcpm_runtime.storage.atomic_file import atomic_file
 
 # Part of every key: increment when the same package lowers to another graph.
-LOWERING_VERSION = 15
+LOWERING_VERSION = 14
 
 # Minimum bytes of weights for operators of our own.
 _MIN_KERNEL_BYTES = 32 << 20
