@@ -121,5 +121,5 @@ def test_speech_works_without_a_compiler(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert kernels._library.__wrapped__() is None
-    assert [str(one.message).startswith("false cannot compile") for one in caught] == [True] * warned
+    assert ["cannot be compiled" in str(one.message) for one in caught] == [True] * warned
     assert not list(private_cache.rglob("*.kernels"))

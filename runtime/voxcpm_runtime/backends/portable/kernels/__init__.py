@@ -6,6 +6,7 @@ same, slower.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -14,6 +15,7 @@ import subprocess
 import warnings
 from pathlib import Path
 
+from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.backends.compilation import CompiledPackage
 from voxcpm_runtime.backends.machine import chip, cpu_features
 
@@ -41,7 +43,7 @@ def available_operators() -> frozenset[str]:
 def kernel_library() -> Path | None:
     """The compiled operators, in the user's cache; None without a compiler (`$CXX`, or `c++`) or a fitting processor.
 
-    A compiler that fails is a warning.
+    A compiler that fails, or a library that cannot be loaded, is a warning.
     """
     library = _library()
     if library is not None and not library.exists():  # the cache was cleared
@@ -82,13 +84,15 @@ def _library() -> Path | None:
     package = CompiledPackage(_SOURCE, digest, compile_with, f"{machine}.kernels")
     _PACKAGES.append(package)
     try:
-        return package.path()[0] / _FILE
+        library = package.path()[0] / _FILE
+        ctypes.CDLL(str(library))  # fails if it is damaged, or in a file system without execution
     except (OSError, subprocess.SubprocessError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         reason = next((line for line in lines if "error" in line), "".join(lines[:1]))
         warnings.warn(
-            f"{compiler[0]} cannot compile operators for this processor ({reason}), so speech is slower; set CXX to "
-            "another C++ compiler, or to nothing to do without one",
+            f"faster operators cannot be compiled or loaded ({reason}); set CXX to another C++ compiler, "
+            f"{CACHE_VARIABLE} to another folder, or CXX to nothing to do without them",
             stacklevel=2,
         )
         return None
+    return library
