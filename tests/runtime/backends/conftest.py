@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from voxcpm_runtime.backends.portable import PortableStepModel, cache
+from voxcpm_runtime.backends.portable.kernels import ROW_PRODUCT, available_operators
 from voxcpm_runtime.backends.portable.package import read_package
 
 Build = Callable[..., Any]
@@ -42,11 +43,15 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products as on an "exact" or a "saturating" processor (`has_exact_signed_products`)."""
-    exact = request.param == "exact"
+    """Products as on an "exact" or a "saturating" processor (`has_exact_signed_products`), or by our own operators."""
+    exact = request.param != "saturating"
     if exact and not cache.has_exact_signed_products():
         pytest.skip("this processor's signed products saturate")
     monkeypatch.setattr(cache, "has_exact_signed_products", lambda: exact)
+    if request.param == "kernels":
+        if ROW_PRODUCT not in available_operators():
+            pytest.skip("no C++ compiler, or a processor without AVX-512 VNNI")
+        monkeypatch.setattr(cache, "_MIN_KERNEL_BYTES", 0)
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,10 @@ def test_int8_matmul_of_an_untransposed_weight(lab: Any, rng: np.random.Generato
     assert WHOLE in load_lowered(package).model
 
 
-WIDE, NARROW = (96, 64), (64, 96)
+WIDE, NARROW = (128, 64), (64, 128)
 
 
-@pytest.mark.parametrize("processor", ["exact"], indirect=True)
+@pytest.mark.parametrize("processor", ["exact", "kernels"], indirect=True)
 @pytest.mark.parametrize(
     ("rows", "shape", "fine"), [(1, WIDE, True), (3, WIDE, True), (5, WIDE, False), (5, NARROW, True)]
 )
