@@ -25,7 +25,8 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return lambda use=True: monkeypatch.setattr(cache, "_MIN_KERNEL_BYTES", 0 if use else 1 << 40)
 
 
-# Below four rows each has two planes of bytes, and always if the product narrows. 6 rows are a group, 120 a block.
+# Below four rows each has two planes of bytes, and always if the product narrows. 6 rows are a group, 16 a tile, and 96
+# a block.
 @pytest.mark.parametrize("rows", [1, 2, 4, 11, 130])
 @pytest.mark.parametrize(("columns", "length"), [(192, 64), (64, 320)])
 def test_products_equal_those_of_onnx_runtime_bit_for_bit(

@@ -23,7 +23,7 @@ ROW_PRODUCT, SNAKE = "RowProduct", "Snake"
 _NEEDS = {ROW_PRODUCT: {"AVX-512", "VNNI"}, SNAKE: {"AVX2"}}
 """Operator -> features of the processor (`cpu_features`)."""
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCE, _PRODUCTS = (Path(__file__).with_name(name) for name in ("kernels.cpp", "products.h"))
 _FILE = "kernels.so"
 # Without contraction of products and sums the results are those of ONNX Runtime's operators, bit for bit.
 _FLAGS = [
@@ -79,7 +79,7 @@ def _library() -> Path | None:
         command = [*compiler, *_FLAGS, *wanted, str(source), "-o", str(folder / _FILE)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)  # noqa: S603 - the user's compiler
 
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()
+    digest = hashlib.sha256(_SOURCE.read_bytes() + _PRODUCTS.read_bytes()).hexdigest()
     machine = hashlib.sha256(f"{chip()}{cpu_features()}{_FLAGS}".encode()).hexdigest()[:16]
     package = CompiledPackage(_SOURCE, digest, compile_with, f"{machine}.kernels")
     _PACKAGES.append(package)

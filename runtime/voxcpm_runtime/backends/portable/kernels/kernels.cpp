@@ -1,8 +1,7 @@
 // Two operators for ONNX Runtime, compiled on the user's machine (`__init__.py`).
 //
-// RowProduct, with AVX-512 VNNI: rows times an int8 matrix. ONNX Runtime needs 8 to 19 nodes for it, and its integer
-// product waits for the weight, then computes. This one fetches the next part of the weight while it computes with the
-// last (TRIALS.md).
+// RowProduct, with AVX-512 VNNI: rows times an int8 matrix, for which ONNX Runtime needs 8 to 19 nodes and longer
+// (`products.h`).
 // Snake: x + sin²(alpha · x) / alpha, five nodes of ONNX Runtime's, of which Sin runs on one thread.
 //
 // ONNX Runtime's wheel contains no header, so its C interface is declared here: a table of functions, by index, and a
@@ -17,7 +16,7 @@
 #include <vector>
 
 #ifdef HAS_RowProduct
-#include <immintrin.h>
+#include "products.h"
 #endif
 
 namespace {
@@ -87,66 +86,9 @@ void in_parallel(void* context, size_t count, const Task& task) {
 // ---- RowProduct ----------------------------------------------------------------------------------------------------
 
 #ifdef HAS_RowProduct
-constexpr int COLUMNS = 64;      // in a panel of the weight: 4 registers of 16 sums
-constexpr int MAX_GROUP = 6;     // rows at once: their 24 sums, 4 of the weight and one of a row are 29 of 32 registers
-constexpr int PART = 256;        // elements of a row at once: 16 kB of the weight stay in the first-level cache
-constexpr size_t BLOCK = 120;    // rows at once, whose sums are kept on the stack
-constexpr size_t FEW_ROWS = 4;   // below, reading the weight dominates, so a second plane costs nothing
+constexpr size_t BLOCK = 96;    // rows at once, whose sums are kept on the stack
+constexpr size_t FEW_ROWS = 4;  // below, reading the weight dominates, so a second plane costs nothing
 constexpr float STEP = 1.0f / 127, FINE_STEP = 1.0f / 254, MIN_PEAK = 1e-30f;
-
-// Adds `count` elements of GROUP rows times a panel to the sums, and prefetches AHEAD cache lines per four elements.
-template <int GROUP, int AHEAD>
-void add_products(const uint8_t* rows, size_t length, int count, const int8_t* panel, int32_t* sums,
-                  const int8_t* next) {
-    __m512i sum[GROUP][4];
-#pragma GCC unroll 8
-    for (int row = 0; row < GROUP; row++)
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) sum[row][i] = _mm512_load_si512(sums + row * COLUMNS + i * 16);
-    for (int k = 0; k < count; k += 4, panel += 4 * COLUMNS) {
-        __m512i weight[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) weight[i] = _mm512_loadu_si512(panel + i * 64);
-#pragma GCC unroll 4
-        for (int line = 0; line < AHEAD; line++, next += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
-#pragma GCC unroll 8
-        for (int row = 0; row < GROUP; row++) {
-            const __m512i four = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(rows + row * length + k));
-#pragma GCC unroll 4
-            // The intrinsic makes GCC 12 keep the sums in memory.
-            for (int i = 0; i < 4; i++) asm("vpdpbusd %2, %1, %0" : "+v"(sum[row][i]) : "v"(four), "v"(weight[i]));
-        }
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < GROUP; row++)
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) _mm512_store_si512(sums + row * COLUMNS + i * 16, sum[row][i]);
-}
-
-using AddProducts = decltype(&add_products<1, 1>);
-template <int AHEAD>
-constexpr AddProducts BY_GROUP[MAX_GROUP] = {add_products<1, AHEAD>, add_products<2, AHEAD>, add_products<3, AHEAD>,
-                                             add_products<4, AHEAD>, add_products<5, AHEAD>, add_products<6, AHEAD>};
-
-// sums (count, COLUMNS) of `count` rows (count, length) times a panel (length / 4, COLUMNS, 4).
-void multiply(const uint8_t* rows, size_t count, size_t length, const int8_t* panel, int32_t* sums) {
-    const size_t groups = (count + MAX_GROUP - 1) / MAX_GROUP;
-    // The groups of a part share its 4 lines per 4 elements of the next part.
-    const AddProducts* by_group = groups == 1 ? BY_GROUP<4> : groups <= 3 ? BY_GROUP<2> : BY_GROUP<1>;
-    const size_t share = groups == 1 ? 4 : groups <= 3 ? 2 : 1;
-    std::fill(sums, sums + count * COLUMNS, 0);
-    for (size_t at = 0; at < length; at += PART) {
-        const size_t part = std::min<size_t>(PART, length - at), bytes = part * COLUMNS;
-        const int8_t* weight = panel + at * COLUMNS;
-        for (size_t group = 0, row = 0; group < groups; group++) {
-            const size_t size = (count - row + groups - group - 1) / (groups - group);
-            const int8_t* next = weight + bytes + std::min(group, 4 / share - 1) * bytes / 4 * share;
-            by_group[size - 1](rows + row * length + at, length, part, weight, sums + row * COLUMNS, next);
-            row += size;
-        }
-    }
-}
 
 // Multiples of a step as bytes around 128.
 __m512i rounded(__m512 values, float step) {
@@ -185,7 +127,7 @@ void row_product(void* kernel, void* context) {
     const Tensor scale = input(context, 2), offset = input(context, 3);
     const size_t asked = *static_cast<int64_t*>(kernel), length = x.shape.back(), columns = scale.shape[0];
     const size_t count = x.size(0, x.shape.size() - 1);
-    const size_t planes = asked ? asked : count < FEW_ROWS ? 2 : 1;
+    const size_t planes = asked ? asked : count < FEW_ROWS ? 2 : 1, stride = length + PADDING;
     require(length % 16 == 0 && weight.size(0, weight.shape.size()) == length * columns);
     require(columns % COLUMNS == 0 && offset.size(0, offset.shape.size()) == columns);
     std::vector<int64_t> shape = x.shape;
@@ -193,7 +135,7 @@ void row_product(void* kernel, void* context) {
     float* result = output(context, shape);
     thread_local std::vector<uint8_t> bytes;
     thread_local std::vector<float> units;
-    bytes.resize(count * planes * length);
+    bytes.resize((count * planes + TILE - 1) * stride);
     units.resize(count);
     uint8_t* rows = bytes.data();
     float* unit = units.data();
@@ -203,8 +145,8 @@ void row_product(void* kernel, void* context) {
         const float* values = x.floats() + row * length;
         const float peak = peak_of(values, length);
         unit[row] = asked == 1 ? peak : peak * STEP;
-        uint8_t* into = rows + row * planes * length;
-        quantize(values, length, unit[row], step, into, planes == 2 ? into + length : nullptr);
+        uint8_t* into = rows + row * planes * stride;
+        quantize(values, length, unit[row], step, into, planes == 2 ? into + stride : nullptr);
     };
     if (count < FEW_ROWS)
         for (size_t row = 0; row < count; row++) quantize_row(row);
@@ -216,7 +158,7 @@ void row_product(void* kernel, void* context) {
         const int8_t* weights = static_cast<int8_t*>(weight.data) + panel * COLUMNS * length;
         for (size_t from = 0; from < count; from += BLOCK / planes) {
             const size_t some = std::min(BLOCK / planes, count - from);
-            multiply(rows + from * planes * length, some * planes, length, weights, sums);
+            multiply(rows + from * planes * stride, some * planes, stride, length, weights, sums);
             for (size_t row = 0; row < some; row++)
                 for (size_t column = panel * COLUMNS, i = 0; i < COLUMNS; i += 16, column += 16) {
                     const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(step), _mm512_loadu_ps(scale.floats() + column));
