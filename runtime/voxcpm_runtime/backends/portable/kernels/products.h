@@ -1,7 +1,7 @@
 // Sums of bytes times an int8 matrix, with AVX-512 VNNI or the tiles of AMX.
 //
-// ONNX Runtime's integer product waits for the weight, then computes. This one fetches the next part of the weight while
-// it computes with the last (TRIALS.md).
+// ONNX Runtime's integer product waits for the weight, then computes. This one fetches the next part of it while it
+// computes with the last (TRIALS.md).
 #pragma once
 
 #include <immintrin.h>
@@ -122,7 +122,7 @@ constexpr AddProducts BY_GROUP[] = {add_products<1, AHEAD>, add_products<2, AHEA
                                     add_products<4, AHEAD>, add_products<5, AHEAD>, add_products<6, AHEAD>,
                                     add_tile_products<AHEAD>};
 
-// sums (count, COLUMNS) of `count` rows (count, stride) times a panel (length / 4, COLUMNS, 4). With tiles, both rows and
+// sums (count, COLUMNS) of `count` rows (count, stride) times a panel (length / 4, COLUMNS, 4). With tiles, rows and
 // sums continue to a multiple of TILE, with any content.
 void multiply(const uint8_t* rows, size_t count, size_t stride, size_t length, const int8_t* panel, int32_t* sums) {
     const bool tiled = count > MAX_GROUP && has_tiles();
