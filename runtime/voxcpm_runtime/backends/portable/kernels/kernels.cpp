@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <new>
 #include <stdexcept>
 #include <utility>
@@ -21,13 +22,14 @@
 
 namespace {
 
-constexpr uint32_t API_VERSION = 18, OPERATOR_VERSION = 12;
+constexpr uint32_t API_VERSION = 18, OPERATOR_VERSION = 16;
 enum Function {
-    CreateCustomOpDomain = 26, CustomOpDomain_Add = 27, AddCustomOpDomain = 28, GetTensorMutableData = 51,
+    CreateStatus = 0, CreateCustomOpDomain = 26, CustomOpDomain_Add = 27, AddCustomOpDomain = 28, GetTensorMutableData = 51,
     GetDimensionsCount = 61, GetDimensions = 62, GetTensorTypeAndShape = 65, KernelInfoGetAttribute_int64 = 86,
     KernelContext_GetInput = 90, KernelContext_GetOutput = 91, ReleaseTensorTypeAndShapeInfo = 99,
     KernelContext_ParallelFor = 274,
 };
+enum ErrorCode { FAIL = 1 };
 enum ElementType { FLOAT = 1, INT8 = 3, INT32 = 6 };
 using Table = void* const*;
 Table api;
@@ -38,7 +40,7 @@ void call(Function function, Given... given) {
     if (reinterpret_cast<void* (*)(Given...)>(api[function])(given...) != nullptr) throw std::bad_alloc();
 }
 
-// A damaged package may have any shapes. ONNX Runtime turns the exception into an error of the session.
+// A damaged package may have any shapes.
 void require(bool fits) {
     if (!fits) throw std::invalid_argument("shapes that do not fit each other");
 }
@@ -217,19 +219,35 @@ struct Operator {
     size_t (*inputs)(const Operator*);
     int (*output_type)(const Operator*, size_t);
     size_t (*outputs)(const Operator*);
-    void (*compute)(void* kernel, void* context);
+    void (*compute_without_status)(void*, void*);
     void (*destroy)(void* kernel);
     int (*input_is_optional)(const Operator*, size_t);
     int (*output_is_optional)(const Operator*, size_t);
+    int (*input_memory)(const Operator*, size_t);
+    int (*of_variadic[4])(const Operator*);
+    void* (*create_with_status)(const Operator*, Table, const void*, void**);
+    void* (*compute)(void* kernel, void* context);
     const char* own_name;
     std::vector<int> types;
 };
 
-Operator made(const char* name, std::vector<int> types, void (*compute)(void*, void*)) {
+// Runs a kernel. An exception becomes the session's error, as it must not leave this library.
+template <void (*kernel)(void*, void*)>
+void* compute(void* state, void* context) {
+    try {
+        kernel(state, context);
+        return nullptr;
+    } catch (const std::exception& error) {
+        return reinterpret_cast<void* (*)(ErrorCode, const char*)>(api[CreateStatus])(FAIL, error.what());
+    }
+}
+
+template <void (*kernel)(void*, void*)>
+Operator made(const char* name, std::vector<int> types) {
     return {OPERATOR_VERSION,
-            [](const Operator* self, Table, const void* info) -> void* {
+            [](const Operator*, Table, const void* info) -> void* {
                 auto* planes = new int64_t(0);
-                if (self->compute != snake) call(KernelInfoGetAttribute_int64, info, "planes", planes);
+                if (kernel != snake) call(KernelInfoGetAttribute_int64, info, "planes", planes);
                 return planes;
             },
             [](const Operator* self) { return self->own_name; },
@@ -238,10 +256,14 @@ Operator made(const char* name, std::vector<int> types, void (*compute)(void*, v
             [](const Operator* self) { return self->types.size(); },
             [](const Operator*, size_t) -> int { return FLOAT; },
             [](const Operator*) -> size_t { return 1; },
-            compute,
-            [](void* kernel) { delete static_cast<int64_t*>(kernel); },
+            nullptr,
+            [](void* state) { delete static_cast<int64_t*>(state); },
             [](const Operator*, size_t) { return 0; },
             [](const Operator*, size_t) { return 0; },
+            [](const Operator*, size_t) { return 0; },
+            {},
+            nullptr,
+            compute<kernel>,
             name,
             std::move(types)};
 }
@@ -251,9 +273,9 @@ Operator made(const char* name, std::vector<int> types, void (*compute)(void*, v
 extern "C" void* RegisterCustomOps(void* options, Table base) {
     static const Operator operators[] = {
 #ifdef HAS_RowProduct
-        made("RowProduct", {FLOAT, INT8, FLOAT, INT32}, row_product),
+        made<row_product>("RowProduct", {FLOAT, INT8, FLOAT, INT32}),
 #endif
-        made("Snake", {FLOAT, FLOAT, FLOAT}, snake)};
+        made<snake>("Snake", {FLOAT, FLOAT, FLOAT})};
     // For all sessions, and never released, as sessions need it to their end.
     static void* const domain = [&] {
         api = reinterpret_cast<Table (*)(uint32_t)>(base[0])(API_VERSION);
