@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import sqlite3
@@ -11,6 +10,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -142,8 +142,8 @@ async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send
     await error.response()(scope, receive, send)
     if scope["type"] == "websocket":
         # uvicorn logs the handshake as unanswered unless the connection is closed by now.
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_ended(receive), 1)
+        with anyio.move_on_after(1):
+            await _ended(receive)
 
 
 async def _ended(receive: Receive) -> None:

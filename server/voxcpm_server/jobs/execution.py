@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
@@ -213,8 +214,8 @@ class Jobs(Room):
                 self.running = None
             else:
                 seconds = min([*self._retry_at.values(), now + _IDLE_SECONDS]) - now
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), seconds)
+                with anyio.move_on_after(seconds):
+                    await self._wake.wait()
 
     async def _run_job(self, store: JobStore, running: _RunningJob) -> None:
         id_, state, error, size, failures = running.job.id, QUEUED, None, 0, 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
+import anyio
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -76,8 +76,9 @@ class BodyLimitMiddleware:
                 return await receive()  # wait for the disconnect, without a timeout
             began = time.monotonic()
             try:
-                message = await asyncio.wait_for(receive(), patience)
-            except asyncio.TimeoutError:
+                with anyio.fail_after(patience):
+                    message = await receive()
+            except TimeoutError:
                 raise ApiError(408, f"the body stalled for {patience:g} s", headers=_CLOSE) from None
             waited += time.monotonic() - began
             received += len(message.get("body", b""))

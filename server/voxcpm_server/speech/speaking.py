@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, Word
@@ -244,6 +245,8 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
 async def send_with_timeout(send: Awaitable[None], patience: float) -> None:
     """Await a send. Raises ApiError (499) if it takes longer than `patience` seconds."""
     try:
-        await asyncio.wait_for(send, patience)
-    except asyncio.TimeoutError:
+        # Before Python 3.12 asyncio.wait_for ignores a cancellation if the send has just ended.
+        with anyio.fail_after(patience):
+            await send
+    except TimeoutError:
         raise client_closed(f"the client read nothing for {patience:g} s") from None

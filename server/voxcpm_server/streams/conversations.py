@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -190,8 +191,8 @@ class Conversation(ABC):
                     receiving = asyncio.ensure_future(self.receive())
                     receiving.add_done_callback(lambda _: self._changed.set())
                 remaining = self._active_at + self._idle_seconds - time.monotonic()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), max(0.1, remaining))
+                with anyio.move_on_after(max(0.1, remaining)):
+                    await self._changed.wait()
                 self._changed.clear()
                 if self._failure is not None:
                     raise self._failure

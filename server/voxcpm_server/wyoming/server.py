@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
@@ -62,8 +63,8 @@ async def _handle_connection(
             status = await connection.serve()
     except ApiError as error:
         status = error.status_code
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(connection.end(error), 1)
+        with contextlib.suppress(OSError), anyio.move_on_after(1):
+            await connection.end(error)
     finally:
         if status != CLIENT_CLOSED:
             # Flushes pending data if the client reads.

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from voxcpm_server.speech.queueing import FairQueue
-from voxcpm_server.speech.speaking import Stream
+from voxcpm_server.speech.speaking import Stream, send_with_timeout
 from voxcpm_server.streams.sessions import SessionStream
 
 
@@ -25,6 +27,25 @@ def test_turn_acquired_after_cancellation_is_released() -> None:
         return queue.busy
 
     assert asyncio.run(entered()) == 0
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_cancellation_at_the_end_of_a_send_is_not_lost(turns: int) -> None:
+    async def lost() -> bool:
+        async def send() -> None:
+            await sent
+
+        sent = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(send_with_timeout(send(), 10))
+        await asyncio.sleep(0.01)
+        sent.set_result(None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancelled = task.cancel()
+        await asyncio.wait({task})
+        return cancelled and not task.cancelled()
+
+    assert not asyncio.run(lost())
 
 
 class _Numbers(Stream[int]):
