@@ -18,6 +18,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -149,12 +150,15 @@ class Workspace:
             before, tempfile.tempdir = tempfile.tempdir, str(self._temporary)
             try:
                 yield self._temporary
-            except RuntimeError as error:
-                # coremltools' C++ does not always report why a write failed.
-                if shutil.disk_usage(self._root).free < _FULL_BYTES:
-                    raise self._not_written("no space left on device") from error
-                if found := _FILE_ERROR.match(str(error)):
-                    raise self._not_written(found["reason"] or found["lost"]) from error
+            except Exception as error:
+                # A file that is still open in a frame would complain when it is closed after its deletion.
+                traceback.clear_frames(error.__traceback__)
+                if isinstance(error, RuntimeError):
+                    # coremltools' C++ does not always report why a write failed.
+                    if shutil.disk_usage(self._root).free < _FULL_BYTES:
+                        raise self._not_written("no space left on device") from error
+                    if found := _FILE_ERROR.match(str(error)):
+                        raise self._not_written(found["reason"] or found["lost"]) from error
                 raise
             finally:
                 tempfile.tempdir = before

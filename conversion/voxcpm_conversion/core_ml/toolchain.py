@@ -55,9 +55,9 @@ def import_coremltools() -> ModuleType:
         finally:
             for name in hidden:
                 del sys.modules[name]
-        logging.getLogger("coremltools").setLevel(logging.ERROR)
         # It collects garbage after each export, which would take half a second for torch's modules.
         gc.freeze()
+    logging.getLogger("coremltools").setLevel(logging.ERROR)
     return sys.modules["coremltools"]
 
 
