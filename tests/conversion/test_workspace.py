@@ -202,6 +202,24 @@ def test_coremltools_write_error_is_one_line(
     assert "cannot be written (no space left on device)" in refused()
 
 
+def test_file_that_a_failed_call_left_open_closes_before_its_folder_is_deleted(tmp_path: Path) -> None:
+    """As in coremltools on a full disk. Closing it later would fail, in a second line of error."""
+
+    def failing() -> None:
+        file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - left open, as in coremltools
+        left.append(Path(file.name))
+        raise OSError("No space left on device")
+
+    left: list[Path] = []
+    with (
+        pytest.raises(OSError, match="No space"),
+        Workspace(tmp_path / "b", PLAN) as workspace,
+        workspace.temporary_files() as folder,
+    ):
+        failing()
+    assert left[0].parent == folder
+
+
 @pytest.fixture
 def bundle(tiny_checkpoint):
     """bundle(folder): make the folder a bundle, by its manifest."""

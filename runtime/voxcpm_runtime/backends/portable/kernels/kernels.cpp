@@ -24,10 +24,10 @@ namespace {
 
 constexpr uint32_t API_VERSION = 18, OPERATOR_VERSION = 16;
 enum Function {
-    CreateStatus = 0, CreateCustomOpDomain = 26, CustomOpDomain_Add = 27, AddCustomOpDomain = 28, GetTensorMutableData = 51,
-    GetDimensionsCount = 61, GetDimensions = 62, GetTensorTypeAndShape = 65, KernelInfoGetAttribute_int64 = 86,
-    KernelContext_GetInput = 90, KernelContext_GetOutput = 91, ReleaseTensorTypeAndShapeInfo = 99,
-    KernelContext_ParallelFor = 274,
+    CreateStatus = 0, CreateCustomOpDomain = 26, CustomOpDomain_Add = 27, AddCustomOpDomain = 28,
+    GetTensorMutableData = 51, GetDimensionsCount = 61, GetDimensions = 62, GetTensorTypeAndShape = 65,
+    KernelInfoGetAttribute_int64 = 86, KernelContext_GetInput = 90, KernelContext_GetOutput = 91,
+    ReleaseTensorTypeAndShapeInfo = 99, KernelContext_ParallelFor = 274,
 };
 enum ErrorCode { FAIL = 1 };
 enum ElementType { FLOAT = 1, INT8 = 3, INT32 = 6 };
