@@ -22,7 +22,8 @@ help:  ## show this list
 venv: $(STAMP)  ## the environment, in .venv
 
 # torch goes first and by its exact version (see constraints.txt). Upstream's own requirements are gigabytes
-# that its model code does not use, so it comes without them; of Resemblyzer only the trained network is used.
+# that its model code does not use, so it comes without them; of Resemblyzer and the
+# predictors of sound quality only the trained networks are used.
 # Core AI has wheels for macOS 26 and Linux only, so failing to install them is an error only in CI on Linux.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
@@ -33,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) torch==2.13.0
 	@echo "Installing voxcpm-coreml and what it needs"
 	@$(PIP) -e '.[convert,validate,listen,dev]'
-	@$(PIP) --no-deps voxcpm==2.0.3 Resemblyzer==0.1.4
+	@$(PIP) --no-deps voxcpm==2.0.3 Resemblyzer==0.1.4 distillmos==0.9.1 xls-r-sqa==0.1.0 speechmos==0.0.1.1 swift-f0==0.3.0
 	@echo "Installing Core AI"
 	@$(PIP) -e '.[convert-coreai]' >$(VENV)/core-ai.log 2>&1 || { \
 	  echo "Core AI has no packages for this system or Python ($(VENV)/core-ai.log): its tests are skipped"; \

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 
 ROOT = "voxcpm-coreml"
 # Installed by `make` without their dependencies.
-ALSO = ("voxcpm", "Resemblyzer")
+ALSO = ("voxcpm", "Resemblyzer", "distillmos", "speechmos", "swift-f0", "xls-r-sqa")
 # Not in their metadata: read from the licence files in their wheels.
 BY_FILE = {"axe-playwright-python": "MIT", "torchao": "BSD-3-Clause"}
 NOT_INSTALLED = ("ray", "train")

@@ -23,10 +23,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 IMPORTERS = {
     "voxcpm_constants": {"voxcpm_conversion", "voxcpm_runtime", "voxcpm_server", "voxcpm_validation"},
     "voxcpm_conversion": {"voxcpm_validation"},
-    "voxcpm_runtime": {"voxcpm_server", "voxcpm_validation"},
+    "voxcpm_runtime": {"voxcpm_server", "voxcpm_training", "voxcpm_validation"},
     "voxcpm_server": {"voxcpm_validation"},
     "voxcpm_training": set(),
-    "voxcpm_validation": set(),
+    "voxcpm_validation": {"voxcpm_training"},
     "torch": {"voxcpm_conversion", "voxcpm_training", "voxcpm_validation"},
     "transformers": {"voxcpm_training", "voxcpm_validation"},
     "voxcpm": {"voxcpm_validation"},

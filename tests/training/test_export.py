@@ -15,6 +15,9 @@ from voxcpm_training.language_model_modules import VoxCPM
 from voxcpm_training.latents import load_audio_vae
 from voxcpm_validation.upstream import load_upstream
 
+# fc_mu with the normalisation folded in is rounded to fp16 once more; its 384 inputs do not have mean 0.
+FOLDED = 1e-2
+
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[AudioVAE, VoxCPM, Path]:
@@ -46,7 +49,7 @@ def test_upstream_reproduces_the_trained_model(untrained):
     audio = 0.1 * torch.randn(1, 1, 12 * HOP)
     latents = vae.encode(audio)
     torch.testing.assert_close(
-        upstream.audio_vae.encode(audio[:, 0], SAMPLE_RATE), latents, atol=5e-3, rtol=5e-3
+        upstream.audio_vae.encode(audio[:, 0], SAMPLE_RATE), latents, atol=FOLDED, rtol=FOLDED
     )
     torch.testing.assert_close(upstream.audio_vae.decode(latents), vae.decoder(latents), atol=2e-3, rtol=2e-3)
 
@@ -75,7 +78,7 @@ def test_training_starts_from_an_exported_checkpoint(untrained):
 
     with torch.no_grad():
         latents = vae.encode(audio)
-        torch.testing.assert_close(again.encode(audio), latents, rtol=0, atol=5e-3)
+        torch.testing.assert_close(again.encode(audio), latents, rtol=0, atol=FOLDED)
         torch.testing.assert_close(again.decoder(latents), vae.decoder(latents), rtol=0, atol=1e-3)
     assert weights.keys() == model.state_dict().keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())

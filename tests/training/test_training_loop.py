@@ -9,10 +9,21 @@ import pytest
 import torch
 from torch import nn
 
+from voxcpm_training.audio_vae import prior_loss
+from voxcpm_training.audio_vae_modules import Normalisation
+from voxcpm_training.discriminators import Discriminators, discriminator_loss, generator_losses
 from voxcpm_training.recogniser_filter import Filter, watch
+from voxcpm_training.spectral_losses import SpectralLoss
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import character_ids, encode
-from voxcpm_training.training_loop import Gradients
+from voxcpm_training.training_loop import (
+    Gradients,
+    Schedule,
+    bytes_to_weights,
+    factored_moments,
+    restore_moments,
+    weights_to_bytes,
+)
 
 
 @pytest.mark.parametrize("longest", [0.05, 1000.0])
@@ -35,6 +46,87 @@ def test_gradients_in_one_tensor_give_the_same_update_as_clip_grad_norm(longest:
         optimizers[1].step()
         for a, b in zip(ordinary.parameters(), flat.parameters(), strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_an_outlier_among_gradients_is_clipped_at_three_times_the_usual_norm() -> None:
+    parameter = nn.Parameter(torch.zeros(4))
+    gradients = Gradients([parameter])
+    for norm in (*[1.0] * 150, 100.0):
+        gradients.flat.copy_(torch.tensor([norm, 0, 0, 0]))
+        gradients.clip_outliers()
+    assert gradients.flat.norm().item() == pytest.approx(3.0, rel=0.01)
+    gradients.flat.fill_(float("nan"))
+    gradients.clip_outliers()
+    assert torch.equal(gradients.flat, torch.zeros(4))
+
+
+def test_latents_are_normalised_by_running_statistics_and_the_prior_pins_their_scale() -> None:
+    torch.manual_seed(0)
+    normalisation = Normalisation(3)
+    scale, offset = torch.tensor([1.0, 5.0, 20.0])[:, None], torch.tensor([0.0, -3.0, 7.0])[:, None]
+    for _ in range(300):
+        normalisation(torch.randn(4, 3, 50) * scale + offset)
+    quiet = 0.1 * torch.randn(2, 3, 40) * scale + offset
+    trained = normalisation(quiet)
+    # A quiet batch stays quiet, in training as in inference.
+    torch.testing.assert_close(trained, normalisation.eval()(quiet), rtol=0.1, atol=0.05)
+    assert trained.std() < 0.2
+
+    standard = torch.randn(64, 3, 100)
+    assert prior_loss(standard).item() == pytest.approx(0, abs=0.01)
+    # Per dimension: mean² + variance - 1 - ln variance, with 2² + 9 - 1 - ln 9.
+    assert prior_loss(3 * standard + 2).item() == pytest.approx(4 + 9 - 1 - 2.197, rel=0.02)
+
+
+def test_losses_of_discriminators_are_sums() -> None:
+    real, decoded = torch.tensor([[0.8, 0.4]]), torch.tensor([[0.5, 0.1]])
+    layer = torch.cat((torch.ones(1, 4), torch.full((1, 4), 1.5)))
+    judged = [[layer, torch.cat((real, decoded))]] * 3
+
+    one = ((0.2**2 + 0.6**2) + (0.5**2 + 0.1**2)) / 2
+    assert discriminator_loss(judged).item() == pytest.approx(3 * one)
+    adversarial, features = generator_losses(judged)
+    assert adversarial.item() == pytest.approx(3 * (0.5**2 + 0.9**2) / 2)
+    assert features.item() == pytest.approx(3 * 0.5)
+    assert len(Discriminators()(torch.randn(2, 5000))) == 8
+
+
+def test_the_spectral_loss_charges_for_pitch_and_hardly_for_near_silence() -> None:
+    loss, time = SpectralLoss(24000), torch.arange(24000) / 24000
+
+    def harmonics(hz: float) -> torch.Tensor:
+        return sum(0.05 * torch.sin(2 * torch.pi * k * hz * time) for k in range(1, 20))[None]
+
+    mel, linear = loss(harmonics(204.0), harmonics(200.0))
+    assert linear > 2 * loss(harmonics(200.0), harmonics(200.0) + 1e-3)[1] > 0
+    assert mel > 0.05
+    near_silence = loss(1e-5 * torch.randn(1, 24000), 1e-7 * torch.randn(1, 24000))
+    assert max(map(float, near_silence)) < 0.05
+
+
+def test_training_continues_in_parts() -> None:
+    schedule = Schedule(steps=100, minutes=0.0)
+    assert (schedule.ended(0), Schedule(100, None).ended(99), Schedule(100, None).ended(100)) == (
+        True, False, True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scales = torch.tensor([1.0, 10, 100, 1000])[:, None]
+    for _ in range(50):
+        model.weight.grad = scales * torch.randn(4, 6)
+        model.bias.grad = torch.randn(4)
+        optimizer.step()
+    other = torch.optim.AdamW(model.parameters())
+    restore_moments(other, factored_moments(optimizer))
+    for parameter in model.parameters():
+        kept, restored = optimizer.state[parameter], other.state[parameter]
+        assert restored["step"] == kept["step"]
+        torch.testing.assert_close(restored["exp_avg_sq"], kept["exp_avg_sq"], rtol=0.8, atol=0)
+
+    judges = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(4, 5)).state_dict()
+    for name, weight in bytes_to_weights(weights_to_bytes(judges)).items():
+        assert (weight - judges[name]).abs().max() <= judges[name].abs().max() / 250
 
 
 SAID = ("it rained all day.", "the dog ran home.", "two birds sang.")

@@ -49,7 +49,7 @@ def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> 
     """A segment that was measured."""
     fields = {
         "written": said, "pause": 0.0, "attempts": 1, "suspicious": False, "ends_abruptly": False, "level": -20.0,
-        "embedding": (1.0, 0.0), **given,
+        "embedding": (1.0, 0.0), "mos": 4.0, "dnsmos": 3.0, "pitch": 200.0, "comb": 0.25, **given,
     }  # fmt: skip
     return TranscribedSegment(said=said, heard=transcript, seconds=seconds, **fields)
 
@@ -95,7 +95,7 @@ def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
     case = TranscribedCase("system", Case("continuation", voice, {}), {"story": segments})
 
     # 37 letters: 3.7 s.
-    listener = Listener(None, None, [voice], gallery)
+    listener = Listener(None, None, None, [voice], gallery)
     scores, everything = prose_scores(case, listener, lambda letters: letters / 10)
 
     assert (scores.long, scores.long_untried, scores.cut, scores.repeated) == (2, 2, 1, 1)
@@ -162,7 +162,7 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
 
     def scored(voice):
         case = TranscribedCase("s", Case("continuation", voice, {}), {"1": segments[:1], "2": segments[1:]})
-        (scores,) = sentence_scores(case, Listener(None, None, [voice], gallery))
+        (scores,) = sentence_scores(case, Listener(None, None, None, [voice], gallery))
         return scores
 
     scores = scored(voice)

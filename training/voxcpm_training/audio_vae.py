@@ -1,7 +1,7 @@
 """Train the AudioVAE: `python -m voxcpm_training.audio_vae data -o vae`.
 
-The loss is a multi-scale mel reconstruction loss; discriminators are added from `--adversarial-from` on. The latents
-have unit variance. The decoder gets them with noise of a random level per segment (like the sigma-VAE of
+The loss is a distance of spectrograms at several resolutions; discriminators are added from `--adversarial-from` on.
+The latents have unit variance. The decoder gets them with noise of a random level per segment (like the sigma-VAE of
 arXiv 2412.08635), so that it tolerates the language model's errors. `--decoder-only` freezes the encoder, so that
 latents do not change.
 """
@@ -20,7 +20,7 @@ from voxcpm_training.architecture import CONFIG, HOP
 from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.discriminators import Discriminators, discriminator_loss, generator_losses
 from voxcpm_training.earlier_weights import audio_vae_weights
-from voxcpm_training.spectral_losses import MultiScaleMelLoss
+from voxcpm_training.spectral_losses import SpectralLoss
 from voxcpm_training.speech import Signal
 from voxcpm_training.training_loop import (
     AveragedWeights,
@@ -30,16 +30,21 @@ from voxcpm_training.training_loop import (
     Metrics,
     Schedule,
     adamw,
+    bytes_to_weights,
     cosine,
+    factored_moments,
+    restore_moments,
     save,
     set_rate,
+    weights_to_bytes,
 )  # fmt: skip
 
 CHECKPOINT = "audio_vae.pt"
-# Weights of the generator's losses; DAC uses 15 for mel spectra and 2 for features.
-_MEL, _FEATURES, _ADVERSARIAL = 15.0, 1.0, 1.0
-# Standard deviation of the random noise level on the latents; the latents' own standard deviation is 1.
-_NOISE = 0.15
+# Weights of the discriminators' losses, which are sums. Features are relative distances here, absolute ones in DAC.
+_FEATURES, _ADVERSARIAL = 0.4, 1.0
+# Normalised latents do not depend on the encoder's scale, which otherwise grows without end: to 85,000 in 4,000 steps,
+# faster than averaged weights follow.
+_PRIOR = 1.0
 
 
 class AudioVAETraining:
@@ -49,7 +54,7 @@ class AudioVAETraining:
         self.options, self.device = options, device
         self.vae = AudioVAE(CONFIG["audio_vae_config"]).to(device)
         self.judges = Discriminators().to(device)
-        self.mel = MultiScaleMelLoss(CONFIG["audio_vae_config"]["sample_rate"]).to(device)
+        self.spectral = SpectralLoss(CONFIG["audio_vae_config"]["sample_rate"]).to(device)
         trained: nn.Module = self.vae.decoder if options.decoder_only else self.vae
         self.trained = list(trained.parameters())
         self.optimizer = adamw(self.trained, device, (0.8, 0.99))
@@ -72,25 +77,27 @@ class AudioVAETraining:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
-        """Initialise from another run's start.pt, or from a checkpoint's folder, which has no discriminators."""
+        """Continue from another part's start.pt, or initialise from a checkpoint's folder, which has weights only."""
         if path.is_dir():
             self._start_from(audio_vae_weights(path, self.device))
             return
         state = torch.load(path, map_location=self.device, weights_only=True)
-        self._start_from(state["averaged"])
-        self.judges.load_state_dict(state["judges"])
+        self._start_from({name: tensor.float() for name, tensor in state["averaged"].items()})
+        self.judges.load_state_dict(bytes_to_weights(state["judges"]))
+        restore_moments(self.optimizer, state["optimizer"])
+        restore_moments(self.judges_optimizer, state["judges_optimizer"])
+        self.step = state["step"]
 
     def _start_from(self, weights: dict[str, torch.Tensor]) -> None:
         self.vae.load_state_dict(weights)
-        for average, (name, _) in zip(self.averaged.average, self.vae.named_parameters(), strict=True):
-            average.copy_(weights[name])
+        self.averaged.load(self.vae, weights)
         if self.options.decoder_only:
             # Latents do not change, so language models trained on them stay valid.
             self.vae.encoder.requires_grad_(requires_grad=False)
             self.vae.normalisation.eval()
 
     def save(self, schedule: Schedule) -> None:
-        """Write audio_vae.pt to resume from, averaged.pt for later stages, and start.pt for other runs."""
+        """Write audio_vae.pt to resume from, averaged.pt for later stages, and start.pt for the next part elsewhere."""
         folder: Path = self.options.output
         averaged = self.averaged.state_dict(self.vae)
         everything: dict[str, Any] = {
@@ -100,9 +107,13 @@ class AudioVAETraining:
         }  # fmt: skip
         save(folder / CHECKPOINT, everything)
         save(folder / "averaged.pt", averaged)
-        # Sufficient for --initial, at a tenth of the size.
-        judges = {name: tensor.half() for name, tensor in self.judges.state_dict().items()}
-        save(folder / "start.pt", {"averaged": averaged, "judges": judges})
+        # All that --initial needs, at a tenth of the size.
+        start = {
+            "averaged": {name: tensor.half() for name, tensor in averaged.items()},
+            "judges": weights_to_bytes(self.judges.state_dict()), "optimizer": factored_moments(self.optimizer),
+            "judges_optimizer": factored_moments(self.judges_optimizer), "step": self.step,
+        }  # fmt: skip
+        save(folder / "start.pt", start)
 
     def reconstruction_gradients(self) -> Metrics:
         """Compute gradients without discriminators; returns the losses."""
@@ -114,14 +125,14 @@ class AudioVAETraining:
 
     def reconstruction_update(self) -> Metrics:
         """Update the AudioVAE; returns its gradient norm."""
-        norm = self.gradients.clip(5.0)
+        norm = self.gradients.clip_outliers()
         self.optimizer.step()
         self.averaged.update()
         return {"norm": norm}
 
     def adversarial_update(self) -> Metrics:
         """Update AudioVAE and discriminators; returns the AudioVAE's gradient norm."""
-        self.judges_gradients.clip(10.0)
+        self.judges_gradients.clip_outliers()
         self.judges_optimizer.step()
         return self.reconstruction_update()
 
@@ -141,32 +152,39 @@ class AudioVAETraining:
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
         ):
-            latents = self.vae.encode(audio[:, None])
-            levels = _NOISE * torch.randn(o.batch, 1, 1, device=self.device)
+            raw = self.vae.encoder(audio[:, None]).float()
+            latents = self.vae.normalisation(raw)
+            levels = o.noise * torch.randn(o.batch, 1, 1, device=self.device)
             decoded = self.vae.decoder(latents + levels * torch.randn_like(latents))[:, 0].float()
-            metrics: Metrics = {"mel": self.mel_loss(decoded, audio)}
-            loss = _MEL * metrics["mel"]
+            mel, linear = self.spectral_loss(decoded, audio)
+            metrics: Metrics = {"mel": mel, "linear": linear, "prior": prior_loss(raw)}
+            loss = o.spectral * (mel + linear) + _PRIOR * metrics["prior"]
             if adversarial:
-                # Both losses use the same weights, so the discriminators run once per step.
-                real_crop, decoded_crop = self._crops(audio, decoded)
-                real, made = self.judges(real_crop), self.judges(decoded_crop)
-                metrics["judges"] = discriminator_loss(real, made)
-                metrics["adversarial"], metrics["features"] = generator_losses(real, made)
+                # Both losses use the same weights, so the discriminators run once per step. They need less context than
+                # the AudioVAE.
+                judged = self.judges(torch.cat((audio, decoded))[:, -o.judged :])
+                metrics["judges"] = discriminator_loss(judged)
+                metrics["adversarial"], metrics["features"] = generator_losses(judged)
                 loss = loss + _ADVERSARIAL * metrics["adversarial"] + _FEATURES * metrics["features"]
         if adversarial:
             self.judges_gradients.add(metrics["judges"], retain_graph=True)
         self.gradients.add(loss)
         return {name: value.detach() for name, value in metrics.items()}
 
-    def mel_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> torch.Tensor:
-        """Distance of the mel spectra of two signals (batch, samples), in float32."""
+    def spectral_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Distances of the spectrograms of two signals (batch, samples), over mel bands and linear bins, in float32."""
         with torch.autocast(self.device.type, enabled=False):
-            distance: torch.Tensor = self.mel(decoded, audio)
-        return distance
+            mel, linear = self.spectral(decoded, audio)
+        return mel, linear
 
-    def _crops(self, *signals: torch.Tensor) -> list[torch.Tensor]:
-        """The last `--judged` samples of each segment, as discriminators need less context than the AudioVAE."""
-        return [signal[:, -self.options.judged :] for signal in signals]
+
+def prior_loss(latents: torch.Tensor) -> torch.Tensor:
+    """Distance of each dimension's mean and variance from 0 and 1: twice the KL divergence of normal distributions.
+
+    latents: before normalisation, (batch, latent, frames).
+    """
+    variance = latents.var((0, 2), correction=0) + 1e-8
+    return (latents.mean((0, 2)).square() + variance - 1 - variance.log()).mean()
 
 
 def train(options: argparse.Namespace) -> None:
@@ -184,11 +202,13 @@ def train(options: argparse.Namespace) -> None:
     elif options.initial:
         training.start_from(options.initial)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
+    first = training.step
     set_rate(training.optimizer, 0.0)  # the warm-up steps before a capture must not change the weights
     set_rate(training.judges_optimizer, 0.0)
     captured: dict[bool, tuple[CapturedStep, CapturedStep]] = {}
     saved = schedule.seconds
-    while (progress := schedule.progress(training.step)) < 1:
+    while not schedule.ended(training.step):
+        progress = training.step / options.steps
         adversarial = progress >= options.adversarial_from
         if adversarial not in captured:
             steps = (
@@ -199,8 +219,13 @@ def train(options: argparse.Namespace) -> None:
             set_rate(training.optimizer, 0.0)
             set_rate(training.judges_optimizer, 0.0)
             captured[adversarial] = CapturedStep(steps[0], device), CapturedStep(steps[1], device)
-        set_rate(training.optimizer, _rate(options, progress) * min(1.0, (training.step + 1) / 500))
-        set_rate(training.judges_optimizer, cosine(progress, options.judges_rate, options.judges_rate / 5))
+        # Restored moments are coarse, so each part warms up.
+        warm_up = min(1.0, (training.step - first + 1) / 500)
+        set_rate(training.optimizer, warm_up * cosine(progress, options.rate, options.rate / 40))
+        set_rate(
+            training.judges_optimizer,
+            warm_up * cosine(progress, options.judges_rate, options.judges_rate / 40),
+        )
         gradients, update = captured[adversarial]
         metrics = dict(gradients())
         training.share_gradients(adversarial=adversarial)
@@ -219,13 +244,6 @@ def train(options: argparse.Namespace) -> None:
     processes.stop()
 
 
-def _rate(options: argparse.Namespace, progress: float) -> float:
-    start: float = options.adversarial_from
-    if progress < start:
-        return cosine(progress / start, options.rate, options.rate / 3)
-    return cosine((progress - start) / (1 - start), options.rate / 3, options.rate / 40)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command-line parser."""
     p = argparse.ArgumentParser(description=__doc__)
@@ -233,16 +251,27 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", type=Path, required=True)
     p.add_argument("--initial", type=Path, help="start.pt of an earlier run, or a checkpoint's folder")
     p.add_argument("--decoder-only", action="store_true")
-    p.add_argument("--steps", type=int, default=60_000)
-    p.add_argument("--minutes", type=float, help="stop after this time, whatever the step")
     p.add_argument(
-        "--adversarial-from", type=float, default=0.45, help="share of the training without discriminators"
+        "--steps", type=int, default=120_000, help="steps of all parts together, over which the rates fall"
     )
-    p.add_argument("--batch", type=int, default=16, help="segments per batch")
-    p.add_argument("--segment", type=int, default=64 * HOP, help="samples per segment")
+    p.add_argument(
+        "--minutes", type=float, help="end this part after this time; the next one continues the schedule"
+    )
+    p.add_argument(
+        "--adversarial-from", type=float, default=0.02, help="share of the training without discriminators"
+    )
+    p.add_argument("--batch", type=int, default=8, help="segments per batch and process")
+    p.add_argument("--segment", type=int, default=40 * HOP, help="samples per segment")
     p.add_argument("--judged", type=int, default=24 * HOP, help="samples of a segment for the discriminators")
     p.add_argument("--hours", type=float, default=80, help="maximum hours of speech loaded onto the device")
-    p.add_argument("--rate", type=float, default=9e-4, help="peak learning rate")
+    p.add_argument("--spectral", type=float, default=15.0, help="weight of each distance of spectrograms")
+    p.add_argument(
+        "--noise",
+        type=float,
+        default=0.05,
+        help="deviation of the random noise level on the latents, whose own is 1",
+    )
+    p.add_argument("--rate", type=float, default=5e-4, help="peak learning rate")
     p.add_argument("--judges-rate", type=float, default=2e-4)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--log-every", type=int, default=200)

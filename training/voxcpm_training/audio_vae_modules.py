@@ -1,7 +1,7 @@
 """The AudioVAE for training, with upstream's parameter names (`modules/audiovae/audio_vae.py`) but without weight norm.
 
 Every convolution is causal and padded with zeros on the left. Each latent dimension is normalised to mean 0 and
-variance 1: by the batch's statistics in training, by running statistics afterwards. `export` folds these into `fc_mu`.
+variance 1 by running statistics, which `export` folds into `fc_mu`.
 """
 
 from __future__ import annotations
@@ -143,6 +143,44 @@ class Decoder(nn.Module):
         return y
 
 
+class Normalisation(nn.Module):
+    """Normalises each latent dimension to mean 0 and variance 1 by running statistics.
+
+    In training the values are those of the running statistics, too, but the gradient is that of batch normalisation
+    (batch renormalisation, arXiv 1702.03275), so the encoder cannot grow its output to drown the noise. The statistics
+    of a batch of a few seconds would move the latents by a tenth of their deviation from step to step.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    batches: Tensor
+    eps = 1e-4
+    _MOMENTUM = 0.01
+
+    def __init__(self, latent: int) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(latent))
+        self.register_buffer("running_var", torch.ones(latent))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, latent, frames) -> the same shape."""
+        if self.training:
+            mean = x.mean((0, 2))
+            variance = x.var((0, 2), correction=0)
+            with torch.no_grad():
+                self.batches += 1
+                momentum = (1 / self.batches).clamp(min=self._MOMENTUM)
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(variance, momentum)
+                running = (self.running_var + self.eps).sqrt()
+                scale = (variance + self.eps).sqrt() / running
+                offset = (mean - self.running_mean) / running
+            y = (x - mean[:, None]) / (variance + self.eps).sqrt()[:, None]
+            return y * scale[:, None] + offset[:, None]
+        return (x - self.running_mean[:, None]) / (self.running_var + self.eps).sqrt()[:, None]
+
+
 class AudioVAE(nn.Module):
     """Encoder, decoder and normalisation of latents. Raises ValueError if the config is not depthwise."""
 
@@ -154,7 +192,7 @@ class AudioVAE(nn.Module):
         latent = int(str(c["latent_dim"]))
         self.encoder = Encoder(int(str(c["encoder_dim"])), list(c["encoder_rates"]), latent)  # type: ignore[call-overload]
         self.decoder = Decoder(int(str(c["decoder_dim"])), list(c["decoder_rates"]), latent)  # type: ignore[call-overload]
-        self.normalisation = nn.BatchNorm1d(latent, affine=False, momentum=0.01, eps=1e-4)
+        self.normalisation = Normalisation(latent)
 
     def encode(self, audio: Tensor) -> Tensor:
         """audio (batch, 1, frames·hop) -> normalised latents (batch, latent, frames), float32."""

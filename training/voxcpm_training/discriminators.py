@@ -1,4 +1,8 @@
-"""Small speech discriminators: over periods of samples (HiFi-GAN) and over complex spectrograms (DAC)."""
+"""Discriminators over periods of samples (HiFi-GAN, arXiv 2010.05646) and complex spectrograms (DAC, 2306.06546).
+
+The losses are sums over discriminators and layers, as in both papers: means make them eight and forty times weaker
+than the spectral losses, and such an AudioVAE does not learn pitch (TRIALS.md, buzz).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ class _Discriminator(nn.Module):
     def judge(self, x: Tensor) -> list[Tensor]:
         """Outputs of all layers; the last one is the score."""
         features = []
+        x = x.contiguous(memory_format=torch.channels_last)
         for layer in self.layers[:-1]:
             x = F.leaky_relu(layer(x), 0.1)
             features.append(x)
@@ -30,12 +35,14 @@ class _Discriminator(nn.Module):
 class PeriodDiscriminator(_Discriminator):
     """A discriminator over every `period`-th sample (HiFi-GAN)."""
 
-    def __init__(self, period: int, widths: tuple[int, ...] = (16, 64, 128, 256)) -> None:
+    def __init__(self, period: int, widths: tuple[int, ...] = (32, 128, 256, 512)) -> None:
         super().__init__()
         self.period = period
         ends = (1, *widths)
         convolutions = [_conv(a, b, (5, 1), (3, 1)) for a, b in zip(ends, widths, strict=False)]
-        self.layers = nn.ModuleList([*convolutions, _conv(widths[-1], 256, (5, 1)), _conv(256, 1, (3, 1))])
+        self.layers = nn.ModuleList(
+            [*convolutions, _conv(widths[-1], widths[-1], (5, 1)), _conv(widths[-1], 1, (3, 1))]
+        )
 
     def forward(self, audio: Tensor) -> list[Tensor]:
         """Outputs of all layers for audio (batch, samples)."""
@@ -60,7 +67,7 @@ class SpectrogramDiscriminator(_Discriminator):
         """Outputs of all layers for audio (batch, samples)."""
         with torch.autocast(audio.device.type, enabled=False):
             spectrum = torch.view_as_real(spectrogram(audio.float(), self.window))
-        return self.judge(spectrum.permute(0, 3, 2, 1).contiguous())
+        return self.judge(spectrum.permute(0, 3, 2, 1))
 
 
 class Discriminators(nn.Module):
@@ -71,7 +78,7 @@ class Discriminators(nn.Module):
         self.members = nn.ModuleList(
             [
                 *(PeriodDiscriminator(p) for p in (2, 3, 5, 7, 11)),
-                *(SpectrogramDiscriminator(n) for n in (256, 512, 1024)),
+                *(SpectrogramDiscriminator(n) for n in (512, 1024, 2048)),
             ]
         )
 
@@ -80,21 +87,28 @@ class Discriminators(nn.Module):
         return [member(audio) for member in self.members]
 
 
-def discriminator_loss(real: list[list[Tensor]], decoded: list[list[Tensor]]) -> Tensor:
-    """Least-squares discriminator loss, with targets of 1 for real and 0 for decoded speech."""
-    terms = [
-        (1 - r[-1].float()).square().mean() + d[-1].float().square().mean()
-        for r, d in zip(real, decoded, strict=True)
-    ]
-    return torch.stack(terms).mean()
+def discriminator_loss(judged: list[list[Tensor]]) -> Tensor:
+    """Least-squares loss of the discriminators, summed over them: targets 1 for real and 0 for decoded speech.
+
+    judged: the outputs for a batch whose first half is real and whose second half is decoded speech.
+    """
+    terms = []
+    for outputs in judged:
+        real, decoded = outputs[-1].float().chunk(2)
+        terms.append((1 - real).square().mean() + decoded.square().mean())
+    return torch.stack(terms).sum()
 
 
-def generator_losses(real: list[list[Tensor]], decoded: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
-    """The AudioVAE's losses: adversarial (least squares), and feature matching (relative distance of layer outputs)."""
-    adversarial = torch.stack([(1 - d[-1].float()).square().mean() for d in decoded]).mean()
-    distances = [
-        (a.float().detach() - b.float()).abs().mean() / a.float().detach().abs().mean().clamp(min=1e-3)
-        for r, d in zip(real, decoded, strict=True)
-        for a, b in zip(r[:-1], d[:-1], strict=True)
-    ]
-    return adversarial, torch.stack(distances).mean()
+def generator_losses(judged: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+    """The AudioVAE's losses: adversarial (least squares), and feature matching (relative distance of layer outputs).
+
+    Sums over discriminators, and over all layers. judged: as for `discriminator_loss`.
+    """
+    adversarial, distances = [], []
+    for outputs in judged:
+        adversarial.append((1 - outputs[-1].float().chunk(2)[1]).square().mean())
+        for layer in outputs[:-1]:
+            real, decoded = layer.float().chunk(2)
+            size = real.detach().abs().mean().clamp(min=1e-3)
+            distances.append((real.detach() - decoded).abs().mean() / size)
+    return torch.stack(adversarial).sum(), torch.stack(distances).sum()

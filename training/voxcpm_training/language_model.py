@@ -103,15 +103,13 @@ class LanguageModelTraining:
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for average, (name, _) in zip(self.averaged.average, self.model.named_parameters(), strict=True):
-            average.copy_(state["averaged"][name])
+        self.averaged.load(self.model, state["averaged"])
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
         """Initialise from another run's averaged.pt or a checkpoint's folder, with new heads and optimizer."""
         self.model.load_state_dict(language_model_weights(path, self.device))
-        for average, parameter in zip(self.averaged.average, self.model.parameters(), strict=True):
-            average.copy_(parameter.detach())
+        self.averaged.load(self.model, self.model.state_dict())
 
     def save(self, schedule: Schedule) -> None:
         """Write language_model.pt to resume from, and averaged.pt in fp16 for export."""
@@ -243,8 +241,7 @@ def train(options: argparse.Namespace) -> None:
     update: CapturedStep | None = None
     saved = schedule.seconds
     for batch in batches(training.sampler):
-        progress = schedule.progress(training.step)
-        if progress >= 1:
+        if schedule.ended(training.step):
             break
         if batch.shape not in steps:
             static = StaticBatch(batch.shape, device)
@@ -257,6 +254,7 @@ def train(options: argparse.Namespace) -> None:
             )  # the warm-up steps before a capture must not change the weights
             update = CapturedStep(training.update, device)
         warm_up = min(1.0, (training.step + 1) / 1000)
+        progress = training.step / options.steps
         set_rate(training.optimizer, warm_up * cosine(progress, options.rate, 0.01 * options.rate))
         static, gradients = steps[batch.shape]
         static.fill(batch)
@@ -282,7 +280,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", type=Path, required=True)
     p.add_argument("--initial", type=Path, help="averaged.pt of an earlier run, or a checkpoint's folder")
     p.add_argument("--steps", type=int, default=60_000)
-    p.add_argument("--minutes", type=float, help="stop after this time, whatever the step")
+    p.add_argument(
+        "--minutes", type=float, help="end this part after this time; the next one continues the schedule"
+    )
     p.add_argument("--tokens", type=int, default=12_288, help="positions per batch")
     p.add_argument(
         "--draws", type=int, default=2, help="flow-matching draws (time and noise) per patch and step"

@@ -7,7 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-_FLOOR = 1e-5
+# What is this far below full scale (-70 dB) hardly counts: with a lower floor nearly all of the gradient comes from
+# silent frames. Relative to the magnitude of white noise in a Hann window.
+_FLOOR = 3e-4
+
+
+def _floor(window: int) -> float:
+    return _FLOOR * math.sqrt(0.375 * window)
 
 
 def mel_filters(bins: int, bands: int, rate: int) -> Tensor:
@@ -26,28 +32,37 @@ def spectrogram(audio: Tensor, window: Tensor) -> Tensor:
     return torch.stft(audio, length, length // 4, window=window, center=True, return_complex=True)
 
 
-class MultiScaleMelLoss(nn.Module):
-    """Mean distance of log10 mel spectrograms over windows of 2 to 128 ms, as in DAC (arXiv 2306.06546)."""
+def _log_magnitude(audio: Tensor, window: Tensor, mel: Tensor | None = None) -> Tensor:
+    spectrum = torch.view_as_real(spectrogram(audio, window)).square().sum(-1)
+    # The gradient of a square root is unbounded at zero.
+    magnitude = (spectrum + 1e-8).sqrt()
+    if mel is not None:
+        magnitude = torch.matmul(mel, magnitude)
+    return (magnitude + _floor(window.numel())).log10()
+
+
+class SpectralLoss(nn.Module):
+    """Mean distances of log10 spectrograms: over mel bands as in DAC (arXiv 2306.06546), and over linear bins.
+
+    Mel bands hardly charge for pitch, which is in the fine structure of long windows.
+    """
 
     def __init__(self, rate: int) -> None:
         super().__init__()
-        self.windows = (32, 64, 128, 256, 512, 1024, 2048)
-        for length, bands in zip(self.windows, (5, 10, 20, 40, 80, 128, 160), strict=True):
+        self.mel_windows = (32, 64, 128, 256, 512, 1024, 2048)
+        self.linear_windows = (512, 1024, 2048, 4096)
+        for length in {*self.mel_windows, *self.linear_windows}:
             self.register_buffer(f"window_{length}", torch.hann_window(length))
+        for length, bands in zip(self.mel_windows, (5, 10, 20, 40, 80, 128, 160), strict=True):
             self.register_buffer(f"mel_{length}", mel_filters(length // 2 + 1, bands, rate))
 
-    def forward(self, decoded: Tensor, audio: Tensor) -> Tensor:
-        """The loss, a scalar, for two float32 signals (batch, samples)."""
-        total = torch.zeros((), device=audio.device)
-        for length in self.windows:
-            window, mel = getattr(self, f"window_{length}"), getattr(self, f"mel_{length}")
-            got, expected = (self._log_mel(x, window, mel) for x in (decoded, audio))
-            total = total + (got - expected).abs().mean()
-        return total / len(self.windows)
+    def forward(self, decoded: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
+        """The distances over mel bands and linear bins, scalars, for two float32 signals (batch, samples)."""
+        both = torch.cat((decoded, audio))
+        mel = [self._distance(both, n, getattr(self, f"mel_{n}")) for n in self.mel_windows]
+        linear = [self._distance(both, n, None) for n in self.linear_windows]
+        return torch.stack(mel).mean(), torch.stack(linear).mean()
 
-    @staticmethod
-    def _log_mel(audio: Tensor, window: Tensor, mel: Tensor) -> Tensor:
-        spectrum = torch.view_as_real(spectrogram(audio, window)).square().sum(-1)
-        # The gradient of a square root is unbounded at zero.
-        magnitude = (spectrum + 1e-10).sqrt()
-        return torch.matmul(mel, magnitude).clamp(min=_FLOOR).log10()
+    def _distance(self, both: Tensor, length: int, mel: Tensor | None) -> Tensor:
+        decoded, audio = _log_magnitude(both, getattr(self, f"window_{length}"), mel).chunk(2)
+        return (decoded - audio).abs().mean()

@@ -17,32 +17,34 @@ from voxcpm_training import processes
 Metrics = dict[str, Tensor]
 # Processes' clocks differ, and agreeing on one synchronises with the GPU.
 _STEPS_BETWEEN_CLOCKS = 50
+# Gradients are clipped at this multiple of the mean norm of about this many steps.
+_CLIP, _NORMS = 3.0, 100
 
 
 class Schedule:
-    """Progress from 0 to 1 over `steps`, or over `minutes` of wall-clock time, whichever ends first.
+    """`steps` of training in parts of `minutes` of wall-clock time, for machines that are available for a fixed time.
 
-    A time limit suits a machine that is available for a fixed time; a number of steps makes a run reproducible.
+    The learning rate follows the steps alone, so a training in parts is the same as one in a single run.
     """
 
     def __init__(self, steps: int, minutes: float | None, done_seconds: float = 0.0) -> None:
-        self._steps, self._seconds = steps, None if minutes is None else 60 * minutes
-        self._started = time.monotonic() - done_seconds
-        self._shared = 0.0
+        self._steps, self._seconds = steps, math.inf if minutes is None else 60 * minutes
+        self._done, self._started = done_seconds, time.monotonic()
+        self._ended = False
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far, including earlier runs."""
-        return time.monotonic() - self._started
+        """Seconds of training so far, including earlier parts."""
+        return self._done + time.monotonic() - self._started
 
-    def progress(self, step: int) -> float:
-        """Progress after `step` steps, from 0 to 1, the same in all processes."""
-        if step % _STEPS_BETWEEN_CLOCKS == 0 or self._seconds is None:
-            by_clock = 0.0 if self._seconds is None else self.seconds / self._seconds
-            self._shared = min(1.0, max(step / self._steps, by_clock))
-            if self._seconds is not None:
-                self._shared = processes.broadcast_value(self._shared)
-        return self._shared
+    def ended(self, step: int) -> bool:
+        """Whether training ends after `step` steps: the same answer in all processes."""
+        if step >= self._steps:
+            return True
+        if step % _STEPS_BETWEEN_CLOCKS == 0 and self._seconds < math.inf:
+            passed = time.monotonic() - self._started
+            self._ended = processes.broadcast_value(passed) >= self._seconds
+        return self._ended
 
 
 def cosine(progress: float, first: float, last: float) -> float:
@@ -51,10 +53,10 @@ def cosine(progress: float, first: float, last: float) -> float:
 
 
 class AveragedWeights:
-    """Exponential moving average of a module's parameters."""
+    """Exponential moving average of a module's parameters and floating-point buffers."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        self._parameters = list(module.parameters())
+        self._parameters = [tensor for _, tensor in _averaged(module)]
         self.average = [p.detach().clone() for p in self._parameters]
         self._decay = decay
 
@@ -64,11 +66,22 @@ class AveragedWeights:
         torch._foreach_lerp_(self.average, [p.detach() for p in self._parameters], 1 - self._decay)
 
     def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
-        """The module's state with averaged parameters and current buffers."""
+        """The module's state with the averages."""
         state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-        for (name, _), average in zip(module.named_parameters(), self.average, strict=True):
+        for (name, _), average in zip(_averaged(module), self.average, strict=True):
             state[name] = average.clone()
         return state
+
+    def load(self, module: nn.Module, weights: dict[str, Tensor]) -> None:
+        """Continue from a state of the module."""
+        for (name, _), average in zip(_averaged(module), self.average, strict=True):
+            average.copy_(weights[name])
+
+
+def _averaged(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """What is averaged, with its names in the state."""
+    state = module.state_dict(keep_vars=True)
+    return [(name, tensor) for name, tensor in state.items() if tensor.is_floating_point()]
 
 
 def adamw(
@@ -100,6 +113,7 @@ class Gradients:
         parts = self.flat.split([p.numel() for p in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
+        self._norm, self._norms = torch.zeros(2, device=self.flat.device).unbind()
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Add the gradients of a loss with respect to these parameters only."""
@@ -109,6 +123,18 @@ class Gradients:
         """Clip the gradient norm. Returns the norm before clipping."""
         norm = self.flat.norm()
         self.flat.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def clip_outliers(self) -> Tensor:
+        """Clip the gradient norm at `_CLIP` times its running mean. Returns the norm before clipping.
+
+        A fixed limit below the usual norm would let the layer with the largest gradient shrink every other's.
+        """
+        norm = self.flat.nan_to_num_(0.0, 0.0, 0.0).norm()
+        self._norms += 1
+        limit = torch.where(self._norms > _NORMS, _CLIP * self._norm, norm)
+        self._norm.lerp_(torch.minimum(norm, limit), (1 / self._norms).clamp(min=1 / _NORMS))
+        self.flat.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
 
@@ -145,6 +171,52 @@ class CapturedStep:
             return self._step()
         self._graph.replay()
         return self._metrics
+
+
+def factored_moments(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
+    """Adam's second moments, each as means over its rows and columns (Adafactor, arXiv 1804.04235), and its steps.
+
+    A hundredth of the size of the weights. The first moments are left out: with beta 0.8 five steps restore them.
+    """
+    found: list[dict[str, Tensor]] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if not state:  # not updated yet
+                found.append({})
+                continue
+            matrix = state["exp_avg_sq"].flatten(1) if parameter.dim() > 1 else state["exp_avg_sq"][None]
+            found.append({"rows": matrix.mean(1), "columns": matrix.mean(0), "step": state["step"].clone()})
+    return found
+
+
+def restore_moments(optimizer: torch.optim.Optimizer, moments: list[dict[str, Tensor]]) -> None:
+    """Continue with the result of `factored_moments`."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter, m in zip(parameters, moments, strict=True):
+        if not m:
+            continue
+        second = m["rows"][:, None] * m["columns"] / m["rows"].mean().clamp(min=1e-30)
+        optimizer.state[parameter] = {
+            "step": m["step"].clone(), "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": second.reshape(parameter.shape).contiguous(),
+        }  # fmt: skip
+
+
+def weights_to_bytes(state: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Weights in 8 bits with a scale per output channel; sufficient for discriminators, which go on learning."""
+    found = {}
+    for name, tensor in state.items():
+        flat = tensor.float().reshape(len(tensor), -1) if tensor.dim() else tensor.float().reshape(1, 1)
+        scale = flat.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+        scale = scale.view(-1, *[1] * max(0, tensor.dim() - 1)) if tensor.dim() else scale.view(())
+        found[name] = (tensor / scale).round().to(torch.int8), scale
+    return found
+
+
+def bytes_to_weights(state: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """The weights of `weights_to_bytes`."""
+    return {name: values.float() * scale for name, (values, scale) in state.items()}
 
 
 class Log:

@@ -40,12 +40,7 @@ def import_upstream() -> types.ModuleType:
 
     Raises MissingExtraError if voxcpm itself is not installed.
     """
-    # transformers looks for optional packages when it is imported, and must not find the stubs.
-    importlib.import_module("transformers")
-    missing = {name for name in ("torchaudio", "librosa") if importlib.util.find_spec(name) is None}
-    for name, stub in _stubs().items():
-        if name.partition(".")[0] in missing:
-            sys.modules.setdefault(name, stub)
+    install_stubs()
     try:
         with _quiet():
             return importlib.import_module("voxcpm")
@@ -53,6 +48,20 @@ def import_upstream() -> types.ModuleType:
         raise MissingExtraError(
             f"validation needs upstream's code ({error}): pip install --no-deps voxcpm=={VERSION}"
         ) from None
+
+
+def install_stubs() -> None:
+    """Make torchaudio and librosa importable, as stubs if they are not installed."""
+    # transformers looks for optional packages when it is imported, and must not find the stubs.
+    importlib.import_module("transformers")
+    missing = {
+        name
+        for name in ("torchaudio", "librosa")
+        if name not in sys.modules and importlib.util.find_spec(name) is None
+    }
+    for name, stub in _stubs().items():
+        if name.partition(".")[0] in missing:
+            sys.modules.setdefault(name, stub)
 
 
 def _stubs() -> dict[str, types.ModuleType]:

@@ -34,6 +34,10 @@ def listen(
     narration: Annotated[
         bool, typer.Option("--narration", help="Narrate a story, measured minute by minute.")
     ] = False,
+    copy_synthesis: Annotated[
+        bool,
+        typer.Option("--copy-synthesis", help="Encode and decode recordings: the AudioVAE without the LMs."),
+    ] = False,
     short_sentences: Annotated[
         bool,
         typer.Option("--short-sentences", help="Read 50 sentences. The default."),
@@ -75,21 +79,28 @@ def listen(
         typer.Option(help="A saved listening.json to show or merge; repeatable."),
     ] = None,
 ) -> None:
-    """Test speech with a recogniser: word errors, length, cuts, repetitions, similarity, pace and level."""
+    """Test speech: word errors, sound quality and pitch, length, cuts, repetitions, similarity, pace and level."""
     if report is not None:
         inputs = (bundle, checkpoint, recogniser, *(saved or ()))
         report_folder(report, ("listening.json",), inputs)
     # Imports the recogniser and PyTorch; `--help` works without the extra.
     from voxcpm_validation.listening.hearing import Listener
-    from voxcpm_validation.listening.parts import Extent, Report, listen, tables
-    from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
+    from voxcpm_validation.listening.parts import Extent, Report, copies, listen, tables
+    from voxcpm_validation.listening.speakers import (
+        bundle_copier,
+        bundle_speaker,
+        natural_seconds,
+        upstream_speaker,
+    )
 
     chosen = {
         "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,
     }  # fmt: skip
-    parts = [part for part, selected in chosen.items() if selected] or ([] if saved else ["sentences"])
+    parts = [part for part, selected in chosen.items() if selected] or (
+        [] if saved or copy_synthesis else ["sentences"]
+    )
     result = sum((_read(path) for path in saved or []), Report())
-    if parts:
+    if parts or copy_synthesis:
         folder = locate_bundle(bundle)
         available = Manifest.read(folder).precisions
         precisions = [p for p in precision or available if p != "none"]
@@ -98,13 +109,18 @@ def listen(
         listener, natural = Listener.of(recogniser), natural_seconds(folder)
         with status_line("") as note:
             options: dict[str, Any] = {"listener": listener, "natural": natural, "seed": seed, "report": note}
-            if checkpoint is not None:
+            if checkpoint is not None and parts:
                 speak, short = upstream_speaker(checkpoint, folder), [p for p in parts if p != "narration"]
                 extent = Extent(sentences, upstream_words or words)
                 result += listen("upstream fp32", speak, short, extent=extent, **options)
             for p in precisions:
                 extent = Extent(sentences, words, minutes)
-                result += listen(f"bundle {p}", bundle_speaker(folder, p), parts, extent=extent, **options)
+                if parts:
+                    result += listen(
+                        f"bundle {p}", bundle_speaker(folder, p), parts, extent=extent, **options
+                    )
+                if copy_synthesis:
+                    result += copies(f"bundle {p}", bundle_copier(folder, p), listener.judge)
     output = Console()
     if not output.is_terminal:
         output.width = max(output.width, _WIDTH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_validation.listening.material import PromptVoice, prompt_clip, prompt_voices
 from voxcpm_validation.listening.recognition import Recogniser
+from voxcpm_validation.listening.sound_quality import SoundJudge, SoundQuality
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 
 # The end of an utterance counts as cut if its level, relative to the peak, is higher than this.
@@ -52,6 +53,10 @@ Speak = Callable[[str, "PromptVoice | None", int, "float | None"], Reading]
 None. It stops after the first segment that ends later than `seconds`, if given."""
 
 
+Copier = Callable[[Floats, int], tuple[Floats, Floats, int]]
+"""An AudioVAE under test: (recording (samples,), Hz) → the recording and its copy, both (samples,), and their rate."""
+
+
 class TranscribedSegment(BaseModel, extra="forbid", frozen=True):
     """One utterance with its transcript and measurements."""
 
@@ -67,6 +72,12 @@ class TranscribedSegment(BaseModel, extra="forbid", frozen=True):
     """Whether the last 30 ms are not quiet."""
     level: float
     """Level of the speech without its pauses, in dBFS."""
+    mos: float
+    dnsmos: float
+    pitch: float | None
+    """Median fundamental frequency in Hz; None if nothing is voiced."""
+    comb: float
+    """These four: see `SoundQuality`."""
     embedding: tuple[float, ...] = Field(default=(), exclude=True)
     """Unit-length speaker embedding; empty in a saved report."""
 
@@ -112,6 +123,7 @@ class Listener:
 
     recogniser: Recogniser
     encoder: SpeakerEncoder
+    judge: SoundJudge
     voices: Sequence[PromptVoice]
     gallery: Mapping[str, Floats]
 
@@ -123,7 +135,7 @@ class Listener:
         """
         encoder, voices = SpeakerEncoder(), prompt_voices()
         gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in voices}
-        return cls(Recogniser(recogniser), encoder, voices, gallery)
+        return cls(Recogniser(recogniser), encoder, SoundJudge(), voices, gallery)
 
     def transcribe(self, reading: Reading) -> list[TranscribedSegment]:
         """Every segment of a reading, transcribed and measured."""
@@ -136,9 +148,14 @@ class Listener:
                 ends_abruptly=_ends_abruptly(segment.audio, rate),
                 level=speech_level(segment.audio, rate),
                 embedding=tuple(map(float, self.encoder.embed(segment.audio, rate))),
+                **_figures(self.judge.quality(segment.audio, rate)),
             )
             for segment in reading.segments
         ]
+
+
+def _figures(quality: SoundQuality) -> dict[str, Any]:
+    return {name: None if np.isnan(value) else value for name, value in quality._asdict().items()}
 
 
 def speech_level(audio: Floats, sample_rate: int) -> float:

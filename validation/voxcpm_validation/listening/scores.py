@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
+from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_validation.listening.hearing import Listener, TranscribedCase, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
 from voxcpm_validation.listening.recognition import is_repeated, longest_lost_run, normalized, word_errors
+from voxcpm_validation.listening.sound_quality import SoundJudge
 
 LONG, SHORT = 1.4, 0.6
 """A segment is suspicious if the ratio of its length to its natural length is not between these."""
+MIN_CORRELATION, MAX_COMB, MIN_MOS = 0.95, 0.35, 3.8
+"""Gates of an AudioVAE: correlation of the pitch, comb share, and DistillMOS of its copies."""
 LOST_WORDS = 3
 """A segment counts as cut if this many consecutive words are missing."""
 _NATURAL = 0.15
@@ -48,7 +52,61 @@ class CaseScores(_Record):
     case: str = _column("case")
 
 
-class SentenceScores(CaseScores):
+class SoundScores(CaseScores):
+    """How a case sounds: means over its segments, and the median of their pitch."""
+
+    mos: float = _column("MOS", "{:.2f}")
+    """Mean opinion score that DistillMOS predicts, 1 to 5."""
+    dnsmos: float = _column("DNSMOS", "{:.2f}")
+    """Overall quality that DNSMOS predicts, 1 to 5."""
+    pitch: float | None = _column("F0, Hz", "{:.0f}", default=None)
+    comb: float = _column("comb", "{:.0%}")
+    """Share of power near multiples of 50 Hz; 24 % by chance."""
+
+
+def sound(segments: Sequence[TranscribedSegment]) -> dict[str, Any]:
+    """The fields of `SoundScores`."""
+    pitches = [s.pitch for s in segments if s.pitch is not None]
+    means = {name: float(np.mean([getattr(s, name) for s in segments])) for name in ("mos", "dnsmos", "comb")}
+    return {**means, "pitch": float(np.median(pitches)) if pitches else None}
+
+
+class CopyScores(CaseScores):
+    """How the AudioVAE alone, without a language model, reproduces a recording."""
+
+    recorded_mos: float = _column("recorded MOS", "{:.2f}")
+    """Of the recording, as the next one of its copy."""
+    mos: float = _column("MOS", "{:.2f}")
+    dnsmos: float = _column("DNSMOS", "{:.2f}")
+    recorded_pitch: float = _column("recorded F0, Hz", "{:.0f}")
+    pitch: float | None = _column("F0, Hz", "{:.0f}")
+    correlation: float = _column("F0 correlation", "{:.2f}")
+    within_50_cents: float = _column("within 50 cents", "{:.0%}")
+    comb: float = _column("comb", "{:.0%}")
+
+
+def passes(copies: Sequence[CopyScores]) -> bool:
+    """Whether a language model is worth training on an AudioVAE with these scores, in the mean."""
+    correlation, comb, mos = np.mean([(c.correlation, c.comb, c.mos) for c in copies], axis=0)
+    return bool(correlation >= MIN_CORRELATION and comb <= MAX_COMB and mos >= MIN_MOS)
+
+
+def copy_scores(
+    system: str, case: str, original: Floats, copy: Floats, rate: int, judge: SoundJudge
+) -> CopyScores:
+    """The scores of a copy of a recording; both (samples,) at `rate` Hz."""
+    frames = min(len(original), len(copy))
+    original, copy = original[:frames], copy[:frames]
+    recorded, copied = judge.quality(original, rate), judge.quality(copy, rate)
+    agreement = judge.agreement(original, copy, rate)
+    return CopyScores(
+        system=system, case=case, recorded_mos=recorded.mos, mos=copied.mos, dnsmos=copied.dnsmos,
+        recorded_pitch=recorded.pitch, pitch=None if np.isnan(copied.pitch) else copied.pitch,
+        correlation=agreement.correlation, within_50_cents=agreement.within_50_cents, comb=copied.comb,
+    )  # fmt: skip
+
+
+class SentenceScores(SoundScores):
     """Scores over all short sentences, zero-shot or as a continuation of one prompt."""
 
     sentences: int
@@ -101,6 +159,7 @@ def sentence_scores(heard: TranscribedCase, listener: Listener, _: object = None
         tried_again=_tried_again(segments),
         heard=tuple(segments),
         **figures,
+        **sound(segments),
     )
 
 
@@ -128,7 +187,7 @@ class ProseSegment(_Record):
     repeated: bool
 
 
-class ProseScores(CaseScores):
+class ProseScores(SoundScores):
     """Scores over one kind of prose, or over all."""
 
     kind: str = _column("text")
@@ -194,6 +253,7 @@ def prose_scores(
             words_per_minute=_words_per_minute(segments),
             similarity=None if own is None else float(np.mean([np.dot(s.embedding, own) for s in segments])),
             segments=tuple(examined),
+            **sound(segments),
         )
 
 

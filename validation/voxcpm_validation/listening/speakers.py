@@ -7,12 +7,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 import torch
 
 from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER
+from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.backends.loading import choose_backend
+from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.model.audio_vae import patch_decoder
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
@@ -20,7 +25,7 @@ from voxcpm_runtime.speech.results import PlannedSegment, Progress
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening.hearing import Reading, Speak, SpokenSegment
+from voxcpm_validation.listening.hearing import Copier, Reading, Speak, SpokenSegment
 from voxcpm_validation.listening.material import PromptVoice, prompt_clip
 from voxcpm_validation.listening.scores import NaturalSeconds
 from voxcpm_validation.upstream import build_prompt_cache, load_upstream, upstream_generate
@@ -62,6 +67,20 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
         return Reading(segments, speech.sample_rate)
 
     return speak
+
+
+def bundle_copier(bundle: str | Path | None, precision: str) -> Copier:
+    """A bundle's AudioVAE on this machine's backend. Raises the same as opening a bundle."""
+    driver = VoxCPM.from_bundle(bundle, precision).driver
+    sizes = driver.architecture
+
+    def copy(audio: Floats, rate: int) -> tuple[Floats, Floats, int]:
+        patches = driver.encode_reference(resample(audio, rate, sizes.input_sample_rate))
+        decode = patch_decoder(driver.models[AUDIO_VAE_DECODER])
+        copied = np.concatenate([decode(patch) for patch in patches])
+        return resample(audio, rate, sizes.output_sample_rate), copied, sizes.output_sample_rate
+
+    return copy
 
 
 def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
