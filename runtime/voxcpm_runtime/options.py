@@ -104,6 +104,10 @@ class GenerationOptions:
         "Maximum length; also where speech becomes suspicious, unless this is 6 and there is a `speech.json`.",
         (0.1, 1000.0), "patches per text token", ("--retry-ratio",),
     )] = 6.0
+    every_word: Annotated[bool, Option(
+        "Do not stop before the last word, and repair skipped or repeated words; needs a bundle with alignment heads.",
+        flags=("--every-word/--no-every-word",),
+    )] = True
     segment_tokens: Annotated[int | None, Option(
         "Maximum number of text tokens per utterance; a longer text is spoken in segments.", (8, 100_000), "tokens",
         default=f"from the checkpoint's `speech.json`, otherwise {SEGMENT_TOKENS}",

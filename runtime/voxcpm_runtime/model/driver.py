@@ -68,6 +68,11 @@ class Prefilled:
     stop_logits: Floats  # Logits of the stop head (2,): continue, stop
     last_patch: Latents
     """The patch before the first generated one (frames, latent_dim); zeros after text."""
+    attention: Floats | None = None
+    """What the alignment heads attended to while `last_patch` was fed: (heads, positions before it).
+
+    None before the first patch, and for bundles without such heads.
+    """
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,13 @@ class Patch:
 
     index: int  # Index of the patch in the speech, from 0
     latents: Latents  # (frames, latent_dim)
-    stops: bool  # Whether the stop head ends the speech with this patch
-    attention: Floats | None = None
-    """What the alignment heads attended to while the previous patch was fed: (heads, positions before generation).
+    stops: bool  # Whether the speech ends with this patch
+    before: Prefilled | None = None  # What it was generated from, to generate it again
 
-    None for the first patch, and for bundles without such heads.
-    """
+    @property
+    def attention(self) -> Floats | None:
+        """See `Prefilled`."""
+        return None if self.before is None else self.before.attention
 
 
 class Driver:
@@ -145,39 +151,34 @@ class Driver:
         )  # fmt: skip
 
     def generate_patches(
-        self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource, limit: int, *,
-        teacher: Items[Latents] | None = None,
+        self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource, limit: int, *, start: int = 0,
+        ends: Callable[[bool, Floats | None], bool] | None = None, teacher: Items[Latents] | None = None,
     ) -> Generator[Patch, None, None]:  # fmt: skip
         """Yield at most `limit` patches; the last one is where the stop head ends the speech.
 
-        The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) to
-        feed back instead of the predicted ones; then the stop head is ignored, and the length of `teacher` is a limit,
-        too.
+        The caches must have room for `limit` more positions. start: index of the first patch, if `prefilled` is
+        `Patch.before` of an earlier one. ends: given the stop head's decision and `Prefilled.attention`, whether the
+        speech ends. teacher: teacher forcing, patches (frames, latent_dim) to feed back instead of the predicted ones;
+        then the stop head is ignored, and the length of `teacher` is a limit, too.
 
         Raises BundleError if a patch has infinities or NaN.
         """
         count = limit if teacher is None else min(limit, len(teacher))
-        hidden, residual_hidden, last = prefilled.hidden, prefilled.residual_hidden, prefilled.last_patch
-        stop_logits, attention = prefilled.stop_logits, None
-        for index in range(count):
-            patch = self._predict(hidden, residual_hidden, last, options, rng)
+        for index in range(start, count):
+            patch = self._predict(prefilled, options, rng)
             if not np.isfinite(patch).all():
                 raise BundleError(
                     f"patch {index} is not finite: the step models overflow; try another precision"
                 )
-            stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
-            yield Patch(index, patch, stops, attention)
+            stops = index > options.min_len and int(np.argmax(prefilled.stop_logits)) == _STOP
+            if ends is not None:
+                stops = ends(stops, prefilled.attention)
+            yield Patch(index, patch, stops, prefilled)
             if index + 1 == count or (stops and teacher is None):
                 return
-            last = patch if teacher is None else np.asarray(teacher[index], np.float32)
-            embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
-            outputs = self._lm_step(BASE_LM_STEP, prefilled.base_state, embedding, position)
-            hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
-            if ATTENTION in outputs:
-                attention = outputs[ATTENTION][0, :, : prefilled.position].copy()
-            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
-            residual = self._lm_step(RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, position)
-            residual_hidden = residual["hidden"][0]
+            prefilled = self._fed(
+                prefilled, patch if teacher is None else np.asarray(teacher[index], np.float32)
+            )
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,); the prompt's end is its context."""
@@ -230,24 +231,32 @@ class Driver:
         residual = self._lm_step(RESIDUAL_LM_STEP, states[RESIDUAL_LM_STEP], residual_input, position)
         return hidden[-1], residual["hidden"][-1], outputs["stop_logits"][-1]
 
+    def _fed(self, prefilled: Prefilled, patch: Latents) -> Prefilled:
+        """Feed a patch (frames, latent_dim) to both language models: what the next one needs."""
+        embedding = self.embed_patches(patch[np.newaxis])
+        outputs = self._lm_step(BASE_LM_STEP, prefilled.base_state, embedding, prefilled.position)
+        residual_input = self._projections.residual_input(outputs["fsq_hidden"], embedding)
+        residual = self._lm_step(
+            RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, prefilled.position
+        )
+        rows = outputs.get(ATTENTION)
+        return Prefilled(
+            prefilled.base_state, prefilled.residual_state, prefilled.position + 1, hidden=outputs["fsq_hidden"][0],
+            residual_hidden=residual["hidden"][0], stop_logits=outputs["stop_logits"][0], last_patch=patch,
+            attention=None if rows is None else rows[0, :, : prefilled.position].copy(),
+        )  # fmt: skip
+
     def _encode(self, audio: Audio) -> Latents:
         samples = self.architecture.patch_input_samples
         return encode_audio(
             self.models[AUDIO_VAE_ENCODER], audio, samples, encoder_patches(self.architecture)
         )
 
-    def _predict(
-        self,
-        hidden: Floats,
-        residual_hidden: Floats,
-        last: Latents,
-        options: GenerationOptions,
-        rng: NoiseSource,
-    ) -> Latents:
+    def _predict(self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource) -> Latents:
         shape = (1, self.architecture.feat_dim, self.architecture.patch_size)
         noise = draw_noise(rng, shape)[0] * np.float32(options.temperature)
-        condition = self._projections.dit_condition(hidden, residual_hidden)
-        given = (noise, condition, np.ascontiguousarray(last.T))
+        condition = self._projections.dit_condition(prefilled.hidden, prefilled.residual_hidden)
+        given = (noise, condition, np.ascontiguousarray(prefilled.last_patch.T))
         solver: dict[str, Any] = {
             "steps": options.inference_timesteps,
             "cfg_value": options.cfg_value,

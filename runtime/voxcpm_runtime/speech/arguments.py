@@ -182,6 +182,7 @@ class Keywords(TypedDict, total=False):
     retry_badcase: bool
     retry_badcase_max_times: int
     retry_badcase_ratio_threshold: float
+    every_word: bool
     segment_tokens: int | None
     paragraph_pause: float
     speed: float

@@ -129,10 +129,12 @@ class Plan:
             return self.seed + attempt
         return int(np.random.SeedSequence([self.seed, segment]).generate_state(1)[0]) + attempt
 
-    def noise(self, segment: int, attempt: int) -> NoiseSource:
-        """The source of noise for an attempt at a segment, both counted from 0."""
-        rng = self.arguments.rng
-        return rng if rng is not None else np.random.default_rng(self.seed_of(segment, attempt))
+    def noise(self, segment: int, attempt: int, repair: int = 0) -> NoiseSource:
+        """The source of noise for an attempt at a segment, and for a repair of it, all counted from 0."""
+        if self.arguments.rng is not None:
+            return self.arguments.rng
+        seed = self.seed_of(segment, attempt)
+        return np.random.default_rng([seed, segment, repair] if seed is not None and repair else seed)
 
     def limit(self, segment: PlannedSegment, voice: AnyVoice | None, continued: int = 0) -> int:
         """Maximum number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits.

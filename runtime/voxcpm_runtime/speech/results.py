@@ -11,11 +11,14 @@ from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.words.coverage import word_counts
 from voxcpm_runtime.words.pauses import letter_times
 from voxcpm_runtime.words.words import Method, Word, word_times
 
 Reason = Literal["", "long", "short", "cut"]
 """Why speech is suspicious: too long or too short for its text, or cut off by the KV cache; otherwise empty."""
+
+_MAX_LISTED = 5  # Words in a warning
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Piece:
 
     audio: Audio  # (samples,) in [-1, 1]
     segment: int  # Index of its segment, from 0; a pause belongs to the next segment
-    patches: int = 0  # Patches of this segment so far; 0 for other pieces
+    patches: int = 0  # Patches of this segment so far; 0 for a pause
     latents: Latents | None = None  # The patch (frames, latent_dim); None for other pieces
     attempt: int = 1  # Number of the attempt at the segment, from 1; each starts the segment over
     attempts: int = 1  # Number of attempts so far; more than `attempt` if an earlier one was best
@@ -59,8 +62,14 @@ class Piece:
     attention: Floats | None = (
         None  # To the text's tokens in the alignment heads (heads, tokens), as in `Patch`
     )
+    said_counts: Sequence[int] = ()  # With the last patch, as in `SpokenSegment`
     spoken: SpokenSegment | None = None
     """The whole segment, with the times of its words: with its last patch in a stream, otherwise None."""
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the segment is spoken again after its first `patches` patches."""
+        return self.latents is None and not len(self.audio)
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,9 @@ class SpokenSegment:
     said: str = ""  # The text as it is said; empty for a part, and if an earlier release saved the segment
     sample_rate: int = 0  # Hz
     start: float = 0.0  # Seconds of the speech before it, pauses included
+    said_counts: Sequence[int] = field(default=(), repr=False)
+    """How many times each character of `said` is said, by the model's attention; empty without it."""
+    place: int = 0  # Index of the first character of `text` in the text of the speech; 0 in a session
 
     @cached_property
     def words(self) -> tuple[Word, ...]:
@@ -113,7 +125,24 @@ class SpokenSegment:
             return ()
         method: Method = "attention" if self.letter_times else "pauses"
         times = self.letter_times or letter_times(self.said, self.audio, self.sample_rate)
-        return word_times(self.text, self.said, times, start=self.start, method=method)
+        timed = word_times(self.text, self.said, times, start=self.start, method=method)
+        counts = word_counts(self.text, self.said, self.said_counts)
+        pairs = zip(timed, counts or [1] * len(timed), strict=True)
+        return tuple(word._replace(place=self.place + word.place, said=said) for word, said in pairs)
+
+    @property
+    def unsaid(self) -> tuple[Word, ...]:
+        """The words that the speech lacks, by the model's attention."""
+        return tuple(word for word in self.words if not word.said) if 0 in self.said_counts else ()
+
+    @property
+    def repeated(self) -> tuple[Word, ...]:
+        """The words that are said more often than they are written, likewise."""
+        return (
+            tuple(word for word in self.words if word.said > 1)
+            if max(self.said_counts, default=1) > 1
+            else ()
+        )
 
 
 class SuspiciousSegment(NamedTuple):
@@ -153,6 +182,16 @@ class Speech:
         return tuple(word for segment in self.segments for word in segment.words)
 
     @property
+    def unsaid(self) -> tuple[Word, ...]:
+        """The words that the speech lacks: always empty for bundles without alignment heads."""
+        return tuple(word for segment in self.segments for word in segment.unsaid)
+
+    @property
+    def repeated(self) -> tuple[Word, ...]:
+        """The words that are said more often than they are written, likewise."""
+        return tuple(word for segment in self.segments for word in segment.repeated)
+
+    @property
     def suspicious(self) -> tuple[SuspiciousSegment, ...]:
         """The segments that are suspicious in every attempt."""
         return tuple(
@@ -189,6 +228,22 @@ class TooLongWarning(SuspiciousWarning):
 
 class TooShortWarning(SuspiciousWarning):
     """Speech that is suspiciously short for its text, so that words may be missing."""
+
+
+class WordsWarning(UserWarning):
+    """Speech that lacks or repeats words, in every attempt; they are in `words`, and the message has the first ones."""
+
+    def __init__(self, number: int, words: Sequence[Word]) -> None:
+        parts = []
+        for kind, count in (("lacks", 0), ("repeats", 2)):
+            if found := [word for word in words if min(word.said, 2) == count]:
+                listed = ", ".join(
+                    repr(f"{word.text}") + f" (at {word.place})" for word in found[:_MAX_LISTED]
+                )
+                more = f" and {len(found) - _MAX_LISTED} more words" if len(found) > _MAX_LISTED else ""
+                parts.append(f"{kind} {listed}{more}")
+        super().__init__(f"segment {number}: the speech {' and '.join(parts)}; another seed may be better")
+        self.words = tuple(words)
 
 
 class UnspokenWarning(UserWarning):

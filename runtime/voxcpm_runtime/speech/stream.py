@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from voxcpm_runtime.speech.results import (
     Speech,
     SpokenSegment,
     UnspokenWarning,
+    WordsWarning,
 )
 from voxcpm_runtime.speech.utterance import attempts, utterance
 from voxcpm_runtime.text.control import without_control
@@ -41,14 +43,15 @@ DEFAULT_CHUNK_PATCHES = 5
 
 def stream(
     plan: Plan, segments: Iterable[PlannedSegment | None], driver: Driver, voice: Voice | None,
-    prefix: Callable[[Voice], Prefix], whole: SpeechBuilder | None = None,
+    prefix: Callable[[Voice], Prefix], whole: SpeechBuilder | None = None, held: Sequence[Piece] = (),
 ) -> Iterator[Piece]:  # fmt: skip
     """Yield the pieces of the segments as they are spoken, with pauses between paragraphs.
 
     voice: the plan's, encoded; without one, the first segments become the voice of the others. prefix: computes the
-    language models' states of a voice. whole: gathers the speech; then bad segments are retried. Segments are consumed
-    one by one, each after all pieces of the previous one. None, if there is no segment yet, yields a piece without
-    samples. If cancelled, raises Cancelled, or returns with `keep_partial`.
+    language models' states of a voice. whole: gathers the speech; then bad segments are retried. held: the pieces of a
+    stream that are not yet handed out, which may be taken back (`Piece.goes_back`). Segments are consumed one by one,
+    each after all pieces of the previous one. None, if there is no segment yet, yields a piece without samples. If
+    cancelled, raises Cancelled, or returns with `keep_partial`.
     """
     builder = whole or SpeechBuilder(plan, whole=False)
     # Letters spoken in the voice's prompt; None once it includes a suspicious segment.
@@ -76,7 +79,8 @@ def stream(
                     known_prefix = None if speaker is None else prefix(speaker)
                     own = _spoken_letters(segment.voice, plan.bundle) if segment.voice else letters or 0
                     current = utterance(plan, index, segment, speaker, prompt_letters=own, left=left)
-                for piece in attempts(plan, driver, current, known_prefix, retries=whole is not None):
+                count_held = partial(_patches_of, held, index) if whole is None else None
+                for piece in attempts(plan, driver, current, known_prefix, held=count_held):
                     builder.add(piece)
                     if whole is None and (piece.stops or piece.patches == current.limit):
                         spoken = builder.finish(index, segment)
@@ -96,6 +100,11 @@ def stream(
     if builder.cancelled and not plan.arguments.keep_partial:
         # A new exception: the traceback of the first one keeps the KV caches alive.
         plan.cancel.check()
+
+
+def _patches_of(pieces: Sequence[Piece], segment: int) -> int:
+    """How many of the pieces are patches of the segment with that index."""
+    return sum(piece.segment == segment and piece.latents is not None for piece in pieces)
 
 
 def _spoken_letters(voice: Voice, bundle: Bundle) -> int:
@@ -124,6 +133,7 @@ class SpeechBuilder:
         self._began = time.perf_counter()
         self._patches = 0  # Patches of the segments before this one
         self._samples = 0  # Samples before the next segment
+        self._characters = 0  # Characters of the text before it, or fewer
         self._finished_characters, self._finished_at = 0, 0.0
 
     def saved(self, index: int, planned: PlannedSegment) -> SpokenSegment | None:
@@ -143,9 +153,9 @@ class SpeechBuilder:
         return Piece(silence, index)
 
     def add(self, piece: Piece) -> None:
-        """Add a patch, or drop the current attempt if the segment starts over."""
+        """Add a patch, or drop those after which the segment is spoken again."""
         if piece.latents is None:
-            self._pieces.clear()
+            del self._pieces[piece.patches :]
             return
         self._pieces.append(piece)
         progress, text = self._plan.arguments.progress, self._plan.arguments.text
@@ -168,8 +178,10 @@ class SpeechBuilder:
         )
 
     def finish(self, index: int, planned: PlannedSegment) -> SpokenSegment:
-        """Join, save and return the complete segment."""
+        """Join, save and return the complete segment. Warns of words that it lacks or repeats."""
         spoken = self._join(index, planned)
+        if missed := spoken.unsaid + spoken.repeated:
+            warnings.warn(WordsWarning(index + 1, missed), stacklevel=3)
         if self._store is not None:
             self._store.put(index, spoken)
         self._append(planned, spoken)
@@ -207,6 +219,7 @@ class SpeechBuilder:
             self._after = planned.after
         self._patches += len(self._pieces)
         self._samples += len(spoken.audio)
+        self._characters = spoken.place + len(spoken.text)
         self._complete = planned.followed is False
         self._pieces.clear()
         self._finished_characters += len(planned.text)
@@ -231,7 +244,13 @@ class SpeechBuilder:
             said=planned.said,
             sample_rate=self._plan.bundle.architecture.output_sample_rate,
             start=self._samples / self._plan.bundle.architecture.output_sample_rate,
+            said_counts=list(last.said_counts),
+            place=self._place(planned),
         )
+
+    def _place(self, planned: PlannedSegment) -> int:
+        """`SpokenSegment.place`."""
+        return max((self._plan.arguments.text or "").find(planned.text, self._characters), 0)
 
     def _letter_times(self, planned: PlannedSegment, audio: Audio) -> list[float]:
         """`SpokenSegment.letter_times`."""
@@ -255,17 +274,21 @@ def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tupl
     return whole_number(first, "first_chunk_patches", 1, "patches"), others
 
 
-def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:
-    """Yield the audio in chunks (samples,) of `first` and then `others` patches; a pause joins the next patch."""
+def chunked(pieces: Iterable[Piece], held: list[Piece], first: int, others: int) -> Iterator[Audio]:
+    """Yield the audio in chunks (samples,) of `first` and then `others` patches; a pause joins the next patch.
+
+    held: the pieces that are not yet yielded, which are kept there.
+    """
     size = first
-    gathered: list[Audio] = []
-    patches = 0
     for piece in pieces:
-        gathered.append(piece.audio)
-        patches += piece.latents is not None
+        if piece.goes_back:
+            held[:] = [p for p in held if p.segment != piece.segment or p.patches <= piece.patches]
+        held.append(piece)
+        patches = sum(p.latents is not None for p in held)
         # At another speed the first patch may give no samples yet.
-        if patches >= size and any(map(len, gathered)):
-            yield np.concatenate(gathered)
-            gathered, patches, size = [], 0, others
-    if any(map(len, gathered)):
-        yield np.concatenate(gathered)
+        if patches >= size and any(len(p.audio) for p in held):
+            yield np.concatenate([p.audio for p in held])
+            held.clear()
+            size = others
+    if any(len(p.audio) for p in held):
+        yield np.concatenate([p.audio for p in held])

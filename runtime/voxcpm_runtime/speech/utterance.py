@@ -7,6 +7,7 @@ voice. Without one upstream's rule applies, a maximum number of patches per text
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Generator
@@ -20,13 +21,14 @@ from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
 from voxcpm_runtime.audio.stretching import Stretching
-from voxcpm_runtime.model.driver import Driver, Patch, Prefix
+from voxcpm_runtime.model.driver import Driver, Patch, Prefilled, Prefix
 from voxcpm_runtime.model.sequence import Latents, Sequence, build_sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.plan import Plan, min_anchor, reference_positions
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
 from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.words.coverage import Follower, word_counts
 
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold
 # Multiples of the expected duration where speech is suspicious, and where an attempt is aborted. Good speech of the
@@ -96,6 +98,12 @@ class Utterance:
     limited_by_cache: bool  # Whether the KV cache determines `limit`
     length: ExpectedLength
 
+    @property
+    def text(self) -> slice:
+        """The positions of the text's tokens in the sequence."""
+        end = int(np.flatnonzero(~self.sequence.is_audio)[-1])  # The token between text and audio
+        return slice(end - self.segment.target_tokens, end)
+
 
 def utterance(
     plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None, *, prompt_letters: int = 0,
@@ -156,14 +164,17 @@ def _length(
 
 
 def attempts(
-    plan: Plan, driver: Driver, utterance: Utterance, prefix: Prefix | None, *, retries: bool
-) -> Generator[Piece, None, None]:
+    plan: Plan, driver: Driver, utterance: Utterance, prefix: Prefix | None, *, held: Callable[[], int] | None = None
+) -> Generator[Piece, None, None]:  # fmt: skip
     """Yield the patches of one attempt after another, until one is good or all attempts are used.
 
-    A piece without latents starts a new attempt. Of several bad attempts the best is kept (`ExpectedLength.badness`);
-    if it was not the last one, its pieces are repeated. prefix: what the language models computed for the utterance's
-    voice. retries: False for a single attempt, for audio that is played immediately; then the warning is issued as soon
-    as the speech is suspicious.
+    A piece without latents goes back: to the beginning for a new attempt, or to the last patch in order for a repair.
+    Of several bad attempts the best is kept: the one with the fewest words missing or repeated, then by length
+    (`ExpectedLength.badness`). If it was not the last one, its pieces are repeated. prefix: what the language models
+    computed for the utterance's voice.
+
+    held: for audio that is played immediately, the number of patches that are not yet handed out. There is a single
+    attempt then, only these patches are repaired, and a warning is issued as soon as the speech is suspicious.
 
     Closing the iterator cancels before the next step, as the plan's `cancel` does. Raises Cancelled, and InputError for
     a system error, such as too little memory. Warns if the attempt that is kept is suspicious: TooLongWarning,
@@ -171,14 +182,10 @@ def attempts(
     """
     with system_errors_as(InputError):
         stop_token = CancelToken(plan.cancel)
-        # ONNX Runtime releases the GIL while it computes; coremltools' `predict` holds it, so nothing runs in parallel.
-        parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
         driver = driver.with_check(stop_token.check)
         prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
         options = plan.options
-        maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and retries else 1
-        text_end = int(np.flatnonzero(~utterance.sequence.is_audio)[-1])  # The token between text and audio
-        text = slice(text_end - utterance.segment.target_tokens, text_end)
+        maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and held is None else 1
         rejected: list[list[Piece]] = []
         restart = np.zeros(0, np.float32)
         seconds, speed = utterance.length.seconds, utterance.segment.speed
@@ -187,16 +194,19 @@ def attempts(
                 yield Piece(restart, utterance.index, attempt=attempt, attempts=attempt)
             spoken: list[Piece] = []
             reason: Reason = ""
-            decode = driver.patch_decoder(utterance.sequence)
-            stretch = Stretching(speed, plan.bundle.architecture.output_sample_rate)
-            noise = plan.noise(utterance.index, attempt - 1)
-            patches = driver.generate_patches(prefilled, options, noise, utterance.limit)
-            pairs = decoded(patches, decode, parallel=parallel, first_alone=utterance.index == 0)
+            follower = _follower(plan, utterance)
+            takes = _takes(plan, driver, utterance, prefilled, attempt, follower, held)
             try:
-                for patch, audio in pairs:
+                for patch, audio in takes:
+                    if patch.index < len(spoken):
+                        del spoken[patch.index :]
+                        yield Piece(
+                            restart, utterance.index, patches=patch.index, attempt=attempt, attempts=attempt
+                        )
                     before, reason = reason, _reason(utterance, patch, judged=options.retry_badcase)
+                    last = patch.stops or patch.index + 1 == utterance.limit
                     piece = Piece(
-                        audio=_segment_audio(plan, utterance, patch, audio, stretch),
+                        audio=audio,
                         segment=utterance.index,
                         patches=patch.index + 1,
                         latents=patch.latents,
@@ -206,11 +216,11 @@ def attempts(
                         reason=reason,
                         expected_seconds=None if seconds is None else seconds / speed,
                         planned=utterance.segment,
-                        attention=None if patch.attention is None else patch.attention[:, text],
+                        attention=None if patch.attention is None else patch.attention[:, utterance.text],
+                        said_counts=follower.counts() if last and follower is not None else (),
                     )
-                    if retries:
-                        spoken.append(piece)
-                    elif reason and not before:
+                    spoken.append(piece)
+                    if held is not None and reason and not before:
                         _warn(utterance, piece, "streams are not retried")
                     yield piece
             except BaseException:
@@ -218,18 +228,62 @@ def attempts(
                 raise
             finally:
                 # Wait for the patch that is being predicted.
-                pairs.close()
-            if not reason or not retries:
+                takes.close()
+            if held is not None or not (reason or _missed(spoken)):
                 return
             rejected.append(spoken)
         # Of equally bad attempts the last, as upstream.
-        best = min(reversed(rejected), key=lambda a: utterance.length.badness(len(a), stopped=a[-1].stops))
+        best = min(
+            reversed(rejected),
+            key=lambda a: (_missed(a), *utterance.length.badness(len(a), stopped=a[-1].stops)),
+        )
         if best is not rejected[-1]:
             yield Piece(restart, utterance.index, attempt=best[0].attempt, attempts=maximum)
             for piece in best:
                 yield replace(piece, attempts=maximum)
         kept = f"the best of {maximum} attempts is kept" if maximum > 1 else "it was not retried"
-        _warn(utterance, best[-1], kept)
+        if best[-1].reason:
+            _warn(utterance, best[-1], kept)
+
+
+def _takes(
+    plan: Plan, driver: Driver, utterance: Utterance, prefilled: Prefilled, attempt: int, follower: Follower | None,
+    held: Callable[[], int] | None,
+) -> Generator[tuple[Patch, Audio], None, None]:  # fmt: skip
+    """Yield the patches of one attempt with their audio (samples,).
+
+    After a jump in the text they are generated again, with new noise, from the last patch in order on: the KV caches
+    are written only from there on. held: see `attempts`.
+    """
+    # ONNX Runtime releases the GIL while it computes; coremltools' `predict` holds it, so nothing runs in parallel.
+    parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
+    rate = plan.bundle.architecture.output_sample_rate
+    patches: list[Patch] = []
+    for repair in itertools.count():
+        decode = driver.patch_decoder(utterance.sequence)
+        stretch = Stretching(utterance.segment.speed, rate)
+        for patch in patches:
+            # For the states of both.
+            _segment_audio(plan, utterance, patch, decode(patch.latents), stretch)
+        generated = driver.generate_patches(
+            prefilled, plan.options, plan.noise(utterance.index, attempt - 1, repair), utterance.limit,
+            start=len(patches), ends=follower.ends if follower else None,
+        )  # fmt: skip
+        pairs = decoded(generated, decode, parallel=parallel, first_alone=utterance.index == 0)
+        again: int | None = None
+        with contextlib.closing(pairs):
+            for patch, audio in pairs:
+                handed_out = 0 if held is None else len(patches) - held()
+                again = follower.repair_from(patch.index, repair, handed_out) if follower else None
+                if again is not None:
+                    break
+                patches.append(patch)
+                yield patch, _segment_audio(plan, utterance, patch, audio, stretch)
+        if follower is None or again is None:
+            return
+        prefilled = patches[again].before or prefilled
+        del patches[again:]
+        follower.rewind(again)
 
 
 def decoded(
@@ -277,6 +331,21 @@ def _segment_audio(
     last = patch.stops or patch.index + 1 == utterance.limit
     audio = stretch(audio, last=last)
     return faded_out(audio, rate) if last and joins else audio
+
+
+def _follower(plan: Plan, utterance: Utterance) -> Follower | None:
+    """What follows the text while it is spoken; None without alignment heads, or if `every_word` is off."""
+    if not plan.options.every_word or not plan.bundle.manifest.sizes.alignment:
+        return None
+    said = utterance.segment.said
+    places = [place for _, place in plan.bundle.tokenizer.placed(said)]
+    return Follower(said, places, utterance.text)
+
+
+def _missed(spoken: list[Piece]) -> int:
+    """The number of words that an attempt lacks or repeats."""
+    segment, counts = spoken[-1].planned, spoken[-1].said_counts
+    return sum(count != 1 for count in word_counts(segment.text, segment.said, counts)) if segment else 0
 
 
 def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:

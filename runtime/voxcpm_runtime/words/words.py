@@ -22,6 +22,10 @@ class Word(NamedTuple):
     start: float
     end: float
     method: Method
+    place: int = 0  # Index of its first character in the text as it is written
+    said: int = (
+        1  # How many times it is said: 0 if the speech lacks it; 1 in a bundle without alignment heads
+    )
 
 
 def word_times(
@@ -33,11 +37,13 @@ def word_times(
     start: seconds before the first sample, which are added.
     """
     words: list[Word] = []
+    place = 0
     for word, first, end in said_spans(text, said):
         last = next((at for at in range(end, first, -1) if said[at - 1].isalnum()), first)
-        words.append(
-            Word(word, round(start + float(times[first]), 3), round(start + float(times[last]), 3), method)
-        )
+        place = text.index(word, place)
+        begin, finish = (round(start + float(times[at]), 3) for at in (first, last))
+        words.append(Word(word, begin, finish, method, place))
+        place += len(word)
     return tuple(words)
 
 

@@ -101,6 +101,7 @@ OPTIONS = {
     "retry_badcase_ratio_threshold": (["--retry-ratio", "0.5"], 0.5),
     "normalize": (["--normalize"], True),
     "trim_silence_vad": (["--trim-silence"], True),
+    "every_word": (["--no-every-word"], False),
     "segment_tokens": (["--segment-tokens", "9"], 9),
     "paragraph_pause": (["--paragraph-pause", "1.5"], 1.5),
     "speed": (["--speed", "1.5"], 1.5),

@@ -1,0 +1,182 @@
+"""Which words of a text its speech says: once, not at all, or twice, from the attention of the alignment heads.
+
+The most likely way through the text is followed while it is spoken (Viterbi): from patch to patch it stays or advances,
+or jumps at a cost. A jump back says words again, a jump ahead leaves words out, and speech that ends before the last
+word leaves out the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_runtime.text.segments import WIDE
+from voxcpm_runtime.words.pauses import Doubles
+from voxcpm_runtime.words.written import said_spans
+
+# Thresholds by 818 utterances of the built-in voice, heard by Whisper (TRIALS.md, every-word).
+# Letters that a patch of fast speech advances, beyond which each costs 1; letters that it may advance; and tokens, which
+# bounds the work.
+_USUAL_ADVANCE, _MAX_ADVANCE, _MAX_TOKENS = 6.0, 10.0, 14
+_WIDE_LETTER = 3.0  # Letters that a Chinese or Japanese character counts for
+# Added to each share of attention, so that a patch that looks elsewhere costs 4.6. One or two patches do by chance,
+# such as at the same words in another place: a jump costs as much as two.
+_FLOOR, _JUMP = 0.01, 9.0
+_CONFIRMED = 2  # Patches after which a jump is not taken back
+_END = 3.0  # Letters before the last one from which speech may end: the head is a patch behind
+# Patches without an advance after which the stop head is believed: pauses between sentences have up to 6.
+_PATIENCE = 12
+# Patches before a jump from which each repair speaks again. From the jump itself, 2 of 64 repairs succeeded, as the
+# language model had decided by then; from 2, 4 and 8 patches before it 22, 26 and 30.
+_BACK = (2, 4, 6, 8)
+
+
+class Jump(NamedTuple):
+    """A jump in the way through the text."""
+
+    patch: int  # Index of the first patch that may be out of order
+    seen: int  # Index of the patch before which it was noticed
+
+
+class _Row(NamedTuple):
+    """The best ways that end at each token, after one patch."""
+
+    scores: Doubles  # Logarithms of likelihoods (tokens,)
+    origins: npt.NDArray[np.intp]  # The token at the patch before (tokens,)
+    jumps: npt.NDArray[np.intp]  # The patch of the last jump of each way (tokens,); -1 for none
+    advanced: int  # Index of the last patch at which the best way went ahead
+    reached: int  # The furthest token of the best ways so far
+
+
+class Follower:
+    """Follows the speech of one segment; patches are fed one after another.
+
+    said: the text as it is said. places: where its tokens begin in it. positions: those of the text in the sequence; it
+    may have more tokens before those of `said`, such as a control, or fewer, as the first may be part of a transcript.
+    """
+
+    def __init__(self, said: str, places: Sequence[int], positions: slice) -> None:
+        widths = [_WIDE_LETTER if re.match(f"[{WIDE}]", char) else 1.0 for char in said]
+        letters = np.concatenate([[0.0], np.cumsum(widths)])
+        last = max((at for at, char in enumerate(said) if char.isalnum()), default=0)
+        word = re.search(rf"[{WIDE}]\Z|[^\s{WIDE}]*\Z", said[: last + 1])
+        begin = word.start() if word else last
+        count = min(len(places), positions.stop - positions.start)
+        self._said, self._places = said, list(places[len(places) - count :])
+        self._positions = slice(positions.stop - count, positions.stop)
+        at = letters[self._places]
+        # The last token that begins at or before the place where speech may end.
+        end = max(letters[last] - _END, letters[begin])
+        self._end = max(int(np.searchsorted(at, end, side="right")) - 1, 0)
+        # The cost of an advance that ends at each token, by `_MAX_TOKENS` to 0 tokens.
+        before = np.concatenate([np.full(_MAX_TOKENS, -np.inf), at])
+        steps = at[:, np.newaxis] - np.lib.stride_tricks.sliding_window_view(before, _MAX_TOKENS + 1)
+        self._costs = np.where(steps <= _MAX_ADVANCE, np.minimum(_USUAL_ADVANCE - steps, 0.0), -np.inf)
+        self._costs[1:, -2] = 0.0  # The next token, however long this one is
+        self._first = np.where(at - at[:1] <= _MAX_ADVANCE, 0.0, -_JUMP)
+        self._rows: list[_Row] = []
+        self._jumps: list[Jump] = []
+
+    def ends(self, stops: bool, attention: npt.NDArray[np.float32] | None) -> bool:
+        """Whether the speech ends with the next patch. stops: whether the stop head says so.
+
+        attention: of each head while the last patch was fed (heads, positions); None before the first one.
+        """
+        if attention is not None:
+            self._add(attention[:, self._positions].mean(axis=0))
+        if not stops or not self._rows:
+            return stops
+        last = self._rows[-1]
+        return self._arrived or len(self._rows) - last.advanced > _PATIENCE
+
+    def rewind(self, patches: int) -> None:
+        """Forget all but the first patches; the attention of the last of them comes again."""
+        del self._rows[max(patches - 1, 0) :]
+        self._jumps.clear()
+
+    def repair_from(self, patch: int, repairs: int, handed_out: int) -> int | None:
+        """The patch from which to speak again, if a jump was noticed before this one; None if none can be repaired.
+
+        repairs: number of repairs so far. handed_out: number of patches that cannot be taken back.
+        """
+        jump = next((jump.patch for jump in self._jumps if jump.seen == patch), None)
+        if jump is None or repairs == len(_BACK):
+            return None
+        again = max(jump - _BACK[repairs], 0)
+        return again if again >= handed_out else None
+
+    def counts(self) -> list[int]:
+        """How many times each character of `said` is said (characters,), by the likeliest way; empty if unknown."""
+        if not self._rows:
+            return []
+        way = self._way()
+        counts = np.zeros(len(self._said) + 1, int)
+        edges = [*self._places, len(self._said)]
+        begins, ends = [0 if self._first[way[0]] == 0 else edges[way[0]]], list[int]()
+        for before, after in pairwise(way):
+            if self._is_jump(before, after):
+                ends.append(edges[before + 1])
+                begins.append(edges[after])
+        ends.append(len(self._said) if self._arrived else edges[way[-1] + 1])
+        for begin, end in zip(begins, ends, strict=True):
+            counts[begin:end] += 1
+        return counts[:-1].tolist()
+
+    @property
+    def _arrived(self) -> bool:
+        """Whether the text's last word has been reached."""
+        return int(self._rows[-1].scores.argmax()) >= self._end
+
+    def _add(self, row: npt.NDArray[np.float32]) -> None:
+        likely = np.log(row / max(float(row.sum()), 1e-9) + _FLOOR)
+        index = len(self._rows)
+        if not index:
+            none = np.full(len(row), -1)
+            self._rows.append(_Row(self._first + likely, none, none, 0, 0))
+            return
+        last = self._rows[-1]
+        before = np.concatenate([np.full(_MAX_TOKENS, -np.inf), last.scores])
+        ways = np.lib.stride_tricks.sliding_window_view(before, _MAX_TOKENS + 1) + self._costs
+        step = ways.argmax(axis=1)
+        origins = np.arange(len(row)) - _MAX_TOKENS + step
+        scores = ways[np.arange(len(row)), step]
+        best = int(last.scores.argmax())
+        jumps = last.scores[best] - _JUMP > scores
+        origins = np.where(jumps, best, origins)
+        scores = np.where(jumps, last.scores[best] - _JUMP, scores) + likely
+        at = int(scores.argmax())
+        jumped = np.where(jumps, index, last.jumps[origins])
+        advanced = index if at > last.reached else last.advanced
+        self._rows.append(_Row(scores, origins, jumped, advanced, max(at, last.reached)))
+        jump = int(jumped[at])
+        known = self._jumps[-1].patch if self._jumps else -1
+        if jump > known and index - jump >= _CONFIRMED:
+            self._jumps.append(Jump(jump, index + 1))
+
+    def _way(self) -> list[int]:
+        """The token at each patch (patches,)."""
+        way = [int(self._rows[-1].scores.argmax())]
+        for row in reversed(self._rows[1:]):
+            way.append(int(row.origins[way[-1]]))
+        return way[::-1]
+
+    def _is_jump(self, before: int, after: int) -> bool:
+        step = after - before
+        return not 0 <= step <= _MAX_TOKENS or self._costs[after, _MAX_TOKENS - step] == -np.inf
+
+
+def word_counts(text: str, said: str, counts: Sequence[int]) -> list[int]:
+    """How many times each word of the text is said (words,): most of its letters; empty if unknown.
+
+    said: the text as it is said. counts: of its characters (`Follower.counts`).
+    """
+    found: list[int] = []
+    for _, start, end in said_spans(text, said) if counts else ():
+        letters = sorted(counts[at] for at in range(start, end) if said[at].isalnum())
+        found.append(letters[len(letters) // 2] if letters else 1)
+    return found
