@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TooLongWarning,
         TooShortWarning,
         UnspokenWarning,
+        WordsWarning,
     )
     from voxcpm_runtime.speech.saved_segments import SavedSegments
     from voxcpm_runtime.text.lexicon import lexicon_entries
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
     from voxcpm_runtime.words.files import timestamps_file
-    from voxcpm_runtime.words.words import Word, character_times
+    from voxcpm_runtime.words.words import Word, character_times, missed_words
 
 __all__ = [
     "Audio",
@@ -56,9 +57,11 @@ __all__ = [
     "VoxCPM",
     "VoxCPMError",
     "Word",
+    "WordsWarning",
     "character_times",
     "decode_audio",
     "lexicon_entries",
+    "missed_words",
     "pcm16",
     "timestamps_file",
 ]

@@ -268,8 +268,7 @@ class VoxCPM:
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        held: list[Piece] = []
-        return chunked(self._stream(plan, plan.each_segment(), held=held), held, *chunking)
+        return chunked(self._stream(plan, plan.each_segment()), *chunking)
 
     def session(
         self, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
@@ -327,13 +326,12 @@ class VoxCPM:
         )
 
     def _stream(
-        self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: SpeechBuilder | None = None,
-        held: Sequence[Piece] = (),
-    ) -> Iterator[Piece]:  # fmt: skip
+        self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: SpeechBuilder | None = None
+    ) -> Iterator[Piece]:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
         voice = plan.encoded_voice(self.driver)
-        return stream(plan, segments, self.driver, voice, self._prefix, whole, held)
+        return stream(plan, segments, self.driver, voice, self._prefix, whole)
 
 
 def _as_list(utterances: object) -> list[AnyArguments]:

@@ -25,6 +25,7 @@ from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_runtime.words.files import timestamps_file
+from voxcpm_runtime.words.words import missed_words
 
 _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
@@ -168,7 +169,8 @@ class SpokenFile:
 
     content: bytes
     facts: dict[str, Any]
-    """For the record: seed, seconds, samples, and the reasons of suspicious segments by number, from 1."""
+    """For the record: seed, seconds, samples, the reasons of suspicious segments by number, from 1, and the words that
+    are unsaid or repeated."""
     summary: str  # What the command prints about it
     timestamps: bytes | None = None  # Content of the file with the times of its words
 
@@ -199,5 +201,6 @@ def spoken_file(
         "seconds": round(speech.audio_seconds, 3),
         "samples": len(speech.audio),
         "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
+        **missed_words(speech.unsaid + speech.repeated),
     }
     return SpokenFile(content, facts, speech_summary(speech, clipped), times)

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -110,6 +110,7 @@ class Session:
         self._speaking = False  # Whether it has its turn
         self._is_idle = False  # Whether there is nothing to say yet
         self._sentence, self._text, self._offset = -1, "", 0
+        self._place = 0  # Characters before `_text`
         self._chain = hashlib.sha256(seed).digest()  # Hash of everything that the sound depends on
 
         # Shared by all threads under this condition, which is notified of every change.
@@ -323,6 +324,7 @@ class Session:
                 self._turn_stack.enter_context(self._turn())
                 self._speaking = True
             self._sentence += 1
+            self._place += len(self._text)
             self._text, skipped = skipped + sentence, ""
             for segment in segments:
                 said = segment.text + "\n\n" * segment.ends_paragraph
@@ -335,7 +337,10 @@ class Session:
 
     def _chunk(self, piece: Piece) -> AudioChunk:
         place = hashlib.sha256(self._chain + self._offset.to_bytes(8, "big")).hexdigest()[:_STATE_DIGITS]
-        chunk = AudioChunk(pcm16(piece.audio), self._offset, self._sentence, place, self._text, piece.spoken)
+        spoken = piece.spoken
+        if spoken is not None:
+            spoken = replace(spoken, place=self._place + max(self._text.find(spoken.text), 0))
+        chunk = AudioChunk(pcm16(piece.audio), self._offset, self._sentence, place, self._text, spoken)
         self._offset += len(chunk.pcm)
         return chunk
 

@@ -94,6 +94,11 @@ class Plan:
         return self.arguments.text is None or (bool(self.opening) and self.opening[-1].followed is False)
 
     @property
+    def follows_text(self) -> bool:
+        """Whether the alignment heads are followed, so that every word is said once."""
+        return self.options.every_word and bool(self.bundle.manifest.sizes.alignment)
+
+    @property
     def max_patches(self) -> int | None:
         """Maximum number of patches in total; None for no limit, as in a session."""
         return None if self.arguments.text is None else self.options.max_len

@@ -66,11 +66,6 @@ class Piece:
     spoken: SpokenSegment | None = None
     """The whole segment, with the times of its words: with its last patch in a stream, otherwise None."""
 
-    @property
-    def goes_back(self) -> bool:
-        """Whether the segment is spoken again after its first `patches` patches."""
-        return self.latents is None and not len(self.audio)
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -116,7 +111,9 @@ class SpokenSegment:
     start: float = 0.0  # Seconds of the speech before it, pauses included
     said_counts: Sequence[int] = field(default=(), repr=False)
     """How many times each character of `said` is said, by the model's attention; empty without it."""
-    place: int = 0  # Index of the first character of `text` in the text of the speech; 0 in a session
+    place: int = (
+        0  # Index of its first character in the text of the speech, or in all that a session was given
+    )
 
     @cached_property
     def words(self) -> tuple[Word, ...]:
@@ -231,19 +228,16 @@ class TooShortWarning(SuspiciousWarning):
 
 
 class WordsWarning(UserWarning):
-    """Speech that lacks or repeats words, in every attempt; they are in `words`, and the message has the first ones."""
+    """Speech that lacks or repeats words, in every attempt. words: these."""
 
     def __init__(self, number: int, words: Sequence[Word]) -> None:
-        parts = []
-        for kind, count in (("lacks", 0), ("repeats", 2)):
-            if found := [word for word in words if min(word.said, 2) == count]:
-                listed = ", ".join(
-                    repr(f"{word.text}") + f" (at {word.place})" for word in found[:_MAX_LISTED]
-                )
-                more = f" and {len(found) - _MAX_LISTED} more words" if len(found) > _MAX_LISTED else ""
-                parts.append(f"{kind} {listed}{more}")
-        super().__init__(f"segment {number}: the speech {' and '.join(parts)}; another seed may be better")
-        self.words = tuple(words)
+        listed = ", ".join(
+            f"{word.text!r} at {word.place} is {'said again' if word.said else 'not said'}"
+            for word in words[:_MAX_LISTED]
+        )
+        more = f" and {len(words) - _MAX_LISTED} more words" if len(words) > _MAX_LISTED else ""
+        super().__init__(f"segment {number}: {listed}{more}; another seed may be better")
+        self.words = words
 
 
 class UnspokenWarning(UserWarning):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -39,27 +39,30 @@ from voxcpm_runtime.voices.voice import Voice, VoiceHeader
 from voxcpm_runtime.words.attention import letter_times
 
 DEFAULT_CHUNK_PATCHES = 5
+# Patches of a stream that are handed out at once, and then held back: a jump is noticed three patches later, and
+# repaired from two before it.
+_AT_ONCE, _MAX_HELD = DEFAULT_CHUNK_PATCHES, 5
 
 
 def stream(
     plan: Plan, segments: Iterable[PlannedSegment | None], driver: Driver, voice: Voice | None,
-    prefix: Callable[[Voice], Prefix], whole: SpeechBuilder | None = None, held: Sequence[Piece] = (),
+    prefix: Callable[[Voice], Prefix], whole: SpeechBuilder | None = None,
 ) -> Iterator[Piece]:  # fmt: skip
     """Yield the pieces of the segments as they are spoken, with pauses between paragraphs.
 
     voice: the plan's, encoded; without one, the first segments become the voice of the others. prefix: computes the
-    language models' states of a voice. whole: gathers the speech; then bad segments are retried. held: the pieces of a
-    stream that are not yet handed out, which may be taken back (`Piece.goes_back`). Segments are consumed one by one,
-    each after all pieces of the previous one. None, if there is no segment yet, yields a piece without samples. If
-    cancelled, raises Cancelled, or returns with `keep_partial`.
+    language models' states of a voice. whole: gathers the speech; then bad segments are retried. Segments are consumed
+    one by one, each after all pieces of the previous one. None, if there is no segment yet, yields a piece without
+    samples. If cancelled, raises Cancelled, or returns with `keep_partial`.
     """
-    builder = whole or SpeechBuilder(plan, whole=False)
+    builder, held = whole or SpeechBuilder(plan, whole=False), _HeldPieces(plan)
     # Letters spoken in the voice's prompt; None once it includes a suspicious segment.
     letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
     left, index, paused = plan.max_patches, 0, False
     try:
         for segment in segments:
             if segment is None:
+                held.patches = 0
                 yield Piece(np.zeros(0, np.float32), index)
                 continue
             if left == 0:
@@ -79,13 +82,15 @@ def stream(
                     known_prefix = None if speaker is None else prefix(speaker)
                     own = _spoken_letters(segment.voice, plan.bundle) if segment.voice else letters or 0
                     current = utterance(plan, index, segment, speaker, prompt_letters=own, left=left)
-                count_held = partial(_patches_of, held, index) if whole is None else None
-                for piece in attempts(plan, driver, current, known_prefix, held=count_held):
+                for piece in attempts(
+                    plan, driver, current, known_prefix, held=None if whole else held.__len__
+                ):
                     builder.add(piece)
-                    if whole is None and (piece.stops or piece.patches == current.limit):
+                    last = piece.stops or piece.patches == current.limit
+                    if whole is None and last:
                         spoken = builder.finish(index, segment)
                         piece = replace(piece, spoken=spoken)  # noqa: PLW2901 - the last one
-                    yield piece
+                    yield from held.add(piece, last=last)
                 spoken = spoken or builder.finish(index, segment)
             if segment.anchors:
                 voice = voice or Voice(VoiceHeader.of(plan.bundle.architecture, name=""))
@@ -102,9 +107,32 @@ def stream(
         plan.cancel.check()
 
 
-def _patches_of(pieces: Sequence[Piece], segment: int) -> int:
-    """How many of the pieces are patches of the segment with that index."""
-    return sum(piece.segment == segment and piece.latents is not None for piece in pieces)
+class _HeldPieces:
+    """The pieces of a stream that are held back for a while, so that they can still be repaired.
+
+    The first patches are handed out at once. After them every second one is held back, until there are as many as a
+    repair takes: speech at up to 0.7 of real time plays on.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._maximum = _MAX_HELD if plan.follows_text else 0
+        self._pieces: deque[Piece] = deque()
+        self.patches = 0  # Patches so far
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def add(self, piece: Piece, *, last: bool) -> Iterator[Piece]:
+        """Yield the pieces to hand out. last: whether the segment ends with this one."""
+        if piece.latents is None:
+            while self._pieces and self._pieces[-1].patches > piece.patches:
+                self._pieces.pop()
+            return
+        self._pieces.append(piece)
+        self.patches += 1
+        keep = 0 if last else min(max(self.patches - _AT_ONCE, 0) // 2, self._maximum)
+        while len(self._pieces) > keep:
+            yield self._pieces.popleft()
 
 
 def _spoken_letters(voice: Voice, bundle: Bundle) -> int:
@@ -274,21 +302,17 @@ def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tupl
     return whole_number(first, "first_chunk_patches", 1, "patches"), others
 
 
-def chunked(pieces: Iterable[Piece], held: list[Piece], first: int, others: int) -> Iterator[Audio]:
-    """Yield the audio in chunks (samples,) of `first` and then `others` patches; a pause joins the next patch.
-
-    held: the pieces that are not yet yielded, which are kept there.
-    """
+def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:
+    """Yield the audio in chunks (samples,) of `first` and then `others` patches; a pause joins the next patch."""
     size = first
+    gathered: list[Audio] = []
+    patches = 0
     for piece in pieces:
-        if piece.goes_back:
-            held[:] = [p for p in held if p.segment != piece.segment or p.patches <= piece.patches]
-        held.append(piece)
-        patches = sum(p.latents is not None for p in held)
+        gathered.append(piece.audio)
+        patches += piece.latents is not None
         # At another speed the first patch may give no samples yet.
-        if patches >= size and any(len(p.audio) for p in held):
-            yield np.concatenate([p.audio for p in held])
-            held.clear()
-            size = others
-    if any(len(p.audio) for p in held):
-        yield np.concatenate([p.audio for p in held])
+        if patches >= size and any(map(len, gathered)):
+            yield np.concatenate(gathered)
+            gathered, patches, size = [], 0, others
+    if any(map(len, gathered)):
+        yield np.concatenate(gathered)

@@ -335,7 +335,7 @@ def _segment_audio(
 
 def _follower(plan: Plan, utterance: Utterance) -> Follower | None:
     """What follows the text while it is spoken; None without alignment heads, or if `every_word` is off."""
-    if not plan.options.every_word or not plan.bundle.manifest.sizes.alignment:
+    if not plan.follows_text:
         return None
     said = utterance.segment.said
     places = [place for _, place in plan.bundle.tokenizer.placed(said)]

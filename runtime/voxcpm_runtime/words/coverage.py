@@ -20,8 +20,7 @@ from voxcpm_runtime.words.pauses import Doubles
 from voxcpm_runtime.words.written import said_spans
 
 # Thresholds by 818 utterances of the built-in voice, heard by Whisper (TRIALS.md, every-word).
-# Letters that a patch of fast speech advances, beyond which each costs 1; letters that it may advance; and tokens, which
-# bounds the work.
+# Letters that a patch of fast speech advances, beyond which each costs 1, and the maximum in letters and in tokens.
 _USUAL_ADVANCE, _MAX_ADVANCE, _MAX_TOKENS = 6.0, 10.0, 14
 _WIDE_LETTER = 3.0  # Letters that a Chinese or Japanese character counts for
 # Added to each share of attention, so that a patch that looks elsewhere costs 4.6. One or two patches do by chance,
@@ -107,8 +106,8 @@ class Follower:
         jump = next((jump.patch for jump in self._jumps if jump.seen == patch), None)
         if jump is None or repairs == len(_BACK):
             return None
-        again = max(jump - _BACK[repairs], 0)
-        return again if again >= handed_out else None
+        again = max(jump - _BACK[repairs], handed_out, 0)
+        return again if again < jump or not jump else None
 
     def counts(self) -> list[int]:
         """How many times each character of `said` is said (characters,), by the likeliest way; empty if unknown."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 
 from voxcpm_runtime.text.sentences import each_sentence
-from voxcpm_runtime.words.words import Word
+from voxcpm_runtime.words.words import Word, missed_words
 
 TIMESTAMP_ENDINGS = (".json", ".srt", ".vtt")
 _MAX_COLUMNS, _MAX_LINES = 42, 2  # Of a cue, as broadcasters have them
@@ -18,11 +18,14 @@ _MAX_COLUMNS, _MAX_LINES = 42, 2  # Of a cue, as broadcasters have them
 def timestamps_file(words: Sequence[Word], ending: str) -> bytes:
     """The content of a file of that ending, in UTF-8. Cues are cut at sentences and have at most 2 lines of 42 columns.
 
-    JSON has an object of `method` and `words`, each an object of `word`, `start` and `end` in seconds.
+    JSON has an object of `method`, `words`, each an object of `word`, `start` and `end` in seconds, and the words that
+    are `unsaid` or `repeated` (`missed_words`). Words that are not said have no times.
     """
+    missed = missed_words(words)
+    words = [word for word in words if word.said]
     if ending == ".json":
         listed = [{"word": word.text, "start": word.start, "end": word.end} for word in words]
-        document = {"method": words[0].method if words else None, "words": listed}
+        document = {"method": words[0].method if words else None, "words": listed, **missed}
         return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode()
     mark, parts = (",", []) if ending == ".srt" else (".", ["WEBVTT\n"])
     for number, (cue, lines) in enumerate(_cues(words), start=1):

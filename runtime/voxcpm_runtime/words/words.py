@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,16 @@ def word_times(
         words.append(Word(word, begin, finish, method, place))
         place += len(word)
     return tuple(words)
+
+
+def missed_words(words: Iterable[Word]) -> dict[str, list[dict[str, Any]]]:
+    """The words that are `unsaid` or `repeated`, if any, with their places in the text: for JSON."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for word in words:
+        if word.said != 1:
+            kind = "repeated" if word.said else "unsaid"
+            found.setdefault(kind, []).append({"word": word.text, "place": word.place})
+    return found
 
 
 def character_times(text: str, words: Sequence[Word]) -> list[tuple[float, float]]:

@@ -59,6 +59,8 @@ SPEECH_HEADERS = {
     "X-Audio-Duration": header("Duration in seconds, with `stream: false` only.", "number"),
     "X-Word-Timestamps": header("With `word_timestamps`: JSON list of word, start_ms and end_ms.", "string"),
     "X-Word-Timestamps-Omitted": header("Present if that would exceed 4096 bytes.", "string"),
+    "X-Unsaid-Words": header("With `stream: false`: words that are not said, as JSON (word, place).", "string"),
+    "X-Repeated-Words": header("The same of words that are said again.", "string"),
     "X-Ignored-Fields": header("Fields that had no effect, as a JSON list; absent if there are none.", "string"),
 }  # fmt: skip
 """Headers of speech responses."""

@@ -32,6 +32,7 @@ from voxcpm_runtime import (
     SavedSegments,
     SpokenSegment,
     Voice,
+    missed_words,
     timestamps_file,
 )
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_capacity, speech_too_long
@@ -332,7 +333,10 @@ def speak_job(
     running.audio_seconds = speech.audio_seconds
     # Before the file: once it exists, the job counts as finished, even if the server is killed.
     count = len(speech.segments)
-    store.change(job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds)
+    missed = json.dumps(missed_words(speech.unsaid + speech.repeated))
+    store.change(
+        job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds, missed=missed
+    )
     encoder, piece = request.encoder(tts), _PIECE_SECONDS * tts.sample_rate
     with atomic_write(folder / SUBTITLES_FILE) as file:
         file.write(timestamps_file(encoder.heard(speech.words), ".srt"))

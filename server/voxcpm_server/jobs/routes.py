@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, cast
 
@@ -32,6 +33,13 @@ class JobsRoom(Jobs):
     routers = (router,)
 
 
+class MissedWord(BaseModel):
+    """A word that is not said, or said again."""
+
+    word: str
+    place: int  # index of its first character in the text
+
+
 class JobDocument(BaseModel):
     """A job. Times are Unix timestamps."""
 
@@ -52,6 +60,8 @@ class JobDocument(BaseModel):
     remaining_seconds: float | None
     """Estimated seconds of work left; None until the first segment of this run is finished."""
     bytes: int  # size of the audio; 0 until it is done
+    unsaid: list[MissedWord] = []
+    repeated: list[MissedWord] = []
     error: ErrorDetail | None  # why it failed, or what it waits for
 
 
@@ -197,6 +207,7 @@ def _document(job: Job, jobs: Jobs) -> JobDocument:
         "ended_at": job.ended and int(job.ended),
         "remaining_seconds": None,
         "error": error,
+        **json.loads(job.missed or "{}"),
     }  # fmt: skip
     if (running := jobs.running) is not None and running.job.id == job.id:
         for name in ("segments_done", "audio_seconds"):

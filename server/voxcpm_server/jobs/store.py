@@ -57,6 +57,7 @@ class Job:
     bytes: int = 0  # size of the speech's file; 0 until it is done
     starts: int = 0  # starts since its last finished segment
     error: str | None = None  # OpenAI's error as JSON: why it failed, or why it waits to be retried
+    missed: str | None = None  # words that are unsaid or repeated, as JSON
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -213,7 +214,9 @@ class JobStore:
         self._execute("PRAGMA journal_mode = WAL")
         self._execute("PRAGMA synchronous = NORMAL")
         columns = {name for _, name, *_ in self._execute("PRAGMA table_info(jobs)")}
-        if columns and columns != _COLUMNS.keys():
+        if columns == _COLUMNS.keys() - {"missed"}:  # of an earlier release
+            self._execute("ALTER TABLE jobs ADD COLUMN missed TEXT")
+        elif columns and columns != _COLUMNS.keys():
             raise sqlite3.DatabaseError("written by another release")
         # SQLite itself would return damaged rows.
         if (found := self._execute("PRAGMA quick_check(1)")[0][0]) != "ok":

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from voxcpm_runtime import SuspiciousWarning
+from voxcpm_runtime import SuspiciousWarning, WordsWarning, missed_words
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, send_error
 from voxcpm_server.speech.queueing import FairQueue
 
@@ -43,6 +43,7 @@ class Metrics:
         )  # fmt: skip
         self.audio_seconds = self.counter("audio_seconds", "Seconds of speech.")
         self.suspicious = self.counter("suspicious", "Segments whose length does not fit their text.")
+        self.missed_words = self.counter("missed_words", "Words that are unsaid or repeated.", "kind")
         for name, description, value in (
             ("queue_length", "Queued requests.", lambda: queue.waiting),
             ("speaking", "Texts being spoken.", lambda: queue.busy),
@@ -61,12 +62,16 @@ class Metrics:
 def count_suspicious_warnings(metrics: Metrics) -> Iterator[None]:
     """Count warnings about speech instead of printing them, as they may quote user text."""
 
-    def count(_message: Warning | str, category: type[Warning], *_: Any) -> None:
+    def count(message: Warning | str, category: type[Warning], *_: Any) -> None:
         if issubclass(category, SuspiciousWarning):
             metrics.suspicious.inc()
+        if isinstance(message, WordsWarning):
+            for kind, words in missed_words(message.words).items():
+                metrics.missed_words.labels(kind).inc(len(words))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", SuspiciousWarning)
+        warnings.simplefilter("always", WordsWarning)
         warnings.showwarning = count  # type: ignore[assignment]
         yield
 

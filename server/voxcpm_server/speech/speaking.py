@@ -9,7 +9,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
@@ -175,6 +175,8 @@ class SpeechStream(Stream[Audio]):
         self._first_piece: asyncio.Task[None] | None = None
         self.patches = 0
         self._words: deque[Word] = deque()
+        self._timed = False
+        self.missed: list[Word] = []  # words that are unsaid or repeated
 
     @property
     def text_tokens(self) -> int:
@@ -183,9 +185,13 @@ class SpeechStream(Stream[Audio]):
 
     async def prepare(self, arguments: Mapping[str, Any], *, timed: bool = False) -> None:
         """Plan before queueing. arguments: those of `VoxCPM.plan`, whose errors it raises. timed: find word times."""
-        on_words = self._words.extend if timed else None
+        self._timed = timed
         self.plan = await run_in_threadpool(
-            self._tts.plan, **arguments, progress=self._on_progress, cancel=self.cancel, on_words=on_words
+            self._tts.plan,
+            **arguments,
+            progress=self._on_progress,
+            cancel=self.cancel,
+            on_words=self._on_words,
         )
 
     def take_words(self) -> list[Word]:
@@ -226,6 +232,10 @@ class SpeechStream(Stream[Audio]):
             yield self._tts.speak_plan(self.plan).audio
         else:
             yield from self._tts.stream_plan(self.plan, chunk_patches=1)
+
+    def _on_words(self, words: Sequence[Word]) -> None:
+        self._words.extend(words if self._timed else ())
+        self.missed += [word for word in words if word.said != 1]
 
     def _on_progress(self, progress: Progress) -> None:
         self.patches += 1

@@ -78,6 +78,9 @@ class SpeechRequest(BaseModel):
     cfg_value: Annotated[float | None, _field("Scale of classifier-free guidance.")] = None
     inference_timesteps: Annotated[int | None, _field("Euler steps per patch.")] = None
     fast: Annotated[bool, _field("Whether to use five Euler steps.")] = False
+    every_word: Annotated[
+        bool, _field("Whether to wait for the last word, and to repair skips and repetitions.")
+    ] = True
     prompt_audio: Annotated[str | None, _field("Audio file to continue, in base64.")] = None
     prompt_text: Annotated[str | None, _field("Transcript of `prompt_audio`.")] = None
     reference_audio: Annotated[str | None, _field("Audio file of a voice to clone, in base64 (VoxCPM2).")] = (
@@ -152,7 +155,7 @@ class SpeechRequest(BaseModel):
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
         arguments: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
-        for name in ("speed", "cfg_value", "inference_timesteps", "fast"):
+        for name in ("speed", "cfg_value", "inference_timesteps", "fast", "every_word"):
             if (value := getattr(self, name)) is not None:
                 arguments[name] = value
         if self.markup:

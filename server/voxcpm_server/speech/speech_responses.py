@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from voxcpm_runtime import Word
+from voxcpm_runtime import Word, missed_words
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -28,6 +28,7 @@ Captions = Callable[[bytes, Sequence[Word]], dict[str, Any]]
 """Makes a JSON object of encoded audio and the words found with it."""
 JSON_LINES = "application/x-ndjson"
 _MAX_TIMESTAMPS = 4096  # bytes of the header
+_MAX_MISSED, _MAX_WORD = 20, 30  # words and characters of each in a header, also less than 4096 bytes
 # Voice agents' clients time out after 5 seconds without data.
 _SILENT_SECONDS = 3.0
 
@@ -69,6 +70,9 @@ async def speak(
         await stream.aclose()
         raise
     headers["X-Audio-Duration"] = f"{encoder.seconds:.3f}"
+    for kind, missed in missed_words(stream.missed).items():
+        fitting = [{**word, "word": word["word"][:_MAX_WORD]} for word in missed[:_MAX_MISSED]]
+        headers[f"X-{kind.title()}-Words"] = json.dumps(fitting)
     body, words = encoder.header(encoder.samples) + body, encoder.heard(stream.take_words())
     if captions is not None:
         return JSONResponse(captions(body, words), 200, headers)
@@ -80,10 +84,11 @@ async def speak(
 
 
 def timestamps(words: Sequence[Word]) -> list[dict[str, Any]]:
-    """Words in vllm-omni's format."""
+    """The words that are said, in vllm-omni's format."""
     return [
         {"word": word.text, "start_ms": round(1000 * word.start), "end_ms": round(1000 * word.end)}
         for word in words
+        if word.said
     ]
 
 
@@ -128,7 +133,8 @@ async def _events(
         raise answer from None
     tokens, patches = stream.text_tokens, stream.patches
     usage = {"input_tokens": tokens, "output_tokens": patches, "total_tokens": tokens + patches}
-    yield _event({"type": "speech.audio.done", "usage": usage, "seconds": encoder.seconds})
+    done = {"type": "speech.audio.done", "usage": usage, "seconds": encoder.seconds}
+    yield _event({**done, **missed_words(stream.missed)})
     yield b"data: [DONE]\n\n"
 
 

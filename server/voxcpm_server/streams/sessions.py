@@ -65,6 +65,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         self.encoder = encoder
         self.speaking = False  # whether it speaks or waits for a turn
         self.timed = False  # whether its pieces have words
+        self.missed: list[Word] = []  # words that are unsaid or repeated
         self.characters = 0
         self._flushes = 0
         self._last_flush: int | None = None
@@ -167,5 +168,6 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
 
     def _encode(self, chunk: AudioChunk, rate: int) -> SpokenPiece:
         audio = chunk.pcm.astype(np.float32) / _FULL_SCALE
+        self.missed += [word for word in chunk.words if word.said != 1]
         words = self.encoder.heard(chunk.words) if self.timed else ()
         return SpokenPiece(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate, words)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import Field
 
+from voxcpm_runtime import missed_words
 from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -131,7 +132,8 @@ class _Speaker(JsonSocket):
     async def _done(self, stream: SessionStream, *, cancelled: bool) -> None:
         self._stream = None
         seconds = stream.encoder.seconds
-        await self.send({"type": "done", "seed": stream.seed, "seconds": seconds, "cancelled": cancelled})
+        done = {"type": "done", "seed": stream.seed, "seconds": seconds, "cancelled": cancelled}
+        await self.send({**done, **missed_words(stream.missed)})
 
     def error_message(self, error: ApiError) -> dict[str, Any]:
         return {"type": "error", **super().error_message(error)}

@@ -68,7 +68,7 @@ def test_a_clause_that_is_said_again_counts_twice_and_is_repaired_from_before_th
     # The jump is after patch 14, and noticed two patches later.
     assert [follower.repair_from(patch, 0, 0) for patch in (16, 17, 18, 19)] == [None, None, 13, None]
     assert [follower.repair_from(18, repairs, 0) for repairs in range(5)] == [13, 11, 9, 7, None]
-    assert follower.repair_from(18, 0, 14) is None, "it is already handed out"
+    assert [follower.repair_from(18, 0, handed_out) for handed_out in (14, 15)] == [14, None]
     for row in rows(33, 36, 39, 41):
         follower.ends(stops=False, attention=row)
     assert counted(follower) == [1, 1, 1, 1, 2, 2, 2, 2]
