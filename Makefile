@@ -104,7 +104,7 @@ wheel: $(STAMP)  ## dist/*.whl
 # After a change to the checkpoint, conversion or its tools; tests/conversion/test_default_bundle.py fails if needed.
 built-in-voice: $(STAMP)  ## convert the built-in voice's checkpoint again, to the int8 bundle in the tree
 	@$(BIN)/voxcpm-coreml convert conversion/voxcpm_conversion/default_checkpoint --precision int8 --max-length 1024 \
-	  --alignment --overwrite -o runtime/voxcpm_runtime/default_bundle
+	  --overwrite -o runtime/voxcpm_runtime/default_bundle
 
 test-wheel: wheel  ## install that wheel into a new environment and speak, offline: a minute or two
 	@$(BIN)/python -m pytest -m wheel

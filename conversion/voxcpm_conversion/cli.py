@@ -93,10 +93,11 @@ def convert(
     alignment: Annotated[
         bool,
         typer.Option(
-            "--alignment",
-            help="Word timestamps from an attention head of the base LM, chosen while it speaks six texts.",
+            "--alignment/--no-alignment",
+            help="Choose an attention head of the base LM that follows the text, while it speaks six texts: for "
+            "word timestamps, and so that speech does not skip or repeat words.",
         ),
-    ] = False,
+    ] = True,
     split_gigabytes: Annotated[
         float | None, typer.Option(help="Split the base LM into packages of at most about this size.")
     ] = None,

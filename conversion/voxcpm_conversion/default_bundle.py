@@ -8,4 +8,4 @@ from voxcpm_constants.step_models import AlignmentHead, StepSizes
 
 DEFAULT_CHECKPOINT = Path(__file__).with_name("default_checkpoint")
 SIZES = StepSizes(kv_length=1024, alignment=(AlignmentHead(2, 2, 0.015, 0.884),))
-"""With the head that `convert --alignment` finds."""
+"""With the head that `convert` finds."""
