@@ -62,7 +62,6 @@ def stream(
     try:
         for segment in segments:
             if segment is None:
-                held.patches = 0
                 yield Piece(np.zeros(0, np.float32), index)
                 continue
             if left == 0:
@@ -110,14 +109,13 @@ def stream(
 class _HeldPieces:
     """The pieces of a stream that are held back for a while, so that they can still be repaired.
 
-    The first patches are handed out at once. After them every second one is held back, until there are as many as a
-    repair takes: speech at up to 0.7 of real time plays on.
+    The first patches of a segment are handed out at once. Then every second one is held back, until there are as many
+    as a repair takes: speech at a real-time factor of up to 0.7 plays on.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._maximum = _MAX_HELD if plan.follows_text else 0
         self._pieces: deque[Piece] = deque()
-        self.patches = 0  # Patches so far
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -129,8 +127,7 @@ class _HeldPieces:
                 self._pieces.pop()
             return
         self._pieces.append(piece)
-        self.patches += 1
-        keep = 0 if last else min(max(self.patches - _AT_ONCE, 0) // 2, self._maximum)
+        keep = 0 if last else min(max(piece.patches - _AT_ONCE, 0) // 2, self._maximum)
         while len(self._pieces) > keep:
             yield self._pieces.popleft()
 

@@ -14,8 +14,10 @@ public struct NumPyNoise: NoiseSource {
     private let increment: UInt128Parts
 
     /// - Parameter seed: any number.
-    public init(seed: UInt64) {
-        let words = SeedSequence([seed]).words(8)
+    public init(seed: UInt64) { self.init(seeds: [seed]) }
+
+    init(seeds: [UInt64]) {
+        let words = SeedSequence(seeds).words(8)
         let pairs = (0..<4).map { UInt64(words[2 * $0 + 1]) << 32 | UInt64(words[2 * $0]) }
         increment = UInt128Parts(high: pairs[2] << 1 | pairs[3] >> 63, low: pairs[3] << 1 | 1)
         state = increment &+ UInt128Parts(high: pairs[0], low: pairs[1])

@@ -38,6 +38,9 @@ struct Narration {
     /// Samples so far, pauses included.
     private var spokenSamples = 0
     private var isPaused = false
+    /// Unicode scalars of the text up to the end of the last segment.
+    private var reached = 0
+    private let text: [Unicode.Scalar]
     /// Whether `maxLen` was reached before the end of the text.
     private(set) var isUnfinished = false
 
@@ -47,6 +50,7 @@ struct Narration {
         prefixes = loaded.prefixes
         isTight = loaded.isTight
         voice = plan.voice
+        text = Array((plan.text ?? "").unicodeScalars)
         noise = plan.options.noise
         left = plan.maxPatches
         promptLetters = try plan.voice.map { voice in
@@ -78,7 +82,8 @@ struct Narration {
         }
         let start = Double(spokenSamples) / Double(plan.manifest.architecture.outputSampleRate)
         let utterance = try Utterance(
-            plan, index, segment, voice, promptLetters: promptLetters ?? 0, left: left, start: start)
+            plan, index, segment, voice, promptLetters: promptLetters ?? 0, left: left, start: start,
+            offset: offset(of: segment.text))
         let prefix: Prefix? = if let voice {
             try await prefixes(voice, tokens: segment.transcriptTokens, driver)
         } else {
@@ -91,8 +96,8 @@ struct Narration {
         let options = plan.options, isTriedAgain = options.retryBadcase && emit == nil
         let maximum = isTriedAgain ? max(1, options.retryBadcaseMaxTimes) : 1
         let index = index
-        let hand = emit.map { emit in
-            { (samples: [Float], attempt: Attempt) in
+        let outlet = emit.map { emit in
+            Outlet { samples, attempt in
                 try await emit(Piece(
                     samples: samples, isPause: false, segment: index, text: segment.text,
                     suspicion: attempt.suspicion, words: attempt.words))
@@ -100,11 +105,10 @@ struct Narration {
         }
         let report = progress(index)
         var attempts: [Attempt] = []
-        while attempts.last.map({ $0.suspicion != nil }) ?? true, attempts.count < maximum {
-            let seed = plan.seed(segment: index, attempt: attempts.count)
-            var source: any NoiseSource = noise ?? NumPyNoise(seed: seed)
+        while attempts.last.map({ $0.suspicion != nil || $0.missed > 0 }) ?? true, attempts.count < maximum {
+            var source: any NoiseSource = noise ?? plan.noise(segment: index, attempt: attempts.count)
             let made = try await utterance.attempt(
-                attempts.count, plan, driver, prefilled, &source, report: report, emit: hand)
+                attempts.count, plan, driver, prefilled, &source, report: report, outlet: outlet)
             if noise != nil { noise = source }
             attempts.append(made)
         }
@@ -117,6 +121,16 @@ struct Narration {
             endsParagraph: segment.endsParagraph, words: best.words)
         finish(segment, spoken)
         return (spoken, samples)
+    }
+
+    /// The Unicode scalars of the text before a segment; 0 in a session.
+    private mutating func offset(of segment: String) -> Int {
+        let segment = segment.unicodeScalars
+        for place in reached..<max(reached, text.count) where text[place...].starts(with: segment) {
+            reached = place + segment.count
+            return place
+        }
+        return 0
     }
 
     /// What reports the progress of a segment, by the attempt and its patches.
@@ -133,15 +147,19 @@ struct Narration {
         }
     }
 
-    /// The good attempt, or the bad one closest to the expected length, preferably stopped by itself. Of equally bad
-    /// attempts the last, as upstream.
+    /// The good attempt, or the bad one with the fewest words missing or repeated, and closest to the expected length,
+    /// preferably stopped by itself. Of equally bad attempts the last, as upstream.
     static func best(of attempts: [Attempt], _ length: ExpectedLength) -> Attempt {
         var best = attempts[attempts.count - 1]
-        guard best.suspicion != nil else { return best }
-        var least = length.badness(best.latents.count, stopped: best.stopped)
+        guard best.suspicion != nil || best.missed > 0 else { return best }
+        func badness(_ attempt: Attempt) -> (Int, Int, Double) {
+            let (ending, ratio) = length.badness(attempt.latents.count, stopped: attempt.stopped)
+            return (attempt.missed, ending, ratio)
+        }
+        var least = badness(best)
         for attempt in attempts.dropLast().reversed() {
-            let badness = length.badness(attempt.latents.count, stopped: attempt.stopped)
-            if badness < least { (best, least) = (attempt, badness) }
+            let found = badness(attempt)
+            if found < least { (best, least) = (attempt, found) }
         }
         return best
     }

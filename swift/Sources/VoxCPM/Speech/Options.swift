@@ -23,6 +23,9 @@ public struct Options: Sendable {
     /// Patches per text token from which speech is suspicious, if this is not 6 or the checkpoint has no `speech.json`;
     /// it also limits the length. 0.1 to 1000.
     public var retryBadcaseRatioThreshold = 6.0
+    /// Whether speech does not stop before the last word, and skipped or repeated words are repaired: with bundles that
+    /// have alignment heads.
+    public var everyWord = true
     /// Maximum number of text tokens per segment, 8 to 100,000; nil for what the checkpoint was made for.
     public var segmentTokens: Int?
     /// Silence between the paragraphs of a text that is spoken in segments, 0 to 60 seconds.

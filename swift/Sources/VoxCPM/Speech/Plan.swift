@@ -81,6 +81,15 @@ struct Plan: Sendable {
         return first &+ UInt64(attempt)
     }
 
+    /// The noise of an attempt at a segment, and of a repair of it, all counted from 0.
+    func noise(segment: Int, attempt: Int, repair: Int = 0) -> NumPyNoise {
+        let seed = seed(segment: segment, attempt: attempt)
+        return NumPyNoise(seeds: repair == 0 ? [seed] : [seed, UInt64(segment), UInt64(repair)])
+    }
+
+    /// Whether the alignment heads are followed, so that every word is said once.
+    var followsText: Bool { options.everyWord && !manifest.sizes.alignment.isEmpty }
+
     /// Maximum number of patches of a segment in a voice. Throws `VoxCPMError.doesNotFit`.
     ///
     /// - Parameter continued: patches of a voice that has yet to be spoken.

@@ -21,6 +21,11 @@ public struct Speech: Sendable {
     /// The words of the text as it is written, with their times.
     public var words: [TimedWord] { segments.flatMap(\.words) }
 
+    /// The words that the speech lacks, and those that it repeats, by the model's attention; both are always empty for a
+    /// bundle without alignment heads.
+    public var unsaid: [TimedWord] { segments.flatMap(\.unsaid) }
+    public var repeated: [TimedWord] { segments.flatMap(\.repeated) }
+
     /// Seconds.
     public var duration: Double { Double(samples.count) / Double(sampleRate) }
 
@@ -50,6 +55,10 @@ public struct SpokenSegment: Sendable {
     public let endsParagraph: Bool
     /// The words of the text, with their times in the whole speech.
     public let words: [TimedWord]
+
+    /// The words that the speech lacks, and those that it repeats.
+    public var unsaid: [TimedWord] { words.filter { $0.said == 0 } }
+    public var repeated: [TimedWord] { words.filter { $0.said > 1 } }
 }
 
 /// The progress of a speech. A short text is one segment.
@@ -82,7 +91,7 @@ public struct Chunk: Sendable, Equatable {
     public let text: String
     /// What is suspicious about that segment so far; streams are not retried.
     public let suspicion: Suspicion?
-    /// The words of the segments that end in this chunk, with their times in the whole speech.
+    /// The words of the segments that end in this chunk, with their times in the whole speech, and how often each is said.
     public let words: [TimedWord]
 
     init(_ samples: [Float], sampleRate: Int, offset: Int, _ last: Piece?, words: [TimedWord]) {

@@ -19,21 +19,25 @@ struct Utterance: Sendable {
     let length: ExpectedLength
     /// Seconds of the speech before it, pauses included.
     let start: Double
+    /// Unicode scalars of the text before it.
+    let offset: Int
 
     /// - Parameters:
     ///   - promptLetters: letters spoken in the voice's prompt; 0 if its pace is unknown.
     ///   - left: remaining patches of the speech; nil for no limit.
     ///   - start: seconds of the speech before it.
+    ///   - offset: Unicode scalars of the text before it.
     ///
     /// Throws `VoxCPMError.doesNotFit`.
     init(
         _ plan: Plan, _ index: Int, _ segment: PlannedSegment, _ voice: Voice?, promptLetters: Int, left: Int?,
-        start: Double
+        start: Double, offset: Int = 0
     ) throws {
         let a = plan.manifest.architecture, none = Rows(width: a.patchSize * a.featDim)
         let options = plan.options, lengths = plan.lengths
         self.index = index
         self.start = start
+        self.offset = offset
         self.segment = segment
         sequence = InputSequence(
             text: segment.tokens, prompt: voice?.prompt ?? none, reference: voice?.reference ?? none)
@@ -85,6 +89,45 @@ struct Attempt: Sendable {
     var attention: [[[Float]]] = []
     /// Empty until the last patch.
     var words: [TimedWord] = []
+    /// Number of samples before each patch.
+    var offsets: [Int] = []
+    /// How many times each character of what is said is said; empty if unknown, and until the last patch.
+    var counts: [Int] = []
+
+    /// The number of words that it lacks or repeats.
+    var missed: Int { words.filter { $0.said != 1 }.count }
+
+    /// Forget all but the first patches.
+    mutating func rewind(_ patches: Int) {
+        samples.removeSubrange(offsets[patches]...)
+        offsets.removeSubrange(patches...)
+        latents = latents[0..<patches]
+        attention.removeSubrange(min(patches, attention.count)...)
+    }
+}
+
+/// Where patches go as they are generated. Some are held back for a while, so that they can still be repaired.
+final class Outlet {
+    /// Patches of a segment that are handed out at once, and that are then held back.
+    private static let atOnce = 5, maxHeld = 5
+    private let emit: ([Float], Attempt) async throws -> Void
+    private var held: [([Float], Attempt)] = []
+
+    init(_ emit: @escaping ([Float], Attempt) async throws -> Void) { self.emit = emit }
+
+    var count: Int { held.count }
+
+    /// last: whether the segment ends with this patch.
+    func add(_ samples: [Float], _ attempt: Attempt, isHeld: Bool, isLast: Bool) async throws {
+        held.append((samples, attempt))
+        let keep = isLast || !isHeld ? 0 : min(max(attempt.latents.count - Self.atOnce, 0) / 2, Self.maxHeld)
+        while held.count > keep {
+            let (samples, attempt) = held.removeFirst()
+            try await emit(samples, attempt)
+        }
+    }
+
+    func takeBack(after patches: Int) { held.removeAll { $0.1.latents.count > patches } }
 }
 
 extension Utterance {
@@ -93,47 +136,74 @@ extension Utterance {
     /// - Parameters:
     ///   - number: of the attempt, from 0.
     ///   - report: receives the number of the attempt and of its patches.
-    ///   - emit: receives the samples of each patch, and the attempt so far.
+    ///   - outlet: receives the samples of each patch, and the attempt so far; nil for whole speech.
     ///
     /// Both concurrent calls are children of this task: cancelling it ends them within one Euler step.
     func attempt(
         _ number: Int, _ plan: Plan, _ driver: Driver, _ prefilled: Prefilled, _ noise: inout any NoiseSource,
-        report: ((Int, Int) -> Void)? = nil, emit: (([Float], Attempt) async throws -> Void)?
+        report: ((Int, Int) -> Void)? = nil, outlet: Outlet? = nil
     ) async throws -> Attempt {
         let options = plan.options, width = driver.patchValues
         let solving = Solving(
             steps: options.inferenceTimesteps, cfgValue: options.cfgValue, swaySamplingCoef: options.swaySamplingCoef,
             useCfgZeroStar: options.useCfgZeroStar, embeddingWidth: driver.architecture.ditWidth,
             meanMode: driver.architecture.meanMode)
-        let decoder = try await driver.patchDecoder(after: sequence)
+        var decoder = try await driver.patchDecoder(after: sequence), follower = try follower(plan)
+        var earlier: [Conditions] = [], repairs = 0, index = 0
         var attempt = Attempt(number: number, latents: Rows(width: width))
         var conditions = prefilled.next
         let first = try drawn(&noise, width, options.temperature)
         var patch = try await driver.predict(conditions, noise: first, solving)
-        for index in 0..<limit {
+        while index < limit {
             guard patch.allSatisfy(\.isFinite) else { throw VoxCPMError.notFinite(patch: index) }
-            let stops = index > options.minLen && conditions.stops, isLast = stops || index + 1 == limit
+            let wants = index > options.minLen && conditions.stops
+            let stops = follower?.ends(wants, conditions.attention) ?? wants, isLast = stops || index + 1 == limit
+            let handedOut = outlet.map { index - $0.count } ?? 0
+            if let again = follower?.repair(from: index, repairs: repairs, handedOut: handedOut) {
+                // From the last patch in order on: the KV caches are written only from there on.
+                repairs += 1
+                follower?.rewind(again)
+                attempt.rewind(again)
+                outlet?.takeBack(after: again)
+                conditions = earlier[again]
+                earlier.removeSubrange(again...)
+                decoder = try await driver.patchDecoder(after: sequence)
+                for kept in 0..<again { _ = try await decoder(attempt.latents[kept]) }
+                if options.noise == nil { noise = plan.noise(segment: self.index, attempt: number, repair: repairs) }
+                patch = try await driver.predict(conditions, noise: try drawn(&noise, width, options.temperature), solving)
+                index = again
+                continue
+            }
+            earlier.append(conditions)
             attempt.latents.append(patch)
             attempt.stopped = stops
             attempt.suspicion = suspicion(index + 1, stopped: stops, isJudged: options.retryBadcase)
             report?(number, index + 1)
             if isLast {
-                try await hear(patch, index, stops, plan, decoder, &attempt, emit)
+                attempt.counts = follower?.counts ?? []
+                try await hear(patch, index, stops, plan, decoder, &attempt, outlet)
                 break
             }
             // Draw noise only for patches that are needed.
-            let drawn = try drawn(&noise, width, options.temperature), now = patch
-            async let following = driver.following(prefilled, index: index, patch: now, noise: drawn, solving)
-            try await hear(patch, index, stops, plan, decoder, &attempt, emit)
+            let drawn = try drawn(&noise, width, options.temperature), (now, at) = (patch, index)
+            async let following = driver.following(prefilled, index: at, patch: now, noise: drawn, solving)
+            try await hear(patch, index, stops, plan, decoder, &attempt, outlet)
             (patch, conditions) = try await following
             if let attention = conditions.attention { attempt.attention.append(toText(attention)) }
+            index += 1
         }
         return attempt
     }
 
+    /// What follows the text while it is spoken; nil without alignment heads, and if `Options.everyWord` is off.
+    private func follower(_ plan: Plan) throws -> Follower? {
+        guard plan.followsText, let places = try plan.tokenizer.placed(segment.said).places else { return nil }
+        return Follower(segment.said, places: places, positions: textPositions)
+    }
+
     private func hear(
         _ patch: [Float], _ index: Int, _ stops: Bool, _ plan: Plan, _ decoder: PatchDecoder, _ attempt: inout Attempt,
-        _ emit: (([Float], Attempt) async throws -> Void)?
+        _ outlet: Outlet?
     ) async throws {
         let decoded = try await decoder(patch)
         guard decoded.allSatisfy(\.isFinite) else {
@@ -141,9 +211,11 @@ extension Utterance {
                 model: StepModelName.audioVAEDecoder.rawValue, reason: "samples of patch \(index) are not finite")
         }
         let samples = joining(decoded, index, stops, rate: plan.manifest.architecture.outputSampleRate)
+        attempt.offsets.append(attempt.samples.count)
         attempt.samples += samples
-        if stops || index + 1 == limit { attempt.words = try words(attempt, plan) }
-        try await emit?(samples, attempt)
+        let isLast = stops || index + 1 == limit
+        if isLast { attempt.words = try words(attempt, plan) }
+        try await outlet?.add(samples, attempt, isHeld: plan.followsText, isLast: isLast)
     }
 
     /// The words of a complete attempt, with their times in the whole speech.
@@ -157,14 +229,20 @@ extension Utterance {
                 patchSeconds: a.patchSeconds, silences)
             method = .attention
         }
-        return timedWords(segment.text, said: said, times: times, start: start, method: method)
+        return timedWords(
+            segment.text, said: said, times: times, start: start, method: method, counts: attempt.counts,
+            offset: offset)
     }
 
     /// The part of the attention that is to the text's tokens, not to the transcript before or to audio.
     private func toText(_ attention: Rows) -> [[Float]] {
+        (0..<attention.count).map { Array(attention[$0][textPositions]) }
+    }
+
+    /// The positions of the text's tokens in the sequence.
+    private var textPositions: Range<Int> {
         let end = sequence.isAudio.lastIndex(of: false) ?? 0  // the token between text and audio
-        let tokens = max(0, end - segment.targetTokens)..<end
-        return (0..<attention.count).map { Array(attention[$0][tokens]) }
+        return max(0, end - segment.targetTokens)..<end
     }
 
     /// A patch's samples, faded where its segment is joined to another one.

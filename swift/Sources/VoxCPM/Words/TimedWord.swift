@@ -4,7 +4,7 @@ public struct TimedWord: Sendable, Equatable, Codable {
     public enum Method: String, Sendable, Codable {
         /// Punctuation is matched to pauses: for every bundle.
         case pauses
-        /// By the language model's attention, in bundles converted with `--alignment`, such as the built-in voice's.
+        /// By the language model's attention, in bundles with alignment heads, such as the built-in voice's.
         case attention
     }
 
@@ -16,6 +16,10 @@ public struct TimedWord: Sendable, Equatable, Codable {
     public let end: Double
     /// How the times were found.
     public let method: Method
+    /// Index of its first Unicode scalar in the text of the speech; in a session, of its segment.
+    public internal(set) var place = 0
+    /// How many times it is said: 0 if the speech lacks it, 2 if it is repeated; 1 in a bundle without alignment heads.
+    public internal(set) var said = 1
 }
 
 /// The words of a text in order.
@@ -24,14 +28,23 @@ public struct TimedWord: Sendable, Equatable, Codable {
 ///   - said: the text as it is said.
 ///   - times: when each character of that begins, and the last one ends (characters + 1).
 ///   - start: seconds before the first sample, which are added.
+///   - counts: how many times each character of `said` is said; empty if unknown.
+///   - offset: Unicode scalars before the text.
 func timedWords(
-    _ text: String, said: String, times: [Double], start: Double, method: TimedWord.Method
+    _ text: String, said: String, times: [Double], start: Double, method: TimedWord.Method, counts: [Int] = [],
+    offset: Int = 0
 ) -> [TimedWord] {
-    let characters = Array(said.unicodeScalars)
+    let characters = Array(said.unicodeScalars), written = Array(text.unicodeScalars)
+    var place = 0, counts = wordCounts(text, said: said, counts)[...]
     func seconds(_ place: Int) -> Double { ((start + times[place]) * 1000).rounded(.toNearestOrEven) / 1000 }
     return saidSpans(text, said: said).map { word, span in
         let letters = characters[span].lastIndex(where: \.isLetterOrNumber).map { $0 + 1 } ?? span.lowerBound
-        return TimedWord(text: word, start: seconds(span.lowerBound), end: seconds(letters), method: method)
+        let own = Array(word.unicodeScalars)
+        while !written[place...].starts(with: own) { place += 1 }
+        defer { place += own.count }
+        return TimedWord(
+            text: word, start: seconds(span.lowerBound), end: seconds(letters), method: method, place: offset + place,
+            said: counts.popFirst() ?? 1)
     }
 }
 
