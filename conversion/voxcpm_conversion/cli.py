@@ -27,7 +27,7 @@ from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, St
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.alignment import with_alignment
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import Report, check_forms, check_solver_steps
+from voxcpm_conversion.convert import Report, check_checkpoint, check_forms, check_solver_steps
 from voxcpm_conversion.convert import convert as convert_checkpoint
 from voxcpm_conversion.core_ml.packages import why_not_compiled
 from voxcpm_conversion.recipes import base_lm_parts, check_split
@@ -149,9 +149,11 @@ def convert(
     if split_gigabytes is not None:
         count = base_lm_parts(opened.architecture, precisions, split_gigabytes)
         sizes = sizes.model_copy(update={"base_lm_parts": count})
+    check_checkpoint(opened, sizes)
+    remarks: list[str] = []
     with _progress(console) as report:
         if alignment:
-            sizes = with_alignment(sizes, opened, partial(report, BASE_LM_STEP), console.print)
+            sizes = with_alignment(sizes, opened, partial(report, BASE_LM_STEP), remarks.append)
         manifest = convert_checkpoint(
             opened,
             output,
@@ -163,6 +165,8 @@ def convert(
             overwrite=overwrite,
             report=report,
         )
+    for remark in remarks:
+        console.print(remark)
     if deployment != CORE_AI and (reason := why_not_compiled(deployment)):
         console.print(f"No .mlmodelc: {reason}.")
     if merged := manifest.source.lora:

@@ -65,8 +65,7 @@ def convert(
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
     check_forms(precisions, sizes, target, kv_cache, audio_vae_fp32=audio_vae_fp32)
-    _check_architecture(a, sizes)
-    check_weights(checkpoint.shapes(), a)
+    check_checkpoint(checkpoint, sizes)
     converter = _converter(target)
     manifest = Manifest(
         schema_version=schema_version(target, sizes),
@@ -97,6 +96,12 @@ def convert(
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         workspace.publish()
     return manifest
+
+
+def check_checkpoint(checkpoint: Checkpoint, sizes: StepSizes) -> None:
+    """Raises InputError and CheckpointError as `convert` does, before any work."""
+    _check_architecture(checkpoint.architecture, sizes)
+    check_weights(checkpoint.shapes(), checkpoint.architecture)
 
 
 def _converter(target: Target) -> ModuleType:

@@ -216,7 +216,12 @@ def test_language_models_have_one_function_per_length_and_keep_their_caches(
 def test_speech_equals_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
     ours, theirs = (
         VoxCPM.from_bundle(folder, "fp16").speak(
-            "the you and the world and all that is in it", seed=1, min_len=8, max_len=8
+            # Heads of random weights follow nothing.
+            "the you and the world and all that is in it",
+            seed=1,
+            min_len=8,
+            max_len=8,
+            every_word=False,
         )
         for folder in (bundle, tiny_bundle)
     )

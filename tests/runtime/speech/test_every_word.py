@@ -1,0 +1,126 @@
+"""Speech of the built-in voice that would skip or repeat words: seeds that did so before the text was followed."""
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime import VoxCPM, WordsWarning
+from voxcpm_runtime.words.files import timestamps_file
+
+CUT = ("Hello there, my friend. How are you today?", {"voice": "emma", "seed": 0})
+"""The stop head ends it after "friend."."""
+AGAIN = ("It is raining again. Please close the window.", {"voice": "daniel", "seed": 2})
+"""The second sentence is said twice."""
+
+
+@pytest.fixture(scope="module")
+def tts() -> VoxCPM:
+    return VoxCPM.from_bundle()
+
+
+def test_speech_does_not_end_before_the_last_word_in_any_mode(tts: VoxCPM) -> None:
+    text, given = CUT
+    before = tts.generate(text, every_word=False, **given)
+    speech = tts.speak(text, **given)
+    streamed = np.concatenate(list(tts.generate_streaming(text, chunk_patches=1, **given)))
+
+    assert len(before) < 1.6 * tts.sample_rate < 2.2 * tts.sample_rate < len(speech.audio)
+    # The same patches, except the last one, whose end may be faded.
+    np.testing.assert_array_equal(speech.audio[: len(before) - 4000], before[:-4000])
+    np.testing.assert_array_equal(streamed, speech.audio)
+    assert (speech.stopped, speech.unsaid, speech.repeated, speech.attempts) == (True, (), (), 1)
+    with tts.session(**given) as session:
+        session.push_text(text)
+        session.flush()
+        spoken = [chunk.spoken for chunk in session if chunk.spoken]
+    assert [word.said for segment in spoken for word in segment.words] == [1] * 8
+
+
+def test_samples_are_the_same_where_nothing_is_skipped_or_repeated(tts: VoxCPM) -> None:
+    text = "The river runs slowly to the sea. She sells fresh bread in the market."
+    for seed in range(4):
+        followed, not_followed = (
+            tts.generate(text, voice="emma", seed=seed, every_word=option) for option in (True, False)
+        )
+        np.testing.assert_array_equal(followed, not_followed)
+
+
+def test_a_repetition_is_repaired_with_the_same_samples_each_time(tts: VoxCPM) -> None:
+    text, given = AGAIN
+    first, second = (tts.speak(text, retry_badcase=False, **given) for _ in range(2))
+    before = tts.speak(text, retry_badcase=False, every_word=False, **given)
+
+    assert (first.unsaid, first.repeated, first.attempts) == ((), (), 1)
+    np.testing.assert_array_equal(first.audio, second.audio)
+    # The patches before the repair are the same.
+    np.testing.assert_array_equal(first.latents[:10], before.latents[:10])
+    assert len(first.latents) < len(before.latents) - 4
+    # Its samples do not depend on where the repair began: they are those of its patches.
+    decode = tts.driver.patch_decoder(_sequence(tts, text, given))
+    decoded = np.concatenate([decode(patch) for patch in first.latents])
+    np.testing.assert_array_equal(first.audio[:-4000], decoded[:-4000])
+
+
+def _sequence(tts: VoxCPM, text: str, given: dict):
+    from voxcpm_runtime.speech.utterance import utterance
+
+    plan = tts.plan(text, **given)
+    return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver)).sequence
+
+
+@pytest.mark.filterwarnings("ignore:.*suspiciously")
+def test_what_a_stream_cannot_repair_is_reported(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, given = AGAIN
+    monkeypatch.setattr("voxcpm_runtime.speech.stream._MAX_HELD", 0)
+    words = []
+    with pytest.warns(
+        WordsWarning, match=r"^segment 1: 'Please' at 21 is said again, 'close' at 28"
+    ) as caught:
+        streamed = np.concatenate(list(tts.generate_streaming(text, on_words=words.extend, **given)))
+
+    before = tts.generate(text, every_word=False, retry_badcase=False, **given)
+    np.testing.assert_array_equal(streamed, before)
+    repeated = [word for word in words if word.said > 1]
+    assert [text[word.place :][: len(word.text)] for word in repeated] == [
+        "Please",
+        "close",
+        "the",
+        "window.",
+    ]
+    (reported,) = (w.message.words for w in caught if isinstance(w.message, WordsWarning))
+    assert list(reported) == repeated
+
+
+def test_a_stream_repairs_what_it_holds_back(tts: VoxCPM) -> None:
+    text, given = AGAIN
+    words = []
+    streamed = np.concatenate(
+        list(tts.generate_streaming(text, chunk_patches=1, on_words=words.extend, **given))
+    )
+
+    assert [word.said for word in words] == [1] * 8
+    assert len(streamed) < 3.4 * tts.sample_rate
+
+
+def test_words_that_are_not_said_are_reported_and_have_no_caption(
+    tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, given = CUT
+    # Believe the stop head at once.
+    monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
+    with pytest.warns(WordsWarning, match="'How' at 24 is not said"):
+        speech = tts.speak(text, retry_badcase=False, **given)
+
+    assert [(word.text, word.place) for word in speech.unsaid] == [
+        ("How", 24), ("are", 28), ("you", 32), ("today?", 36),
+    ]  # fmt: skip
+    assert "How" not in timestamps_file(speech.words, ".srt").decode()
+    assert '"unsaid"' in timestamps_file(speech.words, ".json").decode()
+
+
+def test_places_are_those_in_the_whole_text(tts: VoxCPM) -> None:
+    text = "  The river runs.\n\nThe sea is far. The river runs."
+    speech = tts.speak(text, voice="emma", seed=1, segment_tokens=20)
+
+    assert len(speech.segments) > 1
+    assert [text[word.place :][: len(word.text)] for word in speech.words] == text.split()
+    assert [word.place for word in speech.words] == sorted({word.place for word in speech.words})
