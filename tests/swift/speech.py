@@ -23,10 +23,12 @@ from voxcpm_runtime.speech.utterance import expected_length
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 from voxcpm_runtime.words import attention, pauses
+from voxcpm_runtime.words.coverage import Follower, word_counts
 from voxcpm_runtime.words.words import word_times
 
 SHORT = "the river runs to the sea"
 LONG = "The river runs. It ran all night, and we walked home.\n\nThe sea was far. We sat by the fire and talked of it."
+CUT, AGAIN = "Hello there, my friend. How are you today?", "It is raining again. Please close the window."
 TIMED = (
     "Hello there.",
     "It cost $4.20 in 1999, and we paid with 3 coins; nobody asked why.",
@@ -93,6 +95,7 @@ def record(folder: Path, bundles: Sequence[Path]) -> None:
     """All cases."""
     record_lengths(folder / "lengths")
     record_words(folder / "words")
+    record_coverage(folder / "coverage")
     record_files(folder / "voices")
     for bundle in (DEFAULT_BUNDLE, *bundles):
         precisions = json.loads((bundle / "manifest.json").read_text())["precisions"]
@@ -148,6 +151,10 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         # Few patches: the stand-in copies its caches of 1024 positions at each call.
         few = {"max_len": 3, "min_len": 1}
         cases = {"zero": (SHORT, None, few), "continued": (SHORT, voice, few), "voiced": (PROSE, voice, few)}
+        # The stop head comes too early; a sentence is said twice, and repaired.
+        emma, daniel = (built_in_voices()[name] for name in ("emma", "daniel"))
+        cases["cut"] = (CUT, emma, {"seed": 0})
+        cases["again"] = (AGAIN, daniel, {"seed": 2, "retry_badcase": False})
     for name, (text, voice, options) in cases.items():
         # Short speech is enough for quantised arithmetic, whose rounding decides where it stops.
         if (
@@ -261,6 +268,34 @@ def record_words(folder: Path) -> None:
                 "shape": rows.shape,
             }
             write_case(folder / str(number), case, {"samples": segment.audio, "rows": rows})
+
+
+def record_coverage(folder: Path) -> None:
+    """Attention to complete, cut and repeated speech, and what `Follower` makes of each patch."""
+    rng = np.random.default_rng(1)
+    cases = {
+        "whole": (AGAIN, [*range(0, 45, 3), 44]),
+        "cut": (CUT, [*range(0, 23, 2), *[22] * 16]),
+        "again": (CUT, [*range(0, 42, 3), 41, *range(24, 42, 3)]),
+        "skipped": (CUT, [0, 3, 6, 9, 12, *range(31, 42, 3)]),
+        "elsewhere": (CUT, [0, 3, 30, 9, 12, 15, 40, 40, 24, 27, 30, 33, 36, 39, 41]),
+        "chinese": ("今天下雨了。请关上窗户。", [0, 1, 2, 3, 4, 5, 0, 1, 2, 6, 7, 8, 9, 10]),
+    }
+    for name, (text, way) in cases.items():
+        said = text.lower()
+        rows = rng.uniform(0.0005, 0.002, (len(way), 2, 3 + len(said))).astype(np.float32)
+        for row, place in zip(rows, way, strict=True):
+            row[:, 3 + place] = 1
+        follower = Follower(said, range(len(said)), slice(3, 3 + len(said)))
+        ends = [follower.ends(stops=True, attention=row) for row in rows]
+        repairs = [follower.repair_from(patch, patch % 5, patch % 3) for patch in range(len(rows) + 1)]
+        counts = follower.counts()
+        case = {
+            "text": text, "said": said, "shape": rows.shape, "ends": ends, "counts": counts,
+            "repairs": [-1 if again is None else again for again in repairs],
+            "words": word_counts(text, said, counts),
+        }  # fmt: skip
+        write_case(folder / name, case, {"rows": rows})
 
 
 def record_lengths(folder: Path) -> None:

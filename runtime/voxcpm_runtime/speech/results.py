@@ -89,8 +89,22 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
+class _Missed:
+    """What both a segment and a speech tell about their words, by the model's attention: nothing without it."""
+
+    @property
+    def unsaid(self) -> tuple[Word, ...]:
+        """The words that the speech lacks."""
+        return tuple(word for word in self.words if not word.said)  # type: ignore[attr-defined]
+
+    @property
+    def repeated(self) -> tuple[Word, ...]:
+        """The words that are said more often than they are written."""
+        return tuple(word for word in self.words if word.said > 1)  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
-class SpokenSegment:
+class SpokenSegment(_Missed):
     """One segment of a speech; a short text is one segment."""
 
     text: str
@@ -127,20 +141,6 @@ class SpokenSegment:
         pairs = zip(timed, counts or [1] * len(timed), strict=True)
         return tuple(word._replace(place=self.place + word.place, said=said) for word, said in pairs)
 
-    @property
-    def unsaid(self) -> tuple[Word, ...]:
-        """The words that the speech lacks, by the model's attention."""
-        return tuple(word for word in self.words if not word.said) if 0 in self.said_counts else ()
-
-    @property
-    def repeated(self) -> tuple[Word, ...]:
-        """The words that are said more often than they are written, likewise."""
-        return (
-            tuple(word for word in self.words if word.said > 1)
-            if max(self.said_counts, default=1) > 1
-            else ()
-        )
-
 
 class SuspiciousSegment(NamedTuple):
     """A segment whose length does not fit its text, in every attempt."""
@@ -152,7 +152,7 @@ class SuspiciousSegment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Speech:
+class Speech(_Missed):
     """The result of `speak`: the audio, and how it was made."""
 
     audio: Audio  # (samples,) in [-1, 1]
@@ -177,16 +177,6 @@ class Speech:
     def words(self) -> tuple[Word, ...]:
         """The words of the text as it is written, with their times. They are computed when they are first read."""
         return tuple(word for segment in self.segments for word in segment.words)
-
-    @property
-    def unsaid(self) -> tuple[Word, ...]:
-        """The words that the speech lacks: always empty for bundles without alignment heads."""
-        return tuple(word for segment in self.segments for word in segment.unsaid)
-
-    @property
-    def repeated(self) -> tuple[Word, ...]:
-        """The words that are said more often than they are written, likewise."""
-        return tuple(word for segment in self.segments for word in segment.repeated)
 
     @property
     def suspicious(self) -> tuple[SuspiciousSegment, ...]:

@@ -270,12 +270,8 @@ class SpeechBuilder:
             sample_rate=self._plan.bundle.architecture.output_sample_rate,
             start=self._samples / self._plan.bundle.architecture.output_sample_rate,
             said_counts=list(last.said_counts),
-            place=self._place(planned),
+            place=max((self._plan.arguments.text or "").find(planned.text, self._characters), 0),
         )
-
-    def _place(self, planned: PlannedSegment) -> int:
-        """`SpokenSegment.place`."""
-        return max((self._plan.arguments.text or "").find(planned.text, self._characters), 0)
 
     def _letter_times(self, planned: PlannedSegment, audio: Audio) -> list[float]:
         """`SpokenSegment.letter_times`."""

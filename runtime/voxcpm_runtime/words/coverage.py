@@ -35,13 +35,6 @@ _PATIENCE = 12
 _BACK = (2, 4, 6, 8)
 
 
-class Jump(NamedTuple):
-    """A jump in the way through the text."""
-
-    patch: int  # Index of the first patch that may be out of order
-    seen: int  # Index of the patch before which it was noticed
-
-
 class _Row(NamedTuple):
     """The best ways that end at each token, after one patch."""
 
@@ -79,14 +72,16 @@ class Follower:
         self._costs[1:, -2] = 0.0  # The next token, however long this one is
         self._first = np.where(at - at[:1] <= _MAX_ADVANCE, 0.0, -_JUMP)
         self._rows: list[_Row] = []
-        self._jumps: list[Jump] = []
+        self._jumps: dict[
+            int, int
+        ] = {}  # The first patch that may be out of order, by the one before which it shows
 
     def ends(self, stops: bool, attention: npt.NDArray[np.float32] | None) -> bool:
         """Whether the speech ends with the next patch. stops: whether the stop head says so.
 
         attention: of each head while the last patch was fed (heads, positions); None before the first one.
         """
-        if attention is not None:
+        if attention is not None and self._places:
             self._add(attention[:, self._positions].mean(axis=0))
         if not stops or not self._rows:
             return stops
@@ -103,28 +98,27 @@ class Follower:
 
         repairs: number of repairs so far. handed_out: number of patches that cannot be taken back.
         """
-        jump = next((jump.patch for jump in self._jumps if jump.seen == patch), None)
-        if jump is None or repairs == len(_BACK):
+        if patch not in self._jumps or repairs == len(_BACK):
             return None
-        again = max(jump - _BACK[repairs], handed_out, 0)
-        return again if again < jump or not jump else None
+        again = max(self._jumps[patch] - _BACK[repairs], handed_out, 0)
+        return again if again < self._jumps[patch] else None
 
     def counts(self) -> list[int]:
         """How many times each character of `said` is said (characters,), by the likeliest way; empty if unknown."""
         if not self._rows:
             return []
-        way = self._way()
-        counts = np.zeros(len(self._said) + 1, int)
+        way = [int(self._rows[-1].scores.argmax())]
+        for row in self._rows[:0:-1]:
+            way.append(int(row.origins[way[-1]]))
+        counts = np.zeros(len(self._said), int)
         edges = [*self._places, len(self._said)]
-        begins, ends = [0 if self._first[way[0]] == 0 else edges[way[0]]], list[int]()
-        for before, after in pairwise(way):
-            if self._is_jump(before, after):
-                ends.append(edges[before + 1])
-                begins.append(edges[after])
-        ends.append(len(self._said) if self._arrived else edges[way[-1] + 1])
-        for begin, end in zip(begins, ends, strict=True):
-            counts[begin:end] += 1
-        return counts[:-1].tolist()
+        begin = 0 if self._first[way[-1]] == 0 else edges[way[-1]]
+        for before, after in pairwise(way[::-1]):
+            if not 0 <= after - before <= _MAX_TOKENS or self._costs[after, before - after - 1] == -np.inf:
+                counts[begin : edges[before + 1]] += 1
+                begin = edges[after]
+        counts[begin : len(self._said) if self._arrived else edges[way[0] + 1]] += 1
+        return counts.tolist()
 
     @property
     def _arrived(self) -> bool:
@@ -153,20 +147,8 @@ class Follower:
         advanced = index if at > last.reached else last.advanced
         self._rows.append(_Row(scores, origins, jumped, advanced, max(at, last.reached)))
         jump = int(jumped[at])
-        known = self._jumps[-1].patch if self._jumps else -1
-        if jump > known and index - jump >= _CONFIRMED:
-            self._jumps.append(Jump(jump, index + 1))
-
-    def _way(self) -> list[int]:
-        """The token at each patch (patches,)."""
-        way = [int(self._rows[-1].scores.argmax())]
-        for row in reversed(self._rows[1:]):
-            way.append(int(row.origins[way[-1]]))
-        return way[::-1]
-
-    def _is_jump(self, before: int, after: int) -> bool:
-        step = after - before
-        return not 0 <= step <= _MAX_TOKENS or self._costs[after, _MAX_TOKENS - step] == -np.inf
+        if jump > max(self._jumps.values(), default=-1) and index - jump >= _CONFIRMED:
+            self._jumps[index + 1] = jump
 
 
 def word_counts(text: str, said: str, counts: Sequence[int]) -> list[int]:

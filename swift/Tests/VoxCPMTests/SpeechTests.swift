@@ -30,6 +30,8 @@ final class SpeechTests: XCTestCase {
                 XCTAssertEqual(segment.sampleCount, wanted.samples, recorded.name)
                 XCTAssertEqual(segment.words.map(\.text), wanted.words.map(\.text), recorded.name)
                 XCTAssertEqual(segment.words.map(\.method), wanted.words.map(\.method), recorded.name)
+                XCTAssertEqual(segment.words.map(\.said), wanted.words.map(\.said), recorded.name)
+                XCTAssertEqual(segment.words.map(\.place), wanted.words.map(\.place), recorded.name)
                 if precision == "fp32" { XCTAssertLessThan(maxDifference(segment.words, wanted.words), 0.0015) }
                 XCTAssertEqual(segment.expectedSeconds ?? -1, wanted.expected ?? -1, accuracy: 1e-9, recorded.name)
             }

@@ -30,7 +30,31 @@ final class WordTests: XCTestCase {
         }
     }
 
+    /// Where speech may end, what is repaired and how often each word is said, patch by patch.
+    func testFollowsTheTextAsPython() throws {
+        let cases = try Recorded.cases("coverage")
+        XCTAssertGreaterThan(cases.count, 5)
+        for recorded in cases {
+            let shape = recorded.integers("shape"), values = try recorded.floats("rows"), size = shape[1] * shape[2]
+            let said = recorded.string("said"), count = said.unicodeScalars.count
+            var follower = Follower(said, places: Array(0..<count), positions: 3..<(3 + count))
+            let ends = (0..<shape[0]).map { patch in
+                follower.ends(true, Rows(width: shape[2], values: Array(values[(patch * size)..<((patch + 1) * size)])))
+            }
+            XCTAssertEqual(ends, try recorded.decoded("ends", [Bool].self), recorded.name)
+            let repairs = (0...shape[0]).map { follower.repair(from: $0, repairs: $0 % 5, handedOut: $0 % 3) ?? -1 }
+            XCTAssertEqual(repairs, recorded.integers("repairs"), recorded.name)
+            XCTAssertEqual(follower.counts, recorded.integers("counts"), recorded.name)
+            let words = wordCounts(recorded.string("text"), said: said, follower.counts)
+            XCTAssertEqual(words, recorded.integers("words"), recorded.name)
+        }
+    }
+
     func testNaNFromAModelGivesTimes() {
+        var follower = Follower("a b c", places: [0, 2, 4], positions: 0..<3)
+        for _ in 0..<9 { _ = follower.ends(true, Rows(width: 3, values: [.nan, .infinity, 0])) }
+        XCTAssertEqual(follower.counts.count, 5)
+
         let silences = Silences((0..<48_000).map { sin(Float($0)) }, sampleRate: 24_000)
         let rows = [[[Float]]](repeating: [[.nan, .infinity, 0]], count: 9)
         let times = attentionTimes(
