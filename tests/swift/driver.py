@@ -67,6 +67,7 @@ def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
         max_len=PATCHES,
         inference_timesteps=steps,
         retry_badcase=False,
+        every_word=False,
         **given,
     )
     prompt_and_text = given.get("prompt_wav_path"), given.get("prompt_text")

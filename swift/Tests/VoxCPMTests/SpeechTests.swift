@@ -260,6 +260,7 @@ struct Case {
             switch name {
             case "max_len": options.maxLen = whole
             case "min_len": options.minLen = whole
+            case "every_word": options.everyWord = whole != 0
             case "retry_badcase": options.retryBadcase = whole != 0
             case "retry_badcase_ratio_threshold": options.retryBadcaseRatioThreshold = double
             case "segment_tokens": options.segmentTokens = whole
