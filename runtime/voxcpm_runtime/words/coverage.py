@@ -26,7 +26,6 @@ _WIDE_LETTER = 3.0  # Letters that a Chinese or Japanese character counts for
 # Added to each share of attention, so that a patch that looks elsewhere costs 4.6. One or two patches do by chance,
 # such as at the same words in another place: a jump costs as much as two.
 _FLOOR, _JUMP = 0.01, 9.0
-_CONFIRMED = 2  # Patches after which a jump is not taken back
 _END = 3.0  # Letters before the last one from which speech may end: the head is a patch behind
 # Patches without an advance after which the stop head is believed: pauses between sentences have up to 6.
 _PATIENCE = 12
@@ -147,7 +146,7 @@ class Follower:
         advanced = index if at > last.reached else last.advanced
         self._rows.append(_Row(scores, origins, jumped, advanced, max(at, last.reached)))
         jump = int(jumped[at])
-        if jump > max(self._jumps.values(), default=-1) and index - jump >= _CONFIRMED:
+        if jump > max(self._jumps.values(), default=-1):
             self._jumps[index + 1] = jump
 
 

@@ -101,6 +101,31 @@ def test_a_stream_repairs_what_it_holds_back(tts: VoxCPM) -> None:
     assert len(streamed) < 3.4 * tts.sample_rate
 
 
+def test_first_patches_of_a_stream_are_handed_out_at_once(tts: VoxCPM) -> None:
+    generated: list[int] = []
+    arrived = [
+        len(generated)
+        for _ in tts.generate_streaming(
+            "The river runs slowly to the sea.", voice="emma", seed=1, chunk_patches=1,
+            progress=lambda progress: generated.append(progress.patches),
+        )
+    ]  # fmt: skip
+
+    assert arrived[:6] == [1, 2, 3, 4, 5, 6]
+    # Then every second one is held back.
+    assert arrived[6:9] == [8, 10, 12]
+
+
+def test_speech_that_lacks_words_is_retried(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, given = CUT
+    # Believe the stop head at once.
+    monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
+    speech = tts.speak(text, **given)
+
+    assert (speech.attempts, speech.unsaid) == (2, ())
+    np.testing.assert_array_equal(speech.audio, tts.generate(text, voice="emma", seed=1))
+
+
 def test_words_that_are_not_said_are_reported_and_have_no_caption(
     tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

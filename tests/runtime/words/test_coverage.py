@@ -74,6 +74,12 @@ def test_a_clause_that_is_said_again_counts_twice_and_is_repaired_from_before_th
     assert counted(follower) == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
+def test_chinese_characters_count_as_three_letters() -> None:
+    text = "今天下雨了。请关上窗户。"
+
+    assert counted(follow(0, 1, 2, 3, 9, 10, 10, 11, text=text), text) == [1] * 4 + [0] * 4 + [1] * 2
+
+
 def test_words_that_are_skipped_are_not_said() -> None:
     follower = follow(0, 3, 6, 9, 12, 31, 34, 37, 40, 41)
 
@@ -130,3 +136,7 @@ def test_words_count_as_they_are_written() -> None:
 
     assert word_counts("It cost $4.20. No more.", said, counts) == [1, 1, 0, 1, 1]
     assert word_counts("It cost $4.20. No more.", said, []) == []
+    # Most of its letters decide.
+    assert word_counts("window", "window", [1, 1, 2, 2, 2, 2]) == [2]
+    assert word_counts("window", "window", [1, 1, 0, 0, 0, 0]) == [0]
+    assert word_counts("window", "window", [1, 1, 1, 1, 0, 2]) == [1]

@@ -21,9 +21,9 @@ public struct Speech: Sendable {
     /// The words of the text as it is written, with their times.
     public var words: [TimedWord] { segments.flatMap(\.words) }
 
-    /// The words that the speech lacks, and those that it repeats, by the model's attention; both are always empty for a
-    /// bundle without alignment heads.
+    /// The words that the speech lacks, by the model's attention: none for a bundle without alignment heads.
     public var unsaid: [TimedWord] { segments.flatMap(\.unsaid) }
+    /// The words that it repeats, likewise.
     public var repeated: [TimedWord] { segments.flatMap(\.repeated) }
 
     /// Seconds.
@@ -56,8 +56,9 @@ public struct SpokenSegment: Sendable {
     /// The words of the text, with their times in the whole speech.
     public let words: [TimedWord]
 
-    /// The words that the speech lacks, and those that it repeats.
+    /// The words that the speech lacks.
     public var unsaid: [TimedWord] { words.filter { $0.said == 0 } }
+    /// The words that it repeats.
     public var repeated: [TimedWord] { words.filter { $0.said > 1 } }
 }
 

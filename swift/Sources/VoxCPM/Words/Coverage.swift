@@ -12,8 +12,6 @@ private let usualAdvance = 6.0, maxAdvance = 10.0, maxTokens = 14
 private let wideLetter = 3.0
 /// Added to each share of attention; and the cost of a jump.
 private let floor = 0.01, jumpCost = 9.0
-/// Patches after which a jump is not taken back.
-private let confirmed = 2
 /// Letters before the last one from which speech may end.
 private let endLetters = 3.0
 /// Patches without an advance after which the stop head is believed.
@@ -140,7 +138,7 @@ struct Follower: Sendable {
         let now = new.best
         if now > last.reached { (new.advanced, new.reached) = (index, now) }
         rows.append(new)
-        if new.jumps[now] > jumps.last?.patch ?? -1, index - new.jumps[now] >= confirmed {
+        if new.jumps[now] > jumps.last?.patch ?? -1 {
             jumps.append((new.jumps[now], index + 1))
         }
     }
