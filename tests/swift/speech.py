@@ -152,10 +152,6 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         # Few patches: the stand-in copies its caches of 1024 positions at each call.
         few = {"max_len": 3, "min_len": 1}
         cases = {"zero": (SHORT, None, few), "continued": (SHORT, voice, few), "voiced": (PROSE, voice, few)}
-        # The stop head comes too early; a sentence is said twice, and repaired.
-        emma, daniel = (built_in_voices()[name] for name in ("emma", "daniel"))
-        cases["cut"] = (CUT, emma, {"seed": 0})
-        cases["again"] = (AGAIN, daniel, {"seed": 2, "retry_badcase": False})
     if not is_built_in:
         cases = {name: (text, voice, {**o, "every_word": False}) for name, (text, voice, o) in cases.items()}
         if tts.bundle.manifest.sizes.alignment:
