@@ -230,6 +230,11 @@ final class ActorTests: XCTestCase {
 
     func testTheStopHeadIsReadAfterMinLen() async throws {
         var options = Options()
+        // The predictor's attention follows nothing: the stop head waits for the last word, as long as it may.
+        let waiting = try await tts(FakePredictor()).speak(text, options: options)
+        XCTAssertEqual(waiting.latents.count, 14)
+        XCTAssertFalse(waiting.unsaid.isEmpty)
+        options.everyWord = false
         for minLen in [0, 4] {
             options.minLen = minLen
             let speech = try await tts(FakePredictor()).speak(text, options: options)
