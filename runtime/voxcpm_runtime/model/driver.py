@@ -84,11 +84,6 @@ class Patch:
     stops: bool  # Whether the speech ends with this patch
     before: Prefilled | None = None  # What it was generated from, to generate it again
 
-    @property
-    def attention(self) -> Floats | None:
-        """See `Prefilled`."""
-        return None if self.before is None else self.before.attention
-
 
 class Driver:
     """The inference loop over a bundle's constants and step models. Stateless between calls."""

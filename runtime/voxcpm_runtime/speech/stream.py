@@ -89,7 +89,7 @@ def stream(
                     if whole is None and last:
                         spoken = builder.finish(index, segment)
                         piece = replace(piece, spoken=spoken)  # noqa: PLW2901 - the last one
-                    yield from held.add(piece, last=last)
+                    yield from held.hand_out(piece, last=last)
                 spoken = spoken or builder.finish(index, segment)
             if segment.anchors:
                 voice = voice or Voice(VoiceHeader.of(plan.bundle.architecture, name=""))
@@ -106,30 +106,27 @@ def stream(
         plan.cancel.check()
 
 
-class _HeldPieces:
+class _HeldPieces(deque[Piece]):
     """The pieces of a stream that are held back for a while, so that they can still be repaired.
 
-    The first patches of a segment are handed out at once. Then every second one is held back, until there are as many
-    as a repair takes: speech at a real-time factor of up to 0.7 plays on.
+    After a segment's first patches every second one is held back, until there are as many as a repair takes: speech at
+    a real-time factor of up to 0.7 plays on.
     """
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__()
         self._maximum = _MAX_HELD if plan.follows_text else 0
-        self._pieces: deque[Piece] = deque()
 
-    def __len__(self) -> int:
-        return len(self._pieces)
-
-    def add(self, piece: Piece, *, last: bool) -> Iterator[Piece]:
-        """Yield the pieces to hand out. last: whether the segment ends with this one."""
+    def hand_out(self, piece: Piece, *, last: bool) -> Iterator[Piece]:
+        """Add a piece, and yield those to hand out. last: whether the segment ends with this one."""
         if piece.latents is None:
-            while self._pieces and self._pieces[-1].patches > piece.patches:
-                self._pieces.pop()
+            while self and self[-1].patches > piece.patches:
+                self.pop()
             return
-        self._pieces.append(piece)
+        self.append(piece)
         keep = 0 if last else min(max(piece.patches - _AT_ONCE, 0) // 2, self._maximum)
-        while len(self._pieces) > keep:
-            yield self._pieces.popleft()
+        while len(self) > keep:
+            yield self.popleft()
 
 
 def _spoken_letters(voice: Voice, bundle: Bundle) -> int:

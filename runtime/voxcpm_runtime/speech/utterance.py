@@ -168,13 +168,11 @@ def attempts(
 ) -> Generator[Piece, None, None]:  # fmt: skip
     """Yield the patches of one attempt after another, until one is good or all attempts are used.
 
-    A piece without latents goes back: to the beginning for a new attempt, or to the last patch in order for a repair.
-    Of several bad attempts the best is kept: the one with the fewest words missing or repeated, then by length
-    (`ExpectedLength.badness`). If it was not the last one, its pieces are repeated. prefix: what the language models
-    computed for the utterance's voice.
-
-    held: for audio that is played immediately, the number of patches that are not yet handed out. There is a single
-    attempt then, only these patches are repaired, and a warning is issued as soon as the speech is suspicious.
+    A piece without latents goes back: to the beginning for a new attempt, or to its number of patches for a repair.
+    Of several bad attempts the best is kept, with the fewest words missing or repeated, then by length
+    (`ExpectedLength.badness`); if it was not the last one, its pieces are repeated. prefix: what the language models
+    computed for the utterance's voice. held: in a stream, the number of patches that are not handed out; then there is
+    a single attempt, only these are repaired, and the warning is issued as soon as the speech is suspicious.
 
     Closing the iterator cancels before the next step, as the plan's `cancel` does. Raises Cancelled, and InputError for
     a system error, such as too little memory. Warns if the attempt that is kept is suspicious: TooLongWarning,
@@ -205,6 +203,7 @@ def attempts(
                         )
                     before, reason = reason, _reason(utterance, patch, judged=options.retry_badcase)
                     last = patch.stops or patch.index + 1 == utterance.limit
+                    rows = None if patch.before is None else patch.before.attention
                     piece = Piece(
                         audio=audio,
                         segment=utterance.index,
@@ -216,7 +215,7 @@ def attempts(
                         reason=reason,
                         expected_seconds=None if seconds is None else seconds / speed,
                         planned=utterance.segment,
-                        attention=None if patch.attention is None else patch.attention[:, utterance.text],
+                        attention=None if rows is None else rows[:, utterance.text],
                         said_counts=follower.counts() if last and follower is not None else (),
                     )
                     spoken.append(piece)

@@ -33,13 +33,6 @@ class JobsRoom(Jobs):
     routers = (router,)
 
 
-class MissedWord(BaseModel):
-    """A word that is not said, or said again."""
-
-    word: str
-    place: int  # index of its first character in the text
-
-
 class JobDocument(BaseModel):
     """A job. Times are Unix timestamps."""
 
@@ -60,8 +53,8 @@ class JobDocument(BaseModel):
     remaining_seconds: float | None
     """Estimated seconds of work left; None until the first segment of this run is finished."""
     bytes: int  # size of the audio; 0 until it is done
-    unsaid: list[MissedWord] = []
-    repeated: list[MissedWord] = []
+    unsaid: list[dict[str, str | int]] = []  # each a word and its place in the text
+    repeated: list[dict[str, str | int]] = []
     error: ErrorDetail | None  # why it failed, or what it waits for
 
 

@@ -14,6 +14,8 @@ from voxcpm_validation.measures import agreement
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
 
 
+# Heads of random weights follow nothing.
+@pytest.mark.filterwarnings("ignore:segment")
 @pytest.mark.parametrize(("bundle", "precision"), [("tiny_bundle", "fp32"), ("tiny_bundle_15", "fp16")])
 def test_a_voice_speaks_on_every_bundle_of_its_generation(
     request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path, bundle: str, precision: str
