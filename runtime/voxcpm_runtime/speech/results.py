@@ -225,7 +225,7 @@ class WordsWarning(UserWarning):
             f"{word.text!r} at {word.place} is {'said again' if word.said else 'not said'}"
             for word in words[:_MAX_LISTED]
         )
-        more = f" and {len(words) - _MAX_LISTED} more" if len(words) > _MAX_LISTED else ""
+        more = ", …" if len(words) > _MAX_LISTED else ""
         super().__init__(f"segment {number}: {listed}{more}; another seed may be better")
         self.words = words
 

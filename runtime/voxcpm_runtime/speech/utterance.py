@@ -186,13 +186,15 @@ def attempts(
         maximum = max(1, options.retry_badcase_max_times) if options.retry_badcase and held is None else 1
         rejected: list[list[Piece]] = []
         restart = np.zeros(0, np.float32)
-        seconds, speed = utterance.length.seconds, utterance.segment.speed
+        segment, seconds, speed = utterance.segment, utterance.length.seconds, utterance.segment.speed
+        placed = plan.bundle.tokenizer.placed(segment.said) if plan.follows_text else []
+        places = [place for _, place in placed]
         for attempt in range(1, maximum + 1):
             if attempt > 1:
                 yield Piece(restart, utterance.index, attempt=attempt, attempts=attempt)
             spoken: list[Piece] = []
             reason: Reason = ""
-            follower = _follower(plan, utterance)
+            follower = Follower(segment.said, places, utterance.text) if places else None
             takes = _takes(plan, driver, utterance, prefilled, attempt, follower, held)
             try:
                 for patch, audio in takes:
@@ -330,15 +332,6 @@ def _segment_audio(
     last = patch.stops or patch.index + 1 == utterance.limit
     audio = stretch(audio, last=last)
     return faded_out(audio, rate) if last and joins else audio
-
-
-def _follower(plan: Plan, utterance: Utterance) -> Follower | None:
-    """What follows the text while it is spoken; None without alignment heads, or if `every_word` is off."""
-    if not plan.follows_text:
-        return None
-    said = utterance.segment.said
-    places = [place for _, place in plan.bundle.tokenizer.placed(said)]
-    return Follower(said, places, utterance.text)
 
 
 def _missed(spoken: list[Piece]) -> int:
