@@ -53,6 +53,12 @@ ON_AXES: list[Case] = [
                         "end_mask": [True, False, True]}, lambda x: x[:, 1:2, 1:]),
     ("slice_by_index", {"begin": [0, -1, 0], "end": [0, 0, 0], "end_mask": [True, False, True],
                         "squeeze_mask": [False, True, False]}, lambda x: x[:, -1]),
+    ("tile", {"reps": [2, 1, 3]}, lambda x: np.tile(x, (2, 1, 3))),
+    ("pad", {"pad": [1, 0, 2, 3]}, lambda x: np.pad(x, [(0, 0), (1, 0), (2, 3)])),
+    ("pad", {"pad": [0, 0, 2, 0, 0, 1], "mode": "constant", "constant_val": np.float32(-7)},
+     lambda x: np.pad(x, [(0, 0), (2, 0), (0, 1)], constant_values=-7)),
+    ("pad", {"pad": [2, 1], "mode": "reflect"}, lambda x: np.pad(x, [(0, 0), (0, 0), (2, 1)], "reflect")),
+    ("pad", {"pad": [2, 1], "mode": "replicate"}, lambda x: np.pad(x, [(0, 0), (0, 0), (2, 1)], "edge")),
 ]  # fmt: skip
 OF_TWO: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -140,6 +146,22 @@ def test_scatter_replaces_slices(lab: Any, axis: int) -> None:
         return lab.mb.scatter(data=x, indices=i, updates=u, axis=axis, mode="update")
 
     (result,) = lab.run(build, {"x": X, "i": np.array([1, 0], np.int32), "u": updates}, "scatter")
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_scatter_along_axis_replaces_elements(lab: Any, axis: int) -> None:
+    updates = -1 - np.take(X, [0, 1], axis)
+    indices = (
+        np.take(np.indices(X.shape).sum(0), [0, 1], axis).astype(np.int32) % 2
+    )  # Both, in an order that differs by place
+    expected = X.copy()
+    np.put_along_axis(expected, indices, updates, axis)
+
+    def build(x: Any, i: Any, u: Any) -> Any:
+        return lab.mb.scatter_along_axis(data=x, indices=i, updates=u, axis=axis, mode="update")
+
+    (result,) = lab.run(build, {"x": X, "i": indices, "u": updates}, "scatter_along_axis")
     np.testing.assert_array_equal(result, expected)
 
 

@@ -82,6 +82,31 @@ def _scatter(call: Call) -> str:
     return _scatter_rows(call, "data", axis, call.indices("indices"), "updates")
 
 
+def _scatter_along_axis(call: Call) -> str:
+    """Each element of `updates` replaces the one of `data` whose index along the axis `indices` gives."""
+    mode = call.static("mode", "add")
+    if mode != "update":
+        raise call.refuse(f"mode {mode}")
+    operands = call.tensor("data"), call.indices("indices"), call.tensor("updates")
+    return call.emit("ScatterElements", *operands, axis=call.static("axis", 0))
+
+
+_PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
+
+
+def _pad(call: Call) -> str:
+    """Pads the last axes. MIL lists (before, after) per axis, ONNX all before and then all after."""
+    mode = call.static("mode", "constant")
+    if mode not in _PAD_MODES:
+        raise call.refuse(f"mode {mode}")
+    pads = call.static("pad")
+    axes = range(call.rank("x") - len(pads) // 2, call.rank("x"))
+    value = call.scalar(call.static("constant_val", 0), call.dtype("x")) if mode == "constant" else ""
+    integers = call.graph.integers
+    sizes = integers(pads[0::2] + pads[1::2])
+    return call.emit("Pad", call.tensor("x"), sizes, value, integers(axes), mode=_PAD_MODES[mode])
+
+
 def _slice_update(call: Call) -> str:
     """`update` replaces a slice of `x` along one axis, from the index `begin` on."""
     rank = call.rank("x")
@@ -128,13 +153,16 @@ OPERATORS: dict[str, Operator] = {
     "concat": _concat,
     "expand_dims": lambda call: call.emit("Unsqueeze", call.tensor("x"), call.indices("axes")),
     "gather": _gather,
+    "pad": _pad,
     "reshape": lambda call: call.emit("Reshape", call.tensor("x"), call.indices("shape")),
     "scatter": _scatter,
+    "scatter_along_axis": _scatter_along_axis,
     "slice_by_index": _slice_by_index,
     "slice_by_size": _slice_by_size,
     "slice_update": _slice_update,
     "split": _split,
     "squeeze": _squeeze,
     "stack": lambda call: _stack(call, call.static("axis")),
+    "tile": lambda call: call.emit("Tile", call.tensor("x"), call.indices("reps")),
     "transpose": _transpose,
 }
