@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROOTS = ("constants", "conversion", "runtime", "server", "training", "validation")
 ROOMS = {
     "conversion/voxcpm_conversion/core_ai": ["conversion/test_core_ai*.py"],
+    "conversion/voxcpm_conversion/fluid": ["conversion/test_fluid.py"],
     "runtime/voxcpm_runtime/backends/core_ai": [
         "runtime/backends/core_ai",
         "runtime/doctor/test_doctor_core_ai.py",
@@ -49,7 +50,7 @@ for root in map(pathlib.Path, sys.argv[1:]):
 CONVERT = """
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import StepSizes
-from voxcpm_conversion.convert import check_forms
+from voxcpm_conversion.convert import check_forms, layout_writer
 check_forms(["fp16"], StepSizes(), "macOS14")
 try:
     check_forms(["fp16"], StepSizes(), "macOS27")
@@ -57,6 +58,12 @@ except InputError as error:
     assert "no Core AI converter" in str(error)
 else:
     raise AssertionError("Core AI's converter was found")
+try:
+    layout_writer("fluid")
+except InputError as error:
+    assert "this installation lacks it" in str(error)
+else:
+    raise AssertionError("the layout was found")
 """
 SERVE = """
 from starlette.testclient import TestClient

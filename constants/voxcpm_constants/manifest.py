@@ -27,7 +27,15 @@ from voxcpm_constants.arrays import constant_shapes
 from voxcpm_constants.errors import BundleError, first_wrong_field
 from voxcpm_constants.json_files import json_content, parsed_json
 from voxcpm_constants.speech_profile import SpeechProfile
-from voxcpm_constants.step_models import AUDIO_VAE_DECODER, Precision, StepModel, StepSizes, parts
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    BASE_LM_STEP,
+    PRECISIONS,
+    Precision,
+    StepModel,
+    StepSizes,
+    parts,
+)
 from voxcpm_constants.targets import CORE_AI, PACKAGE_SUFFIXES, KVCache, PackageForm, Target, package_form
 
 SCHEMA_VERSION = 6
@@ -119,6 +127,11 @@ class Manifest(_Record):
         """Read a bundle's manifest. Raises BundleError."""
         path = bundle / MANIFEST_FILE
         if not path.is_file():
+            if any((bundle / package_path(p, BASE_LM_STEP)).is_dir() for p in PRECISIONS):
+                raise BundleError(
+                    f"{bundle}: has packages but no {MANIFEST_FILE}, as in the layout of FluidInference's bundle, "
+                    "which is for other programs; for a bundle, run: voxcpm-coreml convert CHECKPOINT -o BUNDLE"
+                )
             raise BundleError(
                 f"{bundle}: not a bundle (expected a folder with {MANIFEST_FILE}; create one with `convert`)"
             )

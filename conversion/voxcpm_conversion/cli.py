@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -24,10 +25,17 @@ from voxcpm_constants.bounds import (
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
-from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
+from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, KVCache, Target
 from voxcpm_conversion.alignment import with_alignment
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import Report, check_checkpoint, check_forms, check_solver_steps
+from voxcpm_conversion.convert import (
+    OWN_LAYOUT,
+    Report,
+    check_checkpoint,
+    check_forms,
+    check_solver_steps,
+    layout_writer,
+)
 from voxcpm_conversion.convert import convert as convert_checkpoint
 from voxcpm_conversion.core_ml.packages import why_not_compiled
 from voxcpm_conversion.recipes import base_lm_parts, check_split
@@ -69,6 +77,12 @@ def convert(
             help="macos14; macos15: caches as Core ML states, prefill and decode as functions; or macos27: Core AI."
         ),
     ] = "macos14",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="bundle; or fluid: the six packages of FluidInference's VoxCPM 1.5, for code written for those."
+        ),
+    ] = OWN_LAYOUT,
     kv_cache: Annotated[
         str,
         typer.Option(
@@ -118,18 +132,19 @@ def convert(
     ] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
-    requested = precision or ["fp16", "int8"]
-    unknown = [p for p in requested if p not in PRECISIONS]
-    if unknown:
-        raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
+    precisions = _precisions(precision or ["fp16", "int8"])
     deployment = _target(target)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
-    if kv_cache not in KV_CACHES:
-        raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
-    precisions: list[Precision] = [p for p in PRECISIONS if p in requested]
+    caches = _kv_cache(kv_cache)
     # Before a download, and before weights are read.
-    check_forms(precisions, sizes, deployment, kv_cache, audio_vae_fp32=audio_vae_fp32)
+    forms = {
+        "--target": deployment != TARGETS[0], "--kv-cache": kv_cache != KV_CACHES[0],
+        "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
+        "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
+    }  # fmt: skip
+    room = _room(layout, precisions, [option for option, given in forms.items() if given])
+    check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32)
     # Exempt imported modules from garbage collection, which runs for every package: saves seconds.
     gc.freeze()
     if split_gigabytes is not None:
@@ -138,11 +153,14 @@ def convert(
     opened = Checkpoint.open(
         checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
     )
+    if room is not None:
+        _write_layout(room, opened, output, precisions, max_length, overwrite=overwrite)
+        return
     # Defaults depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
     sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
-    check_forms(precisions, sizes, deployment, kv_cache)
+    check_forms(precisions, sizes, deployment, caches)
     console = progress_console()
     for remark in _remarks(opened, sizes, deployment):
         console.print(remark)
@@ -160,7 +178,7 @@ def convert(
             precisions=precisions,
             sizes=sizes,
             target=deployment,
-            kv_cache=kv_cache,
+            kv_cache=caches,
             audio_vae_fp32=audio_vae_fp32,
             overwrite=overwrite,
             report=report,
@@ -183,6 +201,50 @@ def convert(
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
         f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
     )
+
+
+def _room(layout: str, precisions: list[Precision], forms: list[str]) -> ModuleType | None:
+    """The module that writes another layout; None for our own. forms: given options that only our own layout has."""
+    if layout == OWN_LAYOUT:
+        return None
+    room = layout_writer(layout)
+    room.check(precisions)
+    if forms:
+        raise InputError(f"--layout {layout} has one form only; leave out {', '.join(forms)}")
+    return room
+
+
+def _write_layout(
+    room: ModuleType,
+    opened: Checkpoint,
+    output: Path,
+    precisions: list[Precision],
+    positions: int | None,
+    *,
+    overwrite: bool,
+) -> None:
+    console = progress_console()
+    for remark in opened.lora.remarks() if opened.lora else ():
+        console.print(remark)
+    with _progress(console) as report:
+        room.write(
+            opened, output, precisions=precisions, positions=positions, overwrite=overwrite, report=report
+        )
+    console.print(f"{output}: six packages in {', '.join(precisions)}")
+
+
+def _precisions(requested: list[str]) -> list[Precision]:
+    unknown = [p for p in requested if p not in PRECISIONS]
+    if unknown:
+        raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
+    return [p for p in PRECISIONS if p in requested]
+
+
+def _kv_cache(name: str) -> KVCache:
+    for form in KV_CACHES:
+        if name == form:
+            return form
+    raise InputError(f"--kv-cache {name!r}: expected one of {', '.join(KV_CACHES)}")
 
 
 def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[str]:

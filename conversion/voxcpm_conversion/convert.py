@@ -42,6 +42,10 @@ from voxcpm_conversion.workspace import Workspace
 Report = Callable[[str, str, int, int], None]
 """report(step model, stage, done, total): progress of a stage of a step model."""
 
+OWN_LAYOUT = "bundle"
+LAYOUTS = {"fluid": "fluid.layout"}
+"""Other layouts of a folder with step models, each the module of an optional room."""
+
 
 def convert(
     checkpoint: Checkpoint,
@@ -136,6 +140,20 @@ def _add_step_model(
             converter.add_packages(
                 workspace, checkpoint, manifest, package, missing, report=partial(report, package.name)
             )
+
+
+def layout_writer(layout: str) -> ModuleType:
+    """The module with `check` and `write` for a layout other than our own. Raises InputError for an unknown one."""
+    try:
+        return importlib.import_module(f"voxcpm_conversion.{LAYOUTS[layout]}")
+    except (KeyError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != f"voxcpm_conversion.{layout}":
+            raise
+        known = ", ".join((OWN_LAYOUT, *LAYOUTS))
+        missing = (
+            f"expected one of {known}" if layout not in LAYOUTS else "this installation lacks it; reinstall"
+        )
+        raise InputError(f"--layout {layout}: {missing}") from None
 
 
 def check_forms(

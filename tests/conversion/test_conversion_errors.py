@@ -150,9 +150,9 @@ def damaged(content, at, change):
     ],
 )
 def test_incomplete_weight_file_is_rejected(package, damage):
-    packages._require_whole(package)
+    packages.require_whole(package)
     weights = package / WEIGHT_FILE
     weights.write_bytes(damage(bytearray(weights.read_bytes())))
 
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        packages._require_whole(package)
+        packages.require_whole(package)

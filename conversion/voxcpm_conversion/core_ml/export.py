@@ -33,7 +33,7 @@ def export_step(
     """
     ct = import_coremltools()
     native = state == "native"
-    _register_index_copy("slice_update" if native else "scatter")
+    register_index_copy("slice_update" if native else "scatter")
     passed = () if native else declaration.state
     # The graph must not depend on the traced length. If it does by mistake, the largest length shows it soonest.
     examples = example_inputs((*declaration.inputs, *passed), declaration.chunk_count - 1)
@@ -52,12 +52,13 @@ def export_step(
             *(ct.TensorType(name=updated_name(t, state), dtype=_dtype(t, arithmetic)) for t in passed),
         ],
         states=[_state_type(ct, t) for t in declaration.state] if native else None,
-        pass_pipeline=_pass_pipeline(ct),
+        pass_pipeline=pass_pipeline(ct),
         skip_model_load=True,
     )
 
 
-def _pass_pipeline(ct: Any) -> Any:
+def pass_pipeline(ct: Any) -> Any:
+    """coremltools' default passes without those that rewrite what hardware accepts into what it may reject."""
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.remove_passes(_UNUSED_PASSES)
     return pipeline
@@ -79,7 +80,7 @@ def _dtype(tensor: TensorSpec, arithmetic: Arithmetic) -> type:
     return {"float32": np.float32, "int32": np.int32, "compute": compute}[tensor.dtype]
 
 
-def _register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
+def register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
     """Register a translation of torch's index_copy_, which coremltools 9 does not support.
 
     scatter: rows go to any indices. slice_update: the indices are consecutive, and rows go to the first one and after.

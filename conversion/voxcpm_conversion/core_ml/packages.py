@@ -91,7 +91,7 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
     """Join the packages of several functions into one that shares their weights; the first function is the default."""
     default, *others = functions
     for part in functions.values():
-        _require_whole(part)
+        require_whole(part)
     if not others:
         functions[default].replace(package)
         return
@@ -107,10 +107,10 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
         if str(error).startswith(("invalid model_path", "weight_dir for model_path")):
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
         raise
-    _require_whole(package)
+    require_whole(package)
 
 
-def _require_whole(package: Path) -> None:
+def require_whole(package: Path) -> None:
     """Raises OSError for an incomplete package, which coremltools does not report.
 
     The list of files is written to a temp file and renamed; an incomplete one stays behind. A weight file's header is
