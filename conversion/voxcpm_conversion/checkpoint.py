@@ -3,7 +3,7 @@
     folder/
       config.json
       model.safetensors       or model.safetensors.index.json with its shards, or pytorch_model.bin
-      audiovae.safetensors    or audiovae.pth
+      audiovae.safetensors    or audiovae.pth; optional if the model's file has the AudioVAE's weights, as audio_vae.*
       tokenizer.json          and, where published, tokenizer_config.json and special_tokens_map.json
       README.md               optional; its front matter may name the licence
 
@@ -22,29 +22,27 @@ from pathlib import Path
 import torch
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError, first_line
-from voxcpm_constants.json_files import read_bounded
-from voxcpm_constants.manifest import MODEL_CARD_FILE, Source
-from voxcpm_constants.speech_profile import SPEECH_FILE, SpeechProfile
-from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
+from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.manifest import Source
+from voxcpm_constants.speech_profile import SpeechProfile
+from voxcpm_constants.tokenizer_file import TOKENIZER_FILE, open_tokenizer
 from voxcpm_constants.user_folders import is_hub_id, user_path
-from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
+from voxcpm_conversion.checkpoint_files import (
+    CONFIG_FILE,
+    MODEL_FILES,
+    TOKENIZER_COMPANIONS,
+    VAE_FILES,
+    check_files,
+    check_not_mlx,
+    download_checkpoint,
+    first_file,
+    licence_in_card,
+    mlx_error,
+)
 from voxcpm_conversion.lora import Lora
-from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
+from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name
 
-CONFIG_FILE = "config.json"
-# In upstream's order of preference (`from_local`); the sharded form occurs on the hub.
-MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-VAE_FILES = ("audiovae.safetensors", "audiovae.pth")
-_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".pth", ".pt", ".ckpt")
-_MAX_CARD_BYTES = 1 << 20
-_FRONT_MATTER = re.compile(r"---\r?\n.*?^---", re.DOTALL | re.MULTILINE)
-_LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
-TOKENIZER_COMPANIONS = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json")
 VAE_PREFIX = "audio_vae."
-
-# Prefixes of training wrappers (DistributedDataParallel, torch.compile); no VoxCPM weight begins with them.
-_WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
 
 # Buffers in checkpoints that are not weights.
 _BUFFERS = (
@@ -74,7 +72,7 @@ class Checkpoint:
         self,
         folder: Path,
         architecture: Architecture,
-        files: tuple[WeightFile, WeightFile],
+        files: tuple[WeightFile, ...],
         name: str,
         revision: str | None,
         speech: SpeechProfile | None = None,
@@ -87,15 +85,18 @@ class Checkpoint:
         self._name = name
         self._revision = revision
         self._files = files
-        model, vae = files
+        model, *vaes = files
         # As in upstream, the AudioVAE's weights come from its own file; a copy inside the model's file is ignored.
-        of_model = {name: w for name, w in _weights(model).items() if not name.startswith(VAE_PREFIX)}
-        of_vae = {VAE_PREFIX + name.removeprefix(VAE_PREFIX): w for name, w in _weights(vae).items()}
+        of_model = {n: w for n, w in _weights(model).items() if not (vaes and n.startswith(VAE_PREFIX))}
+        of_vae = {
+            VAE_PREFIX + n.removeprefix(VAE_PREFIX): w for vae in vaes for n, w in _weights(vae).items()
+        }
         self._weights = {
             name: weight
             for name, weight in {**of_model, **of_vae}.items()
             if not any(buffer.search(name) for buffer in _BUFFERS)
         }
+        self._check_quantisation()
 
     @classmethod
     def open(
@@ -115,7 +116,7 @@ class Checkpoint:
         name = str(folder_or_hub_id)
         folder = user_path(folder_or_hub_id)
         if not folder.exists() and is_hub_id(name):
-            folder = _download(name, revision, cache_dir, local_files_only)
+            folder = download_checkpoint(name, revision, cache_dir, local_files_only)
             # The hub's cache names a snapshot's folder by its commit; the given revision may be a branch.
             revision = folder.name if folder.parent.name == "snapshots" else revision
         elif not folder.is_dir():
@@ -124,23 +125,31 @@ class Checkpoint:
             )
         else:
             name, revision = folder.resolve().name, None
+        check_files(folder, {path.name: None for path in folder.iterdir()})
+        check_not_mlx(folder, folder)
         config = folder / CONFIG_FILE
-        if not config.is_file():
-            a_lora = any((folder / file).is_file() for file in LORA_FILES)
-            hint = "; this is a LoRA: pass its base checkpoint, and this folder with --lora" if a_lora else ""
-            raise CheckpointError(
-                f"{folder}: expected a VoxCPM checkpoint, but it has no {CONFIG_FILE}{hint}"
-            )
         architecture = Architecture.from_file(config)
-        if not (folder / TOKENIZER_FILE).is_file():
-            raise CheckpointError(f"{folder}: expected a tokenizer, but there is no {TOKENIZER_FILE}")
         try:
             open_tokenizer(folder, needs_config=False)
         except ValueError as error:
             raise CheckpointError(str(error)) from None
-        files = (open_weight_file(_first(folder, MODEL_FILES)), open_weight_file(_first(folder, VAE_FILES)))
+        model = open_weight_file(first_file(folder, MODEL_FILES))
+        inside = any(plain_name(key).startswith(VAE_PREFIX) for key in model.shapes)
+        own_vae = not inside or any((folder / name).is_file() for name in VAE_FILES)
+        files = (model, open_weight_file(first_file(folder, VAE_FILES))) if own_vae else (model,)
         merged = None if lora is None else Lora.open(lora, architecture)
         return cls(folder, architecture, files, name, revision, SpeechProfile.from_checkpoint(folder), merged)
+
+    def _check_quantisation(self) -> None:
+        """Raises CheckpointError for weights of integers, whose scales are missing or in a form of other programs."""
+        if any(name.endswith(".scales") for name in self._weights):
+            raise mlx_error(self.folder, self.folder, {})
+        integers = [n for n, w in self._weights.items() if not w.file.integers.isdisjoint(w.stored)]
+        if integers:
+            raise CheckpointError(
+                f"{self.folder}: expected weights in float32, float16 or bfloat16, but {integers[0]} and "
+                f"{len(integers) - 1} more are integers, of a quantised form; convert the checkpoint it was made from"
+            )
 
     def shapes(self) -> dict[str, Shape]:
         """Shape of every weight by upstream's name, after weight norm is folded; reads no tensor data."""
@@ -196,13 +205,7 @@ class Checkpoint:
         """The licence that `speech.json` or the front matter of the checkpoint's README.md names; empty for none."""
         if self.speech is not None and self.speech.licence:
             return self.speech.licence
-        try:
-            card = read_bounded(self.folder / MODEL_CARD_FILE, _MAX_CARD_BYTES).decode("utf-8", "replace")
-        except OSError:
-            return ""
-        front = _FRONT_MATTER.match(card)
-        named = _LICENCE.search(front.group()) if front else None
-        return named.group(1) if named else ""
+        return licence_in_card(self.folder)
 
 
 def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
@@ -219,9 +222,7 @@ def _weights(file: WeightFile) -> dict[str, _Weight]:
     """The weights of a file by name, without wrapper prefixes, and with weight norm's pairs joined."""
     stored: dict[str, str] = {}
     for key in file.shapes:
-        name = key
-        while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if name.startswith(prefix)), None):
-            name = name.removeprefix(prefix)
+        name = plain_name(key)
         if stored.setdefault(name, key) != key:
             raise CheckpointError(f"{file.paths[0]}: the weight {name} appears twice, under different names")
     pairs: dict[str, tuple[str, ...]] = {}
@@ -238,39 +239,3 @@ def _fits(file: WeightFile, magnitude: str | None, direction: str) -> bool:
     """Whether there is one magnitude per row; otherwise both halves keep their names and are reported."""
     rows = file.shapes[direction][:1]
     return magnitude is not None and bool(rows) and math.prod(file.shapes[magnitude]) == rows[0]
-
-
-def _first(folder: Path, names: tuple[str, ...]) -> Path:
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
-        there = sorted(file.name for file in folder.iterdir() if file.name.endswith(_WEIGHT_SUFFIXES))
-        others = [name for name in there if name not in (*MODEL_FILES, *VAE_FILES)]
-        renamed = (
-            f"found {', '.join(others[:5])}; rename it if it is that file" if others else "found neither"
-        )
-        raise CheckpointError(f"{folder}: expected {' or '.join(names)}, {renamed}")
-    return path
-
-
-def _download(repository: str, revision: str | None, cache_dir: Path | None, local_files_only: bool) -> Path:
-    """Download a checkpoint's files into the hub's cache, except those already there."""
-    # Slow to import, and needed for hub checkpoints only.
-    from huggingface_hub import snapshot_download
-
-    weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
-    names = [CONFIG_FILE, SPEECH_FILE, MODEL_CARD_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
-    try:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision,
-                allow_patterns=names,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            )
-        )
-    except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
-        at = f" at {revision}" if revision else ""
-        raise CheckpointError(
-            f"{repository}{at}: no such folder, and the download failed ({first_line(error)})"
-        ) from None

@@ -28,8 +28,8 @@ from voxcpm_constants.step_models import PRECISIONS, Precision, StepModel, StepS
 from voxcpm_constants.targets import CORE_AI, KVCache, Target
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
-from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.checkpoint_files import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT

@@ -5,6 +5,8 @@ They are read tensor by tensor, by the names in the file; `checkpoint` interpret
 
 from __future__ import annotations
 
+import pickle
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +24,15 @@ Shape = tuple[int, ...]
 # Keys under which files of a training run nest the weights; upstream itself unwraps `state_dict` only.
 _CONTAINERS = ("state_dict", "model", "module")
 _AGAIN = "download it again"
+# Prefixes of wrappers (DistributedDataParallel, PEFT, classes around the model); no VoxCPM weight begins with them.
+_WRAPPER_PREFIXES = ("module.", "model.", "tts_model.", "base_model.")
+_COMPILED = "_orig_mod."  # torch.compile puts it before the name of any module
+_STAND_INS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the weights themselves; run git lfs pull in its folder",
+    b"<!doctype html": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
+    b"<html": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
+}
+_FOREIGN_CLASS = re.compile(r"GLOBAL (\S+)")  # In torch's message about a pickle that it does not load
 
 
 @dataclass(frozen=True)
@@ -33,13 +44,27 @@ class WeightFile:
     shapes: dict[str, Shape]
     read: Callable[[str], torch.Tensor]
     """read(name): the tensor in its stored dtype. Raises CheckpointError if its data cannot be read."""
+    integers: frozenset[str] = frozenset()
+    """Names of the tensors of integers: quantised weights, or buffers."""
+
+
+def plain_name(key: str) -> str:
+    """A stored name without what wrappers added to it."""
+    name = key.replace(_COMPILED, "")
+    while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if name.startswith(prefix)), None):
+        name = name.removeprefix(prefix)
+    return name
 
 
 def open_weight_file(path: Path) -> WeightFile:
     """Open a weight file; its name decides its format.
 
-    Raises CheckpointError for a damaged file or one without a state dict.
+    Raises CheckpointError for a damaged file, one without a state dict, and what was saved in place of one.
     """
+    with path.open("rb") as file:
+        start = file.read(64).lstrip().lower()
+    if found := next((what for mark, what in _STAND_INS.items() if start.startswith(mark)), None):
+        raise CheckpointError(f"{path}: this is {found}")
     if path.name.endswith(".safetensors.index.json"):
         return _shards(path)
     return _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
@@ -54,8 +79,10 @@ def _safetensors(path: Path) -> WeightFile:
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, "a safetensors file", error) from None
 
-    shapes = opened(lambda file: {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-    return WeightFile((path,), shapes, lambda name: opened(lambda file: file.get_tensor(name)))
+    slices = opened(lambda file: {name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
+    shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+    integers = frozenset(name for name, part in slices.items() if part.get_dtype()[0] in "IU")
+    return WeightFile((path,), shapes, lambda name: opened(lambda file: file.get_tensor(name)), integers)
 
 
 def _shards(index: Path) -> WeightFile:
@@ -73,6 +100,7 @@ def _shards(index: Path) -> WeightFile:
         paths=(index, *(shard.paths[0] for shard in shards.values())),
         shapes={name: shards[file].shapes[name] for name, file in owner.items()},
         read=lambda name: shards[owner[name]].read(name),
+        integers=frozenset(name for name, file in owner.items() if name in shards[file].integers),
     )
 
 
@@ -89,6 +117,14 @@ def _pickle(path: Path) -> WeightFile:
         # weights_only: a pickle can run code, and a downloaded checkpoint must not.
         # Files older than PyTorch 1.6 are not zip archives and cannot be memory-mapped.
         document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        # torch's own message advises to load it anyway.
+        found = _FOREIGN_CLASS.search(str(error))
+        what = f"objects such as {found[1]}" if found else "something else, or it is damaged"
+        raise CheckpointError(
+            f"{path}: expected a PyTorch state dict of plain tensors, but it contains {what}; a pickle can run "
+            "code, so only tensors are read: save the state dict alone, best as safetensors"
+        ) from None
     except Exception as error:  # noqa: BLE001 - a damaged or hostile pickle raises nearly anything
         raise _unreadable(path, "a PyTorch state dict of plain tensors", error) from None
     while isinstance(document, Mapping):
@@ -104,7 +140,9 @@ def _pickle(path: Path) -> WeightFile:
                 f"{path}: expected a PyTorch state dict, but {name!r} is {_kind(value)}, not a tensor"
             )
     tensors: dict[str, torch.Tensor] = dict(document)
-    return WeightFile((path,), {name: tuple(t.shape) for name, t in tensors.items()}, tensors.__getitem__)
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    integers = frozenset(name for name, t in tensors.items() if not t.is_floating_point())
+    return WeightFile((path,), shapes, tensors.__getitem__, integers)
 
 
 def _kind(value: object) -> str:

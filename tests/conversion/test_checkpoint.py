@@ -2,6 +2,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -249,3 +251,105 @@ def test_invalid_speech_json_is_a_one_line_error(copy: Path) -> None:
     ):
         (copy / "speech.json").write_text(json.dumps(PROFILE | wrong))
         one_line_error(copy, f"speech.json: not a speech.json: {reason}")
+
+
+def with_vae_inside(folder: Path, prefix: str = "") -> None:
+    vae = load_file(folder / "audiovae.safetensors")
+    weights = {**model_weights(folder), **{f"audio_vae.{name}": tensor for name, tensor in vae.items()}}
+    save_file({prefix + name: tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    (folder / "audiovae.safetensors").unlink()
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "tts_model.", "_orig_mod.module."])
+def test_audio_vae_inside_the_models_file(tiny_checkpoint: Path, copy: Path, prefix: str) -> None:
+    with_vae_inside(copy, prefix)
+    open_and_check(copy)
+    name = "audio_vae.decoder.model.2.block.1.weight"
+    assert torch.equal(Checkpoint.open(copy).tensor(name), Checkpoint.open(tiny_checkpoint).tensor(name))
+
+
+def mlx(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"group_size": 64, "bits": 4}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization": quantization}))
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\nbase_model:\n- openbmb/VoxCPM1.5\n---\n")
+
+
+def integers(*more: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        weights = model_weights(folder)
+        weights["stop_proj.weight"] = torch.ones(64, 64, dtype=torch.int8)
+        weights |= dict.fromkeys(more, torch.ones(64))
+        save_file(weights, folder / "model.safetensors")
+
+    return damage
+
+
+def replace_weights(content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / "model.safetensors").write_bytes(content)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 1234567890\n"
+
+
+@pytest.mark.parametrize(
+    ("damage", "fragment"),
+    [
+        (mlx, "this is MLX's 4-bit form of openbmb/VoxCPM1.5; convert openbmb/VoxCPM1.5"),
+        (
+            integers("stop_proj.scales"),
+            "this is MLX's quantised form of another checkpoint; convert that one",
+        ),
+        (integers(), "stop_proj.weight and 0 more are integers, of a quantised form; convert the checkpoint"),
+        (
+            replace_weights(POINTER),
+            "model.safetensors: this is a Git LFS pointer, not the weights themselves",
+        ),
+        (replace_weights(b"\n<!DOCTYPE html>\n<html>"), "model.safetensors: this is a web page, not weights"),
+    ],
+)
+def test_checkpoints_of_other_programs_are_named(
+    copy: Path, damage: Callable[[Path], None], fragment: str
+) -> None:
+    damage(copy)
+    one_line_error(copy, fragment)
+
+
+def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy: Path, tmp_path: Path) -> None:
+    as_pickle(copy, lambda weights: {"state_dict": weights, "args": Payload(tmp_path / "ran")})
+    with pytest.raises(
+        CheckpointError, match=r"contains objects such as \S*exec; .* save the state dict"
+    ) as caught:
+        Checkpoint.open(copy)
+    assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "fragment"),
+    [
+        (lambda tree: tree.pop("model.safetensors"), "expected model.safetensors or"),
+        (lambda tree: tree.pop("config.json"), "it has no config.json"),
+        (lambda tree: tree.update({"model.safetensors": POINTER}), "expected weights in model.safetensors, but it has"),
+        (lambda tree: tree.update({"config.json": b'{"quantization": {"bits": 8}}'}), "this is MLX's 8-bit form"),
+    ],
+)  # fmt: skip
+def test_hubs_list_of_files_is_checked_before_weights_are_downloaded(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Any, fragment: str
+) -> None:
+    tree = {path.name: path.read_bytes() for path in copy.iterdir()}
+    edit(tree)
+    files = [SimpleNamespace(rfilename=name, size=len(content)) for name, content in tree.items()]
+
+    def download(_: str, *, allow_patterns: list[str], **__: object) -> str:
+        assert "model.safetensors" not in allow_patterns, "weights were downloaded"
+        folder = tmp_path / "snapshots" / "0123"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in allow_patterns:
+            if name in tree:
+                (folder / name).write_bytes(tree[name])
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.chdir(tmp_path)
+    one_line_error("someone/theirs", fragment)
