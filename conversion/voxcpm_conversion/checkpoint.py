@@ -137,7 +137,11 @@ class Checkpoint:
         inside = any(plain_name(key).startswith(VAE_PREFIX) for key in model.shapes)
         own_vae = not inside or any((folder / name).is_file() for name in VAE_FILES)
         files = (model, open_weight_file(first_file(folder, VAE_FILES))) if own_vae else (model,)
-        merged = None if lora is None else Lora.open(lora, architecture)
+        merged = None
+        if lora is not None:
+            merged = Lora.open(
+                lora, architecture, name, cache_dir=cache_dir, local_files_only=local_files_only
+            )
         return cls(folder, architecture, files, name, revision, SpeechProfile.from_checkpoint(folder), merged)
 
     def _check_quantisation(self) -> None:

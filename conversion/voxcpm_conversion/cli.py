@@ -124,7 +124,9 @@ def convert(
     ] = False,
     lora: Annotated[
         Path | None,
-        typer.Option(help="LoRA to merge: upstream's folder or its weight file."),
+        typer.Option(
+            help="LoRA to merge, as upstream or PEFT saves it: a folder, its weight file or a hub id."
+        ),
     ] = None,
     overwrite: Annotated[
         bool,

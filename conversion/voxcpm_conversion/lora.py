@@ -1,8 +1,11 @@
-"""A LoRA in upstream's layout: low-rank updates of linear layers, merged into the weights as they are read.
+"""A LoRA in upstream's layout or PEFT's: low-rank updates of linear layers, merged into the weights as they are read.
 
     folder/
       lora_weights.safetensors   or lora_weights.ckpt
       lora_config.json           rank, alpha and layers; upstream's earlier releases did not write it
+or, as PEFT saves it,
+      adapter_model.safetensors  or adapter_model.bin
+      adapter_config.json
 
 A layer's weight W (out, in) becomes W + alpha / r · B A with lora_A (r, in) and lora_B (out, r). Upstream's
 `LoRALinear` (voxcpm/modules/layers/lora.py) adds B A x at every call instead. Dropout matters in training only.
@@ -20,17 +23,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError, first_wrong_field
+from voxcpm_constants.errors import CheckpointError, first_line, first_wrong_field
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MergedLora, record_file
-from voxcpm_constants.user_folders import user_path
+from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
-from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
+from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name
 
 CONFIG_FILE = "lora_config.json"
 # In upstream's order of preference (`load_lora_weights`).
-WEIGHT_FILES = ("lora_weights.safetensors", "lora_weights.ckpt")
-_SUFFIXES = (".safetensors", ".ckpt", ".pth")
+WEIGHT_FILES = (
+    *("lora_weights.safetensors", "lora_weights.ckpt"),
+    *("adapter_model.safetensors", "adapter_model.bin"),
+)
+_NAMES = f"{', '.join(WEIGHT_FILES[:-1])} or {WEIGHT_FILES[-1]}"
+PEFT_CONFIG_FILE = "adapter_config.json"
+_LATEST = (
+    "latest"  # Upstream's training keeps its newest LoRA under this name, next to those of earlier steps
+)
+_SUFFIXES = (".safetensors", ".ckpt", ".pth", ".bin")
+_PEFT_KEY = re.compile(r"(?:\.default)?(?:\.weight)?$")  # After lora_A and lora_B
 _A, _B = "lora_A", "lora_B"
 # A layer's name without its position in the stack: base_lm.layers.3.self_attn.q_proj -> base_lm.q_proj.
 _KIND = re.compile(r"^(\w+)\..*\b(\w+)$")
@@ -73,19 +85,29 @@ class Lora:
     """An opened LoRA that fits an architecture. weights, config_file: paths of its files; the latter may be None."""
 
     def __init__(
-        self, name: str, file: WeightFile, config_file: Path | None, layers: Mapping[str, Shape]
+        self,
+        name: str,
+        file: WeightFile,
+        config_file: Path | None,
+        layers: Mapping[str, Shape],
+        checkpoint: str = "",
     ) -> None:
         self.weights = file.paths[0]
         self.config_file = config_file
         self._name = name
+        self._keys = _plain_keys(file)
+        self._shapes = {name: file.shapes[key] for name, key in self._keys.items()}
         self._file = file
         document = {} if config_file is None else _document(config_file)
-        base = document.get("base_model")
-        self._hint = f"it was trained on {base}" if base else "is it for another model?"
+        base = document.get("base_model") or document.get("base_model_name_or_path")
+        differs = base and Path(str(base)).name.lower() != Path(checkpoint).name.lower()
+        self._hint = f"it was trained on {base}" if differs else "is it for another model?"
         found = self._layers_with_weights(layers)
-        self.config = _assumed(file) if config_file is None else _config(config_file, document)
-        self._merged = [layer for layer in found if self.config.enables(layer)]
-        self._skipped = [layer for layer in found if not self.config.enables(layer)]
+        self.config = _assumed(self._shapes) if config_file is None else _config(config_file, document)
+        # PEFT applies all weights that it saves.
+        peft = config_file is not None and config_file.name == PEFT_CONFIG_FILE
+        self._merged = [layer for layer in found if peft or self.config.enables(layer)]
+        self._skipped = [layer for layer in found if layer not in self._merged]
         if not self._merged:
             raise CheckpointError(
                 f"{self.weights}: expected weights of layers that {CONFIG_FILE} enables, but {_some(self._skipped)} "
@@ -95,26 +117,38 @@ class Lora:
             self._check_pair(layer, layers[layer])
 
     @classmethod
-    def open(cls, path: str | Path, architecture: Architecture) -> Lora:
-        """Open a folder or a weight file (.safetensors, .ckpt, .pth), with lora_config.json next to the weights.
+    def open(
+        cls,
+        path: str | Path,
+        architecture: Architecture,
+        checkpoint: str = "",
+        *,
+        cache_dir: Path | None = None,
+        local_files_only: bool = False,
+    ) -> Lora:
+        """Open a folder, a weight file (.safetensors, .ckpt, .pth, .bin) or a hub id, with settings next to it.
 
-        Without lora_config.json, upstream's defaults apply (see `remarks`). Raises CheckpointError if there is no
+        checkpoint: name of the checkpoint that it is merged into, for messages. A folder of a training run means its
+        `latest`. Without settings, upstream's defaults apply (see `remarks`). Raises CheckpointError if there is no
         LoRA, a file cannot be read, or a weight does not match this architecture.
         """
+        name = str(path)
         path = user_path(path)
+        if not path.exists() and is_hub_id(name):
+            path = _download(name, cache_dir, local_files_only)
+        else:
+            name = path.resolve().name
         weights = _weight_file(path)
-        config = weights.with_name(CONFIG_FILE)
-        file = open_weight_file(weights)
-        return cls(
-            path.resolve().name, file, config if config.is_file() else None, _linear_layers(architecture)
-        )
+        configs = (weights.with_name(name) for name in (CONFIG_FILE, PEFT_CONFIG_FILE))
+        config = next((path for path in configs if path.is_file()), None)
+        return cls(name, open_weight_file(weights), config, _linear_layers(architecture), checkpoint)
 
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """The checkpoint's float32 weight `name` with this LoRA added; unchanged if the LoRA does not update it."""
         layer = name.removesuffix(".weight")
         if layer not in self._merged:
             return weight
-        a, b = (self._file.read(f"{layer}.{half}").to(torch.float32) for half in (_A, _B))
+        a, b = (self._file.read(self._keys[f"{layer}.{half}"]).to(torch.float32) for half in (_A, _B))
         return torch.addmm(weight, b, a, alpha=self.config.alpha / self.config.r)
 
     def record(self) -> MergedLora:
@@ -145,9 +179,9 @@ class Lora:
 
     def _layers_with_weights(self, layers: Mapping[str, Shape]) -> list[str]:
         """The layers with weights in the file. Raises CheckpointError for an empty file and for unexpected weights."""
-        if not self._file.shapes:
+        if not self._shapes:
             raise CheckpointError(f"{self.weights}: expected {_A} and {_B} of some layers, found no weights")
-        split = {key: key.rpartition(".") for key in sorted(self._file.shapes)}
+        split = {key: key.rpartition(".") for key in sorted(self._shapes)}
         unexpected = [
             key for key, (layer, _, half) in split.items() if layer not in layers or half not in (_A, _B)
         ]
@@ -162,7 +196,7 @@ class Lora:
         out_features, in_features = shape
         rank = f"r {self.config.r}, {'of ' + CONFIG_FILE if self.config_file else 'of its first layer'}"
         for half, expected in ((_A, (self.config.r, in_features)), (_B, (out_features, self.config.r))):
-            found = self._file.shapes.get(f"{layer}.{half}")
+            found = self._shapes.get(f"{layer}.{half}")
             if found != expected:
                 raise CheckpointError(
                     f"{self.weights}: expected {layer}.{half} of shape {expected} ({rank}), "
@@ -170,18 +204,49 @@ class Lora:
                 )
 
 
+def _plain_keys(file: WeightFile) -> dict[str, str]:
+    """Upstream's name of each tensor, `layer.lora_A` or `layer.lora_B`, and its key in the file."""
+    keys: dict[str, str] = {}
+    for key in file.shapes:
+        name = plain_name(key)
+        name = _PEFT_KEY.sub("", name, count=1)
+        if keys.setdefault(name, key) != key:
+            raise CheckpointError(f"{file.paths[0]}: {name} appears twice, under different names")
+    return keys
+
+
+def _download(repository: str, cache_dir: Path | None, local_files_only: bool) -> Path:
+    # Slow to import, and needed for hub ids only.
+    from huggingface_hub import snapshot_download
+
+    names = [*WEIGHT_FILES, CONFIG_FILE, PEFT_CONFIG_FILE]
+    patterns = [*names, *(f"{_LATEST}/{name}" for name in names)]
+    try:
+        return Path(
+            snapshot_download(
+                repository, allow_patterns=patterns, cache_dir=cache_dir, local_files_only=local_files_only
+            )
+        )
+    except Exception as error:  # noqa: BLE001 - no network, repository, access or disk
+        raise CheckpointError(
+            f"{repository}: no such LoRA, and the download failed ({first_line(error)})"
+        ) from None
+
+
 def _weight_file(path: Path) -> Path:
+    if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
+        path = path / _LATEST if (path / _LATEST).is_dir() else path
     if path.is_dir():
         weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
         if weights is None:
             raise CheckpointError(
-                f"{path}: expected a LoRA, {' or '.join(WEIGHT_FILES)}, found neither; "
+                f"{path}: expected a LoRA, {_NAMES}, found none of them; "
                 "a full fine-tune is converted as a checkpoint"
             )
         return weights
     if not path.is_file() or path.suffix not in _SUFFIXES:
         raise CheckpointError(
-            f"{path}: not a LoRA (expected a folder with {' or '.join(WEIGHT_FILES)}, or such a file)"
+            f"{path}: not a LoRA (expected a folder with {_NAMES}, such a file, or a hub id org/name)"
         )
     return path
 
@@ -191,6 +256,8 @@ def _document(path: Path) -> dict[str, Any]:
         document: Any = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+    if path.name == PEFT_CONFIG_FILE and isinstance(document, dict):
+        return document
     # Upstream's training writes this block, and its loading fails without it.
     if not isinstance(document, dict) or not isinstance(document.get("lora_config"), dict):
         raise CheckpointError(
@@ -200,21 +267,39 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _config(path: Path, document: dict[str, Any]) -> LoraConfig:
+    if path.name == PEFT_CONFIG_FILE:
+        return _of_peft(path, document)
     try:
         return LoraConfig.model_validate(document["lora_config"])
     except ValidationError as error:
         raise CheckpointError(f"{path}: lora_config.{first_wrong_field(error)}") from None
 
 
-def _assumed(file: WeightFile) -> LoraConfig:
+# Settings of PEFT that change the result, and the values that leave it a plain LoRA.
+_PLAIN_PEFT = {"use_dora": False, "use_rslora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {},
+               "fan_in_fan_out": False, "modules_to_save": None}  # fmt: skip
+
+
+def _of_peft(path: Path, document: dict[str, Any]) -> LoraConfig:
+    other = [key for key, plain in _PLAIN_PEFT.items() if document.get(key, plain) not in (plain, None)]
+    if document.get("peft_type", "LORA") != "LORA" or other:
+        found = f"{other[0]} {document[other[0]]}" if other else f"peft_type {document['peft_type']}"
+        raise CheckpointError(
+            f"{path}: expected a plain LoRA, found {found}; merge it with PEFT, and convert that"
+        )
+    try:
+        return LoraConfig(r=document.get("r", 8), alpha=document.get("lora_alpha", 8))
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {first_wrong_field(error)}") from None
+
+
+def _assumed(shapes: Mapping[str, Shape]) -> LoraConfig:
     """Settings of a LoRA without lora_config.json: upstream's defaults, with the rank of the weights.
 
     Upstream's class enables LMs and DiT with r = 8 and alpha = 16, its command line with r = 32 and alpha = 16; the
     weights load there only if the rank is theirs.
     """
-    ranks = (
-        shape[0] for key, shape in sorted(file.shapes.items()) if key.endswith(_A) and shape and shape[0]
-    )
+    ranks = (shape[0] for key, shape in sorted(shapes.items()) if key.endswith(_A) and shape and shape[0])
     return LoraConfig(enable_lm=True, enable_dit=True, r=next(ranks, 8))
 
 

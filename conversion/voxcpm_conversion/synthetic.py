@@ -27,13 +27,8 @@ from torch import Tensor
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.errors import CheckpointError, os_reason
 from voxcpm_constants.tokenizer_file import TOKENIZER_FILE
-from voxcpm_conversion.checkpoint import (
-    CONFIG_FILE,
-    MODEL_FILES,
-    TOKENIZER_COMPANIONS,
-    VAE_FILES,
-    VAE_PREFIX,
-)
+from voxcpm_conversion.checkpoint import VAE_PREFIX
+from voxcpm_conversion.checkpoint_files import CONFIG_FILE, MODEL_FILES, TOKENIZER_COMPANIONS, VAE_FILES
 from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_conversion.weight_files import Shape
 

@@ -190,7 +190,7 @@ RANK_16_A = replace(f"{Q}.lora_A", 16, 64)
 @pytest.mark.parametrize(
     ("damage", "fragment"),
     [
-        (remove(WEIGHTS), "expected a LoRA, lora_weights.safetensors or lora_weights.ckpt, found neither"),
+        (remove(WEIGHTS), "expected a LoRA, lora_weights.safetensors, lora_weights.ckpt, adapter_model"),
         (write("lora_config.json", '{"r": 8}'), "expected upstream's layout, an object lora_config"),
         (lambda folder: edit_config(folder, r=0), "lora_config.r: Input should be greater than 0"),
         (RANK_16_A, f"expected {Q}.lora_A of shape (8, 64) (r 8, of lora_config.json), found (16, 64)"),
@@ -219,3 +219,88 @@ def test_rank_defaults_to_that_of_the_weights(tiny_checkpoint: Path, tmp_path: P
     (remark,) = opened.remarks()
     assert "no lora_config.json next to it; using upstream's alpha 16, and r 32 from the weights" in remark
     assert_same_as_upstream(tiny_checkpoint, lora)
+
+
+def rename_keys(folder: Path, rename: Callable[[str], str]) -> None:
+    weights = load_file(folder / WEIGHTS)
+    save_file({rename(key): tensor for key, tensor in weights.items()}, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda key: key.replace("base_lm.", "base_lm._orig_mod."),
+        lambda key: f"module.{key}",
+        lambda key: f"tts_model.{key}",
+        lambda key: f"_orig_mod.module.{key}",
+    ],
+)
+def test_names_of_wrappers_are_removed(
+    tiny_checkpoint: Path, attention: Path, copy: Path, rename: Callable[[str], str]
+) -> None:
+    rename_keys(copy, rename)
+    plain, wrapped = (Checkpoint.open(tiny_checkpoint, lora=lora) for lora in (attention, copy))
+    for name in plain.shapes():
+        assert torch.equal(plain.tensor(name), wrapped.tensor(name)), name
+
+
+def as_peft(folder: Path, **settings: object) -> None:
+    rename_keys(folder, lambda key: f"base_model.model.{key}.weight")
+    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
+    (folder / "lora_config.json").unlink()
+    document = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "base_model_name_or_path": "openbmb/VoxCPM1.5"}
+    (folder / "adapter_config.json").write_text(json.dumps(document | settings))
+
+
+def test_peft_form_gives_the_same_weights(tiny_checkpoint: Path, attention: Path, copy: Path) -> None:
+    as_peft(copy)
+    plain, peft = (Checkpoint.open(tiny_checkpoint, lora=lora) for lora in (attention, copy))
+    assert peft.lora.remarks() == []
+    for name in plain.shapes():
+        assert torch.equal(plain.tensor(name), peft.tensor(name)), name
+
+
+@pytest.mark.parametrize(
+    "settings", [{"use_dora": True}, {"peft_type": "LOHA"}, {"rank_pattern": {"q_proj": 4}}]
+)
+def test_other_forms_of_peft_are_refused(tiny_checkpoint: Path, copy: Path, settings: dict[str, Any]) -> None:
+    as_peft(copy, **settings)
+    with pytest.raises(CheckpointError, match=rf"adapter_config.json: .* found {next(iter(settings))} "):
+        Checkpoint.open(tiny_checkpoint, lora=copy)
+
+
+def test_checkpoints_of_a_run_mean_the_latest(tiny_checkpoint: Path, attention: Path, tmp_path: Path) -> None:
+    (tmp_path / "step_0001000").mkdir()
+    shutil.copytree(attention, tmp_path / "latest")
+    assert open_on(tiny_checkpoint, tmp_path).weights == tmp_path / "latest" / WEIGHTS
+
+
+def test_base_is_named_only_if_it_differs(tiny_checkpoint: Path, copy: Path) -> None:
+    replace("fusion_concat_proj.lora_A", 8, 64)(copy)
+    path = copy / "lora_config.json"
+    for base, hint in (
+        ("openbmb/VoxCPM2", "it was trained on openbmb/VoxCPM2"),
+        (tiny_checkpoint.name, "another model"),
+    ):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model": f"/data/{base}"}))
+        with pytest.raises(CheckpointError) as caught:
+            Checkpoint.open(tiny_checkpoint, lora=copy)
+        assert hint.removeprefix("it was trained on ") in str(caught.value)
+        assert ("trained on" in str(caught.value)) == ("VoxCPM2" in base)
+
+
+def test_hub_id_is_downloaded(
+    tiny_checkpoint: Path, attention: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(repository: str, *, allow_patterns: list[str], **_: object) -> str:
+        asked.append(
+            (repository, {WEIGHTS, "lora_config.json", "adapter_config.json"} <= set(allow_patterns))
+        )
+        return str(attention)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    assert open_on(tiny_checkpoint, Path("someone/voice")).record().name == "someone/voice"
+    assert asked == [("someone/voice", True)]
