@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import BundleError
+from voxcpm_conversion.fluid.layout import packages
+from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_validation.upstream import load_upstream
@@ -242,3 +245,16 @@ def test_other_layouts_and_generations_are_refused(
     assert "--layout fluid holds VoxCPM 0.5B and 1.5, but this" in refusal(*given, "fluid")
     assert "--layout other: expected one of bundle, fluid" in refusal(*given, "other")
     assert not list(tmp_path.iterdir())
+
+
+def test_shapes_of_1_5_are_the_cards() -> None:
+    a = Architecture.from_document(presets()["1.5"])
+    shapes = {name: dict(package.inputs) for name, package in packages(a, 512).items()}
+    assert shapes["audio_vae_encoder"] == {"audio": (1, 1, 220_500)}
+    assert shapes["audio_vae_decoder"] == {"latent": (1, 64, None)}
+    assert shapes["feat_encoder"] == {"feat": (1, 1, 4, 64)}
+    x, both = (2, 64, 4), (2,)
+    assert shapes["locdit_step"] == {"x": x, "mu": (2, 1024), "t": both, "cond": x, "dt": both}
+    for name, layers in (("base_lm_step", 24), ("residual_lm_step", 8)):
+        caches = {f"{half}{layer}": (1, 2, 512, 64) for layer in range(layers) for half in "kv"}
+        assert shapes[name] == {"embed": (1, 1024), "position": (1,), **caches}
