@@ -294,6 +294,7 @@ class VoxCPM:
         return Session(
             narrate, self.sample_rate, split=planned.split_sentence, seed=said.encode(),
             buffer_seconds=buffer_seconds, turn=turn,
+            split_first=planned.split_first_sentence if self.bundle.architecture.traits.takes_reference else None,
         )  # fmt: skip
 
     @system_errors_as(InputError)

@@ -21,6 +21,7 @@ from voxcpm_runtime.argument_types import real_number, text_argument, valid_unic
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
 from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.results import Piece, SpokenSegment
+from voxcpm_runtime.text.control import ControlledCutter, with_control
 from voxcpm_runtime.text.segments import Segment, one_segment
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 from voxcpm_runtime.words.words import Word
@@ -81,8 +82,8 @@ class Session:
     spoken or the buffer stays full; a new thread resumes. At most `buffer_seconds` of audio (or one chunk) and
     MAX_CHARACTERS of text are queued. Thread-safe. Leaving the `with` block closes the session and drops unread audio.
 
-    narrate: the function that speaks. split: splits a sentence into segments, none if there is nothing to say. seed:
-    identifies everything that the sound depends on except for the text, for `state_id`. turn: returns a context
+    narrate: the function that speaks. split: splits a sentence into segments, none if there is nothing to say. split_first: the
+    same for the first sentence, which keeps a leading bracket. seed: identifies everything that the sound depends on except for the text, for `state_id`. turn: returns a context
     manager, entered (it may block) when a sentence is complete and exited when all complete sentences are spoken, so
     that sessions can share step models. It may be exited on another thread. Raises InputError for a buffer of less than
     one sample or more than an hour.
@@ -90,6 +91,7 @@ class Session:
 
     def __init__(
         self, narrate: Narrate, sample_rate: int, *, split: Callable[[str], list[Segment]] = one_segment,
+        split_first: Callable[[str], list[Segment]] | None = None,
         seed: bytes = b"", buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
@@ -101,6 +103,7 @@ class Session:
         if not callable(turn):
             raise wrong_type(turn, "turn", "a function that makes a context manager")
         self._narrate, self._split, self._turn = narrate, split, turn
+        self._split_first = split_first
         self._capacity = int(buffer_seconds * sample_rate)
         self._cancel = CancelToken()
 
@@ -115,7 +118,7 @@ class Session:
 
         # Shared by all threads under this condition, which is notified of every change.
         self._changed = threading.Condition()
-        self._cutter = SentenceCutter()
+        self._cutter = ControlledCutter() if split_first else SentenceCutter()
         self._high = ""  # The high surrogate of a pair that is split between two fragments
         self._sentences: deque[str] = deque()
         self._characters = 0  # Pushed but not spoken, including an unfinished sentence
@@ -316,7 +319,8 @@ class Session:
             if not sentence:
                 yield None
                 continue
-            segments = self._split(sentence)
+            segments = (self._split_first or self._split)(sentence)
+            self._split_first = None
             if not segments:
                 skipped += sentence
                 continue
@@ -327,7 +331,7 @@ class Session:
             self._place += len(self._text)
             self._text, skipped = skipped + sentence, ""
             for segment in segments:
-                said = segment.text + "\n\n" * segment.ends_paragraph
+                said = with_control(segment.text, segment.control) + "\n\n" * segment.ends_paragraph
                 self._chain = hashlib.sha256(self._chain + said.encode(errors="surrogatepass")).digest()
             yield from segments
 

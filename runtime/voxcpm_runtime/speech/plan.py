@@ -26,7 +26,7 @@ from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, CancelToken, first_seed
 from voxcpm_runtime.speech.results import PlannedSegment
-from voxcpm_runtime.text.control import checked_control, with_control
+from voxcpm_runtime.text.control import checked_control, leading_control, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, pronounced
 from voxcpm_runtime.text.normalization import (
     check_sayable,
@@ -71,6 +71,7 @@ class Plan:
     lexicon: (
         Lexicon  # What is said differently than it is written: the call's entries, the voice's, the bundle's
     )
+    text_start: int = 0  # Index in the arguments' text after the control that it begins with
     parts: tuple[Part, ...] = ()  # Those of a text with markup
     opening: tuple[PlannedSegment, ...] = ()
     """All segments, or only the first one of a long text."""
@@ -172,6 +173,8 @@ class Plan:
         options, voice, manifest = self.options, self.voice, self.bundle.manifest
         by_pace = _seconds_per_token(self.bundle) / self.bundle.architecture.patch_seconds
         transcript = len(self.bundle.tokenizer(voice.transcript)) if voice and voice.transcript else 0
+        if self.description:
+            transcript += len(self.bundle.tokenizer(with_control("", self.description)))
         room = manifest.sizes.kv_length - positions(transcript, voice) - _SPARE_PATCHES
         fits = room / (1 + min(by_pace, options.retry_badcase_ratio_threshold))
         if options.max_len is not None:
@@ -211,6 +214,18 @@ class Plan:
         parts = [part for segment in whole for part in self.split(segment.text, more=True)]
         return [*parts[:-1], *(part._replace(ends_paragraph=whole[0].ends_paragraph) for part in parts[-1:])]
 
+    def split_first_sentence(self, sentence: str) -> list[Segment]:
+        """`split_sentence` for the beginning of a session's text, which may be a control. Raises InputError."""
+        control, start = leading_control(sentence, self.bundle.architecture)
+        parts = self.with_controls(control).split_sentence(sentence[start:])
+        return [*(part._replace(control=control) for part in parts[:1]), *parts[1:]]
+
+    def with_controls(self, *controls: str | None) -> Plan:
+        """The plan with these controls, in addition to its own. Raises the errors of `checked_control`."""
+        a, continues = self.bundle.architecture, self.arguments.recordings.continues
+        given = [checked_control(control, a, continues=continues) for control in controls if control]
+        return replace(self, description=", ".join(filter(None, [self.description, *given])))
+
     def read(self, segments: Iterable[Segment | None]) -> Iterator[PlannedSegment | None]:
         """Yield the segments in order, tokenised and checked; None is passed through.
 
@@ -220,7 +235,7 @@ class Plan:
         Raises InputError for a segment that cannot be spoken or does not fit in the KV cache, and MissingExtraError if
         the extra `normalize` is missing for a Chinese text.
         """
-        transcript, anchor_tokens, continued = "", 0, 0
+        transcript, anchor_tokens, continued, controlled = "", 0, 0, self
         min_patches, growing = self.options.min_patches, self.voice is None
         # `split` left room for a voice as long as the longest segment.
         max_tokens = max(self.max_segment_tokens(anchored=True), MIN_SEGMENT_TOKENS)
@@ -234,7 +249,9 @@ class Plan:
             if segment.part is not None and segment.part.voice is not None:
                 yield self.of_part(segment.part).read_segment(segment, "", 0)
                 continue
-            planned = self.of_part(segment.part).read_segment(segment, transcript, continued)
+            if segment.control:
+                controlled = self.with_controls(segment.control)
+            planned = controlled.of_part(segment.part).read_segment(segment, transcript, continued)
             growing = growing and (not anchor_tokens or anchor_tokens + planned.target_tokens <= max_tokens)
             if growing:
                 planned = replace(planned, anchors=True)
@@ -253,7 +270,9 @@ class Plan:
     def _parts(self) -> Iterator[Segment]:
         """Yield the text in segments, each with `followed` set, on which its last samples depend."""
         self.cancel.check()
-        parts = self._marked_up() if self.parts else self.split(self.arguments.text or "")
+        parts = (
+            self._marked_up() if self.parts else self.split((self.arguments.text or "")[self.text_start :])
+        )
         segment = next(parts)
         for following in parts:
             yield segment._replace(followed=True)
@@ -362,9 +381,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     cancel, text = arguments.cancel or CancelToken(), arguments.text
     # Utterances that share a cancelled token do not start.
     cancel.check()
-    description = ""
-    if arguments.control:
-        description = checked_control(arguments.control, a, continues=recordings.continues)
+    control, text_start = leading_control(text or "", a)
     voice = recordings.read(a, trimmed=options.trim_silence_vad)
     own = voice.header.lexicon if isinstance(voice, Voice) else {}
     empty_plan = Plan(
@@ -373,18 +390,23 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         options=options,
         voice=voice,
         lexicon={**bundle.lexicon, **own, **arguments.lexicon},
-        description=description,
+        description="",
+        text_start=text_start,
         seed=first_seed(arguments.seed, arguments.rng),
         cancel=cancel,
-    )
+    ).with_controls(arguments.control, control)
     if text is None:
         if options.markup:
             raise InputError("markup needs a whole text, not a session; use speak", argument="markup")
         return empty_plan
     if options.markup:
-        empty_plan = replace(empty_plan, parts=_parts_of(text, arguments))
-    elif empty_plan.fits_alone(text):
-        only = empty_plan.read_segment(Segment(text, ends_paragraph=False, followed=False), "", 0)
+        # Blanks keep the places in error messages.
+        marked_up = " " * text_start + text[text_start:]
+        empty_plan = replace(empty_plan, parts=_parts_of(marked_up, arguments))
+    elif empty_plan.fits_alone(text[text_start:]):
+        only = empty_plan.read_segment(
+            Segment(text[text_start:], ends_paragraph=False, followed=False), "", 0
+        )
         return replace(empty_plan, opening=(replace(only, anchors=empty_plan.voice is None),))
     if len(text) <= MAX_READ_AT_ONCE:
         return replace(empty_plan, opening=tuple(empty_plan.read_text()))

@@ -155,7 +155,7 @@ class SpeechBuilder:
         self._began = time.perf_counter()
         self._patches = 0  # Patches of the segments before this one
         self._samples = 0  # Samples before the next segment
-        self._characters = 0  # Characters of the text before it, or fewer
+        self._characters = plan.text_start  # Characters of the text before it, or fewer
         self._finished_characters, self._finished_at = 0, 0.0
 
     def saved(self, index: int, planned: PlannedSegment) -> SpokenSegment | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.bounds import MAX_SENTENCE_CHARACTERS
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 
 _OPENING, _CLOSING = "(（", ")）"
 
@@ -60,6 +62,64 @@ def without_control(text: str) -> str:
         if depth <= 0:
             return text[index + 1 :] if index else text
     return text
+
+
+def leading_control(text: str, a: Architecture) -> tuple[str, int]:
+    """The description in parentheses that a text begins with, and the index of the text after it (upstream's README).
+
+    ("", 0) without one, and before VoxCPM2. Raises InputError if nothing follows it.
+    """
+    start = len(text) - len(text.lstrip())
+    if not a.traits.takes_reference or text[start : start + 1] not in tuple(_OPENING):
+        return "", 0
+    rest = without_control(text[start:])
+    end = len(text) - len(rest.lstrip())
+    description = described(text[start : len(text) - len(rest)]) if end > start else ""
+    if not description:
+        return "", 0
+    if not rest.strip():
+        raise InputError(
+            f"expected text after the control in parentheses, got only {text.strip()[:60]!r}; add what to say",
+            argument="text",
+        )
+    return description, end
+
+
+class ControlledCutter:
+    """A `SentenceCutter` that keeps a control in parentheses at the beginning of the text in the first sentence."""
+
+    def __init__(self) -> None:
+        self._cutter = SentenceCutter()
+        self._held: str | None = ""  # Text that may be a control; None after the first sentence
+        self._is_complete = False  # Whether `_held` is a complete control
+
+    def push(self, fragment: str) -> list[Sentence]:
+        """Add text, and return the sentences that are now complete."""
+        if self._held is None or self._is_complete:
+            return self._with_control(self._cutter.push(fragment))
+        text = self._held + fragment
+        opening = text.lstrip()
+        if not opening or (opening[0] in _OPENING and len(text) < MAX_SENTENCE_CHARACTERS):
+            rest = without_control(opening)
+            if rest is opening or not opening:
+                self._held = text
+                return []
+            self._held, self._is_complete = text[: len(text) - len(rest)], True
+            return self._with_control(self._cutter.push(rest))
+        self._held = None
+        return self._cutter.push(text)
+
+    def flush(self) -> list[Sentence]:
+        """Return the remaining sentences, as if the text ended here."""
+        return self._with_control(self._cutter.flush()) or self._with_control(
+            [Sentence("", ends_paragraph=False)]
+        )
+
+    def _with_control(self, sentences: list[Sentence]) -> list[Sentence]:
+        if sentences and self._held is not None:
+            first, self._held = self._held + sentences[0].text, None
+            return [sentences[0]._replace(text=first), *sentences[1:]] if first else sentences[1:]
+        return [sentence for sentence in sentences if sentence.text]
 
 
 def require_references(a: Architecture, what: str, instead: str) -> None:

@@ -40,6 +40,7 @@ class Segment(NamedTuple):
     place: tuple[int, int] = (0, 0)  # Its characters in what is said of that part
     followed: bool | None = None
     """Whether another segment follows; None if unknown, as in a session."""
+    control: str = ""  # The description that a session's text begins with (VoxCPM2)
 
 
 def each_segment(
