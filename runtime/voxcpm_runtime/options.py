@@ -125,6 +125,10 @@ class GenerationOptions:
         "Spell out numbers, dates and symbols; Chinese needs the extra normalize.",
         flags=("--normalize",),
     )] = False
+    strict: Annotated[bool, Option(
+        "Refuse a text with characters that the voice cannot say, instead of transliterating or skipping them.",
+        flags=("--strict",),
+    )] = False
     trim_silence_vad: Annotated[bool, Option(
         "Trim silence at both ends of prompt and reference to 200 ms.", flags=("--trim-silence",),
     )] = False

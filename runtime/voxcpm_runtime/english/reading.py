@@ -49,7 +49,9 @@ _FROM_SUPERSCRIPTS = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 _VULGAR = "¼½¾⅐-⅞"
 
 _SYMBOL_WORDS = table_pairs("symbols")
-_GREEK = table_pairs("Greek letters")
+_GREEK = {
+    form: name for letter, name in table_pairs("Greek letters").items() for form in (letter, letter.upper())
+}
 _ARROWS = "[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>"
 _ELISIONS = r"(?:tis|twas|twere|em|til|cause|bout|round|n)\b"
 
@@ -74,7 +76,7 @@ _SYMBOLS_NEAR_NUMBERS = rules(
 _SYMBOLS = rules(
     {
         # A single Greek letter is a symbol; vocabularies of letters reject Greek words later.
-        rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_]{{2}}|[^\W\d_a-z])": lambda match: (
+        rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_]{{2}}|[^\W\d_A-Za-z])": lambda match: (
             f" {_GREEK[match[0]]} "
         ),
         f"[{''.join(map(re.escape, _SYMBOL_WORDS))}]": lambda match: f" {_SYMBOL_WORDS[match[0]]} ",

@@ -82,11 +82,12 @@ class Session:
     spoken or the buffer stays full; a new thread resumes. At most `buffer_seconds` of audio (or one chunk) and
     MAX_CHARACTERS of text are queued. Thread-safe. Leaving the `with` block closes the session and drops unread audio.
 
-    narrate: the function that speaks. split: splits a sentence into segments, none if there is nothing to say. split_first: the
-    same for the first sentence, which keeps a leading bracket. seed: identifies everything that the sound depends on except for the text, for `state_id`. turn: returns a context
-    manager, entered (it may block) when a sentence is complete and exited when all complete sentences are spoken, so
-    that sessions can share step models. It may be exited on another thread. Raises InputError for a buffer of less than
-    one sample or more than an hour.
+    narrate: the function that speaks. split: splits a sentence into segments, none if there is nothing to say.
+    split_first: the same for the first sentence, which then keeps a leading bracket. seed: identifies everything that
+    the sound depends on except for the text, for `state_id`. turn: returns a context manager, entered (it may
+    block) when a sentence is complete and exited when all complete sentences are spoken, so that sessions can share
+    step models. It may be exited on another thread. Raises InputError for a buffer of less than one sample or more
+    than an hour.
     """
 
     def __init__(

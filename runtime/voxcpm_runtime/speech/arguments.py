@@ -188,5 +188,6 @@ class Keywords(TypedDict, total=False):
     speed: float
     markup: bool
     normalize: bool
+    strict: bool
     trim_silence_vad: bool
     denoise: bool

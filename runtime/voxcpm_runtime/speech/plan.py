@@ -34,6 +34,7 @@ from voxcpm_runtime.text.normalization import (
     listed,
     said_text,
     spelled,
+    spelled_and_foreign,
     spelled_transcript,
 )
 from voxcpm_runtime.text.segments import Segment, each_segment, has_words, one_segment
@@ -299,10 +300,17 @@ class Plan:
         has_control = bool(self.description) and (self.voice is not None or not anchored)
         text = pronounced(segment.text, self.lexicon) if self.lexicon else segment.text
         said = say(with_control(text, self.description) if has_control else text)
-        target = spelled(said, tokenizer)
+        strict = self.options.strict
+        target, foreign = spelled_and_foreign(said, tokenizer, strict=strict)
         transcript = self.voice.transcript if self.voice else anchored
-        transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
-        if unknown := tokenizer.unknown_characters(transcript + target):
+        transcript = spelled_transcript(transcript, tokenizer, strict=strict) if transcript else ""
+        unknown = tokenizer.unknown_characters(transcript + target)
+        if unknown and strict:
+            raise InputError(f"this voice has no token for {listed(unknown)}; remove them", argument="text")
+        if foreign:
+            message = "this voice knows the letters a to z only"
+            warnings.warn(f"{message}: {listed(foreign)} transliterated or left out", stacklevel=2)
+        if unknown:
             warnings.warn(f"this voice has no token for {listed(unknown)}: skipped", stacklevel=2)
         # The prompt's transcript is used unchanged, with or without a trailing space.
         tokens = tokenizer(transcript + target)
@@ -323,6 +331,7 @@ class Plan:
             voice=part.voice if part else None,
             before=part.pause if part and not segment.place[0] else None,
             after=part.after if part and segment.followed is False else 0.0,
+            replaced=foreign + unknown,
         )
         self.limit(planned, self.voice, continued)
         return planned
@@ -399,6 +408,8 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         if options.markup:
             raise InputError("markup needs a whole text, not a session; use speak", argument="markup")
         return empty_plan
+    if not options.markup and not has_words(text):
+        raise InputError(f"no letter or digit in {text[:60]!r}; expected text to speak", argument="text")
     if options.markup:
         # Blanks keep the places in error messages.
         marked_up = " " * text_start + text[text_start:]
@@ -410,11 +421,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         return replace(empty_plan, opening=(replace(only, anchors=empty_plan.voice is None),))
     if len(text) <= MAX_READ_AT_ONCE:
         return replace(empty_plan, opening=tuple(empty_plan.read_text()))
-    if not has_words(text):
-        raise InputError(
-            f"the text has {len(text)} characters, but no letter or digit; expected text to speak"
-        )
-    if not options.normalize and not options.markup:
+    if options.strict and not options.normalize and not options.markup:
         check_sayable(pronounced(text, empty_plan.lexicon), bundle.tokenizer)
     return replace(empty_plan, opening=(next(empty_plan.read_text()),))
 

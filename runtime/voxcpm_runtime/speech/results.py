@@ -43,6 +43,7 @@ class PlannedSegment:
     after: float = 0.0  # Seconds of silence after it, at the end of the text
     anchors: bool = False  # Whether its speech becomes part of the voice of later segments
     followed: bool | None = None  # Whether another segment follows; None if unknown, as in a session
+    replaced: str = ""  # Characters that the voice cannot say, each once: transliterated or left out
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from anyascii import anyascii
+
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -147,14 +149,23 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
     return "".join(read_aloud(sentence.text, spelled=False) for sentence in each_sentence(plain)).strip()
 
 
-def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
+def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text", *, strict: bool = False) -> str:
     """The text as it is read aloud, for a vocabulary of letters; unchanged if the vocabulary has digits.
 
-    The result has lowercase letters and the vocabulary's punctuation. Not idempotent: in lower case, the name Max is an
-    abbreviation. Raises InputError for letters of other alphabets, and if nothing is left to say.
+    The result has lowercase letters and the vocabulary's punctuation. Letters of other alphabets are transliterated, or
+    left out if nothing is known for them. Not idempotent: in lower case, the name Max is an abbreviation. Raises
+    InputError if nothing is left to say, and for letters of other alphabets if `strict`.
     """
+    return spelled_and_foreign(text, tokenizer, argument, strict=strict)[0]
+
+
+def spelled_and_foreign(
+    text: str, tokenizer: TextTokenizer, argument: str = "text", *, strict: bool = False
+) -> tuple[str, str]:
+    """`spelled`, and the letters of other alphabets in it, each once."""
     if not tokenizer.has_letters_only:
-        return text
+        return text, ""
+    foreign = ""
     read_aloud = english_reader() or str
     # Sentence by sentence, to keep the stop of an abbreviation that ends one.
     said: list[str] = []
@@ -164,12 +175,15 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     # Each character once: whether it has a token does not depend on its neighbours.
     if unknown := tokenizer.unknown_characters("".join(dict.fromkeys("".join(said)))):
         replacements = {ord(char): _replacement(char) for char in unknown}
-        if left := tokenizer.unknown_characters("".join(replacements.values())):
+        left = set(tokenizer.unknown_characters("".join(replacements.values())))
+        foreign = "".join(char for char in unknown if left.intersection(replacements[ord(char)]))
+        if foreign and strict:
             raise InputError(
-                f"this voice knows the letters a to z only, and cannot say {listed(left)}; write the text in English "
-                "letters",
+                f"this voice knows the letters a to z only, and cannot say {listed(foreign)}; write the text in "
+                "English letters, or leave out strict to transliterate them",
                 argument=argument,
             )
+        replacements |= {ord(char): _transliterated(char, tokenizer) for char in foreign}
         said = [part.translate(replacements) for part in said]
     whole = " ".join(filter(None, map(_tidy, said)))
     if not whole:
@@ -177,15 +191,15 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
             f"nothing to say in {text[:_MAX_SHOWN]!r}: this voice knows letters only",
             argument=argument,
         )
-    return whole
+    return whole, foreign
 
 
 def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
-    """Raises the InputError of `spelled` for letters of other alphabets, without reading the whole text aloud."""
+    """Raises the InputError of `strict` for letters of other alphabets, without reading the whole text aloud."""
     if tokenizer.has_letters_only:
         for char in dict.fromkeys(text):
             if char.isalpha() and not char.isascii():
-                spelled(f"a {char} a", tokenizer)
+                spelled(f"a {char} a", tokenizer, strict=True)
 
 
 def listed(characters: str) -> str:
@@ -194,11 +208,11 @@ def listed(characters: str) -> str:
     return ", ".join(map(repr, characters[:_MAX_LISTED])) + more
 
 
-def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
+def spelled_transcript(transcript: str, tokenizer: TextTokenizer, *, strict: bool = False) -> str:
     """The transcript, for a vocabulary of letters as `spelled` rewrites it with a trailing space."""
     if not transcript or not tokenizer.has_letters_only:
         return transcript
-    return f"{spelled(transcript, tokenizer, 'prompt_text')} "
+    return f"{spelled(transcript, tokenizer, 'prompt_text', strict=strict)} "
 
 
 def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
@@ -229,6 +243,15 @@ def _replacement(char: str) -> str:
     if not char.isalpha():
         return " "
     return "".join(c for c in unicodedata.normalize("NFKD", char) if not unicodedata.combining(c))
+
+
+def _transliterated(char: str, tokenizer: TextTokenizer) -> str:
+    """A letter of another alphabet in those of the vocabulary: zhong for 中; empty if none is known."""
+    latin = anyascii(char).lower()
+    unknown = tokenizer.unknown_characters(latin)
+    latin = "".join(c for c in latin if c not in unknown)
+    # A Chinese character is a syllable, and a word of its own here.
+    return f" {latin} " if _CHINESE.match(char) else latin
 
 
 def _tidy(text: str) -> str:

@@ -81,6 +81,9 @@ class SpeechRequest(BaseModel):
     every_word: Annotated[
         bool, _field("Whether to wait for the last word, and to repair skips and repetitions.")
     ] = True
+    strict: Annotated[
+        bool, _field("Whether to refuse characters that the voice cannot say, instead of replacing them.")
+    ] = False
     prompt_audio: Annotated[str | None, _field("Audio file to continue, in base64.")] = None
     prompt_text: Annotated[str | None, _field("Transcript of `prompt_audio`.")] = None
     reference_audio: Annotated[str | None, _field("Audio file of a voice to clone, in base64 (VoxCPM2).")] = (
@@ -155,7 +158,7 @@ class SpeechRequest(BaseModel):
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
         arguments: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
-        for name in ("speed", "cfg_value", "inference_timesteps", "fast", "every_word"):
+        for name in ("speed", "cfg_value", "inference_timesteps", "fast", "every_word", "strict"):
             if (value := getattr(self, name)) is not None:
                 arguments[name] = value
         if self.markup:

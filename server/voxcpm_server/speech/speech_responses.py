@@ -57,6 +57,9 @@ async def speak(
             first_piece.result()
         headers = {"X-Seed": str(stream.plan.seed or 0), "X-Sample-Rate": str(encoder.sample_rate)}
         headers["Cache-Control"] = "no-store"
+        # Of a long text, only those at its beginning are known before the audio.
+        if replaced := "".join(dict.fromkeys("".join(s.replaced for s in stream.plan.opening))):
+            headers["X-Replaced-Characters"] = json.dumps(replaced[:_MAX_MISSED])
         if events:
             parts, content_type = _events(first_piece, stream, encoder), "text/event-stream"
         elif captions is not None and not whole:

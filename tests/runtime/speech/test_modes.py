@@ -100,6 +100,7 @@ OPTIONS = {
     "retry_badcase_max_times": (["--retry-times", "2"], 2),
     "retry_badcase_ratio_threshold": (["--retry-ratio", "0.5"], 0.5),
     "normalize": (["--normalize"], True),
+    "strict": (["--strict"], True),
     "trim_silence_vad": (["--trim-silence"], True),
     "every_word": (["--no-every-word"], False),
     "segment_tokens": (["--segment-tokens", "9"], 9),

@@ -112,7 +112,7 @@ def test_unspeakable_letter_on_the_last_page_fails_immediately(tts, letters):
     tts.bundle.__dict__["tokenizer"] = letters
 
     with pytest.raises(InputError, match="cannot say 'ж'"):
-        tts.plan(BOOK + "Жили.", segment_tokens=16)
+        tts.plan(BOOK + "Жили.", segment_tokens=16, strict=True)
 
 
 @pytest.mark.usefixtures("stopping")

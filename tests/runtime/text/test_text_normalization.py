@@ -74,13 +74,29 @@ def test_missing_english_package_is_a_one_line_error(monkeypatch):
     ("text", "reason"),
     [
         ("你好 there", "cannot say '你', '好'; "),
-        ("the λόγος", "cannot say 'λ', 'ο', 'γ', 'ς'; "),
+        ("the λόγος", "cannot say 'λ', 'ό', 'γ', 'ο', 'ς'; "),
         ("...", "nothing to say in"),
     ],
 )
 def test_unspeakable_text_is_rejected(letters: TextTokenizer, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        spelled(text, letters)
+        spelled(text, letters, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Say 中 please.", "say zhong please."),
+        ("ΔT is 3 degrees.", "delta tee is three degrees."),
+        ("Hawaiʻi is nice.", "hawaii is nice."),
+        ("The ə in it.", "the e in it."),
+        ("你好 there", "ni hao there."),
+        ("Привет.", "privet."),
+        ("I saw 🙂 it", "i saw it."),
+    ],
+)
+def test_foreign_letters_are_transliterated(letters: TextTokenizer, text: str, said: str) -> None:
+    assert spelled(text, letters) == said
 
 
 def test_vocabulary_with_digits_leaves_text_unchanged(shared_data) -> None:

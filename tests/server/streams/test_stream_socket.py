@@ -247,7 +247,11 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
         ([START, {"type": "text", "text": 5}], "expected a string", "text"),
         ([START, *[{"type": "text", "text": "a" * 2049}] * 2], "at most 4096 characters", "text"),
         ([START, {"type": "text", "text": "Hi \ud83d"}, {"type": "end"}], "not valid Unicode", "text"),
-        ([START, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"}], "letters a to z", "text"),
+        (
+            [{**START, "strict": True}, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"}],
+            "letters a to z",
+            "text",
+        ),
         ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),
         ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 supports 8000", "sample_rate"),
         ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
