@@ -78,7 +78,8 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     add_error_handlers(app)
-    routers = [speech_routes.speech, speech_routes.voices, stream_route.router]
+    routers = [router for room in rooms for router in room.first]
+    routers += [speech_routes.speech, speech_routes.voices, stream_route.router]
     routers += [router for room in rooms for router in room.routers]
     routers.append(status_routes.about_router(service))
     # Clients may be configured with a base URL with or without /v1.

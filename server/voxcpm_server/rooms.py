@@ -33,6 +33,7 @@ Address = tuple[str, int, str]
 class Room:
     """Base class of optional rooms. Subclasses override what they add to the app."""
 
+    first: tuple[APIRouter, ...] = ()  # routes that are tried before the core's, with and without /v1
     routers: tuple[APIRouter, ...] = ()  # routes, with and without the prefix /v1
     unprefixed: tuple[APIRouter, ...] = ()  # routes without the prefix only
 

@@ -1,4 +1,4 @@
-"""ElevenLabs' multi-context websocket for voice agents, and its routes that return timestamps."""
+"""ElevenLabs' routes for speech, with and without timestamps, and its multi-context websocket for voice agents."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, WebSocket
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from voxcpm_runtime import Word, character_times
-from voxcpm_server.api.openapi import CAPTION_RESPONSES
+from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.api.speech_routes import respond
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.rooms import Room
@@ -28,14 +32,15 @@ from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED, SpeechReq
 from voxcpm_server.streams.conversations import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import Flushed, SessionStream, SpokenPiece
 
-router = APIRouter()
+router, second_version = APIRouter(), APIRouter()
+_AUDIO_RESPONSES = {**ERROR_RESPONSES, 200: {"content": {"audio/*": {}}, "headers": SPEECH_HEADERS}}
 _MAX_OPEN = 5  # contexts per connection, as at ElevenLabs
 _MAX_CLOSED = 5  # closed contexts still speaking: an interrupted agent closes one and ignores the rest of it
 _DEFAULT_CONTEXT = "default"
 _MAX_ID = 200
 _MAX_DIGITS = 10
 _DEFAULT_FORMAT = "mp3_44100_128"
-_FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
+_FORMAT = re.compile(r"(mp3|opus|pcm|wav|ulaw|alaw)_([0-9]{4,5})(_[0-9]+)?")
 
 
 class Alignment:
@@ -99,7 +104,7 @@ def _split_after(text: str, words: Sequence[Word]) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
-class TimedRequest(BaseModel):
+class PlainRequest(BaseModel):
     """What to say. Other fields of ElevenLabs are ignored."""
 
     text: str
@@ -108,15 +113,34 @@ class TimedRequest(BaseModel):
     voice_settings: dict[str, Any] | None = None
 
 
-@router.post("/text-to-speech/{voice}/with-timestamps", tags=["speech"], responses=CAPTION_RESPONSES)
-@router.post("/text-to-speech/{voice}/stream/with-timestamps", tags=["speech"], responses=CAPTION_RESPONSES)
-async def speak_with_timestamps(voice: str, body: TimedRequest, request: Request) -> Response:
-    """Speak, with the time of each character, as one JSON object or a stream of lines."""
-    service, (codec, rate) = get_service(request), _format(request.query_params)
-    model = body.model_id if body.model_id in service.bundles.names else OPENAI_MODELS[0]
+class _Speech(SpeechRequest):
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = "mp3"
+
+
+def _speech(voice: str, body: PlainRequest, request: Request, *, stream: bool) -> SpeechRequest:
+    """The speech request that this one means. ElevenLabs' own model names mean the default bundle."""
+    codec, rate = _format(request.query_params)
+    model = body.model_id if body.model_id in get_service(request).bundles.names else OPENAI_MODELS[0]
     document: dict[str, Any] = {"model": model, "input": body.text, "voice": voice, "seed": body.seed}
     document |= {"response_format": codec, "sample_rate": rate, "speed": _speed(body.voice_settings)}
-    document["stream"] = request.url.path.endswith("/stream/with-timestamps")
+    return _Speech.checked(document | {"stream": stream})
+
+
+@router.post("/text-to-speech/{voice}", tags=["speech"], response_class=Response, responses=_AUDIO_RESPONSES)
+@router.post(
+    "/text-to-speech/{voice}/stream", tags=["speech"], response_class=Response, responses=_AUDIO_RESPONSES
+)
+async def speak_plainly(voice: str, body: PlainRequest, request: Request) -> Response:
+    """Speak. The response is audio, whole or streamed."""
+    stream = request.url.path.endswith("/stream")
+    return await respond(_speech(voice, body, request, stream=stream), request, get_service(request))
+
+
+@router.post("/text-to-speech/{voice}/with-timestamps", tags=["speech"], responses=CAPTION_RESPONSES)
+@router.post("/text-to-speech/{voice}/stream/with-timestamps", tags=["speech"], responses=CAPTION_RESPONSES)
+async def speak_with_timestamps(voice: str, body: PlainRequest, request: Request) -> Response:
+    """Speak, with the time of each character, as one JSON object or a stream of lines."""
+    stream = request.url.path.endswith("/stream/with-timestamps")
     rest = body.text
 
     def captions(data: bytes, words: Sequence[Word]) -> dict[str, Any]:
@@ -131,13 +155,66 @@ async def speak_with_timestamps(voice: str, body: TimedRequest, request: Request
         both = {"alignment": alignment or None, "normalized_alignment": alignment or None}
         return {"audio_base64": base64.b64encode(data).decode(), **both}
 
-    return await respond(SpeechRequest.checked(document), request, service, captions)
+    speech = _speech(voice, body, request, stream=stream)
+    return await respond(speech, request, get_service(request), captions)
+
+
+async def _voices(service: Service) -> list[dict[str, Any]]:
+    with await service.bundles.lease() as served:
+        listed = await run_in_threadpool(service.voices.listed, served.tts.built_in_voices)
+    return [
+        {"voice_id": one["id"], "name": one["name"], "category": "cloned" if one["stored"] else "premade"}
+        for one in listed
+    ]
+
+
+@router.get("/voices", tags=["lists"])
+async def list_voices(request: Request) -> dict[str, Any]:
+    """List voices in ElevenLabs' format."""
+    return {"voices": await _voices(get_service(request))}
+
+
+@router.get("/voices/{voice}", tags=["lists"], responses={404: ERROR_RESPONSES[404]})
+async def show_voice(voice: str, request: Request) -> dict[str, Any]:
+    """Show a voice in ElevenLabs' format."""
+    for listed in await _voices(get_service(request)):
+        if listed["voice_id"] == voice:
+            return listed
+    raise ApiError(404, f"voice: unknown voice {voice!r}; GET /v1/voices lists all", param="voice")
+
+
+@second_version.get("/v2/voices", tags=["lists"])
+async def search_voices(request: Request, search: str = "") -> dict[str, Any]:
+    """List the voices whose names contain `search`, all on one page."""
+    listed = [one for one in await _voices(get_service(request)) if search.lower() in one["name"].lower()]
+    return {"voices": listed, "has_more": False, "total_count": len(listed), "next_page_token": None}
+
+
+class _RouteWithKey(APIRoute):
+    """A route of ElevenLabs' clients alone, where OpenAI has one at the same path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] == "http" and "xi-api-key" not in Headers(scope=scope):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+models = APIRouter(route_class=_RouteWithKey)
+
+
+@models.get("/models", include_in_schema=False)
+async def list_models(request: Request) -> list[dict[str, Any]]:
+    """List models in ElevenLabs' format."""
+    names = await get_service(request).bundles.named()
+    return [{"model_id": name, "name": name, "can_do_text_to_speech": True} for name in names]
 
 
 class ElevenLabs(Room):
     """Entry point of this room."""
 
+    first = (models,)
     routers = (router,)
+    unprefixed = (second_version,)
 
 
 @dataclass
@@ -151,13 +228,23 @@ class _Context:
 @router.websocket("/text-to-speech/{voice}/multi-stream-input")
 async def stream_contexts(websocket: WebSocket, voice: str) -> None:
     """Speak streamed text for several contexts."""
+    await _serve(websocket, voice, _MultiContextSocket)
+
+
+@router.websocket("/text-to-speech/{voice}/stream-input")
+async def stream_input(websocket: WebSocket, voice: str) -> None:
+    """Speak one streamed text."""
+    await _serve(websocket, voice, _InputSocket)
+
+
+async def _serve(websocket: WebSocket, voice: str, kind: type[_MultiContextSocket]) -> None:
     service = get_service(websocket)
 
     async def open_conversation() -> JsonSocket:
         # ElevenLabs' own model names select the default bundle.
         model = websocket.query_params.get("model_id")
         with await service.bundles.lease(model if model in service.bundles.names else None) as served:
-            return await run_in_threadpool(_MultiContextSocket, websocket, service, served, voice)
+            return await run_in_threadpool(kind, websocket, service, served, voice)
 
     await serve_websocket(websocket, service, open_conversation)
 
@@ -182,6 +269,7 @@ class _MultiContextSocket(JsonSocket):
         self._times_restart = query.get("sync_alignment") != "true"
         # By id, in the order in which they were opened or closed.
         self._contexts: dict[str, _Context] = {}
+        self._latest: asyncio.Task[None] | None = None  # the latest context's speech
 
     async def handle(self, message: dict[str, Any]) -> bool:
         if message.get("close_socket"):
@@ -227,7 +315,7 @@ class _MultiContextSocket(JsonSocket):
         stream = await self.open_stream(self._model, prepare)
         stream.timed = True
         context = self._contexts[name] = _Context(name, stream, Alignment(restarts=self._times_restart))
-        self.speak(stream, partial(self._speech, context))
+        self._latest = self.speak(stream, partial(self._speech, context))
         return context
 
     async def _cancel_oldest_closed(self) -> None:
@@ -274,3 +362,21 @@ class _MultiContextSocket(JsonSocket):
     def error_message(self, error: ApiError) -> dict[str, Any]:
         """ElevenLabs' errors are a string; OpenAI's fields are added."""
         return {"error": error.detail, **error.document["error"]}
+
+
+class _InputSocket(_MultiContextSocket):
+    """Handles the messages of a single text, which ends with an empty `text`."""
+
+    async def handle(self, message: dict[str, Any]) -> bool:
+        ends = message.get("text") == ""
+        message = {name: message.get(name) for name in ("text", "flush", "voice_settings")}
+        await super().handle(message | {"close_context": ends})
+        if ends and self._latest is not None:
+            # The client sends nothing after this.
+            await asyncio.wait({self._latest})
+        return not ends
+
+    async def send(self, message: dict[str, Any] | bytes) -> None:
+        if isinstance(message, dict):
+            message.pop("contextId", None)
+        await super().send(message)

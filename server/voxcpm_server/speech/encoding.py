@@ -53,17 +53,23 @@ FORMATS = {
     "pcm": Format("audio/pcm"),
 }
 """The response formats of OpenAI's speech API by name."""
+TELEPHONE_FORMATS = {
+    "ulaw": Format("audio/basic", "mulaw", "pcm_mulaw", (8000,)),
+    "alaw": Format("audio/x-alaw-basic", "alaw", "pcm_alaw", (8000,)),
+}
+"""ElevenLabs' formats for telephony (G.711), in addition."""
+_ALL_FORMATS = FORMATS | TELEPHONE_FORMATS
 
 
 class Encoder:
     """Encodes one speech in pieces: `header`, then `encode` for each piece, then `finish`.
 
-    name: a key of `FORMATS`. voice_rate: input rate in Hz. rate: output rate in Hz; None for the format's default.
-    Raises ApiError (400) for a rate that the format does not support.
+    name: a key of `FORMATS` or `TELEPHONE_FORMATS`. voice_rate: input rate in Hz. rate: output rate in Hz; None for
+    the format's default. Raises ApiError (400) for a rate that the format does not support.
     """
 
     def __init__(self, name: str, voice_rate: int, rate: int | None = None) -> None:
-        self.format = FORMATS[name]
+        self.format = _ALL_FORMATS[name]
         self._name = name
         self.sample_rate = rate = _output_rate(name, voice_rate, rate)
         self.samples = 0
@@ -188,7 +194,7 @@ class _Filters:
 
 
 def _output_rate(name: str, voice_rate: int, requested: int | None) -> int:
-    rates = FORMATS[name].rates
+    rates = _ALL_FORMATS[name].rates
     if requested is not None:
         if requested in rates or (not rates and MIN_RATE <= requested <= MAX_RATE):
             return requested

@@ -150,7 +150,7 @@ def test_repeated_interruptions(server: Any) -> None:
 def test_invalid_urls_fail_the_handshake(server: Any) -> None:
     for voice, query, status, words in (
         ("nobody", "", 404, "unknown voice 'nobody'"),
-        ("alloy", "output_format=ulaw_8000", 400, "pcm_24000"),
+        ("alloy", "output_format=wma_8000", 400, "pcm_24000"),
         ("alloy", "output_format=mp3_12345", 400, "mp3 supports 8000"),
         ("alloy", "output_format=pcm_0000", 400, "8000 to 48000 Hz, got 0"),
         ("alloy", "output_format=pcm_%D9%A2%D9%A4%D9%A0%D9%A0%D9%A0", 400, "such as pcm_24000"),

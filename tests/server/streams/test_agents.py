@@ -56,3 +56,18 @@ def test_agents_audio_is_transcribed(
         times = [at for _, at in told["words"]]
         assert times == sorted(times)
         assert times[-1] - times[0] < len(pcm) / 2 / RATE
+
+
+def test_elevenlabs_sdk_calls_the_plain_routes(python: Path, serve: Callable[..., Any]) -> None:
+    running = serve(keys=(KEY,))
+    given = [python, AGENTS / "elevenlabs_calls.py", running.url, KEY, "alloy"]
+    done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout)
+    assert min(told["convert"], 2 * told["stream"], told["realtime"]) > 4_000
+    assert "".join(told["timestamps"]) == "Hello there."
+    assert told["found"] == ["alloy"]
+    assert "alloy" in told["voices"]
+    assert told["voice"] == "alloy"
+    assert "tts-1" in told["models"]
