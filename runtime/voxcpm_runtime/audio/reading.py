@@ -1,6 +1,7 @@
 """Recordings: decoded in bounded memory, averaged to mono, resampled and trimmed.
 
-libsndfile decodes the files; a truncated one gives the samples that it has, as in upstream's `librosa.load`.
+libsndfile decodes the files, except for those of phones (`phone_formats`);
+a truncated one gives the samples that it has, as in upstream's `librosa.load`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.audio.pcm import Audio, require_finite
+from voxcpm_runtime.audio.phone_formats import decode_with_av, decode_with_system, is_phone_format
 
 AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
 """A path, a file's bytes, an open binary file, or (samples, sample rate in Hz).
@@ -85,6 +87,13 @@ def decode_audio(
     min_rate, max_rate = rates
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty or already read to its end")
+    if is_phone_format(content):
+        if (wav := decode_with_system(content)) is None:
+            mono, rate = decode_with_av(content, name, max_seconds)
+            if min_rate <= rate <= max_rate:
+                return mono, rate
+            raise InputError(f"{name}: expected {min_rate} to {max_rate} Hz, got {rate} Hz")
+        content = wav
     try:
         with _SequentialFile(_Content(content)) as file:
             rate, channels = file.samplerate, file.channels

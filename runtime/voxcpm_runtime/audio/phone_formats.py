@@ -1,0 +1,82 @@
+"""Recordings that libsndfile cannot read, such as a phone's: macOS's own decoder, or PyAV where it is installed."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.pcm import Audio
+
+_AFCONVERT = "/usr/bin/afconvert"
+_TIMEOUT_SECONDS = 120
+# What AAC, ALAC, QuickTime, WebM and CAF files begin with, after an offset.
+_SIGNATURES = (
+    (4, b"ftyp"),
+    (4, b"moov"),
+    (4, b"mdat"),
+    (0, b"\x1aE\xdf\xa3"),
+    (0, b"caff"),
+    (0, b"\xff\xf1"),
+    (0, b"\xff\xf9"),
+)
+
+
+def is_phone_format(content: bytes) -> bool:
+    """Whether a file is m4a, mov, webm, caf or AAC by its first bytes."""
+    return any(content.startswith(mark, at) for at, mark in _SIGNATURES)
+
+
+def decode_with_system(content: bytes) -> bytes | None:
+    """The file as WAV, by macOS's decoder; None elsewhere, and if it cannot read the file."""
+    if sys.platform != "darwin" or not Path(_AFCONVERT).exists():
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "recording"), Path(folder, "recording.wav")
+        source.write_bytes(content)
+        command = [_AFCONVERT, "-f", "WAVE", "-d", "LEF32", str(source), str(target)]
+        try:
+            done = subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_SECONDS)  # noqa: S603
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return target.read_bytes() if done.returncode == 0 and target.exists() else None
+
+
+def decode_with_av(content: bytes, name: str, max_seconds: float) -> tuple[Audio, int]:
+    """The samples (samples,), channels averaged, and their rate in Hz, by PyAV.
+
+    Raises InputError if PyAV is missing or cannot read the file, and for more than `max_seconds`.
+    """
+    try:
+        import av
+    except ImportError:
+        raise InputError(
+            f"{name}: this format needs PyAV; use WAV, FLAC, MP3, OGG or AIFF, or install it with: "
+            'pip install "voxcpm-coreml[serve]"'
+        ) from None
+    blocks: list[Audio] = [np.empty(0, np.float32)]
+    decoded = 0
+    try:
+        with av.open(io.BytesIO(content)) as file:
+            if not file.streams.audio:
+                raise InputError(f"{name}: expected a recording, but the file has no sound")
+            rate = int(file.streams.audio[0].rate)
+            to_float = av.AudioResampler(format="fltp", rate=rate)
+            for frame in file.decode(audio=0):
+                for part in to_float.resample(frame):
+                    block = part.to_ndarray().mean(axis=0, dtype=np.float32)
+                    decoded += len(block)
+                    if decoded > max_seconds * rate:
+                        raise InputError(
+                            f"{name}: longer than {max_seconds:g} s, the maximum for a recording; shorten it"
+                        )
+                    blocks.append(block)
+    except av.error.FFmpegError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
+    return np.concatenate(blocks), rate
