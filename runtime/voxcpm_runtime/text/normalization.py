@@ -29,6 +29,7 @@ Replacement = str | Callable[[re.Match[str]], str]
 Substitution = tuple[re.Pattern[str], Replacement]
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
+_LAST_LATIN = "\u024f"
 _PAUSES = ";:()[]{}–—"  # Become a comma if the vocabulary lacks them
 _STOPS = ".!?"
 _MAX_SHOWN = 60  # Characters of the text in an error message
@@ -80,8 +81,10 @@ _CHINESE_PREPROCESSING = rules(
         # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
         "[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]": "",
         r"[\s\\]+": " ",
+        r"(?<=\d)-(?=\d+\s*=)": " - ",  # a subtraction; any other - between numbers is a range, as wetext reads it
         "=": "等于",  # otherwise wetext reads 550+320=870 wrongly
-        r"(?<=[a-zA-Z0-9])-(?=\d)": " - ",  # otherwise x-2 is x and minus two
+        r"(?<=[a-zA-Z]{2})-(?=\d)": " ",  # a name, such as GPT-4
+        r"(?<=[a-zA-Z])-(?=\d)": " - ",  # otherwise x-2 is x and minus two
     }
 )
 _PRINTED_ASCII = r"[\x00-\x1f!-\x7f]"
@@ -144,7 +147,9 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
             "normalize of English text needs voxcpm_runtime.english, which was removed from this installation; "
             "reinstall voxcpm-coreml"
         )
-    if letters_only:
+    letters = [char for char in plain if char.isalpha()]
+    # Numbers of Korean, Arabic or Russian are left to the voice, which would otherwise say them in English.
+    if letters_only or 2 * sum(char > _LAST_LATIN for char in letters) > len(letters):
         return plain
     return "".join(read_aloud(sentence.text, spelled=False) for sentence in each_sentence(plain)).strip()
 
