@@ -1,6 +1,7 @@
 """The ASGI app: routes and middleware.
 
-request ─► errors and metrics ─► CORS ─► connection limit ─► authentication ─► body limits ─► route ─► queue ─► runtime
+request ─► paths ─► errors and metrics ─► CORS ─► connection limit ─► authentication ─► body limits
+        ─► route ─► queue ─► runtime
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from voxcpm_server.errors import add_error_handlers
 from voxcpm_server.middleware.authentication import AuthenticationMiddleware, Keys, check_exposure, read_keys
 from voxcpm_server.middleware.limits import BodyLimitMiddleware, ConnectionLimitMiddleware
 from voxcpm_server.middleware.metrics import ErrorAndMetricsMiddleware
+from voxcpm_server.middleware.paths import REQUEST_ID, LenientRequestMiddleware
 from voxcpm_server.rooms import AllSettings
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source
@@ -103,7 +105,8 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             # OpenAI's browser client sends a dozen of its own (x-stainless-os, …), others xi-api-key or Range.
             allow_headers=["*"],
-            expose_headers=["Location", *SPEECH_HEADERS, "Retry-After", "Content-Range"],
+            expose_headers=["Location", *SPEECH_HEADERS, "Retry-After", "Content-Range", REQUEST_ID],
         )
     app.add_middleware(ErrorAndMetricsMiddleware, metrics=service.metrics)
+    app.add_middleware(LenientRequestMiddleware)
     return app

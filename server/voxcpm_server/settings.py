@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class Settings:
     port: Annotated[int, network("Port to listen on; 0 means any free port.", 0, 65535)] = 8000
     cors_origin: Annotated[
         list[str] | None,
-        network("Allowed origin of web pages (CORS), such as https://example.org; repeatable."),
+        network("Allowed origin of web pages (CORS), such as https://example.org, or * for all; repeatable."),
     ] = None
     access_log: Annotated[
         bool, network("Log each request: address, method, path, status.", flags=["--access-log"])
@@ -129,6 +130,14 @@ class Settings:
                 f"--max-bodies-megabytes: expected at least --max-upload-megabytes {self.max_upload_megabytes:g}, "
                 f"got {self.max_bodies_megabytes:g}"
             )
+
+        for origin in self.cors_origin or ():
+            # As browsers send it; anything else would never match.
+            if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
+                raise InputError(
+                    f"--cors-origin: expected an origin such as https://example.org or http://localhost:3000, without "
+                    f"a path or final slash, or *; got {origin!r}"
+                )
 
     def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:  # noqa: ARG002
         """Hook for rooms that serve outside this process: whether one has done so."""

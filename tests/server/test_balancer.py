@@ -146,7 +146,7 @@ def test_requests_are_proxied(balanced: Balanced) -> None:
     for _ in range(4):
         job = httpx2.post(f"{balanced.url}/v1/audio/jobs", json=BODY)
         assert job.status_code == 202, job.text
-        assert httpx2.get(f"{balanced.url}{job.headers['location']}").status_code == 200
+        assert httpx2.get(f"{balanced.url}/v1/audio/{job.headers['location']}").status_code == 200
         assert httpx2.get(f"{balanced.url}/v1/about").json()["jobs"] is True
     assert len(httpx2.get(f"{balanced.url}/audio/jobs").json()["data"]) == 4
     assert httpx2.get(f"{balanced.url}/metrics").status_code == 501

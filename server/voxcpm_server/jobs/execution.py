@@ -141,6 +141,8 @@ class Jobs(Room):
         fields = body.model_dump(exclude={*RECORDINGS, *(body.model_extra or ())}, exclude_none=True)
         with await self._bundles.lease(body.model) as served:
             voice, seed, segments = await run_in_threadpool(self._plan, body, served)
+            if body.model not in self._bundles.names:  # such as TTS-1
+                fields["model"] = served.name
 
         def add() -> Job:
             self._delete_old(store)

@@ -87,7 +87,9 @@ async def submit_job(
 ) -> JobDocument:  # fmt: skip
     """Speak a long text in the background. The fields `stream` and `stream_format` have no effect."""
     job = await jobs.submit(request.state.owner, body)
-    response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
+    # Relative, since a proxy may add a prefix to the path.
+    ends_in_slash = request.scope.get("raw_path", b"").endswith(b"/")
+    response.headers["Location"] = job.id if ends_in_slash else f"jobs/{job.id}"
     return _document(job, jobs)
 
 

@@ -129,7 +129,7 @@ class AuthenticationMiddleware:
 
     def _is_cross_origin(self, headers: Headers, host: str) -> bool:
         origin = headers.get("origin")
-        if origin in self._origins:
+        if origin in self._origins or "*" in self._origins:
             return False
         if headers.get("sec-fetch-site") == "cross-site":
             return True

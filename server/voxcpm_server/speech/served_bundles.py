@@ -26,6 +26,7 @@ from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY, ApiError, error_locat
 from voxcpm_server.settings import OPENAI_MODELS
 
 Result = TypeVar("Result")
+_OTHER_SERVERS_MODELS = frozenset({"kokoro"})  # that clients send unless configured otherwise
 _log = logging.getLogger("voxcpm_server")
 
 
@@ -153,14 +154,28 @@ class Bundles:
 
     async def find(self, name: str | None) -> ServedBundle:
         """The bundle of this name, loaded or not. Raises ApiError (404) for an unknown name."""
+        if name is not None:
+            name = self._canonical(name)
         # The default bundle's name may be unknown until it is loaded.
-        if name is not None and name not in self.names and name not in await self.named():
+        if (
+            name is not None
+            and name not in self.names
+            and (name := self._canonical(name)) not in await self.named()
+        ):
             message = f"model: expected one of {', '.join(self.names)}, got {name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
         # None and unassigned OpenAI names select the default bundle; so does its own name, even if not unique.
         if name is None or name == self.default.name:
             return self.default
         return self._named.get(name, self.default)
+
+    def _canonical(self, name: str) -> str:
+        """The model of that name in any case; other servers' names mean the default bundle."""
+        if name in self.names:
+            return name
+        if name.lower() in _OTHER_SERVERS_MODELS:
+            return OPENAI_MODELS[0]
+        return next((known for known in self.names if known.lower() == name.lower()), name)
 
     def patch_seconds(self, voice: Voice) -> float:
         """Seconds per patch of a voice, from a loaded bundle that accepts it, otherwise from the default bundle."""

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime import Audio, InputError, Voice, VoxCPM, decode_audio
 from voxcpm_server.errors import ApiError, client_closed
-from voxcpm_server.settings import OPENAI_VOICES, Settings
+from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES, Settings
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 
@@ -53,7 +53,9 @@ class SpeechRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: Annotated[str, _field("Model name of a bundle, or an OpenAI model for the default bundle.")]
+    model: Annotated[
+        str, _field("Model name of a bundle, or an OpenAI model for the default bundle.", min_length=1)
+    ] = OPENAI_MODELS[0]
     input: Annotated[str, _field("Text to speak.", min_length=1)]
     voice: Annotated[
         str | VoiceId, _field("Stored or built-in voice, alias, or `default`, the checkpoint's own.")
@@ -99,13 +101,18 @@ class SpeechRequest(BaseModel):
             {name: value for name, value in document.items() if value is not None} if is_object else document
         )
 
+    @field_validator("response_format", "stream_format", mode="before")
+    @classmethod
+    def _in_lower_case(cls, name: Any) -> Any:
+        return name.lower() if isinstance(name, str) else name
+
     @field_validator("voice", mode="before")
     @classmethod
     def _check_voice(cls, voice: Any) -> Any:
         """Report one error, not one per member of the union."""
         name = voice.get("id") if isinstance(voice, dict) else voice
         if isinstance(name, str):
-            return voice
+            return voice if name.strip() else DEFAULT_VOICE
         raise PydanticCustomError("voice", 'expected a name, or {"id": name}')
 
     @property

@@ -51,6 +51,9 @@ class StoredVoices:
 
     def named(self, name: str, built_in: Voices) -> Voice | None:
         """The voice for a name or alias; None for the checkpoint's own."""
+        names = self.names(built_in)
+        if name not in names:
+            name = next((known for known in names if known.lower() == name.lower()), name)
         meant = self._aliases.get(name, name)
         if meant == DEFAULT_VOICE:
             return None

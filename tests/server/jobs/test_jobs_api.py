@@ -29,7 +29,7 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     made = client.submit()
     job = made.json()
     assert made.status_code == 202, made.text
-    assert made.headers["location"] == f"/v1/audio/jobs/{job['id']}"
+    assert made.headers["location"] == f"jobs/{job['id']}"
     text = client.said["input"]
     assert (job["object"], job["seed"], job["characters"], job["voice"]) == (
         "audio.job",
