@@ -344,13 +344,17 @@ def speak_job(
         file.write(timestamps_file(encoder.heard(speech.words), ".srt"))
     with atomic_write(folder / job.audio_name) as file:
         file.write(encoder.header())
+        start = b""
         for at in range(0, len(speech.audio), piece):
             running.cancel.check()
-            file.write(encoder.encode(speech.audio[at : at + piece]))
-        file.write(encoder.finish())
+            data = encoder.encode(speech.audio[at : at + piece])
+            start = start or data
+            file.write(data)
+        last = encoder.finish()
+        file.write(last)
         size = file.tell()
         file.seek(0)
-        file.write(encoder.header(encoder.samples))
+        file.write(encoder.header(encoder.samples) or encoder.completed(start or last))
     return size
 
 

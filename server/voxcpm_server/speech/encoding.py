@@ -23,6 +23,7 @@ PCM_RATE = 24_000  # default rate of raw samples in Hz, as OpenAI's clients assu
 # The size of a stream of unknown length; players read to the end.
 _UNKNOWN = 0xFFFF_FFFF
 _HEADER_BYTES = 36
+_FLAC_LENGTH_END = 26  # offset in a file after the number of samples
 # FFmpeg scales 16-bit samples by 32768, the command line by 32767.
 _PEAK_OF_INTEGERS = np.float32(32767 / 32768)
 
@@ -102,6 +103,14 @@ class Encoder:
         rate = self.sample_rate
         form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
         return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + form + struct.pack("<4sI", b"data", size)
+
+    def completed(self, start: bytes) -> bytes:
+        """The first bytes of a complete speech, with its length where the format has it there: FLAC's STREAMINFO."""
+        if self._name != "flac" or not start.startswith(b"fLaC") or len(start) <= _FLAC_LENGTH_END:
+            return start
+        # 36 bits, of which the highest four share a byte.
+        length = (start[_FLAC_LENGTH_END - 5] >> 4 << 36 | self.samples).to_bytes(5, "big")
+        return start[: _FLAC_LENGTH_END - 5] + length + start[_FLAC_LENGTH_END:]
 
     def encode(self, audio: Audio) -> bytes:
         """Encode a piece (samples,). The result may be empty, as codecs buffer samples."""
