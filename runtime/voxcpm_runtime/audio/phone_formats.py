@@ -62,7 +62,7 @@ def decode_with_av(content: bytes, name: str, max_seconds: float) -> tuple[Audio
     blocks: list[Audio] = [np.empty(0, np.float32)]
     decoded = 0
     try:
-        with av.open(io.BytesIO(content)) as file:
+        with av.open(io.BytesIO(content), "r") as file:
             if not file.streams.audio:
                 raise InputError(f"{name}: expected a recording, but the file has no sound")
             rate = int(file.streams.audio[0].rate)

@@ -114,7 +114,7 @@ class PlainRequest(BaseModel):
 
 
 class _Speech(SpeechRequest):
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = "mp3"
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = "mp3"  # type: ignore[assignment]
 
 
 def _speech(voice: str, body: PlainRequest, request: Request, *, stream: bool) -> SpeechRequest:
