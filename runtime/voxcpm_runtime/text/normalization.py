@@ -147,7 +147,8 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
             "normalize of English text needs voxcpm_runtime.english, which was removed from this installation; "
             "reinstall voxcpm-coreml"
         )
-    letters = [char for char in plain if char.isalpha()]
+    # NFKC: full-width letters are Latin.
+    letters = [char for char in unicodedata.normalize("NFKC", plain) if char.isalpha()]
     # Numbers of Korean, Arabic or Russian are left to the voice, which would otherwise say them in English.
     if letters_only or 2 * sum(char > _LAST_LATIN for char in letters) > len(letters):
         return plain
