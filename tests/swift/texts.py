@@ -149,6 +149,8 @@ def reads_more(text: str, *, spelled: bool = True) -> bool:
     }
     for sentence in each_sentence(text):
         said = reading._plain_characters(sentence.text, spelled)
+        if any(char in reading._GREEK for char in said):
+            return True
         for pattern, replacement in reading._rules(spelled):
             before, said = said, pattern.sub(replacement, said)
             if before != said and pattern.pattern in lacking:
@@ -160,8 +162,6 @@ def reads_more(text: str, *, spelled: bool = True) -> bool:
         capitals = list(filter(str.isupper, said_words))
         heading = len(capitals) > 1 and 2 * len(capitals) >= len(said_words)
         if spelled and (heading or reading._SHOUTED.search(said)):
-            return True
-        if any(char in reading._GREEK for char in said):
             return True
     return False
 
@@ -220,8 +220,8 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         }
         if name == "letters":
             try:
-                case["spelled"] = spelled(text, tokenizer)
-                case["transcript"] = spelled_transcript(text, tokenizer)
+                case["spelled"] = spelled(text, tokenizer, strict=True)
+                case["transcript"] = spelled_transcript(text, tokenizer, strict=True)
                 if len(text) < 3000:
                     case["spans"] = said_spans(text, case["spelled"])
             except InputError:
