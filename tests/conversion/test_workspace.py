@@ -203,7 +203,7 @@ def test_coremltools_write_error_is_one_line(
 
 
 def test_file_that_a_failed_call_left_open_closes_before_its_folder_is_deleted(tmp_path: Path) -> None:
-    """As in coremltools on a full disk. Closing it later would fail, in a second line of error."""
+    """The file is left open, as by coremltools on a full disk; closing it later would fail with a second error."""
 
     def failing() -> None:
         file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - left open, as in coremltools

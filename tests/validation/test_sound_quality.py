@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from voxcpm_validation.listening.copies import copy_scores, passes
 from voxcpm_validation.listening.material import prompt_clip, prompt_voices
-from voxcpm_validation.listening.scores import copy_scores, passes
 from voxcpm_validation.listening.sound_quality import SoundJudge, comb_share
 
 RATE = 24000

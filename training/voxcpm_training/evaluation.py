@@ -1,7 +1,7 @@
 """Judge an AudioVAE by its copies of recordings: `python -m voxcpm_training.evaluation vae/averaged.pt`.
 
 Half a minute on a CPU, so for each checkpoint. Exits with 1 if a mean is below the gates in
-`voxcpm_validation.listening.scores`: no language model is worth training then.
+`voxcpm_validation.listening.copies`: no language model is worth training then.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rich.console import Console
 from voxcpm_runtime.audio.reading import resample
 from voxcpm_training.architecture import HOP, SAMPLE_RATE
 from voxcpm_training.latents import load_audio_vae
-from voxcpm_validation.listening.parts import copies, tables
-from voxcpm_validation.listening.scores import passes
+from voxcpm_validation.listening.copies import copies, passes
+from voxcpm_validation.listening.parts import Report, tables
 from voxcpm_validation.listening.sound_quality import SoundJudge
 
 Floats = npt.NDArray[np.float32]
@@ -46,11 +46,11 @@ def main() -> int:
         noise = options.noise * torch.randn(latents.shape, generator=rng)
         return original, vae.decoder(latents + noise)[0, 0].numpy(), SAMPLE_RATE
 
-    report = copies("AudioVAE", copy, SoundJudge())
+    scores = copies("AudioVAE", copy, SoundJudge())
     output = Console(width=132)
-    for table in tables(report):
+    for table in tables(Report(copies=scores)):
         output.print(table)
-    return 0 if passes(report.copies) else 1
+    return 0 if passes(scores) else 1
 
 
 if __name__ == "__main__":

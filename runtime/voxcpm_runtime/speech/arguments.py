@@ -8,9 +8,9 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from voxcpm_constants.errors import InputError, VoxCPMError
+from voxcpm_constants.errors import InputError, MissingExtraError, VoxCPMError
 from voxcpm_runtime.argument_types import (
     instance,
     switch,
@@ -28,6 +28,9 @@ from voxcpm_runtime.text.lexicon import Lexicon, LexiconSource, lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.words.words import Word
+
+if TYPE_CHECKING:
+    from voxcpm_runtime.markup.parsing import Part
 
 _SEED_BITS = 32  # Length of a random seed
 WordsCallback = Callable[[tuple[Word, ...]], object]
@@ -191,3 +194,13 @@ class Keywords(TypedDict, total=False):
     strict: bool
     trim_silence_vad: bool
     denoise: bool
+
+
+def parts_of(text: str, arguments: Arguments) -> tuple[Part, ...]:
+    """The parts of a text with markup. Raises InputError, with the place, for what is not markup."""
+    try:
+        from voxcpm_runtime.markup.parsing import spoken_parts, stored_voice
+    except ImportError as error:
+        raise MissingExtraError(f"markup needs {error.name}: reinstall voxcpm-coreml") from None
+    pause = arguments.options.paragraph_pause / arguments.options.speed
+    return spoken_parts(text, pause, arguments.find_voice or stored_voice)

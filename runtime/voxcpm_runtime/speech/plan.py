@@ -18,14 +18,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
-from voxcpm_constants.errors import InputError, MissingExtraError, system_errors_as
+from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments, CancelToken, first_seed
+from voxcpm_runtime.speech.arguments import Arguments, CancelToken, first_seed, parts_of
 from voxcpm_runtime.speech.results import PlannedSegment
+from voxcpm_runtime.speech.room import (
+    CHARACTERS_PER_TOKEN,
+    MIN_SEGMENT_TOKENS,
+    SPARE_PATCHES,
+    AnyVoice,
+    count_letters,
+    min_anchor,
+    positions,
+    seconds_per_token,
+)
 from voxcpm_runtime.text.control import checked_control, leading_control, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, pronounced
 from voxcpm_runtime.text.normalization import (
@@ -43,18 +53,6 @@ from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
     from voxcpm_runtime.markup.parsing import Part
-
-MIN_SEGMENT_TOKENS = 8
-"""Text tokens that a segment may always have, even if their speech may not fit in the KV cache."""
-_CHARACTERS_PER_TOKEN = 16
-"""A text with more characters per token of the longest segment is too long for one, without counting its tokens."""
-# Upper estimates of the duration of a token, for slow speech: a text token, and a single letter.
-SECONDS_PER_TOKEN, SECONDS_PER_LETTER = 0.5, 0.12
-_ANCHOR_SECONDS = 5.0
-"""Estimated seconds of speech that later segments need as their voice; a heading alone is too short."""
-_SPARE_PATCHES = 10  # Patches of silence to allow for in addition to the text
-
-AnyVoice = Voice | UnencodedVoice
 
 
 @dataclass(frozen=True)
@@ -172,23 +170,23 @@ class Plan:
         anchored: leave room for an equally long segment that this one continues.
         """
         options, voice, manifest = self.options, self.voice, self.bundle.manifest
-        by_pace = _seconds_per_token(self.bundle) / self.bundle.architecture.patch_seconds
+        by_pace = seconds_per_token(self.bundle) / self.bundle.architecture.patch_seconds
         transcript = len(self.bundle.tokenizer(voice.transcript)) if voice and voice.transcript else 0
         if self.description:
             transcript += len(self.bundle.tokenizer(with_control("", self.description)))
-        room = manifest.sizes.kv_length - positions(transcript, voice) - _SPARE_PATCHES
+        room = manifest.sizes.kv_length - positions(transcript, voice) - SPARE_PATCHES
         fits = room / (1 + min(by_pace, options.retry_badcase_ratio_threshold))
         if options.max_len is not None:
             fits = max(fits, room - options.max_len)
         min_patches = options.min_patches * (2 if anchored else 1)
-        fits = min(fits, room + _SPARE_PATCHES - min(min_patches, options.max_len or min_patches))
+        fits = min(fits, room + SPARE_PATCHES - min(min_patches, options.max_len or min_patches))
         by_profile = manifest.speech.longest_tokens if manifest.speech else SEGMENT_TOKENS
         return max(0, min(int(fits / 2 if anchored else fits), options.segment_tokens or by_profile))
 
     def fits_alone(self, text: str, *, anchored: bool = False) -> bool:
         """Whether the text is short enough for one segment. anchored: see `max_segment_tokens`."""
         max_tokens = self.max_segment_tokens(anchored=anchored)
-        if len(text) > max(max_tokens, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN:
+        if len(text) > max(max_tokens, MIN_SEGMENT_TOKENS) * CHARACTERS_PER_TOKEN:
             return False
         return self._count_tokens(text, max_tokens) <= max_tokens
 
@@ -352,31 +350,6 @@ class Plan:
         return max(tokens, math.ceil(target * share))
 
 
-def positions(text_tokens: int, voice: AnyVoice | None) -> int:
-    """Positions before the first generated patch: text tokens, audio start, and the voice's audio with markers."""
-    before = text_tokens + 1
-    return before if voice is None else before + voice.prompt_patches + reference_positions(voice)
-
-
-def reference_positions(voice: AnyVoice) -> int:
-    """Positions that a voice's reference takes, including its two markers."""
-    return voice.reference_patches + 2 if voice.reference_patches else 0
-
-
-def min_anchor(bundle: Bundle) -> float:
-    """Number of text tokens whose speech is long enough to serve as the voice of later segments."""
-    return _ANCHOR_SECONDS / _seconds_per_token(bundle)
-
-
-def _seconds_per_token(bundle: Bundle) -> float:
-    return SECONDS_PER_LETTER if bundle.tokenizer.has_letters_only else SECONDS_PER_TOKEN
-
-
-def count_letters(text: str) -> int:
-    """Number of letters and digits of a text, from which its expected duration is computed."""
-    return sum(map(str.isalnum, text))
-
-
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """The plan of a call. Decodes recordings, but runs no step model.
 
@@ -413,7 +386,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     if options.markup:
         # Blanks keep the places in error messages.
         marked_up = " " * text_start + text[text_start:]
-        empty_plan = replace(empty_plan, parts=_parts_of(marked_up, arguments))
+        empty_plan = replace(empty_plan, parts=parts_of(marked_up, arguments))
     elif empty_plan.fits_alone(text[text_start:]):
         only = empty_plan.read_segment(
             Segment(text[text_start:], ends_paragraph=False, followed=False), "", 0
@@ -424,13 +397,3 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     if options.strict and not options.normalize and not options.markup:
         check_sayable(pronounced(text, empty_plan.lexicon), bundle.tokenizer)
     return replace(empty_plan, opening=(next(empty_plan.read_text()),))
-
-
-def _parts_of(text: str, arguments: Arguments) -> tuple[Part, ...]:
-    """The parts of a text with markup. Raises InputError, with the place, for what is not markup."""
-    try:
-        from voxcpm_runtime.markup.parsing import spoken_parts, stored_voice
-    except ImportError as error:
-        raise MissingExtraError(f"markup needs {error.name}: reinstall voxcpm-coreml") from None
-    pause = arguments.options.paragraph_pause / arguments.options.speed
-    return spoken_parts(text, pause, arguments.find_voice or stored_voice)

@@ -25,8 +25,9 @@ from voxcpm_runtime.model.driver import Driver, Patch, Prefilled, Prefix
 from voxcpm_runtime.model.sequence import Latents, Sequence, build_sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import CancelToken
-from voxcpm_runtime.speech.plan import Plan, min_anchor, reference_positions
+from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Reason, TooLongWarning, TooShortWarning
+from voxcpm_runtime.speech.room import min_anchor, reference_positions
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.words.coverage import Follower, word_counts
 

@@ -12,7 +12,7 @@ from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech import plan as plan_module
+from voxcpm_runtime.speech import room
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.utterance import utterance
@@ -62,7 +62,7 @@ def test_only_the_target_is_normalized(tts):
 
 def test_continued_segment_is_spelled_out_once(tts, letters, monkeypatch):
     """Read again, max. would be maximum and ed. edition."""
-    monkeypatch.setattr(plan_module, "_ANCHOR_SECONDS", 0)
+    monkeypatch.setattr(room, "_ANCHOR_SECONDS", 0)
     tts.bundle = replace(tts.bundle, tokenizer=letters)
     text = "I met Max.\n\nHe was with Ed.\n\nThey left."
 

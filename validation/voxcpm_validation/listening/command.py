@@ -84,8 +84,9 @@ def listen(
         inputs = (bundle, checkpoint, recogniser, *(saved or ()))
         report_folder(report, ("listening.json",), inputs)
     # Imports the recogniser and PyTorch; `--help` works without the extra.
+    from voxcpm_validation.listening.copies import copies
     from voxcpm_validation.listening.hearing import Listener
-    from voxcpm_validation.listening.parts import Extent, Report, copies, listen, tables
+    from voxcpm_validation.listening.parts import Extent, Report, listen, tables
     from voxcpm_validation.listening.speakers import (
         bundle_copier,
         bundle_speaker,
@@ -120,7 +121,7 @@ def listen(
                         f"bundle {p}", bundle_speaker(folder, p), parts, extent=extent, **options
                     )
                 if copy_synthesis:
-                    result += copies(f"bundle {p}", bundle_copier(folder, p), listener.judge)
+                    result += Report(copies=copies(f"bundle {p}", bundle_copier(folder, p), listener.judge))
     output = Console()
     if not output.is_terminal:
         output.width = max(output.width, _WIDTH)

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from rich import box
 from rich.table import Table
 
+from voxcpm_validation.listening.copies import CopyScores
 from voxcpm_validation.listening.hearing import (
     Case,
-    Copier,
     Listener,
     Speak,
     TranscribedCase,
@@ -23,26 +23,21 @@ from voxcpm_validation.listening.hearing import (
 from voxcpm_validation.listening.material import (
     PromptVoice,
     narration,
-    prompt_clip,
-    prompt_voices,
     prose,
     short_sentences,
     short_texts,
 )
 from voxcpm_validation.listening.scores import (
-    CopyScores,
     NarrationScores,
     NaturalSeconds,
     ProseScores,
     SentenceScores,
     ShortTextScores,
-    copy_scores,
     narration_scores,
     prose_scores,
     sentence_scores,
     short_text_scores,
 )
-from voxcpm_validation.listening.sound_quality import SoundJudge
 
 # Upper bound of the pace: words beyond the narration's end are planned but not spoken.
 _WORDS_A_MINUTE = 300
@@ -143,15 +138,6 @@ def listen(
         heard = TranscribedCase(system, case, {name: future.result() for name, future in futures.items()})
         scores[part] += tuple(PARTS[part].score(heard, listener, natural))
     return Report.model_validate(scores)
-
-
-def copies(system: str, copy: Copier, judge: SoundJudge) -> Report:
-    """The scores of a system's copies of the test's prompts."""
-    scores = []
-    for voice in prompt_voices():
-        original, copied, rate = copy(*prompt_clip(voice))
-        scores.append(copy_scores(system, f"prompt, {voice.name}", original, copied, rate, judge))
-    return Report(copies=tuple(scores))
 
 
 def tables(report: Report) -> Iterator[Table]:

@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_validation.listening.hearing import Listener, TranscribedCase, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
 from voxcpm_validation.listening.recognition import is_repeated, longest_lost_run, normalized, word_errors
-from voxcpm_validation.listening.sound_quality import SoundJudge
 
 LONG, SHORT = 1.4, 0.6
 """A segment is suspicious if the ratio of its length to its natural length is not between these."""
-MIN_CORRELATION, MAX_COMB, MIN_MOS = 0.95, 0.35, 3.8
-"""Gates of an AudioVAE: correlation of the pitch, comb share, and DistillMOS of its copies."""
 LOST_WORDS = 3
 """A segment counts as cut if this many consecutive words are missing."""
 _NATURAL = 0.15
@@ -36,7 +32,7 @@ NaturalSeconds = Callable[[int], float]
 """The natural duration, in seconds, of a given number of letters."""
 
 
-def _column(heading: str, form: str = "{}", **field: Any) -> Any:
+def column(heading: str, form: str = "{}", **field: Any) -> Any:
     """A field that `tables` shows with this heading."""
     return Field(title=heading, json_schema_extra={"form": form}, **field)
 
@@ -49,18 +45,18 @@ class CaseScores(_Record):
     """Fields common to the scores of all parts."""
 
     system: str
-    case: str = _column("case")
+    case: str = column("case")
 
 
 class SoundScores(CaseScores):
     """How a case sounds: means over its segments, and the median of their pitch."""
 
-    mos: float = _column("MOS", "{:.2f}")
+    mos: float = column("MOS", "{:.2f}")
     """Mean opinion score that DistillMOS predicts, 1 to 5."""
-    dnsmos: float = _column("DNSMOS", "{:.2f}")
+    dnsmos: float = column("DNSMOS", "{:.2f}")
     """Overall quality that DNSMOS predicts, 1 to 5."""
-    pitch: float | None = _column("F0, Hz", "{:.0f}", default=None)
-    comb: float = _column("comb", "{:.0%}")
+    pitch: float | None = column("F0, Hz", "{:.0f}", default=None)
+    comb: float = column("comb", "{:.0%}")
     """Share of power near multiples of 50 Hz; 24 % by chance."""
 
 
@@ -71,64 +67,29 @@ def sound(segments: Sequence[TranscribedSegment]) -> dict[str, Any]:
     return {**means, "pitch": float(np.median(pitches)) if pitches else None}
 
 
-class CopyScores(CaseScores):
-    """How the AudioVAE alone, without a language model, reproduces a recording."""
-
-    recorded_mos: float = _column("recorded MOS", "{:.2f}")
-    """Of the recording, as the next one of its copy."""
-    mos: float = _column("MOS", "{:.2f}")
-    dnsmos: float = _column("DNSMOS", "{:.2f}")
-    recorded_pitch: float = _column("recorded F0, Hz", "{:.0f}")
-    pitch: float | None = _column("F0, Hz", "{:.0f}")
-    correlation: float = _column("F0 correlation", "{:.2f}")
-    within_50_cents: float = _column("within 50 cents", "{:.0%}")
-    comb: float = _column("comb", "{:.0%}")
-
-
-def passes(copies: Sequence[CopyScores]) -> bool:
-    """Whether a language model is worth training on an AudioVAE with these scores, in the mean."""
-    correlation, comb, mos = np.mean([(c.correlation, c.comb, c.mos) for c in copies], axis=0)
-    return bool(correlation >= MIN_CORRELATION and comb <= MAX_COMB and mos >= MIN_MOS)
-
-
-def copy_scores(
-    system: str, case: str, original: Floats, copy: Floats, rate: int, judge: SoundJudge
-) -> CopyScores:
-    """The scores of a copy of a recording; both (samples,) at `rate` Hz."""
-    frames = min(len(original), len(copy))
-    original, copy = original[:frames], copy[:frames]
-    recorded, copied = judge.quality(original, rate), judge.quality(copy, rate)
-    agreement = judge.agreement(original, copy, rate)
-    return CopyScores(
-        system=system, case=case, recorded_mos=recorded.mos, mos=copied.mos, dnsmos=copied.dnsmos,
-        recorded_pitch=recorded.pitch, pitch=None if np.isnan(copied.pitch) else copied.pitch,
-        correlation=agreement.correlation, within_50_cents=agreement.within_50_cents, comb=copied.comb,
-    )  # fmt: skip
-
-
 class SentenceScores(SoundScores):
     """Scores over all short sentences, zero-shot or as a continuation of one prompt."""
 
     sentences: int
-    word_error_rate: float = _column("WER", "{:.1%}")
-    length_ratio: float | None = _column("length", "{:.2f}", default=None)
+    word_error_rate: float = column("WER", "{:.1%}")
+    length_ratio: float | None = column("length", "{:.2f}", default=None)
     """Ratio of total length to natural length; for zero-shot speech, to the mean of the continued voices'.
 
     None if the speaker's own lengths are unknown, like the next three figures.
     """
-    within_natural: float | None = _column("within 15 %", "{:.0%}", default=None)
+    within_natural: float | None = column("within 15 %", "{:.0%}", default=None)
     """Share of sentences whose length is within 15 % of natural."""
-    longest_ratio: float | None = _column("longest", "{:.2f}", default=None)
+    longest_ratio: float | None = column("longest", "{:.2f}", default=None)
     """Largest ratio of a sentence's length to its natural length."""
     runaways: int | None = None
     """Number of sentences more than twice as long as natural."""
-    cut_ends: int = _column("cut ends")
-    tried_again: int = _column("retried")
-    similarity: float | None = _column("similarity", "{:.2f}", default=None)
+    cut_ends: int = column("cut ends")
+    tried_again: int = column("retried")
+    similarity: float | None = column("similarity", "{:.2f}", default=None)
     """Mean cosine similarity to the prompt's voice."""
-    other_similarity: float | None = _column("others'", "{:.2f}", default=None)
+    other_similarity: float | None = column("others'", "{:.2f}", default=None)
     """Mean cosine similarity to the most similar of the other voices."""
-    right_voice: float | None = _column("right voice", "{:.0%}", default=None)
+    right_voice: float | None = column("right voice", "{:.0%}", default=None)
     """Share of sentences that are more similar to the prompt than to any other voice."""
     heard: tuple[TranscribedSegment, ...]
 
@@ -190,27 +151,27 @@ class ProseSegment(_Record):
 class ProseScores(SoundScores):
     """Scores over one kind of prose, or over all."""
 
-    kind: str = _column("text")
-    words: int = _column("words")
-    word_error_rate: float = _column("WER", "{:.1%}")
+    kind: str = column("text")
+    words: int = column("words")
+    word_error_rate: float = column("WER", "{:.1%}")
     """Errors relative to the words that the voice got, with numbers spelled out."""
-    written_word_error_rate: float = _column("written", "{:.1%}")
+    written_word_error_rate: float = column("written", "{:.1%}")
     """Errors relative to the text as written."""
-    length_ratio: float = _column("length", "{:.2f}")
-    longest_ratio: float = _column("longest", "{:.2f}")
-    long: int = _column("> 1.4")
+    length_ratio: float = column("length", "{:.2f}")
+    longest_ratio: float = column("longest", "{:.2f}")
+    long: int = column("> 1.4")
     """Number of segments longer than 1.4 times natural, after all attempts."""
-    long_untried: int = _column("not retried")
+    long_untried: int = column("not retried")
     """Those of them that were not retried."""
-    cut: int = _column("cut")
+    cut: int = column("cut")
     """Number of segments shorter than 0.6 times natural, or with three consecutive words missing."""
-    repeated: int = _column("repeated")
+    repeated: int = column("repeated")
     """Number of segments with three consecutive words heard more often than they occur."""
-    tried_again: int = _column("retried")
-    suspicious: int = _column("reported")
+    tried_again: int = column("retried")
+    suspicious: int = column("reported")
     """Number of segments whose last attempt the runtime reports as bad."""
-    words_per_minute: float = _column("w/min", "{:.0f}")
-    similarity: float | None = _column("similarity", "{:.2f}", default=None)
+    words_per_minute: float = column("w/min", "{:.0f}")
+    similarity: float | None = column("similarity", "{:.2f}", default=None)
     """Mean cosine similarity to the prompt's voice."""
     segments: tuple[ProseSegment, ...]
 
@@ -265,13 +226,13 @@ def _median_pace(segments: Sequence[TranscribedSegment]) -> NaturalSeconds:
 class ShortTextScores(CaseScores):
     """Scores over texts of one or two words."""
 
-    texts: int = _column("texts")
-    understood: int = _column("understood")
+    texts: int = column("texts")
+    understood: int = column("understood")
     """Number of texts whose transcript sounds the same."""
     misunderstood: tuple[tuple[str, str], ...]
     """The other texts, with their transcripts."""
-    tried_again: int = _column("retried")
-    longest_seconds: float = _column("longest, s", "{:.2f}")
+    tried_again: int = column("retried")
+    longest_seconds: float = column("longest, s", "{:.2f}")
 
 
 def short_text_scores(heard: TranscribedCase, *_: object) -> Iterator[ShortTextScores]:
@@ -301,13 +262,13 @@ def sounds_alike(text: str, heard: str) -> bool:
 class Minute(_Record):
     """One minute of a narration: the segments whose midpoint is in it."""
 
-    minute: int = _column("minute")
-    word_error_rate: float = _column("WER", "{:.1%}")
-    words_per_minute: float = _column("w/min", "{:.0f}")
+    minute: int = column("minute")
+    word_error_rate: float = column("WER", "{:.1%}")
+    words_per_minute: float = column("w/min", "{:.0f}")
     """Words per minute, including pauses."""
-    level: float = _column("level", "{:.1f} dB")
+    level: float = column("level", "{:.1f} dB")
     """Level of the speech without its pauses, in dB relative to full scale."""
-    similarity: float = _column("likeness", "{:.2f}")
+    similarity: float = column("likeness", "{:.2f}")
     """Cosine similarity of the voice to that of the first minute."""
 
 
@@ -318,16 +279,16 @@ class NarrationScores(CaseScores):
     the mean. Those of the pace are relative to the mean words per minute, those of the level are in dB.
     """
 
-    words: int = _column("words")
-    word_error_rate: float = _column("WER", "{:.1%}")
-    pace_drift: float = _column("pace drift", "{:.1%}")
-    pace_spread: float = _column("pace spread", "{:.1%}")
-    level_drift: float = _column("level drift", "{:.1f} dB")
-    level_spread: float = _column("level spread", "{:.1f} dB")
-    min_similarity: float = _column("min similarity", "{:.2f}")
+    words: int = column("words")
+    word_error_rate: float = column("WER", "{:.1%}")
+    pace_drift: float = column("pace drift", "{:.1%}")
+    pace_spread: float = column("pace spread", "{:.1%}")
+    level_drift: float = column("level drift", "{:.1f} dB")
+    level_spread: float = column("level spread", "{:.1f} dB")
+    min_similarity: float = column("min similarity", "{:.2f}")
     """Minimum similarity of a minute's voice to that of the first."""
-    tried_again: int = _column("retried")
-    suspicious: int = _column("reported")
+    tried_again: int = column("retried")
+    suspicious: int = column("reported")
     minutes: tuple[Minute, ...]
     segments: tuple[TranscribedSegment, ...]
 
