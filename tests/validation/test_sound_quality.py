@@ -56,7 +56,8 @@ def test_a_buzz_fails_every_gate_and_a_recording_passes(judge: SoundJudge) -> No
     itself = copy_scores("system", "case", HEART, HEART, RATE, judge)
 
     assert (copy.mos < 2.5, copy.comb > 0.6, copy.correlation < 0.8) == (True, True, True)
-    assert copy.dnsmos < itself.dnsmos
+    # Published ratings of good synthetic speech are about 3.4; the network's raw score of this one is above 4.
+    assert copy.dnsmos < 3 < itself.dnsmos < 3.8
     assert itself.mos == itself.recorded_mos > 3.8
     assert passes([itself])
     assert not passes([copy])
