@@ -17,6 +17,7 @@ from voxcpm_training.spectral_losses import SpectralLoss
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import character_ids, encode
 from voxcpm_training.training_loop import (
+    CollapseCheck,
     Gradients,
     Schedule,
     bytes_to_weights,
@@ -87,8 +88,22 @@ def test_losses_of_discriminators_are_sums() -> None:
     assert discriminator_loss(judged).item() == pytest.approx(3 * one)
     adversarial, features = generator_losses(judged)
     assert adversarial.item() == pytest.approx(3 * (0.5**2 + 0.9**2) / 2)
-    assert features.item() == pytest.approx(3 * 0.5)
+    assert features.item() == pytest.approx(3 * 0.5 / 1.25)
     assert len(Discriminators()(torch.randn(2, 5000))) == 8
+
+
+def test_feature_distances_stay_bounded_if_outputs_for_real_speech_vanish() -> None:
+    vanishing = torch.tensor([[1e-6], [5.0]])  # real, decoded
+    _, features = generator_losses([[vanishing, torch.zeros(2, 1)]])
+    assert features.item() == pytest.approx(2, rel=1e-3)
+
+
+def test_a_collapsed_training_ends() -> None:
+    check = CollapseCheck()
+    for distance in (0.72, 0.41, 0.55, 0.58):
+        check(200, distance)
+    with pytest.raises(SystemExit, match=r"by step 1200: .* was 0\.41 and is 1\.70"):
+        check(1200, 1.7)
 
 
 def test_the_spectral_loss_charges_for_pitch_and_hardly_for_near_silence() -> None:

@@ -25,6 +25,7 @@ from voxcpm_training.speech import Signal
 from voxcpm_training.training_loop import (
     AveragedWeights,
     CapturedStep,
+    CollapseCheck,
     Gradients,
     Log,
     Metrics,
@@ -206,7 +207,7 @@ def train(options: argparse.Namespace) -> None:
     set_rate(training.optimizer, 0.0)  # the warm-up steps before a capture must not change the weights
     set_rate(training.judges_optimizer, 0.0)
     captured: dict[bool, tuple[CapturedStep, CapturedStep]] = {}
-    saved = schedule.seconds
+    saved, check_collapse = schedule.seconds, CollapseCheck()
     while not schedule.ended(training.step):
         progress = training.step / options.steps
         adversarial = progress >= options.adversarial_from
@@ -237,6 +238,7 @@ def train(options: argparse.Namespace) -> None:
                 step=training.step, seconds=schedule.seconds, shards=shards,
                 **{name: float(value) for name, value in metrics.items()},
             )  # fmt: skip
+            check_collapse(training.step, float(metrics["mel"]))
             if schedule.seconds - saved > options.save_seconds:
                 saved = schedule.seconds
                 training.save(schedule)

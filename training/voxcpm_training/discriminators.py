@@ -102,13 +102,15 @@ def discriminator_loss(judged: list[list[Tensor]]) -> Tensor:
 def generator_losses(judged: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
     """The AudioVAE's losses: adversarial (least squares), and feature matching (relative distance of layer outputs).
 
-    Sums over discriminators, and over all layers. judged: as for `discriminator_loss`.
+    Sums over discriminators, and over all layers. judged: as for `discriminator_loss`. A distance is relative to the
+    outputs for both signals, so it is at most 2: a discriminator tells them apart by outputs near zero for real speech,
+    and relative to those alone the distance is unbounded.
     """
     adversarial, distances = [], []
     for outputs in judged:
         adversarial.append((1 - outputs[-1].float().chunk(2)[1]).square().mean())
         for layer in outputs[:-1]:
             real, decoded = layer.float().chunk(2)
-            size = real.detach().abs().mean().clamp(min=1e-3)
+            size = layer.detach().float().abs().mean().clamp(min=1e-3)
             distances.append((real.detach() - decoded).abs().mean() / size)
     return torch.stack(adversarial).sum(), torch.stack(distances).sum()

@@ -17,6 +17,8 @@ from voxcpm_training import processes
 Metrics = dict[str, Tensor]
 # Processes' clocks differ, and agreeing on one synchronises with the GPU.
 _STEPS_BETWEEN_CLOCKS = 50
+# A distance this many times the lowest one so far is a collapse; from step to step it varies by a third.
+_COLLAPSED = 2.5
 # Gradients are clipped at this multiple of the mean norm of about this many steps.
 _CLIP, _NORMS = 3.0, 100
 
@@ -45,6 +47,23 @@ class Schedule:
             passed = time.monotonic() - self._started
             self._ended = processes.broadcast_value(passed) >= self._seconds
         return self._ended
+
+
+class CollapseCheck:
+    """Ends a training that has lost what it had learned, before it replaces its last good checkpoint."""
+
+    def __init__(self) -> None:
+        self._lowest = math.inf
+
+    def __call__(self, step: int, distance: float) -> None:
+        """Raise SystemExit in all processes if the first one's distance of spectrograms has collapsed."""
+        distance = processes.broadcast_value(distance)
+        self._lowest = min(self._lowest, distance)
+        if distance > _COLLAPSED * self._lowest:
+            raise SystemExit(
+                f"training has collapsed by step {step}: the distance of spectrograms was {self._lowest:.2f} and is "
+                f"{distance:.2f}. The last checkpoint is kept; continue from it with lower learning rates."
+            )
 
 
 def cosine(progress: float, first: float, last: float) -> float:
