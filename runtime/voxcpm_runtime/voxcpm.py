@@ -267,8 +267,8 @@ class VoxCPM:
         first_chunk_patches: int | None = None,
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
-        chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        return chunked(self._stream(plan, plan.each_segment()), *chunking)
+        first, others = checked_chunking(chunk_patches, first_chunk_patches)
+        return chunked(self._stream(plan, plan.each_segment(), first=first), first, others)
 
     def session(
         self, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
@@ -327,12 +327,16 @@ class VoxCPM:
         )
 
     def _stream(
-        self, plan: Plan, segments: Iterable[PlannedSegment | None], whole: SpeechBuilder | None = None
+        self,
+        plan: Plan,
+        segments: Iterable[PlannedSegment | None],
+        whole: SpeechBuilder | None = None,
+        first: int = 1,
     ) -> Iterator[Piece]:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
         voice = plan.encoded_voice(self.driver)
-        return stream(plan, segments, self.driver, voice, self._prefix, whole)
+        return stream(plan, segments, self.driver, voice, self._prefix, whole, first)
 
 
 def _as_list(utterances: object) -> list[AnyArguments]:

@@ -47,7 +47,7 @@ _AT_ONCE, _MAX_HELD = DEFAULT_CHUNK_PATCHES, 5
 
 def stream(
     plan: Plan, segments: Iterable[PlannedSegment | None], driver: Driver, voice: Voice | None,
-    prefix: Callable[[Voice], Prefix], whole: SpeechBuilder | None = None,
+    prefix: Callable[[Voice], Prefix], whole: SpeechBuilder | None = None, first: int = 1,
 ) -> Iterator[Piece]:  # fmt: skip
     """Yield the pieces of the segments as they are spoken, with pauses between paragraphs.
 
@@ -56,7 +56,7 @@ def stream(
     one by one, each after all pieces of the previous one. None, if there is no segment yet, yields a piece without
     samples. If cancelled, raises Cancelled, or returns with `keep_partial`.
     """
-    builder, held = whole or SpeechBuilder(plan, whole=False), _HeldPieces(plan)
+    builder, held = whole or SpeechBuilder(plan, whole=False), _HeldPieces(plan, first)
     # Letters spoken in the voice's prompt; None once it includes a suspicious segment.
     letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
     left, index, paused = plan.max_patches, 0, False
@@ -110,13 +110,15 @@ def stream(
 class _HeldPieces(deque[Piece]):
     """The pieces of a stream that are held back for a while, so that they can still be repaired.
 
-    After a segment's first patches every second one is held back, until there are as many as a repair takes: speech at
-    a real-time factor of up to 0.7 plays on.
+    The first chunk is held back until it is whole. After the first patches every second one is held back, until there
+    are as many as a repair takes, and so are those of later segments at once: speech at a real-time factor of up to 0.7
+    plays on.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, first: int) -> None:
         super().__init__()
         self._maximum = _MAX_HELD if plan.follows_text else 0
+        self._first, self._plays = first, False
 
     def hand_out(self, piece: Piece, *, last: bool) -> Iterator[Piece]:
         """Add a piece, and yield those to hand out. last: whether the segment ends with this one."""
@@ -125,8 +127,10 @@ class _HeldPieces(deque[Piece]):
                 self.pop()
             return
         self.append(piece)
-        keep = 0 if last else min(max(piece.patches - _AT_ONCE, 0) // 2, self._maximum)
-        while len(self) > keep:
+        begins = self._plays or piece.patches < self._first
+        keep = min(piece.patches if begins else max(piece.patches - _AT_ONCE, 0) // 2, self._maximum)
+        self._plays = self._plays or last
+        while len(self) > (0 if last else keep):
             yield self.popleft()
 
 

@@ -100,7 +100,7 @@ class Follower:
         if patch not in self._jumps or repairs == len(_BACK):
             return None
         again = max(self._jumps[patch] - _BACK[repairs], handed_out, 0)
-        return again if again < self._jumps[patch] else None
+        return again if again < max(self._jumps[patch], 1) else None
 
     def counts(self) -> list[int]:
         """How many times each character of `said` is said (characters,), by the likeliest way; empty if unknown."""
@@ -128,8 +128,8 @@ class Follower:
         likely = np.log(row / max(float(row.sum()), 1e-9) + _FLOOR)
         index = len(self._rows)
         if not index:
-            none = np.full(len(row), -1)
-            self._rows.append(_Row(self._first + likely, none, none, 0, 0))
+            jumps = np.where(self._first == 0, -1, 0)
+            self._rows.append(_Row(self._first + likely, np.full(len(row), -1), jumps, 0, 0))
             return
         last = self._rows[-1]
         before = np.concatenate([np.full(_MAX_TOKENS, -np.inf), last.scores])

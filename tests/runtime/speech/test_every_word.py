@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 
-from voxcpm_runtime import VoxCPM, WordsWarning
+from voxcpm_runtime import Progress, VoxCPM, WordsWarning
 from voxcpm_runtime.words.files import timestamps_file
 
 CUT = ("Hello there, my friend. How are you today?", {"voice": "emma", "seed": 0})
 """The stop head ends it after "friend."."""
 AGAIN = ("It is raining again. Please close the window.", {"voice": "daniel", "seed": 2})
 """The second sentence is said twice."""
+
+SKIPPED = ("It is raining again. Take an umbrella with you.", {"voice": "fable", "seed": 0})
+"""The first sentence is left out."""
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +117,31 @@ def test_first_patches_of_a_stream_are_handed_out_at_once(tts: VoxCPM) -> None:
     assert arrived[:6] == [1, 2, 3, 4, 5, 6]
     # Then every second one is held back.
     assert arrived[6:9] == [8, 10, 12]
+
+
+def test_the_first_chunk_of_a_stream_is_repaired_before_it_is_handed_out(tts: VoxCPM) -> None:
+    text, given = SKIPPED
+    words = []
+    with pytest.warns(WordsWarning, match="'It' at 0 is not said"):
+        list(tts.generate_streaming(text, first_chunk_patches=1, **given))
+    list(tts.generate_streaming(text, on_words=words.extend, **given))
+
+    assert [word.said for word in words] == [1] * 9
+
+
+def test_later_segments_of_a_stream_are_held_back_from_their_beginning(tts: VoxCPM) -> None:
+    generated: list[Progress] = []
+    arrived = [
+        generated[-1]
+        for _ in tts.generate_streaming(
+            "The river runs slowly to the sea. She sells fresh bread in the market.", voice="emma", seed=1,
+            chunk_patches=1, segment_tokens=40, progress=generated.append,
+        )
+    ]  # fmt: skip
+    first = [progress.patches for progress in arrived if progress.segment == 0]
+    later = [progress.patches for progress in arrived if progress.segment == 1]
+
+    assert (first[:2], later[:2]) == ([1, 2], [6, 7])
 
 
 def test_speech_that_lacks_words_is_retried(tts: VoxCPM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,14 @@ def test_words_that_are_skipped_are_not_said() -> None:
     assert follower.repair_from(8, 0, 0) == 3
 
 
+def test_speech_that_begins_in_the_middle_is_spoken_again_from_the_start() -> None:
+    follower = follow(24, 27, 30, 33, 36, 39, 41)
+
+    assert counted(follower) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [follower.repair_from(patch, 0, 0) for patch in (2, 3, 4)] == [None, 0, None]
+    assert follower.repair_from(3, 0, handed_out=1) is None
+
+
 def test_a_patch_or_two_that_look_elsewhere_are_no_jump() -> None:
     follower = follow(0, 3, 30, 9, 12, 15, 40, 40, 24, 27, 30, 33, 36, 39, 41, 5)
 
