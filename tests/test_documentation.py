@@ -23,7 +23,7 @@ from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.options import option_table
 
-PROGRAM, SCRIPT = "voxcpm-coreml", ["python", "generate_coreml.py"]
+PROGRAM = "voxcpm-coreml"
 # Commands that are only parsed, and why.
 NOT_RUN = {
     "convert": "would download gigabytes",
@@ -56,10 +56,17 @@ def _before_pipe(words: Iterator[str]) -> Iterator[str]:
 
 
 def program_arguments(words: list[str]) -> list[str] | None:
-    """The arguments of `voxcpm-coreml`; None for a make command."""
-    if words[0] == PROGRAM:
-        return words[1:]
-    return ["generate", *words[2:]] if words[:2] == SCRIPT else None
+    """The arguments of `voxcpm-coreml`; None for another program."""
+    return words[1:] if words[0] == PROGRAM else None
+
+
+def script_options() -> set[str]:
+    """The options of `generate_coreml.py`."""
+    return set(
+        re.findall(
+            r'add_argument\("(--[a-z-]+)"', (REPOSITORY / "generate_coreml.py").read_text(encoding="utf-8")
+        )
+    )
 
 
 def command_line(chosen: str) -> Any:
@@ -89,12 +96,12 @@ def test_every_command_parses(document: Path) -> None:
     )
     for words in commands(document):
         arguments = program_arguments(words)
+        if words[0] == "python":
+            assert {word for word in words[2:] if word.startswith("--")} <= script_options(), words
+            continue
         if arguments is None:
             assert {word for word in words[1:] if "=" not in word} <= set(targets), words
             continue
-        if words[:2] == SCRIPT and "--bundle" in arguments:
-            at = arguments.index("--bundle")
-            arguments = [arguments[0], *arguments[1:at], *arguments[at + 1 :]]
         assert arguments[0] in cli.commands(), words
         try:
             parsed(arguments)
@@ -104,6 +111,7 @@ def test_every_command_parses(document: Path) -> None:
 
 def test_documented_options_match_the_command_line() -> None:
     known = set().union(*(options(parse_root(name)) for name in cli.commands())) - {"--help"}
+    known |= script_options()
     named = {
         path.name: set(re.findall(r"`(--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
         for path in MANUALS

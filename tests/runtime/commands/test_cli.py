@@ -1,7 +1,6 @@
 """The command line: output of `generate`, user errors, and commands of other packages."""
 
 import re
-import subprocess
 import sys
 import time
 from importlib.metadata import EntryPoint
@@ -136,12 +135,3 @@ def test_commands_of_other_packages_are_listed_and_imported_when_called(capsys):
     # A module that no extra installs is a bug, not a user's error.
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         cli.main(["broken", "hello"])
-
-
-@pytest.mark.parametrize("arguments", [["--bundle", "nowhere"], []])
-def test_the_script_is_the_command(tmp_path, arguments):
-    script = [sys.executable, str(REPOSITORY / "generate_coreml.py"), "--text", "a", "--output", "o.wav"]
-    ran = subprocess.run([*script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    assert ran.returncode == 2
-    assert ran.stderr.startswith(f"error: {arguments[1] if arguments else 'bundle'}: not a bundle")
