@@ -201,6 +201,6 @@ def spoken_file(
         "seconds": round(speech.audio_seconds, 3),
         "samples": len(speech.audio),
         "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
-        **missed_words(speech.unsaid + speech.repeated),
+        **missed_words(speech.unsaid + speech.repeated, speech.replaced),
     }
     return SpokenFile(content, facts, speech_summary(speech, clipped), times)

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from voxcpm_constants.bounds import MAX_BUFFER_SECONDS, MAX_CHARACTERS
+from voxcpm_constants.bounds import MAX_BUFFER_SECONDS, MAX_CHARACTERS, MAX_SENTENCE_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import real_number, text_argument, valid_unicode, wrong_type
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
 from voxcpm_runtime.speech.arguments import CancelToken
 from voxcpm_runtime.speech.results import Piece, SpokenSegment
 from voxcpm_runtime.text.control import ControlledCutter, with_control
-from voxcpm_runtime.text.segments import Segment, one_segment
+from voxcpm_runtime.text.segments import Segment, has_words, one_segment, require_words
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 from voxcpm_runtime.words.words import Word
 
@@ -120,6 +120,7 @@ class Session:
         # Shared by all threads under this condition, which is notified of every change.
         self._changed = threading.Condition()
         self._cutter = ControlledCutter() if split_first else SentenceCutter()
+        self._wordless: str | None = ""  # The text so far, shortened; None once it has a letter or digit
         self._high = ""  # The high surrogate of a pair that is split between two fragments
         self._sentences: deque[str] = deque()
         self._characters = 0  # Pushed but not spoken, including an unfinished sentence
@@ -151,13 +152,18 @@ class Session:
             before, self._high = self._high, ""
             text, self._high = _join_surrogates(before + text)
             self._characters += len(text)
+            if self._wordless is not None:
+                self._wordless = (
+                    None if has_words(text) else (self._wordless + text)[:MAX_SENTENCE_CHARACTERS]
+                )
             self._flushed = False
             self._add_sentences(self._cutter.push(text))
 
     def flush(self) -> None:
         """Speak all text pushed so far, including an unfinished last sentence. More may be pushed afterwards.
 
-        Raises InputError after `cancel` or `close`, and if the text ends within a surrogate pair.
+        Raises InputError after `cancel` or `close`, if the text ends within a surrogate pair, and, as `speak` does, if
+        nothing that was pushed has a letter or digit.
         """
         with self._changed:
             self._require_open()
@@ -165,6 +171,8 @@ class Session:
             valid_unicode(high, "text")
             self._flushed = True
             self._add_sentences(self._cutter.flush())
+            if self._wordless and self._wordless.strip():
+                require_words(self._wordless)
 
     def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
         """The next chunk; None after `timeout` seconds without one, or when the session is `finished`.

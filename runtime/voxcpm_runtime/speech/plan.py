@@ -47,7 +47,7 @@ from voxcpm_runtime.text.normalization import (
     spelled_and_foreign,
     spelled_transcript,
 )
-from voxcpm_runtime.text.segments import Segment, each_segment, has_words, one_segment
+from voxcpm_runtime.text.segments import Segment, each_segment, one_segment, require_words
 from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
@@ -209,7 +209,7 @@ class Plan:
 
     def split_sentence(self, sentence: str) -> list[Segment]:
         """The segments of a sentence with trailing white space; empty if there is nothing to say."""
-        whole = one_segment(sentence)
+        whole = [segment for segment in one_segment(sentence) if self._count_tokens(segment.text, 1)]
         parts = [part for segment in whole for part in self.split(segment.text, more=True)]
         return [*parts[:-1], *(part._replace(ends_paragraph=whole[0].ends_paragraph) for part in parts[-1:])]
 
@@ -341,8 +341,8 @@ class Plan:
             text = pronounced(text, self.lexicon)
         try:
             said = spelled(text, tokenizer)
-        except InputError:
-            said = text
+        except InputError:  # Nothing to say
+            return 0
         tokens = len(tokenizer(said))
         if profile is None or self.options.segment_tokens is not None:
             return tokens
@@ -381,8 +381,8 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         if options.markup:
             raise InputError("markup needs a whole text, not a session; use speak", argument="markup")
         return empty_plan
-    if not options.markup and not has_words(text):
-        raise InputError(f"no letter or digit in {text[:60]!r}; expected text to speak", argument="text")
+    if not options.markup:
+        require_words(text)
     if options.markup:
         # Blanks keep the places in error messages.
         marked_up = " " * text_start + text[text_start:]

@@ -129,6 +129,7 @@ class SpokenSegment(_Missed):
     place: int = (
         0  # Index of its first character in the text of the speech, or in all that a session was given
     )
+    replaced: str = ""  # Characters that the voice cannot say, each once: transliterated or left out
 
     @cached_property
     def words(self) -> tuple[Word, ...]:
@@ -178,6 +179,11 @@ class Speech(_Missed):
     def words(self) -> tuple[Word, ...]:
         """The words of the text as it is written, with their times. They are computed when they are first read."""
         return tuple(word for segment in self.segments for word in segment.words)
+
+    @property
+    def replaced(self) -> str:
+        """The characters that the voice cannot say, each once: transliterated or left out."""
+        return "".join(dict.fromkeys("".join(segment.replaced for segment in self.segments)))
 
     @property
     def suspicious(self) -> tuple[SuspiciousSegment, ...]:

@@ -273,6 +273,7 @@ class SpeechBuilder:
             start=self._samples / self._plan.bundle.architecture.output_sample_rate,
             said_counts=list(last.said_counts),
             place=max((self._plan.arguments.text or "").find(planned.text, self._characters), 0),
+            replaced=planned.replaced,
         )
 
     def _letter_times(self, planned: PlannedSegment, audio: Audio) -> list[float]:

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.sentences import each_sentence
 
 _CLOSERS = "[\"'”’»」』》〉)\\]}）】〕］]*"
@@ -75,6 +76,12 @@ def has_words(text: str) -> bool:
     return any(char.isalnum() for char in text)
 
 
+def require_words(text: str) -> None:
+    """Raises InputError if the text has nothing to say."""
+    if not has_words(text):
+        raise InputError(f"no letter or digit in {text[:60]!r}; expected text to speak", argument="text")
+
+
 def _paragraphs(text: str, max_characters: int) -> Iterator[tuple[str, list[int], bool]]:
     """Each paragraph, the indices where its sentences end, and whether a blank line follows.
 
@@ -102,7 +109,7 @@ def _bisect(text: str, ends: Sequence[int], count: Callable[[str], int], target:
         later = bisect_left(ends, cut)
         yield from _bisect(text[:cut], ends[:later], count, target)
         yield from _bisect(text[cut:], [end - cut for end in ends[later:]], count, target)
-    elif said:
+    elif tokens:
         yield said
 
 

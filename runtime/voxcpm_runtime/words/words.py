@@ -47,9 +47,12 @@ def word_times(
     return tuple(words)
 
 
-def missed_words(words: Iterable[Word]) -> dict[str, list[dict[str, Any]]]:
-    """The words that are `unsaid` or `repeated`, if any, with their places in the text: for JSON."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def missed_words(words: Iterable[Word], replaced: str = "") -> dict[str, Any]:
+    """For JSON: the words that are `unsaid` or `repeated`, with their places in the text, and `replaced`, if any.
+
+    replaced: the characters that the voice cannot say.
+    """
+    found: dict[str, Any] = {"replaced": replaced} if replaced else {}
     for word in words:
         if word.said != 1:
             kind = "repeated" if word.said else "unsaid"

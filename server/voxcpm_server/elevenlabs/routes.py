@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from voxcpm_runtime import Word, character_times
+from voxcpm_runtime import Word, character_times, missed_words
 from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.api.speech_routes import respond
 from voxcpm_server.errors import ApiError, as_api_error
@@ -347,7 +347,8 @@ class _MultiContextSocket(JsonSocket):
         if error is not None:
             await self._fail_context(context.id, error)
             return
-        await self.send({"isFinal": True, "contextId": context.id})
+        missed = missed_words((), context.stream.replaced)
+        await self.send({"isFinal": True, "contextId": context.id, **missed})
         self._contexts.pop(context.id, None)
 
     async def _fail_context(self, name: str, error: ApiError) -> None:

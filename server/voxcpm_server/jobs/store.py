@@ -57,7 +57,7 @@ class Job:
     bytes: int = 0  # size of the speech's file; 0 until it is done
     starts: int = 0  # starts since its last finished segment
     error: str | None = None  # OpenAI's error as JSON: why it failed, or why it waits to be retried
-    missed: str | None = None  # words that are unsaid or repeated, as JSON
+    missed: str | None = None  # words that are unsaid or repeated, and replaced characters, as JSON
 
     @property
     def fields(self) -> dict[str, Any]:

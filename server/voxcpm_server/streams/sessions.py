@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import AudioChunk, Cancelled, Session, Word
+from voxcpm_runtime import AudioChunk, Cancelled, InputError, Session, Word
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -66,6 +66,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         self.speaking = False  # whether it speaks or waits for a turn
         self.timed = False  # whether its pieces have words
         self.missed: list[Word] = []  # words that are unsaid or repeated
+        self.replaced = ""  # characters that the voice cannot say, each once
         self.characters = 0
         self._flushes = 0
         self._last_flush: int | None = None
@@ -101,12 +102,17 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
     def flush(self) -> None:
         """Speak everything pushed so far, even an incomplete sentence; a `Flushed` follows."""
         if not self.cancel.cancelled:
-            self._session.flush()
+            try:
+                self._session.flush()
+            except InputError:
+                # Words may follow.
+                if self._last_flush is not None:
+                    raise
             self._flushes += 1
             self._wakeup.set()
 
     def finish(self) -> None:
-        """Flush and end the stream."""
+        """Flush and end the stream. Raises InputError if there was text, but nothing to say in it."""
         self._last_flush = self._flushes + 1
         self.flush()
 
@@ -169,5 +175,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
     def _encode(self, chunk: AudioChunk, rate: int) -> SpokenPiece:
         audio = chunk.pcm.astype(np.float32) / _FULL_SCALE
         self.missed += [word for word in chunk.words if word.said != 1]
+        if chunk.spoken is not None:
+            self.replaced = "".join(dict.fromkeys(self.replaced + chunk.spoken.replaced))
         words = self.encoder.heard(chunk.words) if self.timed else ()
         return SpokenPiece(self.encoder.encode(audio), chunk.sentence, chunk.text, len(audio) / rate, words)

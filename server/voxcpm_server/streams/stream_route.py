@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import Field
 
-from voxcpm_runtime import missed_words
-from voxcpm_server.errors import ApiError
+from voxcpm_runtime import InputError, missed_words
+from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.service import Service, get_service
@@ -83,8 +83,7 @@ class _Speaker(JsonSocket):
         elif kind == "flush":
             self._stream.flush()
         elif kind == "end":
-            self._ended = True
-            self._stream.finish()
+            await self._finish(self._stream)
         elif isinstance(text := message.get("text"), str):
             self._stream.push(text)
         else:
@@ -116,6 +115,17 @@ class _Speaker(JsonSocket):
         started = {"type": "started", "seed": stream.seed, "sample_rate": rate, "content_type": content_type}
         await self.send({**started, "ignored_fields": ignored})
 
+    async def _finish(self, stream: SessionStream) -> None:
+        """End the text. Nothing to say in it ends only this speech: an agent's next answer may have words."""
+        self._ended = True
+        try:
+            stream.finish()
+        except InputError as error:
+            if self._task is not None:
+                await self.cancel_speech(self._task)
+            self._stream = None
+            await self.send(self.error_message(as_api_error(error, "text")))
+
     async def _speech(self, stream: SessionStream, *, in_base64: bool) -> None:
         header = stream.encoder.header()
         async for piece in stream:
@@ -133,7 +143,7 @@ class _Speaker(JsonSocket):
         self._stream = None
         seconds = stream.encoder.seconds
         done = {"type": "done", "seed": stream.seed, "seconds": seconds, "cancelled": cancelled}
-        await self.send({**done, **missed_words(stream.missed)})
+        await self.send({**done, **missed_words(stream.missed, stream.replaced)})
 
     def error_message(self, error: ApiError) -> dict[str, Any]:
         return {"type": "error", **super().error_message(error)}

@@ -148,6 +148,7 @@ def test_invalid_requests_are_explained(server: Any) -> None:
     for events, words in (
         ([Synthesize("Hello.", voice=SynthesizeVoice(name="nobody"))], "unknown voice 'nobody'"),
         ([Synthesize("<speak/>", text_format="ssml")], "expected text"),
+        ([Synthesize("👍")], "no letter or digit in '👍'"),
         ([Synthesize("a" * 5000)], "at most 4096 characters"),
         ([SynthesizeChunk("Hello.")], "expected synthesize-start first"),
         (
