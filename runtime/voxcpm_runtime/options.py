@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from voxcpm_constants.bounds import MAX_EULER_STEPS
 from voxcpm_constants.errors import InputError
@@ -24,6 +24,7 @@ UPSTREAM_ORDER = (
 )  # fmt: skip
 """Options that may also be positional, after text and recordings: upstream's, in upstream's order."""
 DEFAULT_STEPS, FAST_STEPS = 10, 5  # Euler steps, upstream's and those of `fast`
+Clean = Literal["markdown"]
 SEGMENT_TOKENS = 200  # Default of `segment_tokens` for a checkpoint without a `speech.json`
 
 
@@ -32,11 +33,14 @@ class Option:
     """The help text, range, unit and flags of one option."""
 
     help: str
-    bounds: tuple[float, float] | None = None  # Smallest and largest allowed number; None for a switch
+    bounds: tuple[float, float] | None = (
+        None  # Smallest and largest allowed number; None for a switch or choices
+    )
     unit: str = ""
     flags: tuple[str, ...] = ()  # Flags of the command line, if they differ from the field's name
     default: str = ""  # What None means, if it is the default
     panel: str = "Speech"  # Heading in the command line's help
+    choices: tuple[str, ...] = ()  # Allowed values of a choice
 
     @property
     def full_help(self) -> str:
@@ -125,6 +129,10 @@ class GenerationOptions:
         "Spell out numbers, dates and symbols; Chinese needs the extra normalize.",
         flags=("--normalize",),
     )] = False
+    clean: Annotated[Clean | None, Option(
+        "`markdown`: leave out its marks and tags, and the URLs of its links, in subtitles, too.",
+        choices=get_args(Clean), default="none",
+    )] = None
     strict: Annotated[bool, Option(
         "Refuse a text with characters that the voice cannot say, instead of transliterating or skipping them.",
         flags=("--strict",),
@@ -138,6 +146,10 @@ class GenerationOptions:
         for name, type_, _, option in option_table():
             value = getattr(self, name)
             if value is None and get_origin(type_) is not None:
+                continue
+            if option.choices:
+                if value not in option.choices:
+                    raise wrong_type(value, name, " or ".join(map(repr, option.choices)))
                 continue
             if option.bounds is None:
                 switch(value, name)
@@ -157,6 +169,8 @@ class GenerationOptions:
                     f"expected fast or inference_timesteps, got both: fast means {FAST_STEPS}, not {steps}"
                 )
             object.__setattr__(self, "inference_timesteps", FAST_STEPS)
+        if self.clean and self.markup:
+            raise InputError("clean cannot be used with markup, whose tags it would remove; give one of them")
         if self.max_len is not None and self.max_len < self.min_len:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
 

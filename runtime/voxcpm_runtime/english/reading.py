@@ -24,7 +24,7 @@ from voxcpm_runtime.english.vocabulary import (
     table_pairs,
     table_words,
 )
-from voxcpm_runtime.english.words import ROMAN_NUMERALS, abbreviations, addresses, list_markers
+from voxcpm_runtime.english.words import NUMERAL_SIGNS, ROMAN_NUMERALS, abbreviations, addresses, list_markers
 from voxcpm_runtime.text.normalization import Substitution, rules, substituted
 
 _PLAIN = str.maketrans(
@@ -223,6 +223,7 @@ def _plain_characters(text: str, ascii_only: bool) -> str:
 
     Letters of other alphabets and accents are kept. ascii_only: also replace Ø, … and ¿.
     """
+    text = substituted(text, NUMERAL_SIGNS)
     table = _ASCII if ascii_only else _PLAIN
     text = re.sub(rf"(?<=\d)\s?(?=[{_VULGAR}])", " ", text)
     text = re.sub(f"[{_SUPERSCRIPTS}]+", lambda match: f"^{match[0].translate(_FROM_SUPERSCRIPTS)}", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Callable
 
 from voxcpm_runtime.english.numbers import DAYS, month_name
@@ -62,6 +63,12 @@ def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
         return f"{match['before']} {say(value)}" if match["before"] else say(value)
 
     return said
+
+
+def _numeral_sign(match: re.Match[str]) -> str:
+    """The signs of a Roman numeral as digits; those of a monarch are left to the rules for letters."""
+    letters = unicodedata.normalize("NFKC", match["signs"]).upper()
+    return f"{match['monarch']}{letters}" if match["monarch"] else _ROMAN.get(letters, letters)
 
 
 def _first(match: re.Match[str]) -> str:
@@ -145,6 +152,10 @@ def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
         *(_NAME_RULES if spelled else ()),
         *_MONTHS,
     )
+
+
+NUMERAL_SIGNS = rules({rf"(?P<monarch>\b(?:{_MONARCHS})\s)?(?P<signs>[\u2160-\u217f]+)": _numeral_sign})
+"""Roman numerals as signs of their own, such as Ⅳ."""
 
 
 ROMAN_NUMERALS = rules(

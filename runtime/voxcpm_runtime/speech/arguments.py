@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from voxcpm_constants.errors import InputError, MissingExtraError, VoxCPMError
@@ -20,9 +20,10 @@ from voxcpm_runtime.argument_types import (
     wrong_type,
 )
 from voxcpm_runtime.model.flow_matching import NoiseSource
-from voxcpm_runtime.options import GenerationOptions, checked_options
+from voxcpm_runtime.options import Clean, GenerationOptions, checked_options
 from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.text.cleaning import cleaned
 from voxcpm_runtime.text.control import described, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, LexiconSource, lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
@@ -119,6 +120,13 @@ class Arguments:
             own["lexicon"] = lexicon_entries(lexicon)
         return cls(text, recordings, options=checked_options(options), **own)
 
+    def cleaned(self) -> Arguments:
+        """A copy whose text is as `clean` reads it; that of a session is cleaned as it arrives."""
+        if self.text is None or self.options.clean is None:
+            return self
+        options = replace(self.options, clean=None)
+        return replace(self, text=cleaned(self.text, self.options.clean), options=options)
+
     def digest(self, bundle: str) -> str:
         """SHA-256 over everything that determines the speech, including audio files and the bundle's digest.
 
@@ -191,6 +199,7 @@ class Keywords(TypedDict, total=False):
     speed: float
     markup: bool
     normalize: bool
+    clean: Clean | None
     strict: bool
     trim_silence_vad: bool
     denoise: bool

@@ -9,7 +9,6 @@ last page. A shorter text is checked completely before anything is spoken.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -36,6 +35,7 @@ from voxcpm_runtime.speech.room import (
     positions,
     seconds_per_token,
 )
+from voxcpm_runtime.text.cleaning import cleaned
 from voxcpm_runtime.text.control import checked_control, leading_control, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, pronounced
 from voxcpm_runtime.text.normalization import (
@@ -46,6 +46,7 @@ from voxcpm_runtime.text.normalization import (
     spelled,
     spelled_and_foreign,
     spelled_transcript,
+    warn_of_replaced,
 )
 from voxcpm_runtime.text.segments import Segment, each_segment, one_segment, require_words
 from voxcpm_runtime.voices.recordings import UnencodedVoice
@@ -209,9 +210,11 @@ class Plan:
 
     def split_sentence(self, sentence: str) -> list[Segment]:
         """The segments of a sentence with trailing white space; empty if there is nothing to say."""
-        whole = [segment for segment in one_segment(sentence) if self._count_tokens(segment.text, 1)]
-        parts = [part for segment in whole for part in self.split(segment.text, more=True)]
-        return [*parts[:-1], *(part._replace(ends_paragraph=whole[0].ends_paragraph) for part in parts[-1:])]
+        whole = one_segment(cleaned(sentence, self.options.clean))
+        if not whole or not self._count_tokens(whole[0].text, 1):
+            return []
+        parts = [*self.split(whole[0].text, more=True)]
+        return [*parts[:-1], parts[-1]._replace(ends_paragraph=whole[0].ends_paragraph)]
 
     def split_first_sentence(self, sentence: str) -> list[Segment]:
         """`split_sentence` for the beginning of a session's text, which may be a control. Raises InputError."""
@@ -305,11 +308,7 @@ class Plan:
         unknown = tokenizer.unknown_characters(transcript + target)
         if unknown and strict:
             raise InputError(f"this voice has no token for {listed(unknown)}; remove them", argument="text")
-        if foreign:
-            message = "this voice knows the letters a to z only"
-            warnings.warn(f"{message}: {listed(foreign)} transliterated or left out", stacklevel=2)
-        if unknown:
-            warnings.warn(f"this voice has no token for {listed(unknown)}: skipped", stacklevel=2)
+        warn_of_replaced(foreign, unknown)
         # The prompt's transcript is used unchanged, with or without a trailing space.
         tokens = tokenizer(transcript + target)
         # The control is tokenised but not spoken.
@@ -359,6 +358,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     Raises a one-line InputError for anything that cannot be spoken, MissingExtraError as `Plan.read` does, and
     Cancelled if the call was cancelled before it began.
     """
+    arguments = arguments.cleaned()
     a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
     cancel, text = arguments.cancel or CancelToken(), arguments.text
     # Utterances that share a cancelled token do not start.

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -74,6 +75,7 @@ _EMOJI = (
 _CHINESE_PREPROCESSING = rules(
     {
         r"(?m)^#{1,6}|<(?!\s)[^>]+>": "",  # also #5 and <https://example.com>, which are read in English
+        r"[\u2160-\u217f]": lambda match: str(int(unicodedata.numeric(match[0]))),  # Ⅳ
         "[“”„‟«»〝〞〟＂]": '"',
         "[‘’‚‛‹›ʼ´＇]": "'",
         r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)": "-",
@@ -212,6 +214,15 @@ def listed(characters: str) -> str:
     """The first few characters for a message, and the number of the others."""
     more = f" and {len(characters) - _MAX_LISTED} more" if len(characters) > _MAX_LISTED else ""
     return ", ".join(map(repr, characters[:_MAX_LISTED])) + more
+
+
+def warn_of_replaced(foreign: str, unknown: str) -> None:
+    """Warn of letters that were transliterated, and of characters without a token."""
+    if foreign:
+        message = f"this voice knows the letters a to z only: {listed(foreign)} transliterated or left out"
+        warnings.warn(message, stacklevel=3)
+    if unknown:
+        warnings.warn(f"this voice has no token for {listed(unknown)}: skipped", stacklevel=3)
 
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer, *, strict: bool = False) -> str:

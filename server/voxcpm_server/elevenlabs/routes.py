@@ -260,7 +260,9 @@ class _MultiContextSocket(JsonSocket):
         seed = query.get("seed")
         if seed is not None and (not seed.isdecimal() or len(seed) > _MAX_DIGITS):
             raise _invalid("seed", f"expected a non-negative integer, got {seed[:20]!r}")
-        self._arguments: dict[str, Any] = {} if seed is None else {"seed": int(seed)}
+        self._arguments: dict[str, Any] = {"clean": "markdown"}
+        if seed is not None:
+            self._arguments["seed"] = int(seed)
         if (named := service.voices.named(voice, served.tts.built_in_voices)) is not None:
             self._arguments["voice"] = named
         super().__init__(websocket, service)

@@ -83,6 +83,10 @@ class SpeechRequest(BaseModel):
     every_word: Annotated[
         bool, _field("Whether to wait for the last word, and to repair skips and repetitions.")
     ] = True
+    clean: Annotated[
+        Literal["markdown", "none"],
+        _field("Whether to leave out Markdown's marks and the URLs of its links; not with `markup`."),
+    ] = "markdown"
     strict: Annotated[
         bool, _field("Whether to refuse characters that the voice cannot say, instead of replacing them.")
     ] = False
@@ -170,6 +174,8 @@ class SpeechRequest(BaseModel):
                 arguments[name] = value
         if self.markup:
             arguments |= {"markup": True, "find_voice": voices.finder(served.tts.built_in_voices)}
+        elif self.clean != "none":
+            arguments["clean"] = self.clean
         for field, content in self.recordings():
             arguments[RECORDINGS[field]] = decode_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:

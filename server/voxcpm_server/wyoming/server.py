@@ -135,7 +135,7 @@ class _WyomingConnection(Conversation):
         def prepare(served: ServedBundle) -> tuple[dict[str, Any], Encoder]:
             voice = self.service.voices.named(name or DEFAULT_VOICE, served.tts.built_in_voices)
             rate = served.tts.sample_rate
-            return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
+            return {"clean": "markdown", "voice": voice}, Encoder("pcm", rate, rate)
 
         self._stream = await self.open_stream(None, prepare)
         self._takes_text = True

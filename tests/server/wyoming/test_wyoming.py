@@ -100,7 +100,9 @@ def test_describe_returns_info(server: Any) -> None:
 
 @pytest.mark.usefixtures("seeded")
 def test_synthesize(server: Any, tts: VoxCPM) -> None:
-    start, *chunks, stop = exchanged(server, Synthesize(SAID, voice=SynthesizeVoice(name="default")))
+    first, rest = SAID.split(" ", 1)
+    text = f"[{first}](https://example.com/a) {rest}"
+    start, *chunks, stop = exchanged(server, Synthesize(text, voice=SynthesizeVoice(name="default")))
     assert AudioStart.from_event(start).rate == tts.sample_rate
     assert AudioStop.is_type(stop.type)
     pcm = pcm_of(chunks)

@@ -1,0 +1,56 @@
+"""The server's routes leave Markdown's marks out, unless a request says otherwise."""
+
+import base64
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from speech_socket import heard, said, socket_to, spoken_by
+from voxcpm_runtime import VoxCPM
+
+# An unseeded voice may speak slowly, which is not tested here.
+pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
+MARKED, PLAIN = "**Hi** [there](https://example.com/a).", "Hi there."
+ELEVENLABS = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&seed=7"
+
+
+def test_requests_are_cleaned_by_default(server: Any) -> None:
+    def spoken(text: str, **fields: Any) -> bytes:
+        body = {"input": text, "seed": 7, "response_format": "pcm", **fields}
+        answer = httpx2.post(f"{server.url}/v1/audio/speech", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.content
+
+    plain = spoken(PLAIN, clean="none")
+    assert spoken(MARKED) == spoken(MARKED, clean="markdown") == plain
+    assert spoken(MARKED, clean="none") != plain
+    # Tags are markup there.
+    assert spoken("<speak>Hi there.</speak>", markup=True) == plain
+    body = {"input": PLAIN, "clean": "html"}
+    refused = httpx2.post(f"{server.url}/v1/audio/speech", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "clean")
+
+
+def test_captions_have_no_marks(server: Any) -> None:
+    body = {"input": MARKED, "seed": 7, "stream": False}
+    timestamps = httpx2.post(f"{server.url}/dev/captioned_speech", json=body).json()["timestamps"]
+    assert [word["word"] for word in timestamps] == ["Hi", "there."]
+
+
+def test_text_in_fragments_is_cleaned_by_default(server: Any, tts: VoxCPM) -> None:
+    expected = spoken_by(tts, PLAIN, seed=7)
+    assert spoken_by(tts, MARKED, seed=7, clean="markdown") == expected
+    fragments = [{"type": "text", "text": text} for text in (MARKED[:5], MARKED[5:])]
+    for fields, is_plain in (({}, True), ({"clean": "none"}, False)):
+        with socket_to(server) as connection:
+            said(connection, {"type": "start", "seed": 7, **fields}, *fragments, {"type": "end"})
+            assert (heard(connection)[0] == expected) is is_plain
+    with socket_to(server, ELEVENLABS) as connection:
+        said(connection, {"text": MARKED}, {"close_context": True})
+        audio, message = b"", {}
+        while not message.get("isFinal"):
+            message = json.loads(connection.recv(timeout=20))
+            audio += base64.b64decode(message.get("audio", ""))
+    assert audio == expected
