@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.channels import Downmix
 from voxcpm_runtime.audio.pcm import Audio
 
 _AFCONVERT = "/usr/bin/afconvert"
@@ -59,7 +60,7 @@ def decode_with_av(content: bytes, name: str, max_seconds: float) -> tuple[Audio
             f"{name}: this format needs PyAV; use WAV, FLAC, MP3, OGG or AIFF, or install it with: "
             'pip install "voxcpm-coreml[serve]"'
         ) from None
-    blocks: list[Audio] = [np.empty(0, np.float32)]
+    downmix = Downmix()
     decoded = 0
     try:
         with av.open(io.BytesIO(content), "r") as file:
@@ -69,14 +70,14 @@ def decode_with_av(content: bytes, name: str, max_seconds: float) -> tuple[Audio
             to_float = av.AudioResampler(format="fltp", rate=rate)
             for frame in file.decode(audio=0):
                 for part in to_float.resample(frame):
-                    block = part.to_ndarray().mean(axis=0, dtype=np.float32)
+                    block = part.to_ndarray().T.astype(np.float32)
                     decoded += len(block)
                     if decoded > max_seconds * rate:
                         raise InputError(
                             f"{name}: longer than {max_seconds:g} s, the maximum for a recording; shorten it"
                         )
-                    blocks.append(block)
+                    downmix.add(block)
     except av.error.FFmpegError as error:
         reason = error.strerror or type(error).__name__
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
-    return np.concatenate(blocks), rate
+    return downmix.mono(name), rate

@@ -25,6 +25,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import wrong_type
+from voxcpm_runtime.audio.channels import Downmix
 from voxcpm_runtime.audio.pcm import Audio, require_finite
 from voxcpm_runtime.audio.phone_formats import decode_with_av, decode_with_system, is_phone_format
 
@@ -128,18 +129,12 @@ class _SequentialFile(soundfile.SoundFile):
 
 
 def _samples(file: soundfile.SoundFile, max_seconds: float, name: str) -> Audio:
-    blocks, decoded = [np.empty(0, np.float32)], 0
+    downmix, decoded = Downmix(), 0
     while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
         decoded += len(block)
         _check_length(decoded, file.samplerate, name, max_seconds)
-        blocks.append(_mean_of_channels(block))
-    return np.concatenate(blocks)
-
-
-@np.errstate(over="ignore", invalid="ignore")  # `require_finite` reports NaN and infinity
-def _mean_of_channels(samples: Audio) -> Audio:
-    mean: Audio = samples.mean(axis=1, dtype=np.float32)
-    return mean
+        downmix.add(block)
+    return downmix.mono(name)
 
 
 def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
@@ -171,7 +166,11 @@ def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple
     # A value too large for float32 becomes infinite, and is rejected by `require_finite`.
     with np.errstate(over="ignore"):
         values = (np.asarray(samples, np.float32) - np.float32(zero)) / np.float32(one)
-    return (values if values.ndim == 1 else _mean_of_channels(values)), rate
+    if values.ndim == 1:
+        return values, rate
+    downmix = Downmix()
+    downmix.add(values)
+    return downmix.mono(name), rate
 
 
 def audio_content(source: object, name: str) -> bytes:

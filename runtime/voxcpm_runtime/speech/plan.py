@@ -358,8 +358,8 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     Raises a one-line InputError for anything that cannot be spoken, MissingExtraError as `Plan.read` does, and
     Cancelled if the call was cancelled before it began.
     """
-    arguments = arguments.cleaned()
     a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
+    arguments = arguments.cleaned()
     cancel, text = arguments.cancel or CancelToken(), arguments.text
     # Utterances that share a cancelled token do not start.
     cancel.check()

@@ -20,6 +20,7 @@ from voxcpm_runtime.audio.reading import AudioSource, audio_content, read_audio,
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.text.lexicon import Lexicon
+from voxcpm_runtime.voices.recording_faults import check_pace, raised
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 
@@ -108,7 +109,8 @@ class Recordings:
         """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
 
         trimmed: trim silence at both ends of the recordings. Raises InputError for a recording that is not audio, is
-        silent, too short or too long, for a reference before VoxCPM2, and for a voice of another AudioVAE.
+        silent, too short or too long, for a reference before VoxCPM2, and for a voice of another AudioVAE. Warns of a
+        recording that is very quiet, whose channels cancel each other, or that does not fit its transcript.
         """
         if self.voice is not None:
             self.voice.check(a)
@@ -122,6 +124,8 @@ class Recordings:
         if self.reference is not None:
             require_references(a, "a reference voice", "give a prompt")
         prompt = _read_recording(self.prompt, a, trimmed, "prompt audio")
+        if prompt is not None:
+            check_pace(prompt, a.input_sample_rate, self.prompt_text or "")
         return UnencodedVoice(
             a, self.prompt_text or "", prompt, _read_recording(self.reference, a, trimmed, "reference audio")
         )
@@ -223,4 +227,4 @@ def _read_recording(source: AudioSource | None, a: Architecture, trimmed: bool, 
             f"{what}: {len(audio) / rate:.3f} s long after trimming silence, but the minimum is one patch, "
             f"{minimum / rate:.3f} s"
         )
-    return audio
+    return raised(audio, what)

@@ -125,9 +125,16 @@ def test_each_generation_option_reaches_the_library_and_has_its_default(speaking
     spoken("generate", speaking, "--text", "hello.")
     spoken("generate", speaking, "--text", "hello.", *flags)
 
+    # Not with markup.
+    spoken("generate", speaking, "--text", "hello.", "--clean", "markdown")
+
     chosen = {name: value for name, (_, value) in OPTIONS.items()}
-    assert given == [GenerationOptions(), GenerationOptions(**chosen)]
-    assert chosen.keys() == {field.name for field in dataclasses.fields(GenerationOptions)}
+    assert given == [
+        GenerationOptions(),
+        GenerationOptions(**chosen),
+        GenerationOptions(clean="markdown"),
+    ]
+    assert {*chosen, "clean"} == {field.name for field in dataclasses.fields(GenerationOptions)}
 
 
 ANY = [

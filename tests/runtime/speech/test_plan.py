@@ -73,6 +73,7 @@ def test_continued_segment_is_spelled_out_once(tts, letters, monkeypatch):
     assert all(segment.transcript_tokens == letters("i met max. ") for segment in later)
 
 
+@pytest.mark.filterwarnings("ignore:the prompt has")
 def test_prompt_and_reference_are_trimmed_on_request(tts, architecture):
     roles = ["prompt_wav_path"] + ["reference_wav_path"] * (architecture.generation == "voxcpm2")
     for role in roles:
