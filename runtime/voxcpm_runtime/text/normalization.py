@@ -23,6 +23,7 @@ from typing import Any
 from anyascii import anyascii
 
 from voxcpm_constants.errors import InputError, MissingExtraError
+from voxcpm_runtime.text.languages import may_be_english
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -72,6 +73,8 @@ _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F)"
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
 )
+_AMOUNT, _TO = r"\d{1,4}(?:\.\d+)?", "[-~～—–]"
+_WON = "(?:[大战险完]?胜|[惜落]败|击败|[战打]平|领先|落后|逆转)"
 _CHINESE_PREPROCESSING = rules(
     {
         r"(?m)^#{1,6}|<(?!\s)[^>]+>": "",  # also #5 and <https://example.com>, which are read in English
@@ -83,10 +86,15 @@ _CHINESE_PREPROCESSING = rules(
         # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
         "[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]": "",
         r"[\s\\]+": " ",
-        r"(?<=\d)-(?=\d+\s*=)": " - ",  # a subtraction; any other - between numbers is a range, as wetext reads it
+        r"(?<=\d)-(?=\d+\s*(?:=|等[于於]))": " - ",  # a subtraction
+        rf"(比分[是为]?\s?\d{{1,3}})-(?=\d)|(?<![\d.-])(\d{{1,3}})-(?=\d{{1,3}}{_WON})": r"\1\2比",
+        # A range, but no part of a date or a telephone number; wetext reads some without a unit as subtractions.
+        rf"[¥￥]({_AMOUNT}){_TO}({_AMOUNT})元?": r"\1到\2元",
+        rf"(?<![\d.:/-])({_AMOUNT}){_TO}(?={_AMOUNT}%)": r"\1%到",
+        rf"(?<![\d.:/-])({_AMOUNT}%?){_TO}(?=(?!0\d){_AMOUNT}(?![\d./:-]))": r"\1到",
         "=": "等于",  # otherwise wetext reads 550+320=870 wrongly
-        r"(?<=[a-zA-Z]{2})-(?=\d)": " ",  # a name, such as GPT-4
-        r"(?<=[a-zA-Z])-(?=\d)": " - ",  # otherwise x-2 is x and minus two
+        r"(?<![a-zA-Z])([a-z])-(?=\d)": r"\1减",  # otherwise x-2 is x and minus two
+        r"(?<=[a-zA-Z])-(?=\d)": " ",  # a name, such as GPT-4 or B-2
     }
 )
 _PRINTED_ASCII = r"[\x00-\x1f!-\x7f]"
@@ -151,8 +159,9 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
         )
     # NFKC: full-width letters are Latin.
     letters = [char for char in unicodedata.normalize("NFKC", plain) if char.isalpha()]
-    # Numbers of Korean, Arabic or Russian are left to the voice, which would otherwise say them in English.
-    if letters_only or 2 * sum(char > _LAST_LATIN for char in letters) > len(letters):
+    # Numbers of Korean, Arabic or French are left to the voice, which would otherwise say them in English.
+    is_latin = 2 * sum(char > _LAST_LATIN for char in letters) <= len(letters)
+    if letters_only or not is_latin or not may_be_english(plain):
         return plain
     return "".join(read_aloud(sentence.text, spelled=False) for sentence in each_sentence(plain)).strip()
 

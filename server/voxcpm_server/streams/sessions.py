@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import AudioChunk, Cancelled, InputError, Session, Word
+from voxcpm_runtime import AudioChunk, Cancelled, Session, Word
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -67,6 +67,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         self.timed = False  # whether its pieces have words
         self.missed: list[Word] = []  # words that are unsaid or repeated
         self.replaced = ""  # characters that the voice cannot say, each once
+        self.has_words = False  # whether there was a letter or digit
         self.characters = 0
         self._flushes = 0
         self._last_flush: int | None = None
@@ -92,6 +93,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         """Append text. Raises ApiError (400) if the speech has too many characters."""
         maximum = self.service.settings.max_characters
         self.characters += len(text)
+        self.has_words = self.has_words or any(map(str.isalnum, text))
         if self.characters > maximum:
             message = f"text: expected at most {maximum} characters in one speech, got {self.characters}"
             raise ApiError(400, message, param="text", code="string_above_max_length")
@@ -102,12 +104,9 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
     def flush(self) -> None:
         """Speak everything pushed so far, even an incomplete sentence; a `Flushed` follows."""
         if not self.cancel.cancelled:
-            try:
+            # Otherwise words may follow.
+            if self.has_words or self._last_flush is not None:
                 self._session.flush()
-            except InputError:
-                # Words may follow.
-                if self._last_flush is not None:
-                    raise
             self._flushes += 1
             self._wakeup.set()
 

@@ -121,6 +121,8 @@ class _Speaker(JsonSocket):
         try:
             stream.finish()
         except InputError as error:
+            if stream.has_words:
+                raise
             if self._task is not None:
                 await self.cancel_speech(self._task)
             self._stream = None

@@ -13,6 +13,21 @@ from voxcpm_runtime.text import normalization
 from voxcpm_runtime.text.normalization import normalized, said_text, spelled, spelled_transcript
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
+OTHER_LANGUAGES = (
+    "Il y a 3 chats.",
+    "J’ai 20 ans.",
+    "Tengo 5 perros y 2 gatos.",
+    "Das kostet 20 Euro.",
+    "Ho 3 gatti.",
+    "Eu tenho 3 gatos.",
+    "Ik heb 3 katten en een hond van 5 jaar.",
+)
+
+
+@pytest.mark.parametrize("text", ["3 chats", "Los Angeles has 5 teams", "Robert De Niro, aged 76", "Room 5"])
+def test_english_numbers_are_read_with_foreign_names(text: str) -> None:
+    assert not any(map(str.isdigit, normalized(text)))
+
 
 @pytest.mark.parametrize(
     ("text", "said"),
@@ -27,12 +42,18 @@ from voxcpm_runtime.text.tokenizer import TextTokenizer
         ("第Ⅲ章", "第三章"),
         ("等3-5天", "等三到五天"),
         ("约10-15分钟", "约十到十五分钟"),
+        ("第3-5章，3～5个，3–5平米", "第三到五章，三到五个，三到五平米"),
+        ("¥100-200，涨3-5%", "一百到两百元，涨百分之三到百分之五"),
+        ("比分3-2，以2-1胜", "比分三比二，以二比一胜"),
+        ("电话010-62345678，2024-05-01生", "电话零一零六二三四五六七八，二零二四年五月一日生"),
+        ("x-2的值，B-2轰炸机", "x减二的值，B二轰炸机"),
         ("2020-2025年", "二零二零到二零二五年"),
         ("550-320=230，对", "五百五十减三百二十等于两百三十，对"),
         ("GPT-4模型", "GPT四模型"),
         ("COVID-19 疫情", "COVID十九疫情"),
         ("고양이 3마리가 있다.", "고양이 3마리가 있다."),
         ("هناك 3 قطط", "هناك 3 قطط"),
+        *((text, text) for text in OTHER_LANGUAGES),
     ],
 )
 def test_normalization_differing_from_upstream(text, said):
