@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-import warnings
 
 import numpy as np
 
@@ -19,33 +18,29 @@ _MAX_PACE_RATIO = 3.0  # Real speech, with its pauses, has 0.5 to 2
 _MIN_SECONDS = 0.6  # One or two words do not tell the pace
 
 
-def raised(audio: Audio, what: str) -> Audio:
-    """A quiet recording (samples,) at a usual level, others unchanged. Warns if its noise is then loud.
+def raised(audio: Audio, what: str) -> tuple[Audio, list[str]]:
+    """A quiet recording (samples,) at a usual level, others unchanged; and a fault if its noise is then loud.
 
-    what: its name in the warning. Ignores DC offset.
+    what: its name in the fault. Ignores DC offset.
     """
     sound = audio - audio.mean()
     rms, peak = float(np.sqrt(np.mean(np.square(sound)))), float(np.abs(sound).max())
     level = 20 * np.log10(max(rms, 1e-9))
     if level >= _QUIET_DB:
-        return audio
-    if level < _TOO_QUIET_DB:
-        message = (
-            f"{what}: very quiet, {level:.0f} dB below full scale; it is made louder, and so is its noise: "
-        )
-        warnings.warn(f"{message}record it again, closer", stacklevel=2)
-    return sound * np.float32(min(10 ** ((_USUAL_DB - level) / 20), _MAX_RAISED_PEAK / peak))
+        return audio, []
+    fault = f"{what}: very quiet, {level:.0f} dBFS; it is made louder, and so is its noise: "
+    faults = [f"{fault}record it again, closer"] if level < _TOO_QUIET_DB else []
+    return sound * np.float32(min(10 ** ((_USUAL_DB - level) / 20), _MAX_RAISED_PEAK / peak)), faults
 
 
-def check_pace(audio: Audio, rate: int, transcript: str) -> None:
-    """Warn if nobody could say the transcript in the time of the recording (samples,) at `rate` Hz."""
+def pace_faults(audio: Audio, rate: int, transcript: str) -> list[str]:
+    """A fault if nobody could say the transcript in the time of the recording (samples,) at `rate` Hz."""
     seconds = max(len(trim_silence(audio, rate)) / rate, _MIN_SECONDS)
     expected = max(sum(map(_seconds, transcript)), _MIN_SECONDS)
-    if max(seconds / expected, expected / seconds) > _MAX_PACE_RATIO:
-        message = (
-            f"the prompt has {seconds:.1f} s of sound, but its transcript takes about {expected:.1f} s to say"
-        )
-        warnings.warn(f"{message}; give the words of this recording, all of them and no others", stacklevel=2)
+    if max(seconds / expected, expected / seconds) <= _MAX_PACE_RATIO:
+        return []
+    fault = f"the prompt has {seconds:.1f} s of sound, but its transcript takes about {expected:.1f} s to say"
+    return [f"{fault}; give the words of this recording, all of them and no others"]
 
 
 def _seconds(char: str) -> float:

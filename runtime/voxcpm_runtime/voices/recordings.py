@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from voxcpm_runtime.audio.reading import AudioSource, audio_content, read_audio,
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.text.lexicon import Lexicon
-from voxcpm_runtime.voices.recording_faults import check_pace, raised
+from voxcpm_runtime.voices.recording_faults import pace_faults, raised
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 
@@ -123,12 +124,14 @@ class Recordings:
         """The recordings, decoded and checked. Arguments and errors: `read`."""
         if self.reference is not None:
             require_references(a, "a reference voice", "give a prompt")
-        prompt = _read_recording(self.prompt, a, trimmed, "prompt audio")
+        prompt, faults = _read_recording(self.prompt, a, trimmed, "prompt audio")
+        reference, others = _read_recording(self.reference, a, trimmed, "reference audio")
+        faults += others
         if prompt is not None:
-            check_pace(prompt, a.input_sample_rate, self.prompt_text or "")
-        return UnencodedVoice(
-            a, self.prompt_text or "", prompt, _read_recording(self.reference, a, trimmed, "reference audio")
-        )
+            faults += pace_faults(prompt, a.input_sample_rate, self.prompt_text or "")
+        for fault in faults:
+            warnings.warn(fault, stacklevel=2)
+        return UnencodedVoice(a, self.prompt_text or "", prompt, reference, tuple(faults))
 
     def self_contained(self) -> Recordings:
         """A copy with the content of each file instead of its path, for another machine.
@@ -184,6 +187,7 @@ class UnencodedVoice:
     transcript: str  # Transcript of the prompt; empty without a prompt
     prompt: Audio | None  # Prompt audio (samples,) at `input_sample_rate`
     reference: Audio | None  # Reference audio (samples,) at `input_sample_rate`
+    faults: tuple[str, ...] = ()  # What is wrong with the recordings
 
     @property
     def prompt_patches(self) -> int:
@@ -205,15 +209,17 @@ class UnencodedVoice:
         turns = () if prompt is None else (Turn(text=self.transcript, patches=len(prompt)),)
         origin, said = provenance or {}, dict(lexicon or {})
         header = VoiceHeader.of(a, name=name, turns=turns, provenance=origin, lexicon=said)
-        return Voice(header, prompt, reference)
+        return Voice(header, prompt, reference, faults=self.faults)
 
     def _patches(self, audio: Audio | None) -> int:
         return 0 if audio is None else -(-len(audio) // self.architecture.patch_input_samples)
 
 
-def _read_recording(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:
+def _read_recording(
+    source: AudioSource | None, a: Architecture, trimmed: bool, what: str
+) -> tuple[Audio | None, list[str]]:
     if source is None:
-        return None
+        return None, []
     rate, minimum = a.input_sample_rate, a.patch_input_samples
     audio = read_audio(source, rate, min_samples=minimum, what=what)
     # Ignore DC offset.

@@ -80,6 +80,7 @@ class Voice:
     reference: Latents | None = None
     """Patches of a reference recording (patches, frames, latent_dim); VoxCPM2 only."""
     path: Path | None = None  # The file that the voice was read from or written to
+    faults: tuple[str, ...] = ()  # What is wrong with the recordings that it was just made from; not saved
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Voice) and self.digest == other.digest

@@ -57,6 +57,7 @@ SPEECH_HEADERS = {
     "X-Seed": header("Seed that reproduces the speech.", "integer"),
     "X-Sample-Rate": header("Sample rate in Hz.", "integer"),
     "X-Replaced-Characters": header("JSON string of characters that were transliterated or skipped.", "string"),
+    "X-Recording-Warnings": header("What is wrong with a recording in the request, as a JSON list.", "string"),
     "X-Audio-Duration": header("Duration in seconds, with `stream: false` only.", "number"),
     "X-Word-Timestamps": header("With `word_timestamps`: JSON list of word, start_ms and end_ms.", "string"),
     "X-Word-Timestamps-Omitted": header("Present if that would exceed 4096 bytes.", "string"),

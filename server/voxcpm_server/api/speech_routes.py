@@ -150,6 +150,7 @@ class VoiceDocument(BaseModel):
     created: str | None
     prompt_seconds: float
     reference_seconds: float
+    warnings: list[str] = []  # what is wrong with the recording, when it is created
 
 
 def _document(voice: Voice, service: Service) -> VoiceDocument:
@@ -160,6 +161,7 @@ def _document(voice: Voice, service: Service) -> VoiceDocument:
         created=provenance.get("created"),
         prompt_seconds=round(voice.prompt_patches * seconds, 3),
         reference_seconds=round(voice.reference_patches * seconds, 3),
+        warnings=list(voice.faults),
     )  # fmt: skip
 
 

@@ -60,6 +60,8 @@ async def speak(
         # Of a long text, only those at its beginning are known before the audio.
         if replaced := "".join(dict.fromkeys("".join(s.replaced for s in stream.plan.opening))):
             headers["X-Replaced-Characters"] = json.dumps(replaced[:_MAX_MISSED])
+        if (voice := stream.plan.voice) is not None and voice.faults:
+            headers["X-Recording-Warnings"] = json.dumps(voice.faults)
         if events:
             parts, content_type = _events(first_piece, stream, encoder), "text/event-stream"
         elif captions is not None and not whole:

@@ -9,7 +9,7 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.reading import read_audio
-from voxcpm_runtime.voices.recording_faults import check_pace, raised
+from voxcpm_runtime.voices.recording_faults import pace_faults, raised
 
 TRANSCRIPT = (
     "Just by listening a few minutes a day, you'll be able to eliminate negative thoughts by conditioning "
@@ -26,31 +26,34 @@ def speech(shared_data: Any) -> tuple[np.ndarray, int]:
 def test_real_speech_is_unchanged_and_fits_its_transcript(speech: Any) -> None:
     samples, rate = speech
     mono = samples.mean(axis=1)
-    assert raised(mono, "prompt audio") is mono
-    check_pace(mono, rate, TRANSCRIPT)
-    check_pace(mono, rate, TRANSCRIPT * 2)
+    same, faults = raised(mono, "prompt audio")
+    assert same is mono
+    assert faults == []
+    for times in (1, 2):
+        assert pace_faults(mono, rate, TRANSCRIPT * times) == []
 
 
 @pytest.mark.parametrize("times", [5, 1 / 5])
 def test_transcript_of_another_recording_is_reported(speech: Any, times: float) -> None:
     samples, rate = speech
     transcript = (TRANSCRIPT * 5)[: int(len(TRANSCRIPT) * times)]
-    with pytest.warns(UserWarning, match=r"the prompt has 8\.1 s of sound, but its transcript takes about"):
-        check_pace(samples.mean(axis=1), rate, transcript)
+    (fault,) = pace_faults(samples.mean(axis=1), rate, transcript)
+    assert "the prompt has 8.1 s of sound, but its transcript takes about" in fault
 
 
 def test_quiet_recording_is_raised_and_reported_below_54_db(speech: Any) -> None:
     mono = speech[0].mean(axis=1)
     # Its level is -16 dB.
-    quiet = raised(mono * np.float32(10 ** (-30 / 20)), "prompt audio")
+    quiet, faults = raised(mono * np.float32(10 ** (-30 / 20)), "prompt audio")
     assert 20 * np.log10(np.sqrt(np.mean(quiet**2))) == pytest.approx(-22, abs=0.1)
-    with pytest.warns(UserWarning, match="prompt audio: very quiet, -56 dB below full scale"):
-        quietest = raised(mono * np.float32(10 ** (-40 / 20)), "prompt audio")
+    assert faults == []
+    quietest, (fault,) = raised(mono * np.float32(10 ** (-40 / 20)), "prompt audio")
+    assert "prompt audio: very quiet, -56 dBFS" in fault
     np.testing.assert_allclose(quietest, quiet, atol=1e-4)
     # A click does not clip.
     clicking = np.full(20_000, 1e-4, np.float32) * np.tile([1, -1], 10_000)
     clicking[7] = 0.5
-    assert np.abs(raised(clicking, "prompt audio")).max() < 1
+    assert np.abs(raised(clicking, "prompt audio")[0]).max() < 1
 
 
 def test_channels_that_cancel_leave_the_first_alone(speech: Any) -> None:
@@ -70,8 +73,9 @@ def test_channels_that_cancel_leave_the_first_alone(speech: Any) -> None:
 def test_faults_are_reported_before_speaking(tts: Any) -> None:
     noise = np.random.default_rng(0).standard_normal(4000).astype(np.float32) * np.float32(0.0015)
     with pytest.warns(UserWarning, match=":|sound") as found:
-        tts.create_voice((noise, 1000), "so it is.", name="ada")
+        voice = tts.create_voice((noise, 1000), "so it is.", name="ada")
     messages = [str(warning.message) for warning in found]
+    assert messages == [*voice.faults]
     assert [message.partition(":")[0] for message in messages[:1]] == ["prompt audio"]
     assert "the prompt has 3.8 s of sound" in messages[1]
     with pytest.raises(InputError, match="it is silent"):
