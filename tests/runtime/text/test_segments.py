@@ -121,3 +121,9 @@ def test_splitting_takes_linear_time(unit):
 
     least = min(seconds(5000) for _ in range(3))
     assert seconds(40_000) < 8 * 4 * max(least, 0.005)
+
+
+def test_paragraph_that_the_voice_cannot_say_is_left_out() -> None:
+    text = "Hello there.\n\nъъъ ъъ.\n\nBye now."
+    parts = each_segment(text, lambda part: 0 if "ъ" in part else len(part.split()), 2)
+    assert [part.text for part in parts] == ["Hello there.", "Bye now."]

@@ -53,7 +53,7 @@ def test_replaced_characters_are_reported(server: Any) -> None:
         said(connection, START, {"type": "text", "text": text}, END)
         assert heard(connection)[1][-1]["replaced"] == "中ə"
         # Nothing is known for this letter: its sentence alone is left out.
-        said(connection, START, {"type": "text", "text": "Hi. ъ. Hi there."}, END)
+        said(connection, START, {"type": "text", "text": "Hi you. Ъъъъ ъъъъъ. Hi there."}, END)
         assert heard(connection)[1][-1]["type"] == "done"
     with socket_to(server, ELEVENLABS) as connection:
         said(connection, {"text": text, "context_id": "a"}, {"context_id": "a", "close_context": True})
