@@ -82,7 +82,7 @@ _CHINESE_PREPROCESSING = rules(
         "[“”„‟«»〝〞〟＂]": '"',
         "[‘’‚‛‹›ʼ´＇]": "'",
         r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)": "-",
-        r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％": _to_ascii,
+        r"[Ａ-Ｚａ-ｚ]+|(?<!\d)\d+(?:[.:/．：／＋＝]\d+)+[%％]?|(?<!\d)\d+％": _to_ascii,
         # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
         "[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]": "",
         r"[\s\\]+": " ",

@@ -5,12 +5,13 @@ Readings of English are in `tests/runtime/english/data/english_readings.tsv`.
 """
 
 import sys
+import time
 
 import pytest
 
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_runtime.text import normalization
-from voxcpm_runtime.text.normalization import normalized, said_text, spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import normalized, said_text, spelled, spelled_transcript, substituted
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 OTHER_LANGUAGES = (
@@ -63,6 +64,14 @@ def test_normalization_differing_from_upstream(text, said):
 @pytest.mark.parametrize("text", ["👨‍👩‍👧‍👦 🏃‍♂️", "🏴󠁧󠁢󠁥󠁮󠁧󠁿🇺🇸❤️‍🔥", "<br>", "```5 你好```"])
 def test_text_without_words_becomes_empty(text):
     assert normalized(text) == ""
+
+
+@pytest.mark.parametrize("unit", ["1", "1-", "1.1~", "¥1", "比分1"])
+def test_rules_of_chinese_take_linear_time(unit: str) -> None:
+    started = time.process_time()
+    substituted(unit * (20_000 // len(unit)), normalization._CHINESE_PREPROCESSING)
+    # A quadratic pattern takes 20 s.
+    assert time.process_time() - started < 5
 
 
 def test_input_in_braces_is_left_alone() -> None:
