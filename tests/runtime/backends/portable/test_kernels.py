@@ -1,8 +1,10 @@
 """Our own operators for ONNX Runtime, compiled here, against ONNX Runtime's and against numpy."""
 
 import shutil
+import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +126,65 @@ def test_speech_works_without_a_compiler(
         assert kernels._library.__wrapped__() is None
     assert ["cannot be compiled" in str(one.message) for one in caught] == [True] * warned
     assert not list(private_cache.rglob("*.kernels"))
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """compiler(script): the script is the C++ compiler; $last is the library that it should write."""
+
+    def use(script: str) -> None:
+        path = tmp_path / "compiler"
+        path.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+        monkeypatch.setattr(kernels, "cpu_features", lambda: ("AVX2",))
+
+    return use
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "another"])
+def test_damaged_operators_are_compiled_again(
+    damage: str, compiler: Callable[[str], None], tmp_path: Path
+) -> None:
+    if (library := kernel_library()) is None:
+        pytest.skip("no C++ compiler")
+    good = library.read_bytes()
+    (tmp_path / "good.so").write_bytes(good)
+    compiler(f'cp {tmp_path / "good.so"} "$last"')
+    open_library = kernels._library.__wrapped__
+    library = open_library()
+    assert library is not None
+    bad = {
+        "truncated": good[: len(good) // 2],
+        "flipped": good[:20000] + bytes([good[20000] ^ 4]) + good[20001:],
+        "another": Path(np.random.mtrand.__file__).read_bytes(),
+    }[damage]
+    library.unlink()  # written in place, it would crash this process, which has loaded it
+    library.write_bytes(bad)
+    with pytest.warns(UserWarning, match="damaged and compiled again") as caught:
+        assert open_library() == library
+    assert len(caught) == 1
+    assert library.read_bytes() == good
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_library() == library
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("sleep 60 & sleep 60", "timed out after 2"),
+        (r"printf '\377: error\n' >&2; exit 1", "\ufffd: error"),
+        ('echo x > "$last"', "cannot be compiled or loaded"),
+    ],
+    ids=["hangs", "other bytes than UTF-8", "no library"],
+)
+def test_strange_compilers_are_a_warning(
+    script: str, reason: str, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler(script)
+    monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 2)
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match=reason):
+        assert kernels._library.__wrapped__() is None
+    assert time.monotonic() - began < 30

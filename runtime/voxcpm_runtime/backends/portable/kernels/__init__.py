@@ -6,18 +6,23 @@ same, slower.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
+import tempfile
 import warnings
 from pathlib import Path
 
+from voxcpm_constants.errors import BundleError
 from voxcpm_constants.user_folders import CACHE_VARIABLE
-from voxcpm_runtime.backends.compilation import CompiledPackage
+from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features
+from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 ROW_PRODUCT, SNAKE = "RowProduct", "Snake"
 _NEEDS = {ROW_PRODUCT: {"AVX-512", "VNNI"}, SNAKE: {"AVX2"}}
@@ -30,7 +35,7 @@ _FLAGS = [
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 ]
-_COMPILE_SECONDS = 120
+_COMPILE_SECONDS = 30  # Compiling takes two to four
 # Where the cache cannot be written, the library is in a temp folder that is removed with one of these.
 _PACKAGES: list[CompiledPackage] = []
 
@@ -43,7 +48,8 @@ def available_operators() -> frozenset[str]:
 def kernel_library() -> Path | None:
     """The compiled operators, in the user's cache; None without a compiler (`$CXX`, or `c++`) or a fitting processor.
 
-    A compiler that fails, or a library that cannot be loaded, is a warning.
+    A compiler that fails or hangs, or a library that cannot be loaded, is a warning. So is a library that is not the
+    compiled one, which is compiled again.
     """
     library = _library()
     if library is not None and not library.exists():  # the cache was cleared
@@ -76,17 +82,25 @@ def _library() -> Path | None:
     def compile_with(source: Path, folder: Path) -> None:
         folder.mkdir()
         wanted = [f"-DHAS_{name}" for name in sorted(_operators())]
-        command = [*compiler, *_FLAGS, *wanted, str(source), "-o", str(folder / _FILE)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)  # noqa: S603 - the user's compiler
+        _run([*compiler, *_FLAGS, *wanted, str(source), "-o", str(folder / _FILE)])
+        record_files(folder)
 
     digest = hashlib.sha256(_SOURCE.read_bytes() + _PRODUCTS.read_bytes()).hexdigest()
     machine = hashlib.sha256(f"{chip()}{cpu_features()}{_FLAGS}".encode()).hexdigest()[:16]
     package = CompiledPackage(_SOURCE, digest, compile_with, f"{machine}.kernels")
     _PACKAGES.append(package)
     try:
-        library = package.path()[0] / _FILE
-        ctypes.CDLL(str(library))  # fails if it is damaged, or in a file system without execution
-    except (OSError, subprocess.SubprocessError) as error:
+        folder, _ = package.path()
+        try:
+            check_recorded(folder)  # a damaged library may crash, or compute something else
+        except BundleError as error:
+            warnings.warn(
+                f"faster operators in the cache are damaged and compiled again ({error})", stacklevel=2
+            )
+            folder, _ = package.path(damaged=mark(folder))
+        library = folder / _FILE
+        _ = ctypes.CDLL(str(library)).RegisterCustomOps  # fails in a file system without execution
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         reason = next((line for line in lines if "error" in line), "".join(lines[:1]))
         warnings.warn(
@@ -96,3 +110,22 @@ def _library() -> Path | None:
         )
         return None
     return library
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler. Raises OSError, and SubprocessError if it fails or takes too long; then all its processes end."""
+    # Not a pipe, which a process that outlives the compiler would keep open.
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(  # noqa: S603 - the user's compiler
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code = child.wait(_COMPILE_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if code:
+            output.seek(0)
+            said = output.read(1 << 16).decode(errors="replace")
+            raise subprocess.CalledProcessError(code, command[0], stderr=said)
