@@ -6,7 +6,7 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ class _Format(NamedTuple):
     rates: tuple[int, ...] = ()
 
 
+_BLOCK = 1 << 16  # Samples; libsndfile crashes on millions of samples of Vorbis at once
 FORMATS = {
     ".wav": _Format("WAV", "PCM_16"),
     ".flac": _Format("FLAC", "PCM_16"),
@@ -88,19 +89,29 @@ def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes,
     """The content of the file that `write_audio` would write to the path, and the number of clipped samples."""
     path = user_path(path)
     format_ = _format(path)
-    require_finite(audio, str(path))
+    for block in _blocks(audio):
+        require_finite(block, str(path))
     if format_.rates and sample_rate not in format_.rates:
         nearest = min((rate for rate in format_.rates if rate > sample_rate), default=format_.rates[-1])
         audio, sample_rate = resample(audio, sample_rate, nearest), nearest
-    samples = pcm16(audio) if format_.subtype == "PCM_16" else np.clip(audio, -1.0, 1.0)
     # Encoded in memory, because libsndfile does not report a full disk.
     encoded = io.BytesIO()
     try:
-        soundfile.write(encoded, samples, sample_rate, format=format_.container, subtype=format_.subtype)
+        with soundfile.SoundFile(
+            encoded, "w", sample_rate, channels=1, format=format_.container, subtype=format_.subtype
+        ) as file:
+            for block in _blocks(audio):
+                file.write(pcm16(block) if format_.subtype == "PCM_16" else np.clip(block, -1.0, 1.0))
     except (soundfile.LibsndfileError, OSError) as error:
         reason = getattr(error, "error_string", "") or getattr(error, "strerror", "") or error
         raise InputError(f"{path}: cannot be written ({reason})") from None
-    return encoded.getvalue(), clipped_samples(audio)
+    return encoded.getvalue(), sum(map(clipped_samples, _blocks(audio)))
+
+
+def _blocks(audio: Audio) -> Iterator[Audio]:
+    """The audio in parts, so that what is computed for hours of it takes little memory."""
+    for at in range(0, len(audio), _BLOCK):
+        yield audio[at : at + _BLOCK]
 
 
 def write_audio_file(

@@ -18,7 +18,6 @@ import numpy as np
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
 from voxcpm_constants.errors import InputError, system_errors_as
-from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.flow_matching import NoiseSource
@@ -104,14 +103,10 @@ class Plan:
         """Maximum number of patches in total; None for no limit, as in a session."""
         return None if self.arguments.text is None else self.options.max_len
 
-    def silence(self, segment: PlannedSegment) -> Audio:
-        """The silence before a segment (samples,): that of its markup, otherwise the one between paragraphs."""
+    def pause_before(self, segment: PlannedSegment) -> float:
+        """Seconds of silence before a segment: that of its markup, otherwise the one between paragraphs."""
         paragraph_pause = self.options.paragraph_pause / self.options.speed
-        return self.seconds_of_silence(paragraph_pause if segment.before is None else segment.before)
-
-    def seconds_of_silence(self, seconds: float) -> Audio:
-        """Silence of that length (samples,)."""
-        return np.zeros(round(seconds * self.bundle.architecture.output_sample_rate), np.float32)
+        return paragraph_pause if segment.before is None else segment.before
 
     def of_part(self, part: Part | None) -> Plan:
         """The plan of a part of the text, in its voice and at its speed."""

@@ -48,7 +48,7 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of speech: one patch, a pause between paragraphs, or a signal that a segment starts over."""
+    """A piece of speech: one patch, up to a second of a pause, or a signal that a segment starts over."""
 
     audio: Audio  # (samples,) in [-1, 1]
     segment: int  # Index of its segment, from 0; a pause belongs to the next segment
@@ -59,7 +59,7 @@ class Piece:
     stops: bool = False  # Whether the stop head ended the segment with this patch
     reason: Reason = ""  # What is suspicious about the segment so far
     expected_seconds: float | None = None  # Expected seconds as played; None without a `speech.json`
-    planned: PlannedSegment | None = None  # The segment; None for other pieces
+    planned: PlannedSegment | None = None  # The segment; None for the signal
     attention: Floats | None = (
         None  # To the text's tokens in the alignment heads (heads, tokens), as in `Patch`
     )
@@ -73,7 +73,7 @@ class Progress:
     """The progress of a call. A short text is one segment."""
 
     patches: int  # Patches so far in this attempt at this segment
-    audio_seconds: float  # Seconds of speech so far, all segments together, without their `speed`
+    audio_seconds: float  # Seconds so far: pauses, and the speech of all segments, without their `speed`
     elapsed_seconds: float  # Seconds of work, all attempts included
     attempt: int  # Number of this attempt, from 1
     segment: int = 0  # Index of the current segment, from 0

@@ -74,7 +74,7 @@ def stream(
                 )
                 break
             if paused or segment.before is not None:
-                yield builder.pause(index, plan.silence(segment))
+                yield from builder.pause(index, segment, plan.pause_before(segment))
             spoken = builder.saved(index, segment)
             if spoken is None:
                 with system_errors_as(InputError):
@@ -98,7 +98,7 @@ def stream(
                 letters = None if spoken.reason or letters is None else letters + segment.letters
             left = None if left is None else left - len(spoken.latents)
             if segment.after:
-                yield Piece(plan.seconds_of_silence(segment.after), index)
+                yield from builder.pause(index, segment, segment.after)
             index, paused = index + 1, segment.ends_paragraph
     except Cancelled:
         builder.cancelled = True
@@ -148,10 +148,10 @@ class SpeechBuilder:
         self._plan = plan
         self._whole = whole
         self._is_one_segment = plan.is_read and len(plan.opening) == 1
+        self._rate = plan.bundle.architecture.output_sample_rate
         self._store = None if self._is_one_segment or not whole else plan.arguments.saved_segments
         self._segments: list[SpokenSegment] = []
-        self._silences: dict[int, Audio] = {}  # By the segment after it
-        self._after = 0.0  # Seconds of silence at the end
+        self._silences: dict[int, int] = {}  # Samples of silence, by the number of segments before it
         # The patches of the current attempt at the current segment.
         self._pieces: list[Piece] = []
         self._complete = False  # Whether the last segment is spoken
@@ -173,11 +173,17 @@ class SpeechBuilder:
         self._append(planned, spoken)
         return spoken
 
-    def pause(self, index: int, silence: Audio) -> Piece:
-        """Add the silence before the segment of that index (samples,)."""
-        self._samples += len(silence)
-        self._silences[index] = silence
-        return Piece(silence, index)
+    def pause(self, index: int, planned: PlannedSegment, seconds: float) -> Iterator[Piece]:
+        """Count silence before or after the segment of that index, and yield it in pieces of at most a second."""
+        left, rate = round(seconds * self._rate), self._rate
+        while left:
+            count = min(left, rate)
+            left -= count
+            self._samples += count
+            self._silences[len(self._segments)] = self._silences.get(len(self._segments), 0) + count
+            piece = Piece(np.zeros(count, np.float32), index, planned=planned)
+            self._report(piece)
+            yield piece
 
     def add(self, piece: Piece) -> None:
         """Add a patch, or drop those after which the segment is spoken again."""
@@ -185,6 +191,9 @@ class SpeechBuilder:
             del self._pieces[piece.patches :]
             return
         self._pieces.append(piece)
+        self._report(piece)
+
+    def _report(self, piece: Piece) -> None:
         progress, text = self._plan.arguments.progress, self._plan.arguments.text
         if progress is None or text is None:  # A session has no end, so there is no progress to report.
             return
@@ -194,7 +203,8 @@ class SpeechBuilder:
         progress(
             Progress(
                 patches=piece.patches,
-                audio_seconds=(self._patches + piece.patches) * self._plan.bundle.architecture.patch_seconds,
+                audio_seconds=(self._patches + piece.patches) * self._plan.bundle.architecture.patch_seconds
+                + sum(self._silences.values()) / self._rate,
                 elapsed_seconds=worked,
                 attempt=piece.attempt,
                 segment=piece.segment,
@@ -221,13 +231,20 @@ class SpeechBuilder:
         if self._pieces and self._pieces[0].planned is not None:
             spoken.append(replace(self._join(len(spoken), self._pieces[0].planned), said=""))
         a = plan.bundle.architecture
-        audio, latents = [np.zeros(0, np.float32)], [np.zeros((0, a.patch_size, a.feat_dim), np.float32)]
+        latents = [np.zeros((0, a.patch_size, a.feat_dim), np.float32), *(one.latents for one in spoken)]
+        if self.cancelled:
+            self._silences.pop(len(spoken), None)
+        samples = sum(self._silences.values()) + sum(len(one.audio) for one in spoken)
+        audio, at = (
+            np.zeros(samples, np.float32),
+            0,
+        )  # the system gives memory only to what is written, the speech
         for index, segment in enumerate(spoken):
-            audio += self._silences.get(index, audio[0]), segment.audio
-            latents.append(segment.latents)
-        audio.append(plan.seconds_of_silence(self._after))
+            at += self._silences.get(index, 0)
+            audio[at : at + len(segment.audio)] = segment.audio
+            at += len(segment.audio)
         return Speech(
-            audio=np.concatenate(audio),
+            audio=audio,
             sample_rate=a.output_sample_rate,
             latents=np.concatenate(latents),
             seed=spoken[0].seed if self._is_one_segment and spoken else plan.seed,
@@ -243,8 +260,7 @@ class SpeechBuilder:
             self._plan.arguments.on_words(spoken.words)
         if self._whole:
             self._segments.append(spoken)
-            self._after = planned.after
-        self._patches += len(self._pieces)
+        self._patches += len(spoken.latents)
         self._samples += len(spoken.audio)
         self._characters = spoken.place + len(spoken.text)
         self._complete = planned.followed is False
@@ -269,8 +285,8 @@ class SpeechBuilder:
             ends_paragraph=planned.ends_paragraph,
             letter_times=self._letter_times(planned, audio),
             said=planned.said,
-            sample_rate=self._plan.bundle.architecture.output_sample_rate,
-            start=self._samples / self._plan.bundle.architecture.output_sample_rate,
+            sample_rate=self._rate,
+            start=self._samples / self._rate,
             said_counts=list(last.said_counts),
             place=max((self._plan.arguments.text or "").find(planned.text, self._characters), 0),
             replaced=planned.replaced,
@@ -281,10 +297,10 @@ class SpeechBuilder:
         rows = [piece.attention for piece in self._pieces if piece.attention is not None]
         if not rows:
             return []
-        bundle, speed = self._plan.bundle, planned.speed
+        bundle, speed, rate = self._plan.bundle, planned.speed, self._rate
         places = [place for _, place in bundle.tokenizer.placed(planned.said)]
         shifts = [head.shift / speed for head in bundle.manifest.sizes.alignment]
-        patch, rate = bundle.architecture.patch_seconds / speed, bundle.architecture.output_sample_rate
+        patch = bundle.architecture.patch_seconds / speed
         times: list[float] = letter_times(
             planned.said, places, np.stack(rows), shifts, patch, audio, rate
         ).tolist()
@@ -299,7 +315,7 @@ def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tupl
 
 
 def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:
-    """Yield the audio in chunks (samples,) of `first` and then `others` patches; a pause joins the next patch."""
+    """Yield the audio in chunks (samples,) of `first` and then `others` patches; a piece of a pause ends a chunk."""
     size = first
     gathered: list[Audio] = []
     patches = 0
@@ -307,8 +323,8 @@ def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]
         gathered.append(piece.audio)
         patches += piece.latents is not None
         # At another speed the first patch may give no samples yet.
-        if patches >= size and any(map(len, gathered)):
+        if (patches >= size or piece.latents is None) and any(map(len, gathered)):
             yield np.concatenate(gathered)
-            gathered, patches, size = [], 0, others
+            gathered, patches, size = [], 0, others if patches else size
     if any(map(len, gathered)):
         yield np.concatenate(gathered)

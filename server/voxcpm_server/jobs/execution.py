@@ -313,7 +313,7 @@ def speak_job(
     arguments = request.arguments(settings, served, settings.max_job_characters, voice, voices)
 
     def on_progress(progress: Progress) -> None:
-        running.audio_seconds = resumed_seconds + progress.audio_seconds
+        running.audio_seconds = progress.audio_seconds
         running.remaining_seconds = progress.remaining_seconds
         if running.audio_seconds > settings.max_job_audio_seconds:
             raise speech_too_long(settings.max_job_audio_seconds, "job")
@@ -328,7 +328,7 @@ def speak_job(
 
     saved = _JobSegments(folder / job.audio_name, tts.bundle.digest, job.seed, on_saved)
     running.segments_done = saved.count
-    running.audio_seconds = resumed_seconds = job.audio_seconds if saved.count else 0.0
+    running.audio_seconds = job.audio_seconds if saved.count else 0.0
     speech = tts.speak_plan(
         tts.plan(**arguments, progress=on_progress, cancel=running.cancel, saved_segments=saved)
     )

@@ -238,7 +238,7 @@ class SpeechStream(Stream[Audio]):
         self.missed += [word for word in words if word.said != 1]
 
     def _on_progress(self, progress: Progress) -> None:
-        self.patches += 1
+        self.patches += progress.patches > 0  # 0 in a pause
         self._tokens_of[progress.segment] = progress.segment_tokens
         if progress.audio_seconds > self.service.settings.max_audio_seconds:
             raise speech_too_long(self.service.settings.max_audio_seconds)

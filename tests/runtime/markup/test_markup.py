@@ -172,6 +172,18 @@ def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architectu
         tts.plan(text, speed=3, **given)
 
 
+def test_long_pauses_are_counted_and_streamed_in_pieces(tts, architecture) -> None:
+    text, told = "[pause 60s][pause 60s]one[pause 60s]two[pause 60s]", []
+    given = {**GIVEN, "markup": True, "progress": told.append}
+    chunks = list(tts.generate_streaming(text, **given))
+    assert max(map(len, chunks)) <= 5 * architecture.patch_output_samples + tts.sample_rate
+    spoken = len(np.concatenate(chunks)) - 240 * tts.sample_rate
+    assert 0 < spoken == sum(p.patches > 0 for p in told) * architecture.patch_output_samples
+    assert told[-1].audio_seconds == pytest.approx(240 + spoken / tts.sample_rate)
+    assert told[59].audio_seconds == pytest.approx(60)
+    np.testing.assert_array_equal(tts.speak(text, **given).audio, np.concatenate(chunks))
+
+
 def test_the_lexicon_leaves_what_markup_says_to_it(tts) -> None:
     planned = tts.plan("[spell]ab[/spell] ab", markup=True, lexicon={"ab": "x"}).segments
     assert planned[0].text == "ab ab"

@@ -115,6 +115,14 @@ def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "speech_too_long"
 
+    # Pauses count, also after the last word and in formats with a rate of their own.
+    for paused in ("Hi. [pause 60s]", "[pause 60s] Hi.", "[pause 60s]" * 200 + "Hi."):
+        silent = {**SAID, "input": paused, "markup": True, "stream": False, "sample_rate": 8000}
+        answer = httpx2.post(
+            f"{running.url}/v1/audio/speech", json={**silent, "response_format": "wav"}, timeout=60
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "speech_too_long")
+
     # The status has been sent, so the response is truncated; events carry the error.
     lines = broken_off(running, {**said, "stream_format": "sse"})
     last = json.loads(lines[-1].removeprefix("data: "))
@@ -122,7 +130,7 @@ def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
     assert last["error"]["code"] == "speech_too_long"
     with pytest.raises(httpx2.RemoteProtocolError):
         httpx2.post(f"{running.url}/v1/audio/speech", json=said, timeout=60)
-    counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 3.0'
+    counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 6.0'
     until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
 
 
