@@ -217,10 +217,12 @@ class _Run:
             file.seek(0)
             recorded = file.read().splitlines()
         self._recorded: dict[str, dict[str, Any]] = {}
+        self._own: set[str] = set()  # SHA-256 of all files of times that batches wrote here
         for entry in recorded:
             # A killed run may have left an incomplete line, which is ignored.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                 document = parsed_json(entry)
+                self._own.update(document.get("timestamps", {}).values())
                 self._recorded[document["output"]] = document
 
     def speak(self, lines: Sequence[BatchLine | Failure], executor: Executor, cancel: CancelToken) -> None:
@@ -260,7 +262,8 @@ class _Run:
             try:
                 with system_errors_as(InputError):
                     digest = line.arguments.digest(self._bundle)
-                    if self._is_finished(line.output, digest):
+                    spoken = self._is_spoken(line.output, digest)
+                    if self._is_timed(line.output) and spoken:
                         self._skipped += 1
                         continue
                     make_folder((self._folder / line.output).parent)
@@ -268,32 +271,48 @@ class _Run:
             except VoxCPMError as error:
                 self._fail(line.number, error)
                 continue
-            yield replace(line, digest=digest, timestamps=self._timestamps)
+            arguments = line.arguments
+            if spoken and arguments.seed is None:  # only its times are missing
+                arguments = replace(arguments, seed=self._recorded[line.output].get("seed"))
+            yield replace(line, arguments=arguments, digest=digest, timestamps=self._timestamps)
 
-    def _is_finished(self, output: str, digest: str) -> bool:
+    def _is_spoken(self, output: str, digest: str) -> bool:
         """Whether an earlier run wrote this file for these arguments. Raises InputError if the file is not recorded."""
         path, recorded = self._folder / output, self._recorded.get(output)
         if self._overwrite or not path.exists():
             return False
-        if self._timestamps and not path.with_suffix(self._timestamps).exists():
-            return False
         if recorded is None:
-            raise InputError(f"{path} exists but is not in {RECORD_FILE}; move it, or use --overwrite")
+            raise _foreign(path)
         sha256 = recorded.get("sha256")  # None in a record of an earlier release
         return recorded.get("digest") == digest and sha256 in (None, record_file(path).sha256)
+
+    def _is_timed(self, output: str) -> bool:
+        """Whether the times of a spoken file are there, if wanted. Raises InputError if no batch wrote that file."""
+        path = (self._folder / output).with_suffix(self._timestamps)
+        if not self._timestamps or self._overwrite or not path.exists():
+            return not self._timestamps
+        if (found := record_file(path).sha256) not in self._own:
+            raise _foreign(path)
+        return self._recorded.get(output, {}).get("timestamps", {}).get(self._timestamps) == found
 
     def _write(self, line: BatchLine, spoken: SpokenFile) -> None:
         """Write a line's file, and its record just before the file appears.
 
         If the process is killed in between, the file is missing or an earlier one with a different SHA-256.
         """
+        path, times = self._folder / line.output, spoken.timestamps
+        sha256, recorded = hashlib.sha256(spoken.content).hexdigest(), self._recorded.get(line.output, {})
+        timestamps = recorded.get("timestamps", {}) if recorded.get("sha256") == sha256 else {}
+        if times is not None:
+            timestamps = {**timestamps, line.timestamps: hashlib.sha256(times).hexdigest()}
         entry = {
             "line": line.number,
             "output": line.output,
             "digest": line.digest,
             **spoken.facts,
             "bytes": len(spoken.content),
-            "sha256": hashlib.sha256(spoken.content).hexdigest(),
+            "sha256": sha256,
+            "timestamps": timestamps,
         }
 
         def record() -> None:
@@ -303,14 +322,21 @@ class _Run:
                 separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
                 file.write(separator + json.dumps(entry).encode() + b"\n")
 
-        path = self._folder / line.output
-        if spoken.timestamps is not None:
-            write_audio_file(path.with_suffix(line.timestamps), spoken.timestamps, overwrite=self._overwrite)
         write_audio_file(path, spoken.content, overwrite=self._overwrite, record=record)
+        if times is not None:
+            write_audio_file(path.with_suffix(line.timestamps), times, overwrite=self._overwrite)
+        for ending in TIMESTAMP_ENDINGS:  # those of earlier speech do not fit
+            other = path.with_suffix(ending)
+            if ending not in timestamps and other.is_file() and record_file(other).sha256 in self._own:
+                other.unlink()
 
     def _fail(self, number: int, reason: object) -> None:
         self.failures.append(Failure(number, str(reason)))
         typer.echo(str(self.failures[-1]), err=True)
+
+
+def _foreign(path: Path) -> InputError:
+    return InputError(f"{path} exists but is not in {RECORD_FILE}; move it, or use --overwrite")
 
 
 def _warn(number: int, text: str) -> None:

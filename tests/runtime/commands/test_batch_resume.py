@@ -61,7 +61,9 @@ def test_unrecorded_file_is_preserved(batch, folder):
 def test_a_damaged_or_incomplete_record_is_continued(batch, folder):
     batch(["one.", "two."], name="lines.txt")
     path = folder / "out" / "spoken.jsonl"
-    path.write_bytes(b"garbage\n[1]\n{}\n" + path.read_bytes() + b'{"line": 3, "outp')
+    path.write_bytes(
+        b'garbage\n[1]\n{}\n{"output": "a", "timestamps": 3}\n' + path.read_bytes() + b'{"line": 3, "outp'
+    )
 
     code, out, _ = batch(["one.", "two.", "three."], name="lines.txt")
 

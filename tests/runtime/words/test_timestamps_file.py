@@ -69,15 +69,47 @@ def test_generate_writes_the_times_of_its_words(tmp_path, ending):
 
 
 def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_path, capsys):
-    source = tmp_path / "lines.txt"
+    """The audio stays: its seed is recorded."""
+    source, out = tmp_path / "lines.txt", tmp_path / "out"
     source.write_text("Hello there.\nGood night.\n")
-    arguments = ["batch", str(source), "-o", str(tmp_path / "out"), "--seed", "1", "--timestamps", "srt"]
+    arguments = ["batch", str(source), "-o", str(out)]
+    timed = [*arguments, "--timestamps", "srt"]
 
     assert cli.main(arguments) == 0
-    assert "Good night." in (tmp_path / "out" / "output_002.srt").read_text()
-    (tmp_path / "out" / "output_001.srt").unlink()
-    assert cli.main(arguments) == 0
+    audio = [(out / f"output_00{n}.wav").read_bytes() for n in (1, 2)]
+    assert cli.main(timed) == 0
+    assert "Good night." in (out / "output_002.srt").read_text()
+    (out / "output_001.srt").unlink()
+    assert cli.main(timed) == 0
     assert "1 spoken, 1 skipped" in capsys.readouterr().out
+    assert cli.main([*arguments, "--timestamps", "json"]) == 0
+    assert "2 spoken, 0 skipped" in capsys.readouterr().out
+    assert cli.main(timed) == 0
+    assert "0 spoken, 2 skipped" in capsys.readouterr().out
+    assert [(out / f"output_00{n}.wav").read_bytes() for n in (1, 2)] == audio
+    assert len(list(out.iterdir())) == 7
+
+    # Times of other speech do not fit, and are removed.
+    source.write_text("Hello there.\nGood evening.\n")
+    assert cli.main(arguments) == 0
+    assert {path.suffix for path in out.glob("output_002.*")} == {".wav"}
+    assert {path.suffix for path in out.glob("output_001.*")} == {".wav", ".srt", ".json"}
+
+
+@pytest.mark.parametrize("spoken", [False, True])
+def test_batch_keeps_timestamps_of_somebody_else(tmp_path, capsys, spoken):
+    source, out = tmp_path / "lines.txt", tmp_path / "out"
+    source.write_text("Hello there.\nGood night.\n")
+    arguments = ["batch", str(source), "-o", str(out)]
+    out.mkdir()
+    if spoken:
+        assert cli.main(arguments) == 0
+    (out / "output_001.srt").write_text("mine")
+    assert cli.main([*arguments, "--timestamps", "srt"]) == 1
+    assert "output_001.srt exists but is not in spoken.jsonl" in capsys.readouterr().err
+    assert (out / "output_001.srt").read_text() == "mine"
+    assert cli.main([*arguments, "--timestamps", "srt", "--overwrite"]) == 0
+    assert "Hello" in (out / "output_001.srt").read_text()
 
 
 @pytest.mark.parametrize("given", ["words.txt", "a.wav"])
