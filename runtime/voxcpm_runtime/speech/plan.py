@@ -9,7 +9,7 @@ last page. A shorter text is checked completely before anything is spoken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ from voxcpm_runtime.speech.room import (
 )
 from voxcpm_runtime.text.cleaning import cleaned
 from voxcpm_runtime.text.control import checked_control, leading_control, with_control
-from voxcpm_runtime.text.lexicon import Lexicon, pronounced
+from voxcpm_runtime.text.lexicon import Lexicon, pronunciation
 from voxcpm_runtime.text.normalization import (
     check_sayable,
     continued_transcript,
@@ -294,7 +294,7 @@ class Plan:
         say = partial(said_text, normalize=self.options.normalize, letters_only=tokenizer.has_letters_only)
         # A segment that continues the first one also continues its style.
         has_control = bool(self.description) and (self.voice is not None or not anchored)
-        text = pronounced(segment.text, self.lexicon) if self.lexicon else segment.text
+        text = self.pronounced(segment.text)
         said = say(with_control(text, self.description) if has_control else text)
         strict = self.options.strict
         target, foreign = spelled_and_foreign(said, tokenizer, strict=strict)
@@ -328,11 +328,15 @@ class Plan:
         self.limit(planned, self.voice, continued)
         return planned
 
+    @cached_property
+    def pronounced(self) -> Callable[[str], str]:
+        """Says a text as the lexicon does."""
+        return pronunciation(tuple(self.lexicon.items())) if self.lexicon else str
+
     def _count_tokens(self, text: str, target: int) -> int:
         """Number of tokens of a text; more than `target` also if it is expected to exceed `longest_seconds`."""
         tokenizer, profile = self.bundle.tokenizer, self.bundle.manifest.speech
-        if self.lexicon:
-            text = pronounced(text, self.lexicon)
+        text = self.pronounced(text)
         try:
             said = spelled(text, tokenizer)
         except InputError:  # Nothing to say
@@ -390,5 +394,5 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     if len(text) <= MAX_READ_AT_ONCE:
         return replace(empty_plan, opening=tuple(empty_plan.read_text()))
     if options.strict and not options.normalize and not options.markup:
-        check_sayable(pronounced(text, empty_plan.lexicon), bundle.tokenizer)
+        check_sayable(empty_plan.pronounced(text), bundle.tokenizer)
     return replace(empty_plan, opening=(next(empty_plan.read_text()),))

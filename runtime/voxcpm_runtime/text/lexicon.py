@@ -5,9 +5,11 @@ A file has UTF-8 lines `written<TAB>said`; blank lines, and lines that begin wit
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
@@ -20,7 +22,17 @@ Lexicon = Mapping[str, str]  # What is said, by what is written
 LexiconSource = Lexicon | str | Path | Iterable[Lexicon | str | Path]
 
 # VoxCPM's own input in braces is left alone, and Chinese and Japanese have no spaces between words.
-_WORD = re.compile(rf"\{{[^{{}}]*\}}|[{WIDE}]|[^\W{WIDE}]+|[^\w\s]")
+_TOKEN = re.compile(rf"\s+|\{{[^{{}}]*\}}|[{WIDE}]|(?:[^\W{WIDE}][\u0300-\u036f]*)+|[^\w\s]")
+# A word is written between spaces and punctuation: not U in U.S., 5 in $5.00, 1-5 and 5%, can in can't, or ada in
+# ada@x.org; but in Ada's and Ada-like.
+_LETTER = rf"[^\W{WIDE}]"
+_FREE_START = re.compile(
+    rf"(?<!{_LETTER}[.@'’])(?<!\d[,:])(?<![@#$€£¥₹&+=~^\\])(?:(?=\D)|(?<![-−–/])(?=\d))|(?!{_LETTER})"
+)
+_FREE_END = re.compile(
+    rf"(?<={_LETTER})(?![.@]{_LETTER}|[,:]\d|['’](?!(?:s|ll|d|ve|re|m)\b)[^\W\d]|[@#%°&+=~^\\])"
+    rf"(?:(?<=\D)|(?![-−–/]))|(?<=[.'’])(?!{_LETTER})|(?<!{_LETTER})(?<![.'’])"
+)
 
 
 def lexicon_entries(source: LexiconSource | None) -> dict[str, str]:
@@ -55,7 +67,7 @@ def lexicon_entries(source: LexiconSource | None) -> dict[str, str]:
 def _add(entries: dict[str, str], written: object, said: object, where: str) -> None:
     if not isinstance(written, str) or not isinstance(said, str) or not written.strip() or not said.strip():
         raise InputError(f"{where}: expected WRITTEN, a tab, SAID, got {shown(written)} and {shown(said)}")
-    entries[" ".join(written.split())] = " ".join(valid_unicode(said, where, "lexicon").split())
+    entries[_same(" ".join(written.split()))] = " ".join(valid_unicode(said, where, "lexicon").split())
 
 
 def pronounced(text: str, lexicon: Lexicon) -> str:
@@ -63,26 +75,44 @@ def pronounced(text: str, lexicon: Lexicon) -> str:
 
     An entry in small letters applies to any case, any other one to its own case only.
     """
-    patterns = _patterns(tuple(lexicon.items()))
-    parts: list[str] = []
-    at = 0
-    for word in _WORD.finditer(text):
-        for pattern, said in patterns.get(word[0].lower(), ()) if word.start() >= at else ():
-            if found := pattern.match(text, word.start()):
-                parts += text[at : word.start()], said
-                at = found.end()
-                break
-    return "".join([*parts, text[at:]])
+    return pronunciation(tuple(lexicon.items()))(text)
 
 
 @functools.lru_cache(maxsize=16)
-def _patterns(entries: tuple[tuple[str, str], ...]) -> dict[str, list[tuple[re.Pattern[str], str]]]:
-    """The patterns of the entries and what they are read as, by their first word: longest first, exact case first."""
-    by_word: dict[str, list[tuple[re.Pattern[str], str]]] = {}
-    for written, said in sorted(entries, key=lambda entry: (-len(entry[0]), entry[0].islower())):
-        ends_in_word = re.search(rf"[^\W{WIDE}]$", written)
-        pattern = re.escape(written).replace(r"\ ", r"\s+") + (rf"(?![^\W{WIDE}])" if ends_in_word else "")
-        flags = re.IGNORECASE if written == written.lower() else 0
-        if first := _WORD.match(written):
-            by_word.setdefault(first[0].lower(), []).append((re.compile(pattern, flags), said))
-    return by_word
+def pronunciation(entries: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
+    """The function from a text to the text as these entries say it (`pronounced`)."""
+    said_for: dict[tuple[str, ...], str] = {}
+    counts: dict[str, list[int]] = {}  # Tokens of the entries that begin with a token, the most first
+    for written, said in entries:
+        tokens = tuple(_same(token) for token in _TOKEN.findall(written))
+        said_for[tokens] = said
+        known = counts.setdefault(tokens[0].lower(), [])
+        if len(tokens) not in known:
+            bisect.insort(known, len(tokens), key=lambda count: -count)
+    return functools.partial(_said, said_for, counts)
+
+
+def _said(said_for: dict[tuple[str, ...], str], counts: dict[str, list[int]], text: str) -> str:
+    found = list(_TOKEN.finditer(text))
+    tokens = [_same(token[0]) for token in found]
+    small = [token.lower() for token in tokens]
+    parts: list[str] = []
+    at = index = 0
+    while index < len(found):
+        for count in counts.get(small[index], ()):
+            last = index + count
+            said = said_for.get(tuple(tokens[index:last]), said_for.get(tuple(small[index:last])))
+            if said is None or last > len(found):
+                continue
+            start, end = found[index].start(), found[last - 1].end()
+            if _FREE_START.match(text, start) and _FREE_END.match(text, end):
+                parts += text[at:start], said
+                at, index = end, last - 1
+                break
+        index += 1
+    return "".join([*parts, text[at:]])
+
+
+def _same(token: str) -> str:
+    """A token in one form: white space, apostrophes, and letters with accents have several."""
+    return " " if token.isspace() else unicodedata.normalize("NFC", token).replace("’", "'")
