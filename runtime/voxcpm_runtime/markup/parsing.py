@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -289,12 +291,17 @@ def _telephone(text: str, _: str | None) -> str:
 
 
 def _date(text: str, form: str | None) -> str:
-    numbers = re.findall(r"\d+", text)
-    if form is not None:
-        if len(numbers) != 3:
-            raise _Wrong(f"expected a date of three numbers ({form}), got {text!r}")
-        text = "-".join(numbers[at].zfill(2) for at in _ORDERS[form])
-    return normalized(text)
+    """The text, or without a format also words such as "May 6". Raises _Wrong for numbers that are not a date."""
+    found = re.fullmatch(r"(\d+)[\s./-]+(\d+)[\s./-]+(\d+)", text)
+    if found is None and form is None:
+        return normalized(text)
+    for name, order in _ORDERS.items():
+        year, month, day = (found[at + 1] if found else "" for at in order)
+        with contextlib.suppress(ValueError):
+            if form in (None, name) and len(year) in (2, 4):
+                datetime.date(int(year) + (2000 if len(year) == 2 else 0), int(month), int(day))
+                return normalized(text if form is None else f"{month}/{day}/{year}")
+    raise _Wrong(f"expected a date of three numbers ({form or ', '.join(_ORDERS)}), got {text!r}")
 
 
 _KINDS: dict[str, tuple[str, Callable[[str, str | None], str]]] = {

@@ -63,6 +63,10 @@ def test_a_text_in_parts(text: str, expected: list) -> None:
         ("ordinal", "112", "", "one hundred twelfth"),
         ("date", "5/6/2026", 'format="dmy"', "June fifth, twenty twenty-six"),
         ("date", "5/6/2026", "", "May sixth, twenty twenty-six"),
+        ("date", "6.5.26", 'format="mdy"', "June fifth, twenty-six"),
+        ("date", "2024-02-29", 'format="ymd"', "February twenty-ninth, twenty twenty-four"),
+        ("date", "2024-02-29", "", "February twenty-ninth, twenty twenty-four"),
+        ("date", "May 6, 2026", "", "May sixth, twenty twenty-six"),
         ("telephone", "+1 (555) 010-0123", "", "plus one, five five five, zero one zero, zero one two three"),
     ],
 )
@@ -103,6 +107,25 @@ def test_what_is_not_markup_is_an_error_with_its_place(text: str, place: str, me
     with pytest.raises(InputError, match=rf"^markup, line {place}: .*{message}") as raised:
         parts(text)
     assert raised.value.argument == "text"
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [
+        ("13/45/2020", "mdy"),
+        ("13/5/2020", "mdy"),
+        ("5/6/2020", "ymd"),
+        ("2020-02-30", "ymd"),
+        ("2020-02-30", ""),
+        ("0000-00-00", ""),
+        ("5/6/20205", "dmy"),
+        ("May 6", "mdy"),
+    ],
+)
+def test_what_is_not_a_date_is_an_error_with_its_place(written: str, form: str) -> None:
+    given = f'format="{form}"' * bool(form)
+    with pytest.raises(InputError, match=rf"line 1, column 3: expected a date .*{form}.*{written}"):
+        parts(f'a <say-as interpret-as="date" {given}>{written}</say-as>')
 
 
 LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
