@@ -71,9 +71,10 @@ class GenerationOptions:
     cfg_value: Annotated[float, Option(
         "Strength of classifier-free guidance; 1 disables it.", (0.0, 10.0),
     )] = 2.0
-    inference_timesteps: Annotated[int, Option(
+    inference_timesteps: Annotated[int | None, Option(
         "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.", (1, MAX_EULER_STEPS), "steps",
-    )] = DEFAULT_STEPS
+        default=f"{DEFAULT_STEPS}, with fast {FAST_STEPS}",
+    )] = None
     fast: Annotated[bool, Option(
         f"Use {FAST_STEPS} Euler steps: no measured increase in WER; sound quality is untested.",
         flags=("--fast",),
@@ -162,13 +163,13 @@ class GenerationOptions:
                     f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g} {option.unit}"
                 )
                 raise wrong_type(value, name, expected.rstrip())
-        if self.fast:
-            steps = self.inference_timesteps
-            if steps not in (DEFAULT_STEPS, FAST_STEPS):
-                raise InputError(
-                    f"expected fast or inference_timesteps, got both: fast means {FAST_STEPS}, not {steps}"
-                )
-            object.__setattr__(self, "inference_timesteps", FAST_STEPS)
+        steps = self.inference_timesteps
+        if self.fast and steps not in (None, FAST_STEPS):
+            raise InputError(
+                f"expected fast or inference_timesteps, got both: fast means {FAST_STEPS}, not {steps}"
+            )
+        if steps is None:
+            object.__setattr__(self, "inference_timesteps", FAST_STEPS if self.fast else DEFAULT_STEPS)
         if self.clean and self.markup:
             raise InputError("clean cannot be used with markup, whose tags it would remove; give one of them")
         if self.max_len is not None and self.max_len < self.min_len:
@@ -189,8 +190,8 @@ class GenerationOptions:
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name."""
-        values = ((declared, getattr(self, declared.name)) for declared in option_table())
-        return {declared.name: value for declared, value in values if value != declared.default}
+        usual = vars(GenerationOptions())
+        return {name: value for name, value in vars(self).items() if value != usual[name]}
 
 
 @functools.cache

@@ -29,8 +29,10 @@ def test_fast_means_five_euler_steps_unless_another_number_is_given():
         "inference_timesteps": 5,
         "fast": True,
     }
-    with pytest.raises(InputError, match="got both: fast means 5, not 6"):
-        GenerationOptions(fast=True, inference_timesteps=6)
+    for steps in (6, 10):
+        with pytest.raises(InputError, match=f"got both: fast means 5, not {steps}"):
+            GenerationOptions(fast=True, inference_timesteps=steps)
+    assert GenerationOptions(inference_timesteps=10).changed() == {}
 
 
 def test_denoise_true_is_rejected_and_false_accepted():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,8 +132,10 @@ def _json_line(text: str) -> dict[str, Any]:
 
 
 def _arguments(given: dict[str, Any], folder: Path, defaults: Arguments) -> Arguments:
-    named = {"control": defaults.control, "seed": defaults.seed, **asdict(defaults.options)}
-    named |= {name: given[name] for name in named if name in given}
+    named = {"control": defaults.control, "seed": defaults.seed, **defaults.options.changed()}
+    if given.get("fast") is not None or given.get("inference_timesteps") is not None:
+        named = {name: value for name, value in named.items() if name not in ("fast", "inference_timesteps")}
+    named |= {name: given[name] for name in ("control", "seed", *_OPTIONS) if name in given}
     named["lexicon"] = defaults.lexicon
     text = said_text(checked_text(given["text"], "text"))
     return Arguments.of(text, _recordings(given, folder, defaults.recordings), named)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -299,7 +299,7 @@ def _date(text: str, form: str | None) -> str:
         year, month, day = (found[at + 1] if found else "" for at in order)
         with contextlib.suppress(ValueError):
             if form in (None, name) and len(year) in (2, 4):
-                datetime.date(int(year) + (2000 if len(year) == 2 else 0), int(month), int(day))
+                dt.date(int(year) + (2000 if len(year) == 2 else 0), int(month), int(day))
                 return normalized(text if form is None else f"{month}/{day}/{year}")
     raise _Wrong(f"expected a date of three numbers ({form or ', '.join(_ORDERS)}), got {text!r}")
 

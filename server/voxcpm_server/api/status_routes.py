@@ -87,7 +87,7 @@ def about_router(service: Service) -> APIRouter:
     # An option's default and bounds are in the runtime's table.
     declared = get_type_hints(GenerationOptions, include_extras=True)
     options = {
-        name: (getattr(GenerationOptions, name), *get_args(declared[name])[1].bounds)
+        name: (getattr(GenerationOptions(), name), *get_args(declared[name])[1].bounds)
         for name in ("speed", "cfg_value", "inference_timesteps")
     }
     router = APIRouter(tags=["lists"])

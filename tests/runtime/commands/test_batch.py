@@ -12,6 +12,9 @@ import soundfile
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.commands import batch as commands_batch
 from voxcpm_runtime.commands import cli
+from voxcpm_runtime.commands.batch_lines import read_lines
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -188,3 +191,13 @@ def test_cluster_opens_the_bundle_of_a_checkpoint(folder, speaking, monkeypatch)
     for named in (["lines.txt", "--model-path", speaking], [speaking, "lines.txt"], ["lines.txt"]):
         assert cli.main(["batch", *named, "-o", "out", "--ray", "local"]) == 1
     assert names == [speaking, speaking, None]
+
+
+@pytest.mark.parametrize(
+    ("line", "steps"), [({"inference_timesteps": 10}, 10), ({"fast": False}, 10), ({"seed": 1}, 5)]
+)
+def test_a_line_overrides_fast(tmp_path, line, steps):
+    source = tmp_path / "lines.jsonl"
+    source.write_text(json.dumps({"text": "one.", **line}))
+    (read,) = read_lines(str(source), Arguments(options=GenerationOptions(fast=True)))
+    assert read.arguments.options.inference_timesteps == steps
