@@ -118,7 +118,7 @@ class GenerationOptions:
         default=f"from the checkpoint's `speech.json`, otherwise {SEGMENT_TOKENS}",
     )] = None
     paragraph_pause: Annotated[float, Option(
-        "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds",
+        "Silence between the paragraphs of a text.", (0.0, 60.0), "seconds",
     )] = 0.6
     speed: Annotated[float, Option(
         "Speed factor at constant pitch; also applies to pauses between paragraphs.", (0.25, 4.0),

@@ -61,7 +61,7 @@ def test_noise_is_drawn_once_a_patch_in_upstreams_shape(tts):
 
 
 def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
-    plan = tts.plan("b\n\n c", prompt_audio, "a ")
+    plan = tts.plan("b\n c", prompt_audio, "a ")
     request = utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver))
 
     # ▁ a ▁ b ▁ c, audio start, five patches

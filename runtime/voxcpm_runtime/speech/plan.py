@@ -47,7 +47,7 @@ from voxcpm_runtime.text.normalization import (
     spelled_transcript,
     warn_of_replaced,
 )
-from voxcpm_runtime.text.segments import Segment, each_segment, one_segment, require_words
+from voxcpm_runtime.text.segments import Segment, each_segment, has_blank_lines, one_segment, require_words
 from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
@@ -180,9 +180,10 @@ class Plan:
         return max(0, min(int(fits / 2 if anchored else fits), options.segment_tokens or by_profile))
 
     def fits_alone(self, text: str, *, anchored: bool = False) -> bool:
-        """Whether the text is short enough for one segment. anchored: see `max_segment_tokens`."""
+        """Whether the text is a paragraph short enough for one segment. anchored: see `max_segment_tokens`."""
         max_tokens = self.max_segment_tokens(anchored=anchored)
-        if len(text) > max(max_tokens, MIN_SEGMENT_TOKENS) * CHARACTERS_PER_TOKEN:
+        maximum = max(max_tokens, MIN_SEGMENT_TOKENS) * CHARACTERS_PER_TOKEN
+        if len(text) > maximum or has_blank_lines(text):
             return False
         return self._count_tokens(text, max_tokens) <= max_tokens
 

@@ -27,6 +27,7 @@ _SENTENCE_EDGE = 0.1
 # A longer paragraph is split in blocks of so many characters: the minimum, and per token of a segment.
 _MIN_BLOCK = 4000
 _BLOCK_CHARACTERS = 20
+_GAP = re.compile(r"\s+")
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -80,6 +81,11 @@ def require_words(text: str) -> None:
     """Raises InputError if the text has nothing to say."""
     if not has_words(text):
         raise InputError(f"no letter or digit in {text[:60]!r}; expected text to speak", argument="text")
+
+
+def has_blank_lines(text: str) -> bool:
+    """Whether the text has several paragraphs."""
+    return any(gap.count("\n") > 1 for gap in _GAP.findall(text.strip()))
 
 
 def _paragraphs(text: str, max_characters: int) -> Iterator[tuple[str, list[int], bool]]:

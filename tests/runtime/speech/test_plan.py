@@ -52,7 +52,7 @@ def sound(silence_before: int) -> tuple[np.ndarray, int]:
 
 
 def test_only_the_target_is_normalized(tts):
-    arguments = {"text": "- 5\n\n🙂 cats", "prompt_wav_path": sound(0), "prompt_text": "5  x "}
+    arguments = {"text": "- 5\n🙂 cats", "prompt_wav_path": sound(0), "prompt_text": "5  x "}
 
     # White space becomes one space before, so that only the start of a text can be a list item.
     assert text_of(sequence(tts, **arguments, normalize=True)) == "▁5▁▁x▁five▁cats"
