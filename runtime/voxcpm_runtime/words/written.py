@@ -10,7 +10,11 @@ from typing import NamedTuple
 from voxcpm_runtime.text.normalization import english_reader
 from voxcpm_runtime.text.segments import WIDE
 
-_PART = re.compile(rf"[{WIDE}]|[^\s{WIDE}]+")
+# Chinese and Japanese marks end a word without a space: 5。Hello, but not 5：30.
+_MARKS = "、。！？；"
+_PART = re.compile(
+    rf"[{WIDE}]|[^\s{WIDE}{_MARKS}]*?(?:[{_MARKS}]|[，：](?!\d))+[」』）】》〉”’]*|[^\s{WIDE}{_MARKS}]+"
+)
 
 
 class SaidSpan(NamedTuple):

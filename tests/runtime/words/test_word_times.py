@@ -143,3 +143,8 @@ def test_characters_share_the_time_of_their_word():
     assert character_times("Hi you.", words) == [
         (1.0, 1.5), (1.5, 2.0), (2.0, 2.5), (2.5, 3.0), (3.0, 3.5), (3.5, 4.0), (4.0, 4.5),
     ]  # fmt: skip
+
+
+def test_marks_without_a_space_end_a_word() -> None:
+    text = "5。Hello，「5：30。」Bye a.b，1"
+    assert [span.text for span in said_spans(text, text)] == ["5。", "Hello，", "「5：30。」", "Bye", "a.b，1"]
