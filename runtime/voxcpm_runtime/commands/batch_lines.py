@@ -195,7 +195,7 @@ def spoken_file(
             warnings.showwarning = show  # type: ignore[assignment]
             speech = tts.speak_plan(plan(tts.bundle, arguments))
             content, clipped = audio_file(output, speech.audio, speech.sample_rate)
-            times = timestamps_file(speech.words, timestamps) if timestamps else None
+            times = timestamps_file(speech.words, timestamps, arguments.text or "") if timestamps else None
     except VoxCPMError as error:
         return error
     facts = {

@@ -134,7 +134,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFl
     writes = not speech.cancelled or (flags.keep_partial and len(speech.audio) > 0)
     if writes:
         clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=flags.overwrite)
-        _write_timestamps(flags, speech.words if flags.timestamps else ())
+        _write_timestamps(flags, speech.words if flags.timestamps else (), arguments)
         if not flags.quiet:
             # The output may be standard output itself.
             typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
@@ -170,16 +170,16 @@ def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
             _write_to_pipe(pcm16(chunk).astype("<i2").tobytes())
             samples += len(chunk)
             clipped += clipped_samples(chunk)
-    _write_timestamps(flags, words)
+    _write_timestamps(flags, words, arguments)
     if not quiet:
         typer.echo(f"{samples / rate:.2f} s of speech{clipped_text(clipped)}", err=True)
     if token.cancelled:
         raise Cancelled("interrupted")
 
 
-def _write_timestamps(flags: GenerateFlags, words: Sequence[Word]) -> None:
+def _write_timestamps(flags: GenerateFlags, words: Sequence[Word], arguments: Arguments) -> None:
     if flags.timestamps is not None:
-        content = timestamps_file(words, Path(flags.timestamps).suffix.lower())
+        content = timestamps_file(words, Path(flags.timestamps).suffix.lower(), arguments.text or "")
         write_audio_file(flags.timestamps, content, overwrite=flags.overwrite)
 
 

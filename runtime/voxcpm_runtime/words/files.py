@@ -15,11 +15,12 @@ TIMESTAMP_ENDINGS = (".json", ".srt", ".vtt")
 _MAX_COLUMNS, _MAX_LINES = 42, 2  # Of a cue, as broadcasters have them
 
 
-def timestamps_file(words: Sequence[Word], ending: str) -> bytes:
+def timestamps_file(words: Sequence[Word], ending: str, text: str = "") -> bytes:
     """The content of a file of that ending, in UTF-8. Cues are cut at sentences and have at most 2 lines of 42 columns.
 
     JSON has an object of `method`, `words`, each an object of `word`, `start` and `end` in seconds, and the words that
-    are `unsaid` or `repeated` (`missed_words`). Words that are not said have no times.
+    are `unsaid` or `repeated` (`missed_words`). Words that are not said have no times. text: that of all words; its
+    paragraphs and list items end cues, too.
     """
     missed = missed_words(words)
     words = [word for word in words if word.said]
@@ -28,20 +29,22 @@ def timestamps_file(words: Sequence[Word], ending: str) -> bytes:
         document = {"method": words[0].method if words else None, "words": listed, **missed}
         return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode()
     mark, parts = (",", []) if ending == ".srt" else (".", ["WEBVTT\n"])
-    for number, (cue, lines) in enumerate(_cues(words), start=1):
+    for number, (cue, lines) in enumerate(_cues(words, text), start=1):
         times = " --> ".join(_clock(seconds, mark) for seconds in (cue[0].start, cue[-1].end))
         text = "\n".join(lines)
         parts.append(f"{number}\n{times}\n{text if mark == ',' else html.escape(text, quote=False)}\n")
     return "\n".join(parts).encode()
 
 
-def _cues(words: Sequence[Word]) -> Iterator[tuple[list[Word], list[str]]]:
+def _cues(words: Sequence[Word], text: str) -> Iterator[tuple[list[Word], list[str]]]:
     """The words of each cue, and its lines."""
     texts = [word.text for word in words]
     gaps = ["" if _columns(a[-1]) == _columns(b[0]) == 2 else " " for a, b in pairwise([" ", *texts])]
-    written = "".join(chain.from_iterable(zip(gaps, texts, strict=True)))
+    between = (text[a.place + len(a.text) : b.place] for a, b in pairwise(words))
+    breaks = ["" for _ in words[:1]] + ["\n" * gap.count("\n") for gap in between]
+    written = "".join(chain.from_iterable(zip(gaps, breaks, texts, strict=True)))
     ends = {len(written[:end].rstrip()) for end in accumulate(len(s.text) for s in each_sentence(written))}
-    reached = accumulate(len(gap) + len(text) for gap, text in zip(gaps, texts, strict=True))
+    reached = accumulate(map(len, map("".join, zip(gaps, breaks, texts, strict=True))))
     cue: list[Word] = []
     lines = [""]
     for word, gap, end in zip(words, gaps, reached, strict=True):

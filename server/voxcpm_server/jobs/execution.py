@@ -341,7 +341,7 @@ def speak_job(
     )
     encoder, piece = request.encoder(tts), _PIECE_SECONDS * tts.sample_rate
     with atomic_write(folder / SUBTITLES_FILE) as file:
-        file.write(timestamps_file(encoder.heard(speech.words), ".srt"))
+        file.write(timestamps_file(encoder.heard(speech.words), ".srt", request.input))
     with atomic_write(folder / job.audio_name) as file:
         file.write(encoder.header())
         start = b""

@@ -1,6 +1,7 @@
 """Files with the times of words: JSON, SRT and WebVTT, and the command line that writes them."""
 
 import json
+import re
 
 import pytest
 
@@ -66,6 +67,13 @@ def test_generate_writes_the_times_of_its_words(tmp_path, ending):
             "It costs $5.",
             "Really?",
         ]
+
+
+def test_cues_end_with_paragraphs_and_list_items():
+    text = "Title two\n\n1. Buy milk\n2. Sell it\nto Ann\n\n(Bye)"
+    words = [Word(m[0], m.start(), m.end(), "pauses", m.start()) for m in re.finditer(r"\S+", text)]
+    lines = timestamps_file(words, ".srt", text).decode().split("\n")
+    assert lines[2::4] == ["Title two", "1. Buy milk", "2. Sell it to Ann", "(Bye)"]
 
 
 def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_path, capsys):
