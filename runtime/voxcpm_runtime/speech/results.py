@@ -121,7 +121,7 @@ class SpokenSegment(_Missed):
     ends_paragraph: bool = False  # Whether a blank line follows in the text
     letter_times: Sequence[float] = field(default=(), repr=False)
     """When each character of `said` begins, and the last one ends, by the model's attention; empty without it."""
-    said: str = ""  # The text as it is said; empty for a part, and if an earlier release saved the segment
+    said: str = ""  # The text as it is said; empty if an earlier release saved the segment
     sample_rate: int = 0  # Hz
     start: float = 0.0  # Seconds of the speech before it, pauses included
     said_counts: Sequence[int] = field(default=(), repr=False)
@@ -133,15 +133,29 @@ class SpokenSegment(_Missed):
 
     @cached_property
     def words(self) -> tuple[Word, ...]:
-        """The words of the text, with their times in the whole speech; none of a segment that was cancelled."""
+        """The words of the text, with their times in the whole speech.
+
+        If a limit or `cancel` ended the segment, and there is no attention to tell its last word, only those that fit.
+        """
         if not self.said:
             return ()
+        seconds, count = len(self.audio) / self.sample_rate, len(self.said)
+        is_cut = not self.stopped and not self.said_counts and self.expected_seconds
+        reached = round(count * min(1.0, seconds / self.expected_seconds)) if is_cut else count  # type: ignore[operator]
         method: Method = "attention" if self.letter_times else "pauses"
-        times = self.letter_times or letter_times(self.said, self.audio, self.sample_rate)
+        times = self.letter_times or [
+            *letter_times(self.said[:reached], self.audio, self.sample_rate),
+            *[seconds] * (count - reached),
+        ]
         timed = word_times(self.text, self.said, times, start=self.start, method=method)
-        counts = word_counts(self.text, self.said, self.said_counts)
-        pairs = zip(timed, counts or [1] * len(timed), strict=True)
-        return tuple(word._replace(place=self.place + word.place, said=said) for word, said in pairs)
+        counts = word_counts(
+            self.text, self.said, self.said_counts or [1] * reached + [0] * (count - reached)
+        )
+        placed = (
+            word._replace(place=self.place + word.place, said=n)
+            for word, n in zip(timed, counts, strict=True)
+        )
+        return tuple(word for word in placed if word.said or not is_cut)
 
 
 class SuspiciousSegment(NamedTuple):

@@ -229,7 +229,7 @@ class SpeechBuilder:
         """The speech; if it was cancelled, the complete segments and the beginning of the next."""
         plan, spoken = self._plan, list(self._segments)
         if self._pieces and self._pieces[0].planned is not None:
-            spoken.append(replace(self._join(len(spoken), self._pieces[0].planned), said=""))
+            spoken.append(self._join(len(spoken), self._pieces[0].planned))
         a = plan.bundle.architecture
         latents = [np.zeros((0, a.patch_size, a.feat_dim), np.float32), *(one.latents for one in spoken)]
         if self.cancelled:

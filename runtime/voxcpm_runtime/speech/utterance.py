@@ -219,7 +219,9 @@ def attempts(
                         expected_seconds=None if seconds is None else seconds / speed,
                         planned=utterance.segment,
                         attention=None if rows is None else rows[:, utterance.text],
-                        said_counts=follower.counts() if last and follower is not None else (),
+                        said_counts=follower.counts()
+                        if follower and (last or plan.arguments.keep_partial)
+                        else (),
                     )
                     spoken.append(piece)
                     if held is not None and reason and not before:

@@ -1,9 +1,11 @@
 """Speech of the built-in voice that would skip or repeat words: seeds that did so before the text was followed."""
 
+import warnings
+
 import numpy as np
 import pytest
 
-from voxcpm_runtime import Progress, VoxCPM, WordsWarning
+from voxcpm_runtime import CancelToken, Progress, VoxCPM, WordsWarning
 from voxcpm_runtime.words.files import timestamps_file
 
 CUT = ("Hello there, my friend. How are you today?", {"voice": "emma", "seed": 0})
@@ -177,3 +179,24 @@ def test_places_are_those_in_the_whole_text(tts: VoxCPM) -> None:
     assert len(speech.segments) > 1
     assert [text[word.place :][: len(word.text)] for word in speech.words] == text.split()
     assert [word.place for word in speech.words] == sorted({word.place for word in speech.words})
+
+
+@pytest.mark.parametrize("every_word", [True, False])
+def test_words_that_a_limit_or_a_cancellation_leaves_out_have_no_times(tts: VoxCPM, every_word: bool) -> None:
+    text = "One two three four five six seven eight nine ten eleven twelve."
+    given = {"seed": 3, "every_word": every_word}
+    token = CancelToken()
+
+    def cancel(progress: Progress) -> None:
+        if progress.patches == 10:
+            token.cancel()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WordsWarning)
+        limited = tts.speak(text, max_len=10, **given)
+    cancelled = tts.speak(text, progress=cancel, cancel=token, keep_partial=True, **given)
+    for speech in (limited, cancelled):
+        said = [word for word in speech.words if word.said]
+        assert [word.text for word in said[:4]] == ["One", "two", "three", "four"]
+        assert len(said) < 8
+        assert said[-1].end <= speech.audio_seconds

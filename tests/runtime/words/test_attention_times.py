@@ -53,7 +53,7 @@ def test_a_word_after_a_pause_begins_where_the_pause_ends() -> None:
 
 def test_the_built_in_voice_has_times_from_attention() -> None:
     with VoxCPM.from_bundle() as tts:
-        speech = tts.speak("In 1999, it cost $4.20.\n\nNo more.", voice="heart", seed=1)
+        speech = tts.speak("In 1999, it cost $4.20.\nNo more.", voice="heart", seed=1)
         (first,) = speech.segments
     assert [word.text for word in speech.words] == ["In", "1999,", "it", "cost", "$4.20.", "No", "more."]
     assert {word.method for word in speech.words} == {"attention"}
