@@ -235,10 +235,8 @@ class SpeechBuilder:
         if self.cancelled:
             self._silences.pop(len(spoken), None)
         samples = sum(self._silences.values()) + sum(len(one.audio) for one in spoken)
-        audio, at = (
-            np.zeros(samples, np.float32),
-            0,
-        )  # the system gives memory only to what is written, the speech
+        # The system gives memory only to what is written: the speech.
+        audio, at = np.zeros(samples, np.float32), 0
         for index, segment in enumerate(spoken):
             at += self._silences.get(index, 0)
             audio[at : at + len(segment.audio)] = segment.audio

@@ -147,4 +147,10 @@ def test_characters_share_the_time_of_their_word():
 
 def test_marks_without_a_space_end_a_word() -> None:
     text = "5。Hello，「5：30。」Bye a.b，1"
-    assert [span.text for span in said_spans(text, text)] == ["5。", "Hello，", "「5：30。」", "Bye", "a.b，1"]
+    assert [span.text for span in said_spans(text, text)] == [
+        "5。",
+        "Hello，",
+        "「5：30。」",
+        "Bye",
+        "a.b，1",
+    ]
