@@ -68,9 +68,13 @@ def create_app(
                 await room.open()
         except InputError as error:
             failure = error
-        loading = asyncio.ensure_future(load_default_bundle(failure))
+        tasks = [
+            asyncio.ensure_future(work)
+            for work in (load_default_bundle(failure), service.bundles.unload_idle())
+        ]
         yield
-        loading.cancel()
+        for task in tasks:
+            task.cancel()
         await service.close()
 
     app = DocumentedApp(

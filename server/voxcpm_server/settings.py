@@ -89,6 +89,13 @@ class Settings:
         str | None,
         _speech("Memory limit, such as 8GB; idle bundles are closed to stay below it.", metavar="AMOUNT"),
     ] = None
+    idle_unload: Annotated[
+        str | None,
+        _speech(
+            "Time without use, such as 10m, after which a bundle is closed; the next request loads it again.",
+            metavar="DURATION",
+        ),
+    ] = None
     voice_aliases: Annotated[
         Path | None,
         _speech('JSON file of voice aliases, such as {"alloy": "ada"}; "default" is the model\'s own voice.'),

@@ -213,7 +213,7 @@ async def show_voice(name: str, service: TheService) -> VoiceDocument:
     """Show a stored or built-in voice."""
     with await service.bundles.lease() as served:
         voice = await run_in_threadpool(service.voices.shown, name, served.tts.built_in_voices)
-    return _document(voice, service)
+        return _document(voice, service)
 
 
 @voices.delete("/audio/voices/{name}", responses=ERROR_RESPONSES)

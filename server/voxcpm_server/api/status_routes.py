@@ -29,11 +29,12 @@ async def healthz() -> dict[str, str]:
 
 @probes.get("/ready", responses={503: {"description": "Loading the default bundle, or shutting down."}})
 async def ready(request: Request) -> Response:
-    """Readiness: 503 while the default bundle loads and during shutdown."""
+    """Readiness: 503 while the default bundle loads at startup and during shutdown."""
     service = get_service(request)
-    loaded = "ready" if service.bundles.is_ready else "loading"
-    status = "draining" if service.draining else loaded
-    counts = {"waiting": service.queue.waiting, "speaking": service.queue.busy}
+    status = "ready" if service.bundles.is_ready else "loading"
+    status = "draining" if service.draining else status
+    queue, loaded_bundles = service.queue, len(service.bundles.loaded)
+    counts = {"waiting": queue.waiting, "speaking": queue.busy, "loaded_bundles": loaded_bundles}
     return JSONResponse({"status": status, **counts}, 200 if status == "ready" else 503)
 
 

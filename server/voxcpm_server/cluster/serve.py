@@ -38,7 +38,9 @@ _ERROR_PREFIX = "voxcpm-coreml error: "
 _SPARE_REQUESTS = 16
 _ATTEMPTS = 2
 # Settings that only a single server supports, some of optional rooms, and their flags.
-_SINGLE_SERVER_ONLY = {"bundles": "--bundle", "jobs_folder": "--jobs-folder", "wyoming": "--wyoming"}
+_SINGLE_SERVER_ONLY = {
+    "bundles": "--bundle", "idle_unload": "--idle-unload", "jobs_folder": "--jobs-folder", "wyoming": "--wyoming"
+}  # fmt: skip
 _POLL_SECONDS = 1.0
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -24,7 +24,7 @@ _SWITCHED = 101  # status of a websocket that was accepted and closed without an
 class Metrics:
     """The metrics of one app, in its own registry: two apps in one process do not share them."""
 
-    def __init__(self, queue: FairQueue, conversations: Sized) -> None:
+    def __init__(self, queue: FairQueue, conversations: Sized, loaded_bundles: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self.requests = self.counter(
             "requests", "Requests by route and status; 499: client disconnected.", "route", "status"
@@ -48,6 +48,7 @@ class Metrics:
             ("queue_length", "Queued requests.", lambda: queue.waiting),
             ("speaking", "Texts being spoken.", lambda: queue.busy),
             ("conversations", "Open websockets and Wyoming connections.", conversations.__len__),
+            ("loaded_bundles", "Bundles in memory.", loaded_bundles),
         ):
             Gauge(f"voxcpm_{name}", description, registry=self.registry).set_function(value)
         # Memory and open files on Linux.

@@ -1,7 +1,7 @@
 """The server's bundles by model name, loaded on first use.
 
-When another bundle needs memory, the least recently used idle ones are closed. The default bundle is loaded at startup
-and never closed before shutdown.
+When another bundle needs memory, the least recently used idle ones are closed. The default bundle is loaded at startup,
+and closed before shutdown only after a time without use, like all others; the next request loads it again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import copy
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ class ServedBundle:
     source: Source
     loaded: VoxCPM | None = None  # None while the step models are not loaded
     leases: int = 0  # requests and streams that keep it open
-    last_used: float = 0.0  # when it was last requested (time.monotonic)
+    last_used: float = 0.0  # when a lease last began or ended (time.monotonic)
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -69,6 +70,7 @@ class ServedBundle:
     def release(self) -> None:
         """End a lease."""
         self.leases -= 1
+        self.last_used = time.monotonic()
 
     def __enter__(self) -> ServedBundle:
         return self
@@ -81,13 +83,15 @@ class Bundles:
     """All bundles of a server. Bound to one event loop.
 
     default: the bundle that OpenAI's model names select; one that is already open is never closed. default_name: its
-    model name; None for its generation. named: the others. max_bytes: limit on resident memory when loading. lexicon:
-    words that all of them say differently.
+    model name; None for its generation. named: the others. max_bytes: limit on resident memory when loading.
+    idle_seconds: time without a lease after which `unload_idle` closes a bundle. lexicon: words that all of them say
+    differently.
     """
 
     def __init__(
         self, default: VoxCPM | Source, default_name: str | None, named: Mapping[str, Source], *,
-        max_bytes: int | None = None, memory: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
+        max_bytes: int | None = None, idle_seconds: float | None = None,
+        memory: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
         lexicon: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._lexicon = lexicon
@@ -101,9 +105,13 @@ class Bundles:
             )
         else:
             self.default = ServedBundle(default_name or "", default)
-        self._owned = not self.is_ready
+        self._owned = not isinstance(default, VoxCPM)
+        self.is_ready = (
+            not self._owned
+        )  # whether the default bundle has been loaded, even if it is unloaded now
         self._named = {name: ServedBundle(name, source) for name, source in named.items()}
         self._max_bytes = max_bytes
+        self._idle_seconds = idle_seconds
         self._memory = memory
         self._load_lock = asyncio.Lock()
         self.failure: Exception | None = None  # why the default bundle could not be loaded
@@ -112,11 +120,6 @@ class Bundles:
     def names(self) -> tuple[str, ...]:
         """All model names: the default bundle's first, if already known, then the others."""
         return tuple(dict.fromkeys(filter(None, (self.default.name, *self._named, *OPENAI_MODELS))))
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the default bundle is loaded."""
-        return self.default.loaded is not None
 
     @property
     def all(self) -> tuple[ServedBundle, ...]:
@@ -192,11 +195,26 @@ class Bundles:
             (await self.lease()).release()
         return self.failure
 
+    async def unload_idle(self) -> None:
+        """Close bundles that have been idle for `idle_seconds`; runs until it is cancelled."""
+        while (seconds := self._idle_seconds) is not None:
+            now = time.monotonic()
+            due = {served: served.last_used + seconds for served in self._closable if not served.leases}
+            first = min(due, key=due.__getitem__, default=None)
+            if first is None or due[first] > now:
+                await asyncio.sleep(seconds if first is None else due[first] - now)
+            else:
+                await self._close(first)
+
     async def close(self) -> None:
         """Close all bundles that this server opened."""
-        for served in self.loaded:
-            if served is not self.default or self._owned:
-                await self._close(served)
+        for served in self._closable:
+            await self._close(served)
+
+    @property
+    def _closable(self) -> list[ServedBundle]:
+        """The loaded bundles that this server opened."""
+        return [served for served in self.loaded if served is not self.default or self._owned]
 
     async def _load(self, served: ServedBundle) -> None:
         try:
@@ -206,6 +224,7 @@ class Bundles:
                     await self._evict_until_fits(served, unloaded.size)
                 served.loaded = self._with_lexicon(await run_in_dedicated_thread(unloaded.load))
                 served.name = served.name or unloaded.generation
+                self.is_ready = self.is_ready or served is self.default
         except ApiError:
             raise
         except Exception as error:  # noqa: BLE001 - a damaged file may cause any
@@ -273,6 +292,17 @@ def parse_named_bundles(options: list[str] | None) -> dict[str, str]:
             raise InputError(f"--bundle: duplicate name {name}; give each bundle its own")
         named[name] = path
     return named
+
+
+_SECONDS_OF_A_UNIT = {"s": 1, "m": 60, "h": 3600}
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """Parse a duration such as "10m" into seconds. Raises InputError, which names the option."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?([smh])", text.strip())
+    if match and (seconds := float(match[1]) * _SECONDS_OF_A_UNIT[match[2]]):
+        return seconds
+    raise InputError(f"{option}: expected a duration with a unit, such as 90s, 10m or 2h, got {text!r}")
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -13,7 +13,7 @@ from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.rooms import Room, doors
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.queueing import FairQueue
-from voxcpm_server.speech.served_bundles import Bundles, Source, parse_bytes
+from voxcpm_server.speech.served_bundles import Bundles, Source, parse_bytes, parse_seconds
 from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
 from voxcpm_server.streams.conversations import OpenConversations
 
@@ -38,10 +38,13 @@ class Service:
         self.queue = FairQueue(settings.concurrency, settings.queue, per_key)
         maximum = settings.max_conversations
         self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
-        self.metrics = Metrics(self.queue, self.conversations)
         max_bytes = parse_bytes(settings.max_memory, "--max-memory") if settings.max_memory else None
+        idle = parse_seconds(settings.idle_unload, "--idle-unload") if settings.idle_unload else None
         lexicon = lexicon_entries(settings.lexicon)
-        self.bundles = Bundles(default, settings.model_name, named, max_bytes=max_bytes, lexicon=lexicon)
+        self.bundles = Bundles(
+            default, settings.model_name, named, max_bytes=max_bytes, idle_seconds=idle, lexicon=lexicon
+        )
+        self.metrics = Metrics(self.queue, self.conversations, lambda: len(self.bundles.loaded))
         self.streams: set[Stream[Any]] = set()
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         self.draining = False  # whether the server is shutting down: it finishes the requests in progress

@@ -13,14 +13,23 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from websockets.sync.client import connect
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_runtime import BundleError, InputError, VoxCPM, pcm16
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.rooms import AllSettings as Settings
-from voxcpm_server.speech.served_bundles import Bundles, Unloaded, parse_bytes, parse_named_bundles
+from voxcpm_server.speech.served_bundles import (
+    Bundles,
+    Unloaded,
+    parse_bytes,
+    parse_named_bundles,
+    parse_seconds,
+)
+from waiting import until
 
 SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
 
@@ -177,6 +186,65 @@ def test_memory_amounts_require_a_unit() -> None:
     for wrong in ("", "8", "GB", "-1GB", "8 parsecs", "0GB", "1e3MB"):
         with pytest.raises(InputError, match="--max-memory: expected an amount with a unit"):
             parse_bytes(wrong, "--max-memory")
+
+
+def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time() -> None:
+    async def asked() -> None:
+        shelf = Shelf(idle_seconds=0.2)
+        assert await shelf.bundles.load_default() is None
+        unloading = asyncio.create_task(shelf.bundles.unload_idle())
+        with await shelf.bundles.lease("a"):
+            await asyncio.sleep(0.5)
+            assert shelf.closed == ["default"]
+        # The time starts when the last use ends.
+        ended = time.monotonic()
+        while shelf.closed != ["default", "a"]:
+            assert time.monotonic() < ended + 20
+            await asyncio.sleep(0.02)
+        assert time.monotonic() > ended + 0.2
+        assert shelf.bundles.is_ready
+        leased = await asyncio.gather(*(shelf.bundles.lease() for _ in range(3)))
+        assert shelf.loads == ["default", "a", "default"]
+        assert len({served.tts for served in leased}) == 1
+        unloading.cancel()
+
+    asyncio.run(asked())
+
+
+def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path: Path) -> None:
+    settings = Settings(voices_folder=tmp_path, max_jobs=0, idle_unload="0.5s")
+    app = create_app(source_of(DEFAULT_BUNDLE, "int8"), settings, Keys(()))
+    running = ServerOnLoopback(app, settings)
+
+    def ready() -> tuple[int, int]:
+        answer = httpx2.get(f"{running.url}/ready")
+        return answer.status_code, answer.json()["loaded_bundles"]
+
+    def said() -> bytes:
+        return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "model": "tts-1"}).content
+
+    try:
+        first = said()
+        until(lambda: ready() == (200, 0))
+        assert "voxcpm_loaded_bundles 0.0" in httpx2.get(f"{running.url}/metrics").text
+        assert said() == first
+        # Open text in fragments is a use, even while it has nothing to say.
+        with connect(running.url.replace("http", "ws") + "/v1/audio/stream") as socket:
+            socket.send('{"type": "start"}')
+            socket.recv()
+            time.sleep(1.5)
+            assert ready() == (200, 1)
+        until(lambda: ready() == (200, 0))
+    finally:
+        running.stop()
+
+
+def test_durations_require_a_unit() -> None:
+    texts = ("90s", "10m", " 1.5 h ")
+    assert [parse_seconds(text, "--idle-unload") for text in texts] == [90, 600, 5400]
+    for wrong in ("", "10", "m", "-1m", "0m", "10 parsecs", "1e3s", "nans"):
+        with pytest.raises(InputError, match="--idle-unload: expected a duration with a unit"):
+            parse_seconds(wrong, "--idle-unload")
 
 
 def test_bundle_option_has_a_name_and_a_path() -> None:
