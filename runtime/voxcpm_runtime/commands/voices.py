@@ -82,7 +82,7 @@ def list_voices() -> None:
         typer.echo(f"{name}: {described}")
     for name, voice in built_in_voices().items():
         if name not in own:
-            typer.echo(f"{name}: built in; {_description(voice)}")
+            typer.echo(f"{name}: built in; {voice.header.provenance['sound']}; {_description(voice)}")
 
 
 @voices.command("show")

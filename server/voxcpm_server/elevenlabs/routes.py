@@ -163,9 +163,12 @@ async def _voices(service: Service) -> list[dict[str, Any]]:
     with await service.bundles.lease() as served:
         listed = await run_in_threadpool(service.voices.listed, served.tts.built_in_voices)
     return [
-        {"voice_id": one["id"], "name": one["name"], "category": "cloned" if one["stored"] else "premade"}
+        {
+            "voice_id": one["id"], "name": one["name"], "description": one["sound"],
+            "category": "cloned" if one["stored"] else "premade",
+        }
         for one in listed
-    ]
+    ]  # fmt: skip
 
 
 @router.get("/voices", tags=["lists"])

@@ -42,12 +42,17 @@ class StoredVoices:
         return list(dict.fromkeys([DEFAULT_VOICE, *stored, *built_in, *aliases, *OPENAI_VOICES]))
 
     def listed(self, built_in: Voices) -> list[dict[str, Any]]:
-        """All names, with the kind of each voice."""
+        """All names, with the kind of each voice, and how a built-in one sounds."""
         stored = set(self._stored_names())
+        own = {name: voice for name, voice in built_in.items() if name not in stored}
         return [
-            {"id": name, "name": name, "stored": name in stored, "built_in": name in built_in.keys() - stored}
+            {
+                "id": name, "name": name, "stored": name in stored, "built_in": name in own,
+                "alias": name in self._aliases,
+                "sound": own[name].header.provenance.get("sound") if name in own else None,
+            }
             for name in self.names(built_in)
-        ]
+        ]  # fmt: skip
 
     def named(self, name: str, built_in: Voices) -> Voice | None:
         """The voice for a name or alias; None for the checkpoint's own."""

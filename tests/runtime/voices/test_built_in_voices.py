@@ -41,6 +41,11 @@ def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts: VoxCPM)
         assert name in stated
         assert "Kokoro-82M" in voice.header.provenance["speaker"]
         assert voice.header.provenance["licence"] == "Apache-2.0"
+        # The README's table has the same words.
+        nation, who, *words = voice.header.provenance["sound"].replace(",", "").split()
+        line = next(line for line in stated.splitlines() if line.startswith(f"| {who[:-2]}en |"))
+        cell = line.split("|")[{"American": 2, "British": 3}[nation]]
+        assert (f"{name} ({' '.join(words)})" if words else name) in cell
 
 
 def test_every_interface_accepts_a_built_in_voice_by_name(tts: VoxCPM, folder: Path) -> None:

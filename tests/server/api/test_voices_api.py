@@ -17,6 +17,8 @@ from voxcpm_server.settings import OPENAI_VOICES
 from voxcpm_server.speech.stored_voices import read_aliases
 
 TRANSCRIPT = "Hello there, this is a test of the server."
+PLAIN = {"alias": False, "sound": None}
+HEART = {"alias": False, "sound": "American woman, unhurried"}
 SAID = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 5}
 
 
@@ -46,9 +48,9 @@ def test_voice_lifecycle(serve: Callable[..., Any], recording: bytes, tts: Any, 
     assert made.json()["consent"] is True
     assert made.json()["prompt_seconds"] == pytest.approx(2.4, abs=0.2)
     assert httpx2.get(f"{voices}/ada").json() == made.json()
-    assert {"id": "ada", "name": "ada", "stored": True, "built_in": False} in httpx2.get(voices).json()[
-        "voices"
-    ]
+    assert {"id": "ada", "name": "ada", "stored": True, "built_in": False, **PLAIN} in httpx2.get(
+        voices
+    ).json()["voices"]
 
     stored = Voice.load(tmp_path / "voices" / "ada.voice")
     assert stored.header.provenance["consent"] == "stated"
@@ -167,7 +169,7 @@ def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
         (found,) = [voice for voice in httpx2.get(voices).json()["voices"] if voice["id"] == "heart"]
         return dict(found)
 
-    assert listed() == {"id": "heart", "name": "heart", "stored": False, "built_in": True}
+    assert listed() == {"id": "heart", "name": "heart", "stored": False, "built_in": True, **HEART}
     assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] > 4
     assert httpx2.get(f"{voices}/heart/preview", timeout=60).status_code == 200
     answer = httpx2.delete(f"{voices}/heart")
@@ -177,7 +179,7 @@ def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
     )
 
     assert upload(running.url, recording, name="heart").status_code == 201
-    assert listed() == {"id": "heart", "name": "heart", "stored": True, "built_in": False}
+    assert listed() == {"id": "heart", "name": "heart", "stored": True, "built_in": False, **PLAIN}
     assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] < 4
     assert httpx2.delete(f"{voices}/heart").status_code == 200
     assert listed()["built_in"] is True
@@ -195,7 +197,7 @@ def test_stored_voice_named_default_is_ignored(
     expected = pcm16(tts.generate("Hello.", seed=5, retry_badcase=False))
     assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
     assert httpx2.get(f"{url}/v1/audio/voices").json()["voices"][0] == {
-        "id": "default", "name": "default", "stored": False, "built_in": False,
+        "id": "default", "name": "default", "stored": False, "built_in": False, **PLAIN,
     }  # fmt: skip
     assert httpx2.get(f"{url}/v1/audio/voices/default").status_code == 404
     assert httpx2.delete(f"{url}/v1/audio/voices/default").status_code == 200
