@@ -22,6 +22,7 @@ from voxcpm_server.speech.speech_responses import with_send_timeout
 
 router = APIRouter(tags=["jobs"])
 _MAX_LISTED = 1000
+_EXCERPT_CHARACTERS = 120
 _SUBTITLES = "application/x-subrip"
 _PART = {"Content-Range": header("Byte range and total size.", "string")}
 State = Literal["queued", "waiting", "running", "done", "failed"]
@@ -44,6 +45,7 @@ class JobDocument(BaseModel):
     response_format: str
     seed: int
     characters: int
+    excerpt: str  # the beginning of its text
     created_at: int
     started_at: int | None
     ended_at: int | None
@@ -198,6 +200,7 @@ def _document(job: Job, jobs: Jobs) -> JobDocument:
         "state": "waiting" if job.state == QUEUED and error is not None else job.state,
         "voice": fields["voice"] if isinstance(fields["voice"], str) else fields["voice"]["id"],
         "characters": len(fields["input"]),
+        "excerpt": fields["input"][:_EXCERPT_CHARACTERS],
         "created_at": int(job.created),
         "started_at": job.started and int(job.started),
         "ended_at": job.ended and int(job.ended),

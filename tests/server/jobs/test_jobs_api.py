@@ -37,6 +37,7 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
         len(text),
         "default",
     )
+    assert job["excerpt"] == text[:120]
     done = client.ended(job["id"])
     assert (done["state"], done["segments_done"], done["segments"]) == ("done", 1, 1)
     assert done["created_at"] <= done["started_at"] <= done["ended_at"]
