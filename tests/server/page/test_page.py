@@ -116,6 +116,9 @@ def test_the_word_that_is_said_is_marked(visit: Callable[..., Any], server: Any)
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
     marks = page.evaluate("marks")
     assert [mark["word"] for mark in marks] == ["It", "costs", "$4.20,", "said", "Ada."]
+    # It neither covers the space after a word nor stays on the last word.
+    assert page.eval_on_selector_all("#words *", "(all) => all.every((one) => !/\\s/.test(one.textContent))")
+    expect(page.locator("#words .said")).to_have_count(0)
     times = [mark["now"] for mark in marks]
     assert times == sorted(times)
     # Four words are read in "$4.20".

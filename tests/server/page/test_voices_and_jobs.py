@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -56,15 +57,42 @@ def test_voice_is_recorded_previewed_used_and_deleted(
     assert not (tmp_path / "voices" / "ada.voice").exists()
 
 
+def test_voices_are_listed_once_with_how_they_sound(
+    visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "aliases.json").write_text('{"nova": "heart"}')
+    page = visit(serve(voice_aliases=tmp_path / "aliases.json").url).page
+    expect(page.locator("#voice optgroup")).to_have_count(2)
+    groups = page.eval_on_selector_all(
+        "#voice optgroup",
+        "(all) => all.map((one) => [one.label, [...one.children].map((voice) => voice.textContent)])",
+    )
+    (built_in, voices), (other, aliases) = groups
+    assert (built_in, other, aliases) == ("Built in", "Other names", ["nova"])
+    assert len(voices) == 13
+    assert "michael – American man, low and slow" in voices
+    assert all(voice.split(" – ")[1].startswith(("American ", "British ")) for voice in voices)
+
+
+@pytest.mark.parametrize("ending", ["flac", "m4a", "mov"])
 def test_voice_is_created_from_a_file(
-    visit: Callable[..., Any], serve: Callable[..., Any], spoken: Any, tmp_path: Path
+    visit: Callable[..., Any], serve: Callable[..., Any], spoken: Any, tmp_path: Path, ending: str
 ) -> None:
     running = serve()
     page = visit(running.url).page
-    soundfile.write(tmp_path / "ben.flac", spoken.audio, spoken.sample_rate)
+    if ending == "flac":
+        soundfile.write(tmp_path / "ben.flac", spoken.audio, spoken.sample_rate)
+    else:
+        with av.open(tmp_path / f"ben.{ending}", "w") as file:
+            stream = file.add_stream("aac", rate=spoken.sample_rate, layout="mono")
+            frame = av.AudioFrame.from_ndarray(spoken.audio[None], "fltp", "mono")
+            frame.sample_rate = spoken.sample_rate
+            file.mux([*stream.encode(frame), *stream.encode(None)])
+    # A file chooser offers only these.
+    assert {f".{ending}", "audio/*"} <= set(page.get_attribute("#voice-file", "accept").split(","))
     page.click("#new-voice")
     page.fill("#voice-name", "ben")
-    page.set_input_files("#voice-file", tmp_path / "ben.flac")
+    page.set_input_files("#voice-file", tmp_path / f"ben.{ending}")
     page.fill("#transcript", "Hello there, this is a test of the server.")
     page.check("#consent")
     page.click("#voice-form [type=submit]")
@@ -81,6 +109,13 @@ def test_jobs_are_submitted_polled_saved_and_deleted(
     download = page.locator("#job-list").get_by_role("button", name="Download")
     expect(download).to_be_enabled(timeout=60_000)
     expect(page.locator("#job-list")).to_contain_text(f"{len(said) / 24000:.1f} s of speech")
+    expect(page.locator("#job-list li p").first).to_have_text(TEXT)
+    expect(page.locator("#job-list")).to_contain_text(f" · default · WAV · {len(TEXT)} characters · ")
+    expect(page.locator("#job-list audio")).to_be_hidden()
+    page.locator("#job-list").get_by_role("button", name="Play").click()
+    player = page.locator("#job-list audio")
+    expect(player).to_be_visible()
+    expect(player).to_have_js_property("duration", len(said) / 24000)
     with page.expect_download() as saved:
         download.click()
     content = Path(saved.value.path()).read_bytes()

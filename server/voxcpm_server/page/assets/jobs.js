@@ -1,4 +1,4 @@
-// Jobs: submit, poll, download, delete.
+// Jobs: submit, poll, play, download, delete.
 
 import { capitalize, fetchOk, pathSegment } from "./server.js";
 import { save } from "./wav.js";
@@ -18,9 +18,11 @@ export class Jobs {
     this.#page = page;
     this.#offered = about.jobs;
     element("jobs").hidden = !about.jobs;
-    element("submit-job").addEventListener("click", () => {
-      if (element("speak").reportValidity()) page.attempt(() => this.#submit());
-    });
+    for (const id of ["submit-job", "offered-job"]) {
+      element(id).addEventListener("click", () => {
+        if (element("speak").reportValidity()) page.attempt(() => this.#submit());
+      });
+    }
     document.addEventListener("visibilitychange", () => document.hidden || page.attempt(() => this.list(), { background: true }));
   }
 
@@ -36,7 +38,9 @@ export class Jobs {
       show(this.#jobs.get(job.id), job);
     }
     for (const id of gone) {
-      this.#jobs.get(id).item.remove();
+      const { item, player } = this.#jobs.get(id);
+      URL.revokeObjectURL(player.src);
+      item.remove();
       this.#jobs.delete(id);
     }
     // In the server's order. Move only what must move, as a moved entry loses focus.
@@ -57,9 +61,20 @@ export class Jobs {
     await this.list();
   }
 
-  async #save(id, format) {
-    const answer = await fetchOk(`${PATH}/${pathSegment(id)}/audio`);
-    save(await answer.blob(), `${id}.${format}`);
+  async #audio(id) {
+    return (await fetchOk(`${PATH}/${pathSegment(id)}/audio`)).blob();
+  }
+
+  /** Replaces the button by a player. */
+  async #play(id, { play, player }) {
+    play.disabled = true;
+    try {
+      player.src = URL.createObjectURL(await this.#audio(id));
+      player.hidden = false;
+      play.hidden = true;
+    } finally {
+      play.disabled = false;
+    }
   }
 
   async #delete(id) {
@@ -73,15 +88,22 @@ export class Jobs {
   #entry(id) {
     const entry = { item: document.createElement("li"), line: document.createElement("p") };
     entry.bar = document.createElement("progress");
-    entry.download = button("Download", () => this.#page.attempt(() => this.#save(id, entry.format)));
+    entry.text = document.createElement("p");
+    entry.player = new Audio();
+    Object.assign(entry.player, { controls: true, autoplay: true, hidden: true });
+    entry.play = button("Play", () => this.#page.attempt(() => this.#play(id, entry)));
+    entry.download = button("Download", () =>
+      this.#page.attempt(async () => save(await this.#audio(id), `${id}.${entry.format}`)),
+    );
     const remove = button("Delete", () => this.#page.attempt(() => this.#delete(id)));
     const row = document.createElement("div");
     row.className = "row";
-    row.append(entry.download, remove);
-    entry.line.id = `job-${id}`;
-    entry.bar.setAttribute("aria-labelledby", entry.line.id);
-    for (const each of [entry.download, remove]) each.setAttribute("aria-describedby", entry.line.id);
-    entry.item.append(entry.line, entry.bar, row);
+    row.append(entry.play, entry.download, remove);
+    entry.line.className = "hint";
+    entry.text.id = `job-${id}`;
+    for (const each of [entry.bar, entry.player]) each.setAttribute("aria-labelledby", entry.text.id);
+    for (const each of [entry.play, entry.download, remove]) each.setAttribute("aria-describedby", entry.text.id);
+    entry.item.append(entry.text, entry.line, entry.bar, entry.player, row);
     return entry;
   }
 }
@@ -89,12 +111,22 @@ export class Jobs {
 /** Updates a job's entry. */
 function show(entry, job) {
   entry.format = job.response_format;
-  const line = `${new Date(job.created_at * 1000).toLocaleString()} · ${job.characters.toLocaleString("en")} characters · ${description(job)}`;
+  entry.text.textContent ||= job.excerpt + (job.excerpt.length < job.characters ? " …" : "");
+  const facts = [
+    new Date(job.created_at * 1000).toLocaleString(),
+    job.voice,
+    job.response_format.toUpperCase(),
+    `${job.characters.toLocaleString("en")} characters`,
+    description(job),
+  ];
+  const line = facts.join(" · ");
   if (entry.line.textContent !== line) entry.line.textContent = line;
   entry.bar.hidden = job.state !== "running";
   // Without a value the bar is indeterminate.
   if (job.segments > 1) Object.assign(entry.bar, { max: job.segments, value: job.segments_done });
-  entry.download.disabled = job.state !== "done";
+  entry.play.disabled = entry.download.disabled = job.state !== "done";
+  // Raw samples have no header that a browser could read.
+  entry.play.hidden = !entry.player.hidden || job.response_format === "pcm";
 }
 
 function description({ state, error, audio_seconds: seconds, remaining_seconds: left }) {

@@ -12,9 +12,10 @@ import { Waveform } from "./waveform.js";
 
 const SKIP_SECONDS = 1;
 const SAMPLE_TEXT = "Welcome! Whatever you write here is spoken by this server. Change the text, choose a voice, and press Speak.";
-const KEY_REQUIRED = ["speak-button", "preview", "new-voice", "submit-job"];
+const KEY_REQUIRED = ["speak-button", "preview", "new-voice", "submit-job", "offered-job"];
 const DELAY_STEP_SECONDS = 5;
 const VISITED = "voxcpm-coreml-visited";
+const TYPED = "voxcpm-coreml-text";
 // Sample rate to start with if the model's is still unknown.
 const DEFAULT_RATE = 44_100;
 const element = (id) => document.getElementById(id);
@@ -113,7 +114,7 @@ async function speak() {
           waveform.push(piece);
           show();
         },
-        (words) => speech === current && element("words").append(...words.map(wordElement)),
+        (words) => speech === current && element("words").append(...words.flatMap((word) => [wordElement(word), " "])),
       ),
     );
   } finally {
@@ -169,7 +170,10 @@ function show() {
   element("play").lastElementChild.textContent = player.playing ? "Pause" : "Play";
   // Another format would need the whole speech again.
   element("download").disabled = !samples || busy || (settings.format !== "wav" && !speech.whole);
-  element("download").textContent = `Download ${settings.format.toUpperCase()}`;
+  const outdated = Boolean(samples) && speech.request.input !== element("text").value;
+  element("result").classList.toggle("outdated", outdated);
+  element("outdated").hidden = !outdated;
+  element("download").textContent = `Download ${settings.format.toUpperCase()}${outdated ? " of the earlier text" : ""}`;
   element("first-audio").textContent = speech?.firstAudio ? `${speech.firstAudio.toFixed(2)} s` : "–";
   element("real-time-factor").textContent = speech?.realTimeFactor ? speech.realTimeFactor.toFixed(2) : "–";
   element("gaps").textContent = samples ? String(player.gaps) : "–";
@@ -192,13 +196,14 @@ function showPosition() {
 
 function wordElement({ word }) {
   const made = document.createElement("span");
-  made.textContent = `${word} `;
+  made.textContent = word;
   return made;
 }
 
 /** Marks the word that is said at this time. */
 function markWord(seconds) {
-  const index = player.samples ? speech.words.findLastIndex((word) => word.start_ms <= 1000 * seconds) : -1;
+  const isSaid = ({ start_ms: start, end_ms: end }) => start <= 1000 * seconds && 1000 * seconds < end;
+  const index = player.samples ? speech.words.findLastIndex(isSaid) : -1;
   const word = element("words").children[index];
   const marked = element("words").querySelector(".said");
   if (word === marked) return;
@@ -281,6 +286,7 @@ function addListeners() {
   settings.addEventListener("change", () => {
     showPrograms();
     show();
+    sessionStorage.setItem(TYPED, element("text").value);
   });
 }
 
@@ -299,7 +305,7 @@ async function fetchAbout() {
 
 async function begin() {
   about = await fetchAbout();
-  if (!localStorage.getItem(VISITED)) element("text").value ||= SAMPLE_TEXT;
+  element("text").value ||= sessionStorage.getItem(TYPED) ?? (localStorage.getItem(VISITED) ? "" : SAMPLE_TEXT);
   localStorage.setItem(VISITED, "yes");
   settings = new Settings(about);
   const page = { attempt, say, sure, model: () => settings.model, request };

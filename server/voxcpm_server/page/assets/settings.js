@@ -71,11 +71,12 @@ export class Settings extends EventTarget {
   }
 
   #changed() {
-    const { characters } = this.#about.limits;
+    const { characters, job_characters: jobCharacters = 0 } = this.#about.limits;
     // Code points, as on the server.
     const length = [...this.#field("text").value].length;
     this.#field("characters").value = `${length.toLocaleString("en")} of ${characters.toLocaleString("en")}`;
     this.#field("characters").classList.toggle("too-many", length > characters);
+    this.#field("job-offer").hidden = !this.#about.jobs || length <= characters || length > jobCharacters;
     this.#field("speed-shown").value = `${this.#field("speed").valueAsNumber} ×`;
     this.#field("cfg_value-shown").value = this.#field("cfg_value").valueAsNumber.toFixed(1);
     this.#field("instructions-field").hidden = this.model.takes_instructions === false;

@@ -7,7 +7,6 @@ import { Waveform } from "./waveform.js";
 import { fillOptions } from "./settings.js";
 
 const DEFAULT = "default";
-const SUGGESTED_TEXT = "The birch canoe slid on the smooth planks, and the boy was there when the sun rose.";
 const element = (id) => document.getElementById(id);
 
 export class Voices {
@@ -43,7 +42,7 @@ export class Voices {
     element("recording-hint").textContent = Microphone.allowed
       ? `Record a few seconds of clear speech, or choose an audio file; at most ${maxSeconds} s.`
       : `Choose an audio file of at most ${maxSeconds} s. Browsers allow recording only on localhost and over HTTPS.`;
-    element("record").disabled = !Microphone.allowed;
+    element("record").disabled = element("read-aloud").hidden = !Microphone.allowed;
   }
 
   /** Fetches the list and selects a voice if it exists. */
@@ -52,16 +51,21 @@ export class Voices {
     const others = [];
     this.#builtIn = [];
     this.#own = [];
-    for (const { id, stored, built_in: builtIn } of voices) {
-      if (id !== DEFAULT) (builtIn ? this.#builtIn : stored ? this.#own : others).push(id);
+    for (const { id, stored, built_in: builtIn, alias } of voices) {
+      if (id === DEFAULT) continue;
+      if (builtIn) this.#builtIn.push(id);
+      else if (stored) this.#own.push(id);
+      // OpenAI's names are for programs; here they would list the same voices again.
+      else if (alias) others.push(id);
     }
+    const sounds = new Map(voices.map(({ id, sound }) => [id, sound ? `${id} – ${sound}` : id]));
     const list = element("voice");
     fillOptions(list, [[DEFAULT, "Default"]]);
     for (const [label, ids] of [["Built in", this.#builtIn], ["Your own", this.#own], ["Other names", others]]) {
       if (!ids.length) continue;
       const group = document.createElement("optgroup");
       group.label = label;
-      fillOptions(group, ids.map((id) => [id, id]));
+      fillOptions(group, ids.map((id) => [id, sounds.get(id)]));
       list.append(group);
     }
     list.value = voices.some(({ id }) => id === chosen) ? chosen : DEFAULT;
@@ -126,7 +130,6 @@ export class Voices {
     element("new-voice").setAttribute("aria-expanded", String(open));
     if (open) {
       element("transcript").required = this.#page.model().needs_transcript === true;
-      element("transcript").placeholder = SUGGESTED_TEXT;
       element("voice-name").focus();
       return;
     }
@@ -171,7 +174,7 @@ export class Voices {
     element("record").setAttribute("aria-pressed", "false");
     element("record").lastElementChild.textContent = "Record again";
     element("level").hidden = true;
-    if (!element("transcript").value) element("transcript").value = SUGGESTED_TEXT;
+    if (!element("transcript").value) element("transcript").value = element("suggestion").textContent;
     this.#setRecording(encodeWav(microphone.pieces, microphone.rate));
   }
 
