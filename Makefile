@@ -117,12 +117,15 @@ test-swift: $(STAMP)  ## the Swift package on Linux against Python: minutes; VOX
 CLIENTS := .venv-clients
 
 # Pipecat and LiveKit need more packages than this project, in their own versions. If pip cannot install them, their
-# tests are skipped; in continuous integration (CI is set) that is an error.
+# tests are skipped, as is the one of ElevenLabs' JavaScript SDK without npm; in continuous integration (CI is set)
+# that is an error.
 $(CLIENTS)/.installed: tests/agents/requirements.txt
 	@echo "Installing the clients"
 	@$(PYTHON) -m venv $(CLIENTS)
 	@if $(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -r $<; then touch $@; \
 	  else rm -rf $(CLIENTS); echo "pip cannot install Pipecat's and LiveKit's packages here (see above)"; fi
+	@test ! -e $@ || npm install --silent --no-save --prefix $(CLIENTS) @elevenlabs/elevenlabs-js@2.73.0 || \
+	  echo "npm cannot install ElevenLabs' JavaScript SDK here"
 
 clients: $(CLIENTS)/.installed  ## the environment of test-clients, in .venv-clients
 
