@@ -41,7 +41,8 @@ PEFT_CONFIG_FILE = "adapter_config.json"
 _LATEST = (
     "latest"  # Upstream's training keeps its newest LoRA under this name, next to those of earlier steps
 )
-_SUFFIXES = (".safetensors", ".ckpt", ".pth", ".bin")
+_UPSTREAM_SUFFIXES = (".safetensors", ".ckpt", ".pth")
+_SUFFIXES = (*_UPSTREAM_SUFFIXES, ".bin")
 _PEFT_KEY = re.compile(r"(?:\.default)?(?:\.weight)?$")  # After lora_A and lora_B
 _A, _B = "lora_A", "lora_B"
 # A layer's name without its position in the stack: base_lm.layers.3.self_attn.q_proj -> base_lm.q_proj.
@@ -82,7 +83,10 @@ class LoraConfig(BaseModel):
 
 
 class Lora:
-    """An opened LoRA that fits an architecture. weights, config_file: paths of its files; the latter may be None."""
+    """An opened LoRA that fits an architecture.
+
+    weights, config_file: paths of its files; the latter may be None. is_peft: whether it has the settings of PEFT.
+    """
 
     def __init__(
         self,
@@ -104,9 +108,9 @@ class Lora:
         self._hint = f"it was trained on {base}" if differs else "is it for another model?"
         found = self._layers_with_weights(layers)
         self.config = _assumed(self._shapes) if config_file is None else _config(config_file, document)
+        self.is_peft = config_file is not None and config_file.name == PEFT_CONFIG_FILE
         # PEFT applies all weights that it saves.
-        peft = config_file is not None and config_file.name == PEFT_CONFIG_FILE
-        self._merged = [layer for layer in found if peft or self.config.enables(layer)]
+        self._merged = [layer for layer in found if self.is_peft or self.config.enables(layer)]
         self._skipped = [layer for layer in found if layer not in self._merged]
         if not self._merged:
             raise CheckpointError(
@@ -150,6 +154,20 @@ class Lora:
             return weight
         a, b = (self._file.read(self._keys[f"{layer}.{half}"]).to(torch.float32) for half in (_A, _B))
         return torch.addmm(weight, b, a, alpha=self.config.alpha / self.config.r)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the linear layers that it updates."""
+        return tuple(self._merged)
+
+    def renamed_tensors(self) -> dict[str, torch.Tensor]:
+        """All its tensors by upstream's names, `layer.lora_A` (r, in) and `layer.lora_B` (out, r).
+
+        Empty if the file has these names already, in a format that upstream reads.
+        """
+        if self.weights.suffix in _UPSTREAM_SUFFIXES and all(name == key for name, key in self._keys.items()):
+            return {}
+        return {name: self._file.read(key) for name, key in self._keys.items()}
 
     def record(self) -> MergedLora:
         """The manifest's entry for this LoRA."""

@@ -23,6 +23,7 @@ from unittest import mock
 import numpy as np
 import soundfile
 import torch
+from safetensors.torch import save_file
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, MissingExtraError
@@ -105,7 +106,8 @@ def load_upstream(
 
     dtype: arithmetic of everything but the AudioVAE, which is always float32 in upstream; overrides config.json's.
     max_length: positions of upstream's KV caches; overrides config.json's, which may need much memory and time.
-    lora: a LoRA that upstream applies to the checkpoint's weights, with its `LoRAConfig` and `load_lora_weights`.
+    lora: a LoRA that upstream applies to the checkpoint's weights, with its `LoRAConfig` and `load_lora_weights`. One
+    in another form is renamed for it.
     Raises CheckpointError if config.json is not VoxCPM's, MissingExtraError if voxcpm is not installed.
     """
     folder = Path(folder).resolve()
@@ -123,13 +125,33 @@ def load_upstream(
         lora_config = None if lora is None else _lora_config(model_class, lora)
         model = model_class.from_local(view, optimize=False, device="cpu", lora_config=lora_config)
         if lora is not None:
-            model.load_lora_weights(str(lora.weights))
+            _load_lora(model, lora, Path(view))
         model.text_tokenizer = _own_tokenizer(folder) or model.text_tokenizer
     return model
 
 
+def _load_lora(model: Any, lora: Lora, folder: Path) -> None:
+    """Load a LoRA's weights with upstream's method, which ignores names that it does not know."""
+    if lora.is_peft:
+        from voxcpm.modules.layers.lora import LoRALinear
+
+        # PEFT wraps any layer, upstream's `LoRAConfig` only some.
+        for layer in lora.layers:
+            parent, _, name = layer.rpartition(".")
+            base = model.get_submodule(layer)
+            wrapped = LoRALinear(base, lora.config.r, lora.config.alpha).to(base.weight.dtype)
+            setattr(model.get_submodule(parent), name, wrapped.eval())
+    weights = lora.weights
+    if tensors := lora.renamed_tensors():
+        weights = folder / "lora_weights.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
+    model.load_lora_weights(str(weights))
+
+
 def _lora_config(model_class: Any, lora: Lora) -> Any:
-    """Upstream's `LoRAConfig`, parsed from lora_config.json by upstream's class, not ours."""
+    """Upstream's `LoRAConfig`, parsed from lora_config.json by upstream's class, not ours; None for PEFT's form."""
+    if lora.is_peft:
+        return None
     config_class = sys.modules[model_class.__module__].LoRAConfig
     if lora.config_file is not None:
         return config_class(**json.loads(lora.config_file.read_text(encoding="utf-8"))["lora_config"])
