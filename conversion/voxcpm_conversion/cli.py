@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -26,21 +26,12 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, KVCache, Target
-from voxcpm_conversion.alignment import with_alignment
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import (
-    OWN_LAYOUT,
-    Report,
-    check_checkpoint,
-    check_forms,
-    check_solver_steps,
-    layout_writer,
-)
-from voxcpm_conversion.convert import convert as convert_checkpoint
-from voxcpm_conversion.core_ml.packages import why_not_compiled
-from voxcpm_conversion.recipes import base_lm_parts, check_split
+from voxcpm_conversion.forms import OWN_LAYOUT, check_solver_steps, layout_writer
 from voxcpm_conversion.replacing import bundle_folder
 
+if TYPE_CHECKING:
+    from voxcpm_conversion.checkpoint import Checkpoint
+    from voxcpm_conversion.convert import Report
 DEFAULT_MAX_LENGTH = 1024
 """Default of `--max-length`, unless the checkpoint supports fewer positions."""
 SOLVER_STEPS = 10
@@ -139,6 +130,14 @@ def convert(
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
     caches = _kv_cache(kv_cache)
+    # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
+    from voxcpm_conversion.alignment import with_alignment
+    from voxcpm_conversion.checkpoint import Checkpoint
+    from voxcpm_conversion.convert import check_checkpoint, check_forms
+    from voxcpm_conversion.convert import convert as convert_checkpoint
+    from voxcpm_conversion.core_ml.packages import why_not_compiled
+    from voxcpm_conversion.recipes import base_lm_parts, check_split
+
     # Before a download, and before weights are read.
     forms = {
         "--target": deployment != TARGETS[0], "--kv-cache": kv_cache != KV_CACHES[0],

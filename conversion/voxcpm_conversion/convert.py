@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
-from voxcpm_constants.bounds import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import (
     CONFIG_FILE,
@@ -31,6 +30,7 @@ from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.core_ml.packages import compile_packages
+from voxcpm_conversion.forms import check_solver_steps
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import check_weights
@@ -41,10 +41,6 @@ from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
 """report(step model, stage, done, total): progress of a stage of a step model."""
-
-OWN_LAYOUT = "bundle"
-LAYOUTS = {"fluid": "fluid.layout"}
-"""Other layouts of a folder with step models, each the module of an optional room."""
 
 
 def convert(
@@ -142,20 +138,6 @@ def _add_step_model(
             )
 
 
-def layout_writer(layout: str) -> ModuleType:
-    """The module with `check` and `write` for a layout other than our own. Raises InputError for an unknown one."""
-    try:
-        return importlib.import_module(f"voxcpm_conversion.{LAYOUTS[layout]}")
-    except (KeyError, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name != f"voxcpm_conversion.{layout}":
-            raise
-        known = ", ".join((OWN_LAYOUT, *LAYOUTS))
-        missing = (
-            f"expected one of {known}" if layout not in LAYOUTS else "this installation lacks it; reinstall"
-        )
-        raise InputError(f"--layout {layout}: {missing}") from None
-
-
 def check_forms(
     precisions: Sequence[Precision],
     sizes: StepSizes,
@@ -186,14 +168,6 @@ def check_forms(
     if max(sizes.prefill_chunks) > sizes.kv_length:
         raise InputError(
             f"--prefill-chunk {max(sizes.prefill_chunks)} does not fit into a KV cache of {sizes.kv_length} positions"
-        )
-
-
-def check_solver_steps(steps: int) -> None:
-    """Check the Euler steps of `locdit_solve`, 0 for none. Raises InputError for a number out of range."""
-    if steps and not MIN_SOLVER_STEPS <= steps <= MAX_EULER_STEPS:
-        raise InputError(
-            f"--solver-steps {steps}: expected {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, or 0 for none"
         )
 
 

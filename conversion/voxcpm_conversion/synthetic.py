@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,14 +30,9 @@ from voxcpm_constants.tokenizer_file import TOKENIZER_FILE
 from voxcpm_conversion.checkpoint import VAE_PREFIX
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE, MODEL_FILES, TOKENIZER_COMPANIONS, VAE_FILES
 from voxcpm_conversion.modules.voxcpm import expected_shapes
+from voxcpm_conversion.synthetic_presets import Dtype
 from voxcpm_conversion.weight_files import Shape
 
-Dtype = Literal["bfloat16", "float16", "float32"]
-DTYPES: dict[Dtype, torch.dtype] = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int32: "I32"}
 
 # Trained language models have a few channels far larger than the others: the hard case for fp16 and int8.
@@ -71,7 +66,7 @@ def write_synthetic_checkpoint(
     architecture = Architecture.from_document(dict(architecture_json))
     if not (tokenizer / TOKENIZER_FILE).is_file():
         raise CheckpointError(f"{tokenizer}: expected a folder with {TOKENIZER_FILE} to copy")
-    model, vae = _Weights(architecture, seed).stored(DTYPES[dtype])
+    model, vae = _Weights(architecture, seed).stored(getattr(torch, dtype))
     place = Path(os.path.realpath(folder))
     try:
         if os.path.lexists(place) and (not place.is_dir() or any(place.iterdir())):

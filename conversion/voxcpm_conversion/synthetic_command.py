@@ -11,8 +11,7 @@ import typer
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.json_files import read_json
-from voxcpm_conversion.synthetic import DTYPES, write_synthetic_checkpoint
-from voxcpm_conversion.synthetic_presets import VOCABULARY, presets, write_tokenizer
+from voxcpm_conversion.synthetic_presets import DTYPES, VOCABULARY, presets, write_tokenizer
 
 
 def synthesize_checkpoint(
@@ -42,6 +41,9 @@ def synthesize_checkpoint(
         raise InputError(
             f"vocab_size {vocabulary}: the generated tokenizer needs {VOCABULARY}; pass another with --tokenizer"
         )
+    # With PyTorch.
+    from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+
     with tempfile.TemporaryDirectory() as made:
         source = tokenizer or write_tokenizer(Path(made))
         write_synthetic_checkpoint(output, document, seed=seed, dtype=dtype, tokenizer=source)

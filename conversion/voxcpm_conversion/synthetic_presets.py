@@ -10,9 +10,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from voxcpm_constants.tokenizer_file import AUDIO_END, AUDIO_START, REFERENCE_END, REFERENCE_START
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 VOCABULARY = 512
 

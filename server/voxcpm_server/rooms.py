@@ -13,11 +13,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter
-
 from voxcpm_server.settings import Settings
 
 if TYPE_CHECKING:
+    from fastapi import APIRouter
+
     from voxcpm_server.speech.service import Service
 
 _DOORS = {

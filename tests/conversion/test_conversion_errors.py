@@ -119,9 +119,7 @@ def stop(*_):
 
 def test_max_length_defaults_to_the_checkpoints(checkpoint, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "voxcpm_conversion.cli.convert_checkpoint", lambda *_, **given: stop(asked.append(given))
-    )
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **given: stop(asked.append(given)))
     config = json.loads((checkpoint / "config.json").read_text())
     for longest, expected in ((512, 512), (9, 9), (4096, 1024)):
         (checkpoint / "config.json").write_text(json.dumps({**config, "max_length": longest}))

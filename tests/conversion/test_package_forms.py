@@ -71,7 +71,7 @@ def test_command_passes_options(
         asked.append(given)
         raise InputError("far enough")
 
-    monkeypatch.setattr("voxcpm_conversion.cli.convert_checkpoint", noted)
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", noted)
     forms = (
         "--max-length", "128", "--kv-cache", "rows", "--solver-steps", "100", "--split-gigabytes", "1.1e-4",
         "--prefill-chunk", "8",
@@ -128,7 +128,7 @@ def test_caches_unsupported_by_the_neural_engine_are_named(
     def ended(*_, **__):
         raise InputError("far enough")
 
-    monkeypatch.setattr("voxcpm_conversion.cli.convert_checkpoint", ended)
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", ended)
     monkeypatch.setenv("COLUMNS", "500")
     cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *options])
     said = capsys.readouterr().err

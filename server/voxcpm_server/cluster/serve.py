@@ -27,10 +27,10 @@ from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.cluster.cluster import LOCAL, check_cluster, cluster, open_same_bundle, portable_name
 from voxcpm_server.cluster.options import ClusterSettings
-from voxcpm_server.command import listening_socket
 from voxcpm_server.errors import RETRY_SECONDS
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.middleware.metrics import count_suspicious_warnings
+from voxcpm_server.process import listening_socket
 
 _APP = "voxcpm-coreml"
 _ERROR_PREFIX = "voxcpm-coreml error: "
