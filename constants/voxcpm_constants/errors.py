@@ -1,4 +1,4 @@
-"""Errors that users can cause and fix; all derive from `VoxCPMError`.
+"""Errors that users can cause and fix, which derive from `VoxCPMError`, and warnings, from `VoxCPMWarning`.
 
 Each message is one line: what was expected, what was found, what to do. The command line prints it and exits with
 `exit_code`; users of the library catch `VoxCPMError`.
@@ -6,8 +6,11 @@ Each message is one line: what was expected, what was found, what to do. The com
 
 from __future__ import annotations
 
+import errno
+import inspect
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,10 +19,35 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
+_MAX_START, _MAX_END = 400, 150  # Characters of a message that is too long; its end says what to do
+
+
+def shortened(message: str) -> str:
+    """A message without its middle if it is very long, as it may quote what was passed, whatever its length."""
+    if len(message) <= _MAX_START + _MAX_END:
+        return message
+    return f"{message[:_MAX_START]} … {message[-_MAX_END:]}"
+
+
 class VoxCPMError(Exception):
     """Base class of errors caused by the input."""
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
+
+
+class VoxCPMWarning(UserWarning):
+    """Base class of this project's warnings; the command line shows no others."""
+
+
+def warn(message: str | VoxCPMWarning, category: type[VoxCPMWarning] = VoxCPMWarning) -> None:
+    """Warn at the line that called this project, however deep the warning arose."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("voxcpm_", "contextlib")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(shortened(message) if isinstance(message, str) else message, category, stacklevel=level)
 
 
 class CheckpointError(VoxCPMError):
@@ -75,9 +103,21 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
         raise kind(system_reason(error)) from error
 
 
-def is_out_of_memory(error: ImportError) -> bool:
-    """Whether a library could not be loaded for lack of memory, by the system loader's message."""
-    return re.search("failed to map segment|[Cc]annot allocate memory", str(error)) is not None
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a library could not be loaded, or failed, for lack of memory, by the loader's or PyTorch's message."""
+    return re.search("failed to map segment|[Cc]an(no|')t allocate memory", str(error)) is not None
+
+
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether memory, descriptors or threads ran out, so that what could not be read need not be damaged."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORTAGES):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def first_line(error: BaseException) -> str:

@@ -162,15 +162,14 @@ def convert(
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
     sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
     check_forms(precisions, sizes, deployment, caches)
-    console = progress_console()
     for remark in _remarks(opened, sizes, deployment):
-        console.print(remark)
+        _say(remark)
     if split_gigabytes is not None:
         count = base_lm_parts(opened.architecture, precisions, split_gigabytes)
         sizes = sizes.model_copy(update={"base_lm_parts": count})
     check_checkpoint(opened, sizes)
     remarks: list[str] = []
-    with _progress(console) as report:
+    with _progress() as report:
         if alignment:
             sizes = with_alignment(sizes, opened, partial(report, BASE_LM_STEP), remarks.append)
         manifest = convert_checkpoint(
@@ -185,20 +184,18 @@ def convert(
             report=report,
         )
     for remark in remarks:
-        console.print(remark)
+        _say(remark)
     if deployment != CORE_AI and (reason := why_not_compiled(deployment)):
-        console.print(f"No .mlmodelc: {reason}.")
+        _say(f"No .mlmodelc: {reason}.")
     if merged := manifest.source.lora:
-        console.print(
+        _say(
             f"merged {merged.name} (r {merged.r}, alpha {merged.alpha}) into {merged.weights} weights: "
             f"{', '.join(merged.modules)}"
         )
     if not manifest.source.licence:
-        console.print(
-            "Neither speech.json nor README.md states the checkpoint's licence: the model card has none."
-        )
+        _say("Neither speech.json nor README.md states the checkpoint's licence: the model card has none.")
     size = sum(record.bytes for record in manifest.files.values())
-    console.print(
+    _say(
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
         f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
     )
@@ -224,14 +221,13 @@ def _write_layout(
     *,
     overwrite: bool,
 ) -> None:
-    console = progress_console()
     for remark in opened.lora.remarks() if opened.lora else ():
-        console.print(remark)
-    with _progress(console) as report:
+        _say(remark)
+    with _progress() as report:
         room.write(
             opened, output, precisions=precisions, positions=positions, overwrite=overwrite, report=report
         )
-    console.print(f"{output}: six packages in {', '.join(precisions)}")
+    _say(f"{output}: six packages in {', '.join(precisions)}")
 
 
 def _precisions(requested: list[str]) -> list[Precision]:
@@ -265,14 +261,16 @@ def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[s
         )
 
 
-def progress_console() -> Console:
-    """A console on the current standard error, which keeps working while converters are silenced."""
-    return Console(file=sys.stderr)
+def _say(line: str) -> None:
+    # Not wrapped, whatever the width.
+    typer.echo(line, err=True)
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Report]:
+def _progress() -> Iterator[Report]:
     """A progress bar per step model. It starts at the first report, so that an earlier error stays one line."""
+    # Keeps the current standard error, which converters replace.
+    console = Console(file=sys.stderr)
     if not console.is_terminal:
         with progress_lines() as note:
             yield lambda model, stage, done, total: note(f"{model}: {stage}")

@@ -6,6 +6,7 @@ keys, range checks and the table in docs/python.md follow. Does not import numpy
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -232,4 +233,9 @@ def checked_options(kwargs: Mapping[str, Any]) -> GenerationOptions:
         raise InputError(
             "streaming is not supported: use generate for whole speech, generate_streaming for chunks"
         )
+    names = [declared.name for declared in option_table()]
+    if unknown := [name for name in options if name not in names]:
+        close = difflib.get_close_matches(unknown[0], names, 1, 0.5)
+        hint = f"did you mean {close[0]}?" if close else "see GenerationOptions for those that exist"
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: {hint}")
     return GenerationOptions(**options)

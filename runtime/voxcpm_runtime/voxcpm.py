@@ -322,9 +322,13 @@ class VoxCPM:
     def _planned(self, utterance: AnyArguments) -> Plan:
         if isinstance(utterance, Arguments):
             return plan(self.bundle, utterance)
-        return (
-            self.plan(utterance) if isinstance(utterance, str) else self.plan(**{"text": None, **utterance})
-        )
+        if isinstance(utterance, str):
+            return self.plan(utterance)
+        if not isinstance(utterance, Mapping) or "text" not in utterance:
+            raise wrong_type(
+                utterance, "it", "a text, or a mapping with the key 'text' and other arguments by name"
+            )
+        return self.plan(**utterance)
 
     def _stream(
         self,

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from voxcpm_constants.errors import MissingExtraError
+from voxcpm_constants.errors import MissingExtraError, shortened
 from voxcpm_runtime import BundleError, Cancelled, InputError, VoxCPMError
 
 _log = logging.getLogger("voxcpm_server")
@@ -49,7 +49,7 @@ class ApiError(HTTPException):
         self, status: int, message: str, *, param: str | None = None, code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(status, " ".join(message.split()), dict(headers or {}))
+        super().__init__(status, shortened(" ".join(message.split())), dict(headers or {}))
         self.param = param
         self.code = code or _CODES.get(status)
 

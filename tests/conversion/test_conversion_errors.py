@@ -128,6 +128,16 @@ def test_max_length_defaults_to_the_checkpoints(checkpoint, tmp_path, monkeypatc
         assert max(asked[-1]["sizes"].prefill_chunks) <= expected
 
 
+def test_a_remark_is_one_line_at_any_width(checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **__: stop())
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "[made] up": 1}))
+
+    assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment"]) == 130
+    assert "config.json: ignored unknown keys [made] up\n" in capsys.readouterr().err
+
+
 @pytest.fixture
 def package(tiny_bundle, tmp_path):
     name = "locdit_step.mlpackage"

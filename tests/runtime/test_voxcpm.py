@@ -4,7 +4,7 @@ import warnings
 import numpy as np
 import pytest
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, VoxCPMWarning
 from voxcpm_runtime.speech.results import TooLongWarning
 from voxcpm_runtime.speech.utterance import utterance
 
@@ -147,8 +147,11 @@ def test_unspoken_characters_are_warned_about(tts, monkeypatch):
     known = "0123456789"  # a vocabulary without digits is one of letters, whose texts are spelled
     monkeypatch.setattr(tts.bundle.tokenizer, "unknown_characters", lambda text: "" if text == known else "☃")
 
-    with pytest.warns(UserWarning, match="no token for '☃'"):
-        tts.generate(TEXT, seed=1)
+    for call in (tts.generate, lambda text, seed: list(tts.generate_streaming(text, seed=seed))):
+        with pytest.warns(VoxCPMWarning, match="no token for '☃'") as caught:
+            call(TEXT, seed=1)
+        # At the line that called.
+        assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_overlong_prompt_is_rejected_before_encoding(tts, models):
@@ -166,7 +169,8 @@ def test_overlong_prompt_is_rejected_before_encoding(tts, models):
     ("call", "message"),
     [
         (lambda tts: list(tts.speak_each("hi.")), "utterances must be a list of texts, .*, got 'hi.'"),
-        (lambda tts: tts.batch([{"seed": 5}]), "utterance 1: the text must be a str, got NoneType"),
+        (lambda tts: tts.batch(["a", None]), "utterance 2: it must be a text, or a mapping .*, got None"),
+        (lambda tts: tts.batch([{"seed": 5}]), "utterance 1: .* with the key 'text' .*, got {'seed': 5}"),
         (
             lambda tts: tts.generate("hi.", voice=5),
             "voice must be a Voice, its name, or the path of its file",

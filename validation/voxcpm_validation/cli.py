@@ -84,23 +84,23 @@ def _show(findings: Report, bundle: Path, report: Path | None) -> None:
     """Print the tables and the verdict, and write the report and the bundle's model card."""
     from voxcpm_validation.report import add_to_model_card
 
-    out, console = Console(), Console(stderr=True)
+    out = Console()
     for title, header, rows in findings.tables():
         out.print(_narrow_table(title, header, rows), "")
     if report is not None:
         findings.write(report)
-        console.print(f"written: {report / 'validation.json'}, {report / 'validation.md'}")
+        typer.echo(f"written: {report / 'validation.json'}, {report / 'validation.md'}", err=True)
     card = bundle / MODEL_CARD_FILE
     try:
         if add_to_model_card(bundle, findings):
-            console.print(f"written: {card}")
+            typer.echo(f"written: {card}", err=True)
     except OSError as error:
-        console.print(f"not written: {card} ({os_reason(error)})")
-    lines = [("", findings.notes), ("[red]below its floor:[/red] ", findings.failures())]
+        typer.echo(f"not written: {card} ({os_reason(error)})", err=True)
+    lines = [("", findings.notes), (typer.style("below its floor: ", "red"), findings.failures())]
     for start, found in (*lines, ("not judged: ", findings.unjudged())):
         for line in found:
-            console.print(f"{start}{line}")
-    out.print(f"[bold]{findings.verdict()}[/bold]")
+            typer.echo(f"{start}{line}", err=True)
+    typer.echo(typer.style(findings.verdict(), bold=True))
 
 
 def _narrow_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

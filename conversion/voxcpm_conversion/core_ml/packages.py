@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from voxcpm_constants.errors import core_ml_reason
+from voxcpm_constants.errors import core_ml_reason, warn
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
@@ -146,10 +145,9 @@ def compile_packages(workspace: Workspace, manifest: Manifest) -> None:
         try:
             workspace.add(compiled, partial(_compile, workspace.folder / name))
         except RuntimeError as error:
-            warnings.warn(
+            warn(
                 f"{name}: no .mlmodelc, since Core ML on {macos()} rejects it ({core_ml_reason(error)}); "
-                "to run it here, convert with another --target or --precision",
-                stacklevel=2,
+                "to run it here, convert with another --target or --precision"
             )
 
 

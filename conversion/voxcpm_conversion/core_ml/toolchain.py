@@ -26,6 +26,9 @@ _PROGRESS_BARS = (
     ("coremltools.optimize.coreml._post_training_quantization", "tqdm"),
 )
 
+_STAGES = {"Frontend": "translating", "pipeline": "optimizing"}
+"""Part of a progress bar's description -> what it is called here."""
+
 # Optional imports of coremltools that take two seconds, for kinds of models that this project does not convert.
 _UNUSED = ("torchao", "transformers")
 
@@ -91,6 +94,7 @@ def stages_reported(report: StageReport) -> Iterator[None]:
     """Redirect coremltools' progress bars to `report`, and suppress its warnings."""
 
     def bar(items: Iterable[Any], desc: str = "", **_: Any) -> Iterator[Any]:
+        desc = next((stage for name, stage in _STAGES.items() if name in desc), "compressing")
         total = len(items) if isinstance(items, Sized) else 0
         for done, item in enumerate(items):
             report(desc, done, total)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.audio.reading import resample
-from voxcpm_runtime.storage.atomic_file import atomic_file, refuse_inputs, replaced_file
+from voxcpm_runtime.storage.atomic_file import access_error, atomic_file, refuse_inputs, replaced_file
 
 
 class _Format(NamedTuple):
@@ -66,7 +65,7 @@ def check_output_path(
                 f"{path}: cannot be written, because {nearest} is not a folder; choose another path"
             )
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise access_error(nearest)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
     return path

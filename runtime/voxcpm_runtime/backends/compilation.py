@@ -14,13 +14,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from voxcpm_constants.errors import core_ml_reason, os_reason
+from voxcpm_constants.errors import core_ml_reason, os_reason, warn
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
 LOCK_SECONDS = 1800
@@ -67,10 +66,9 @@ class CompiledPackage:
             return self.cached(damaged)
         except (OSError, NotImplementedError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else "the file system has no locks"
-            warnings.warn(
+            warn(
                 f"{cache_folder(_FOLDER)}: compiled step models cannot be saved ({reason}), so every start recompiles "
-                f"them; free space, or set {CACHE_VARIABLE} to another folder",
-                stacklevel=2,
+                f"them; free space, or set {CACHE_VARIABLE} to another folder"
             )
         folder = Path(tempfile.mkdtemp(prefix="voxcpm-coreml-compiled-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)

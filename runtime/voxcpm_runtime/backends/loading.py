@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,7 +12,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
-from voxcpm_constants.errors import BundleError, InputError, first_line
+from voxcpm_constants.errors import BundleError, InputError, first_line, warn
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_SOLVE, STEP_MODEL_NAMES, Precision, StepModel
@@ -130,7 +129,7 @@ def place_step_models(
         except BundleError as error:
             if not has_fallback or not all(is_auto(compute_units, name) for name in selected):
                 raise
-            warnings.warn(f"{error}; using the portable backend", stacklevel=2)
+            warn(f"{error}; using the portable backend")
             chosen = "portable"
     if chosen == "portable":
         return {

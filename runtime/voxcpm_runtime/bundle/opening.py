@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import load_constants
-from voxcpm_constants.errors import BundleError, InputError, first_line
+from voxcpm_constants.errors import BundleError, InputError, first_line, is_shortage
 from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     MANIFEST_DIGEST_FILE,
@@ -73,7 +73,7 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
     try:
         return _open_folder(locate_bundle(path, precision), precision, verify=verify)
     except BundleError as error:
-        if path is not None:
+        if path is not None or is_shortage(error):
             raise
         raise BundleError(
             f"the built-in voice of this installation is damaged ({error}); install voxcpm-coreml again, with "

@@ -20,12 +20,20 @@ from typing import Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import SYSTEM_ERRORS, VoxCPMError, is_out_of_memory, system_reason
+from voxcpm_constants.errors import (
+    SYSTEM_ERRORS,
+    VoxCPMError,
+    VoxCPMWarning,
+    is_out_of_memory,
+    shortened,
+    system_reason,
+)
 from voxcpm_runtime.commands.help import SETTINGS, PlainCommand, PlainGroup
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
+PIPE_CLOSED = 141  # 128 + SIGPIPE, as a shell reports a reader that has closed the pipe
 _USER_ERROR = 2
 
 _MODULES = {
@@ -56,19 +64,41 @@ _WITHOUT_EXTRA = {"voxcpm": "--no-deps voxcpm==2.0.3"}
 """Module that no extra installs, because its requirements are gigabytes -> arguments of pip."""
 
 
+class _StandardOutput(io.FileIO):
+    """Standard output whose errors name it. After one it writes to nowhere: Python would try again when it exits."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            error.filename = "standard output"
+            raise
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 2 with one line on standard error for a user's error, 130 for Ctrl-C."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    out = sys.__stdout__
+    if out is not None and sys.stdout is out:
         # As on standard error: a name or a sign that the locale's encoding lacks is no reason to fail.
-        sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_StandardOutput(out.fileno(), "wb", closefd=False)),
+            encoding=out.encoding, errors="backslashreplace", line_buffering=out.line_buffering,
+        )  # fmt: skip
     if sys.stderr is None:
         # Closed by the caller (`2>&-`): without this, a file opened later would get its descriptor.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
     argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    # PyTorch's C++ side logs its guesses about the processor.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # numpy multiplies little here, but OpenBLAS starts a thread per core, and idle ones spin for 0.1 s during start-up.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with warnings.catch_warnings():
-        warnings.simplefilter("default", UserWarning)
+        # Those of libraries are for developers.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", VoxCPMWarning)
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
             return _run(argv)
@@ -78,15 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _print_error(system_reason(error), _USER_ERROR)
         except (KeyboardInterrupt, typer.Abort):
             return _print_error("interrupted", INTERRUPTED)
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             module = (error.name or "").partition(".")[0]
             extras = [extra for extra, modules in _EXTRAS.items() if module in modules]
-            if isinstance(error, ModuleNotFoundError) and extras:
-                extra = argv[0] if argv[0] in extras else extras[0]
-                install = _WITHOUT_EXTRA.get(module, f'"voxcpm-coreml[{extra}]"')
-                return _print_error(
-                    f"{argv[0]} needs {error.name}; install it with: pip install {install}", _USER_ERROR
-                )
+            if not extras:
+                raise
+            extra = argv[0] if argv[0] in extras else extras[0]
+            install = _WITHOUT_EXTRA.get(module, f'"voxcpm-coreml[{extra}]"')
+            return _print_error(
+                f"{argv[0]} needs {error.name}; install it with: pip install {install}", _USER_ERROR
+            )
+        except (ImportError, RuntimeError) as error:
             if is_out_of_memory(error):
                 return _print_error(system_reason(MemoryError()), _USER_ERROR)
             raise
@@ -126,6 +158,9 @@ def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(build_app(arguments[0]))
     try:
         result = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    except SystemExit:
+        # typer's end of a command whose output nobody reads any more.
+        return PIPE_CLOSED
     except Exception as error:
         # A usage error: of click's class, or of typer's own copy of click in newer releases.
         if not hasattr(error, "format_message"):
@@ -166,13 +201,12 @@ def _summary(entry: EntryPoint) -> str:
     return (ast.get_docstring(described) or "").partition("\n")[0]
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
-    if issubclass(category, UserWarning):
-        typer.echo(f"warning: {message}", err=True)
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    typer.echo(f"warning: {message}", err=True)
 
 
 def _print_error(message: str, code: int) -> int:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    typer.echo(f"error: {shortened(' '.join(message.split()))}", err=True)
     return code
 
 

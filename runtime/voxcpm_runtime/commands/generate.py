@@ -14,7 +14,7 @@ from types import FrameType
 
 import typer
 
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import check_output_path, write_audio, write_audio_file
@@ -44,7 +44,6 @@ from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS, timestamps_file
 from voxcpm_runtime.words.words import Word
 
 STANDARD_OUTPUT = "-"
-PIPE_CLOSED = 141  # Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it
 # `design` accepts these options only to reject them by name.
 _VOICE_OPTIONS = ("voice", *(field.name for field in fields(RecordingArguments)))
 
@@ -167,7 +166,8 @@ def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
     samples = clipped = 0
     with interruptible(token):
         for chunk in tts.stream_plan(planned, first_chunk_patches=1):
-            _write_to_pipe(pcm16(chunk).astype("<i2").tobytes())
+            sys.stdout.buffer.write(pcm16(chunk).astype("<i2").tobytes())
+            sys.stdout.buffer.flush()
             samples += len(chunk)
             clipped += clipped_samples(chunk)
     _write_timestamps(flags, words, arguments)
@@ -181,20 +181,6 @@ def _write_timestamps(flags: GenerateFlags, words: Sequence[Word], arguments: Ar
     if flags.timestamps is not None:
         content = timestamps_file(words, Path(flags.timestamps).suffix.lower(), arguments.text or "")
         write_audio_file(flags.timestamps, content, overwrite=flags.overwrite)
-
-
-def _write_to_pipe(content: bytes) -> None:
-    try:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
-    except OSError as error:
-        # Python flushes standard output at exit, and would report the error again.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        if isinstance(error, BrokenPipeError):
-            raise typer.Exit(PIPE_CLOSED) from None
-        raise InputError(f"standard output: cannot be written ({os_reason(error)})") from None
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from voxcpm_runtime.voices.voice import Voice
 FindVoice = Callable[[str], Voice | None]
 
 _MAX_PAUSE = 60.0
+_MIN_RATE, _MAX_RATE = 0.25, 4.0
 _LANGUAGE = {"xml:lang"}
 _ATTRIBUTES = {
     "speak": {"version", *_LANGUAGE}, "p": _LANGUAGE, "s": _LANGUAGE, "voice": {"name", *_LANGUAGE},
@@ -86,15 +87,19 @@ def stored_voice(name: str) -> Voice | None:
     return VoiceStore().load(name)
 
 
-def spoken_parts(text: str, paragraph_pause: float, find_voice: FindVoice = stored_voice) -> tuple[Part, ...]:
+def spoken_parts(
+    text: str, paragraph_pause: float, find_voice: FindVoice = stored_voice, speed: float = 1.0
+) -> tuple[Part, ...]:
     """The parts of a marked-up text. paragraph_pause: seconds between <p>. find_voice: the voice of a name.
+
+    speed: the call's, which rates multiply.
 
     Raises InputError, with line and column, for invalid markup, and if no text is left.
     """
     source = Source(text)
     parser = make_parser()
     parser.forbid_dtd = True
-    handler = _Handler(parser, paragraph_pause, find_voice)
+    handler = _Handler(parser, paragraph_pause, find_voice, speed)
     parser.setContentHandler(handler)
     problem, place = "", (1, 0)
     try:
@@ -124,9 +129,9 @@ class _Scope:
 
 
 class _Handler(ContentHandler):
-    def __init__(self, parser: Any, paragraph_pause: float, find_voice: FindVoice) -> None:
+    def __init__(self, parser: Any, paragraph_pause: float, find_voice: FindVoice, speed: float) -> None:
         super().__init__()
-        self._parser = parser
+        self._parser, self._speed = parser, speed
         self._paragraph_pause, self._find_voice = paragraph_pause, find_voice
         self._scopes = [_Scope()]
         self._parts: list[Part] = []
@@ -162,6 +167,10 @@ class _Handler(ContentHandler):
             scope = replace(scope, rate=scope.rate * scope.here * _rate(given["rate"]), here=1.0)
         elif "rate" in given:
             scope = replace(scope, here=_rate(given["rate"]))
+        rate = scope.rate * scope.here
+        if not _MIN_RATE <= rate * self._speed <= _MAX_RATE:
+            times = f"a rate of {rate:g} times the call's speed of {self._speed:g}"
+            raise _Wrong(f"expected a speed from {_MIN_RATE} to {_MAX_RATE:g} in all, got {times}")
         if name == HERE:
             self._scopes[-1] = scope
         self._scopes.append(scope)
@@ -246,9 +255,11 @@ def _rate(value: str) -> float:
         sign, factor = found[1], float(found[2]) / (100 if found[3] else 1)
         if not sign or found[3]:
             factor = factor if not sign else 1 + factor * (1 if sign == "+" else -1)
-            if 0.25 <= factor <= 4:
+            if _MIN_RATE <= factor <= _MAX_RATE:
                 return factor
-        raise _Wrong(f"expected a rate from 0.25 to 4, such as 1.2, 120% or +20%, got {value!r}")
+        raise _Wrong(
+            f"expected a rate from {_MIN_RATE} to {_MAX_RATE:g}, such as 1.2, 120% or +20%, got {value!r}"
+        )
     return _choice(value, _RATES, "rate")
 
 

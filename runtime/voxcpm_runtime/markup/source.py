@@ -31,6 +31,7 @@ class Source:
         self._text = text = text.replace("\r\n", "\n").replace("\r", "\n")
         # Where pieces begin in the XML, and in the text.
         self._starts, self._origins = [0], [0]
+        self._spelling: int | None = None  # Where the open [spell] is
         self.xml = ""
         as_xml = str if "<" in text else escape
         is_document = text.lstrip().startswith(("<speak", "<?", "<!"))
@@ -38,6 +39,8 @@ class Source:
         for match in _MARK.finditer(text):
             pieces += (as_xml(text[at : match.start()]), at), (self._element(match), match.start())
             at = match.end()
+        if self._spelling is not None:
+            raise self._error(self._spelling, "[spell] needs [/spell] after it")
         pieces += (as_xml(text[at:]), at), ("" if is_document else "</speak>", len(text))
         length = 0
         for piece, origin in pieces:
@@ -58,6 +61,11 @@ class Source:
                 f"expected [pause 0.5s], [voice NAME], [rate 1.2] or [spell]…[/spell], got {match[0]}; "
                 r"write \[ for a bracket that is read",
             )
+        if match["tag"] == "/spell" and self._spelling is None:
+            raise self._error(match.start(), "expected [spell] before [/spell]")
+        if match["tag"] != "/spell" and self._spelling is not None:
+            raise self._error(match.start(), f"expected text only from [spell] to [/spell], got {match[0]}")
+        self._spelling = match.start() if match["tag"] == "spell" else None
         return element.format(quoteattr(value))
 
     def error(self, line: int, column: int, problem: str) -> InputError:

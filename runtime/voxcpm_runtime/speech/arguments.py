@@ -211,5 +211,6 @@ def parts_of(text: str, arguments: Arguments) -> tuple[Part, ...]:
         from voxcpm_runtime.markup.parsing import spoken_parts, stored_voice
     except ImportError as error:
         raise MissingExtraError(f"markup needs {error.name}: reinstall voxcpm-coreml") from None
-    pause = arguments.options.paragraph_pause / arguments.options.speed
-    return spoken_parts(text, pause, arguments.find_voice or stored_voice)
+    speed = arguments.options.speed
+    pause = arguments.options.paragraph_pause / speed
+    return spoken_parts(text, pause, arguments.find_voice or stored_voice, speed)

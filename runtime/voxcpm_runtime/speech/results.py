@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from voxcpm_constants.errors import VoxCPMWarning
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.sequence import Latents
@@ -226,7 +227,7 @@ class Speech(_Missed):
         return self.elapsed_seconds / self.audio_seconds if len(self.audio) else float("inf")
 
 
-class SuspiciousWarning(UserWarning):
+class SuspiciousWarning(VoxCPMWarning):
     """Speech whose length does not fit its text, in every attempt; the message names the segment."""
 
 
@@ -238,7 +239,7 @@ class TooShortWarning(SuspiciousWarning):
     """Speech that is suspiciously short for its text, so that words may be missing."""
 
 
-class WordsWarning(UserWarning):
+class WordsWarning(VoxCPMWarning):
     """Speech that lacks or repeats words, in every attempt. words: these."""
 
     def __init__(self, number: int, words: Sequence[Word]) -> None:
@@ -251,5 +252,5 @@ class WordsWarning(UserWarning):
         self.words = words
 
 
-class UnspokenWarning(UserWarning):
+class UnspokenWarning(VoxCPMWarning):
     """Speech that `max_len` ended before all segments of its text were spoken."""

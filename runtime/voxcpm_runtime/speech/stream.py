@@ -8,14 +8,13 @@ Limits, pauses, progress, warnings and cancellation are handled here alone, for 
 from __future__ import annotations
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from voxcpm_constants.errors import InputError, system_errors_as
+from voxcpm_constants.errors import InputError, system_errors_as, warn
 from voxcpm_runtime.argument_types import whole_number
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
@@ -66,11 +65,10 @@ def stream(
                 yield Piece(np.zeros(0, np.float32), index)
                 continue
             if left == 0:
-                warnings.warn(
+                warn(
                     f"max_len ({plan.options.max_len} patches) is reached before segment {index + 1}: the rest of the "
                     "text is not spoken",
                     UnspokenWarning,
-                    stacklevel=2,
                 )
                 break
             if paused or segment.before is not None:
@@ -218,7 +216,7 @@ class SpeechBuilder:
         """Join, save and return the complete segment. Warns of words that it lacks or repeats."""
         spoken = self._join(index, planned)
         if missed := spoken.unsaid + spoken.repeated:
-            warnings.warn(WordsWarning(index + 1, missed), stacklevel=3)
+            warn(WordsWarning(index + 1, missed))
         if self._store is not None:
             self._store.put(index, spoken)
         self._append(planned, spoken)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from voxcpm_constants.errors import InputError, system_errors_as
+from voxcpm_constants.errors import InputError, VoxCPMWarning, system_errors_as, warn
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
@@ -41,7 +40,7 @@ _MIN_LONG_PATCHES = 3
 """Speech of fewer than min_len + 3 patches is never too long: the shortest speech has min_len + 2."""
 # Minimum and maximum pace of a prompt; long silence or a wrong transcript would exceed them.
 _PACE_RANGE = (0.8, 1.5)
-_CATEGORIES: dict[Reason, type[UserWarning]] = {"long": TooLongWarning, "short": TooShortWarning}
+_CATEGORIES: dict[Reason, type[VoxCPMWarning]] = {"long": TooLongWarning, "short": TooShortWarning}
 
 
 @dataclass(frozen=True)
@@ -365,4 +364,4 @@ def _warn(utterance: Utterance, last: Piece, then: str) -> None:
         what = f"is suspiciously {last.reason} for its text ({against})"
         advice = "another seed may be better"
     message = f"segment {utterance.index + 1}: the speech {what}; {then}; {advice}"
-    warnings.warn(message, _CATEGORIES.get(last.reason, UserWarning), stacklevel=2)
+    warn(message, _CATEGORIES.get(last.reason, VoxCPMWarning))

@@ -70,9 +70,17 @@ def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
     if (kind := _UNSUPPORTED_KINDS.get(stat.S_IFMT(mode))) is not None:
         raise OSError(errno.EINVAL, f"it is a {kind}", str(path))
     if not overwrite and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
+        if (refusal := access_error(path)).errno == errno.EROFS:
+            raise refusal
         choice = "; --overwrite replaces it" if overwrite is False else ""
         raise PermissionError(errno.EACCES, f"it exists and is read-only{choice}", str(path))
     return Path(os.path.realpath(path)) if stat.S_ISREG(mode) else None
+
+
+def access_error(path: Path) -> OSError:
+    """The error of writing to a file or folder that `os.access` refuses."""
+    code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+    return OSError(code, os.strerror(code), str(path))
 
 
 def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:

@@ -1,15 +1,28 @@
 """System errors are one line: closed streams, full disks, out of memory."""
 
 import errno
+import os
 import subprocess
 import sys
+import warnings
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_runtime.audio.files import FORMATS
+from voxcpm_runtime.bundle import opening
 from voxcpm_runtime.commands import cli, shared_arguments
+
+PROGRAM = "import sys; from voxcpm_runtime.commands.program import main; sys.exit(main())"
+
+
+def run_into(output, *arguments):
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
 
 
 def raising(error):
@@ -28,6 +41,10 @@ def raising(error):
         (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
         (MemoryError(), "not enough memory"),
         (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
+        (
+            RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
+            "not enough memory",
+        ),
     ],
 )
 def test_system_error_is_one_line(refusal, monkeypatch, error, line):
@@ -35,6 +52,111 @@ def test_system_error_is_one_line(refusal, monkeypatch, error, line):
     monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
 
     assert refusal("fail") == f"error: {line}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "--text", "a", "-o", "{}"),
+        ("generate", "--{}"),
+        ("{}",),
+        ("generate", "--markup", "--text", "[{}]"),
+        ("convert", "a", "-o", "b", "--precision", "{}"),
+        ("inspect", "{}"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_message_is_short_whatever_was_passed(refusal, arguments):
+    line = refusal(*(argument.replace("{}", "y" * 10**6) for argument in arguments))
+
+    assert len(line) < 600
+    assert "y" * 8 in line
+
+
+def test_a_long_message_keeps_its_advice(folder, capsys):
+    (folder / "lines.jsonl").write_text('{"text": "a", "' + "y" * 10**6 + '": 1}')
+
+    assert cli.main(["batch", "lines.jsonl", "-o", "out"]) == 1
+    line = capsys.readouterr().err.splitlines()[0]
+    assert len(line) < 600
+    assert line.startswith("line 1: unknown key 'yyy")
+    assert line.endswith("trim_silence_vad")
+
+
+def test_only_this_projects_warnings_are_shown(monkeypatch, capsys):
+    def warning() -> None:
+        """Warn."""
+        warnings.warn("of a library", UserWarning, stacklevel=1)
+        warn("ours, about " + "y" * 10**6)
+
+    monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: warning)
+
+    assert cli.main(["fail"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: ours, about yyy")
+    assert len(line) < 600
+
+
+def test_few_descriptors_are_no_damage(monkeypatch):
+    def refused(*_):
+        raise BundleError("a.npy: it cannot be read") from OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(opening, "load_constants", refused)
+
+    with pytest.raises(BundleError, match=r"^a.npy: it cannot be read$"):
+        opening.open_bundle(None)
+
+
+def test_a_read_only_file_system_is_named(refusal, folder, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+
+    for name in ("new.wav", "old.wav"):
+        (folder / "old.wav").touch()
+        line = refusal("generate", "--text", "a", "-o", name)
+        assert line == f"error: {name}: cannot be written (Read-only file system)"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "arguments", [("voices", "list"), ("--help",), ("generate", "--text", "a.", "-o", "-")]
+)
+def test_a_full_disk_under_standard_output_is_named(arguments):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        ran = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1] == b"error: standard output: No space left on device"
+
+
+@pytest.mark.parametrize("arguments", [("voices", "list"), ("generate", "--help"), ("inspect",)])
+def test_a_reader_that_stops_ends_a_command_quietly(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+
+    assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+def test_ctrl_c_during_the_first_imports_is_one_line():
+    program = f"""
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+{PROGRAM}
+"""
+    ran = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, check=False)
+
+    assert (ran.returncode, ran.stderr) == (130, b"error: interrupted\n")
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):

@@ -87,7 +87,9 @@ def test_say_as(kind: str, written: str, form: str, expected: str) -> None:
         ("a [rate brisk]b", "1, column 3", "x-slow, slow"),
         ("a\r\n  [voice nobody]b", "2, column 3", "no voice nobody"),
         ("[voice ../emma]b", "1, column 1", "voice name"),
-        ("[spell]a", "1, column 9", "mismatched tag"),
+        ("so [spell]a", "1, column 4", r"\[spell\] needs \[/spell\]"),
+        ("<p>so [spell]a</p>", "1, column 7", r"\[spell\] needs \[/spell\]"),
+        ("so a[/spell]", "1, column 5", r"expected \[spell\] before"),
         ("a <emphasis>b</emphasis>", "1, column 3", "got <emphasis>"),
         ("<speak>\n <p>a <audio src='x'/></p></speak>", "2, column 7", "got <audio>"),
         ("<speak><speak>a</speak></speak>", "1, column 8", "got <speak>"),
@@ -97,7 +99,8 @@ def test_say_as(kind: str, written: str, form: str, expected: str) -> None:
         ('<say-as interpret-as="time">2</say-as>', "1, column 1", "interpret-as: expected one of characters"),
         ('<say-as interpret-as="cardinal">two</say-as>', "1, column 1", "read as cardinal, got 'two'"),
         ('<say-as interpret-as="date" format="ym">2/3/4</say-as>', "1, column 1", "format: expected mdy"),
-        ("[spell]a[pause 1s][/spell]", "1, column 9", "text only within"),
+        ("[spell]a[pause 1s][/spell]", "1, column 9", r"text only from .*, got \[pause 1s\]"),
+        ("<sub alias='b'>a<break/></sub>", "1, column 17", "text only within"),
         ("a < b", "1, column 4", "&lt; and &amp;"),
         ("a &nbsp; <break/> b", "1, column 3", "undefined entity"),
         ("<speak>a", "1, column 9", "XML needs"),
@@ -191,7 +194,7 @@ def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architectu
     assert [segment.anchors for segment in planned] == [True, False, False] or planned[2].transcript_tokens
     slow = tts.speak(text, speed=0.5, **given)
     assert len(slow.segments[2].audio) == 4 * patch
-    with pytest.raises(InputError, match="speed must be"):
+    with pytest.raises(InputError, match=r"line 1, column 61: .* a rate of 2 times the call's speed of 3"):
         tts.plan(text, speed=3, **given)
 
 

@@ -131,7 +131,7 @@ def listen(
         make_folder(report)
         with atomic_file(report / "listening.json") as file:
             file.write(result.model_dump_json(indent=1).encode() + b"\n")
-        Console(stderr=True).print(f"written: {report / 'listening.json'}")
+        typer.echo(f"written: {report / 'listening.json'}", err=True)
 
 
 def _read(path: Path) -> Report:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import BundleError, VoxCPMError
+from voxcpm_constants.errors import BundleError, VoxCPMError, warn
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
@@ -172,7 +172,7 @@ class _Child:
         self._connection = Connection(ours.detach())
         weakref.finalize(self, _terminate, self._connection, self._process)
         for message in self._answer():
-            warnings.warn(message, stacklevel=2)
+            warn(message)
         self._answer()
 
     def request(self, *request: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from voxcpm_constants.errors import BundleError, core_ml_reason
+from voxcpm_constants.errors import BundleError, core_ml_reason, warn
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import MIN_MACOS, Target
@@ -95,10 +94,9 @@ def place_on_core_ml(
                 rejections.append(error)
                 continue
             if rejections:
-                warnings.warn(
+                warn(
                     f"{name} falls back from {' and '.join(candidates[: len(rejections)])} to {unit} "
-                    f"({rejections[0]}); voxcpm-coreml doctor finds the best unit on this machine",
-                    stacklevel=2,
+                    f"({rejections[0]}); voxcpm-coreml doctor finds the best unit on this machine"
                 )
             return PlacedStepModel(model, unit)
         if auto:

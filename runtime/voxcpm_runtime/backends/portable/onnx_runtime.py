@@ -27,6 +27,9 @@ except ImportError as error:
         "onnxruntime, or onnxruntime-gpu in its place"
     ) from None
 
+# Its errors are exceptions as well; its log is coloured, and repeats them with addresses of its sources.
+ort.set_default_logger_severity(4)
+
 # These have no common base class except Exception.
 ERRORS: tuple[type[Exception], ...] = (
     errors.EPFail,

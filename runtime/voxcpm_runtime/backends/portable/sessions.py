@@ -17,13 +17,12 @@ import os
 import platform
 import shutil
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from voxcpm_constants.errors import BundleError, first_line, os_reason
+from voxcpm_constants.errors import BundleError, first_line, os_reason, warn
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features, fair_threads
@@ -34,8 +33,6 @@ from voxcpm_runtime.backends.portable.package import PackageError, map_weights
 from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 _PROVIDERS = ["CPUExecutionProvider"]
-_ERRORS_ONLY = 3
-"""ONNX Runtime's log level."""
 
 # Earlier versions lack `spin_duration_us`, and would spin until the next call.
 _LIMITS_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
@@ -112,7 +109,12 @@ def _open_lowered(
     values = _mapped_weights(package, lowered)
     if values:
         options.add_external_initializers([ref.name for ref in lowered.weights], values)
-    return ort.InferenceSession(lowered.model, options, _PROVIDERS), values
+    return _session(lowered.model, options), values
+
+
+def _session(model: bytes | str, options: ort.SessionOptions) -> ort.InferenceSession:
+    # Its fallback to this very provider prints lines on standard output.
+    return ort.InferenceSession(model, options, _PROVIDERS, enable_fallback=0)
 
 
 def _open_prepared(
@@ -134,9 +136,7 @@ def _open_prepared(
 
     def opened(entry: Path) -> ort.InferenceSession:
         check_recorded(entry)
-        return ort.InferenceSession(
-            str(entry / MODEL), _processor_options(lowered, "plain", threads), _PROVIDERS
-        )
+        return _session(str(entry / MODEL), _processor_options(lowered, "plain", threads))
 
     graph = hashlib.sha256(lowered.model).hexdigest()
     made_by = f"{graph}|{ort.__version__}|{platform.machine()}|{chip()}|{cpu_features()}"
@@ -151,10 +151,9 @@ def _open_prepared(
             return opened(form.cached(damaged=mark(entry))[0])
     except _SAVE_ERRORS as error:
         reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
-        warnings.warn(
+        warn(
             f"{cache_folder('compiled')}: a prepared step model cannot be saved ({reason}), so every start takes "
-            f"longer and more memory; free space, or set {CACHE_VARIABLE} to another folder",
-            stacklevel=2,
+            f"longer and more memory; free space, or set {CACHE_VARIABLE} to another folder"
         )
         return None
 
@@ -167,7 +166,6 @@ def _weight_bytes(lowered: Lowered, kinds: str = "iuf") -> int:
 def _processor_options(lowered: Lowered, mode: Mode, threads: int | None) -> ort.SessionOptions:
     """ONNX Runtime's options. threads: per operation; None for this process's share of the machine."""
     options, levels = ort.SessionOptions(), ort.GraphOptimizationLevel
-    options.log_severity_level = _ERRORS_ONLY
     # In faithful mode, fold constants, so that fp16 weights are unpacked once, but fuse nothing across a rounding.
     faithful = mode == "faithful"
     options.graph_optimization_level = levels.ORT_ENABLE_BASIC if faithful else levels.ORT_ENABLE_ALL
@@ -205,6 +203,6 @@ def has_exact_signed_products() -> bool:
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
+    session = _session(_PRODUCT, options)
     (product,) = session.run(None, {"rows": np.full((_ROWS, _INNER), _UNSIGNED, np.uint8)})
     return bool(np.all(product == _INNER * _UNSIGNED * _SIGNED))

@@ -11,8 +11,8 @@ import pytest
 
 from voxcpm_constants.errors import SYSTEM_ERRORS, BundleError, system_reason
 from voxcpm_runtime.backends import machine
-from voxcpm_runtime.backends.portable.onnx_runtime import errors
-from voxcpm_runtime.backends.portable.sessions import session_errors
+from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, errors, ort
+from voxcpm_runtime.backends.portable.sessions import _session, session_errors
 
 RUN = """
 import sys
@@ -162,3 +162,19 @@ def test_other_failures_are_attributed_to_the_package(error: Exception) -> None:
     """ONNX Runtime raises failures of calls with bound inputs as plain RuntimeError."""
     with pytest.raises(BundleError, match=r"or its cache entry is"), session_errors(Path("a.mlpackage")):
         raise error
+
+
+def test_a_failing_node_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """By default ONNX Runtime logs it in colours, besides raising it."""
+    from onnx import TensorProto, helper
+
+    kinds = {"x": TensorProto.FLOAT, "shape": TensorProto.INT64, "y": TensorProto.FLOAT}
+    x, shape, y = (helper.make_tensor_value_info(name, kind, [None]) for name, kind in kinds.items())
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "shape"], ["y"])], "main", [x, shape], [y])
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    session = _session(model, ort.SessionOptions())
+
+    with pytest.raises(ERRORS):
+        session.run(None, {"x": np.zeros(3, np.float32), "shape": np.array([2], np.int64)})
+    assert capfd.readouterr() == ("", "")

@@ -15,10 +15,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import warnings
 from pathlib import Path
 
-from voxcpm_constants.errors import BundleError
+from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features
@@ -94,19 +93,16 @@ def _library() -> Path | None:
         try:
             check_recorded(folder)  # a damaged library may crash, or compute something else
         except BundleError as error:
-            warnings.warn(
-                f"faster operators in the cache are damaged and compiled again ({error})", stacklevel=2
-            )
+            warn(f"faster operators in the cache are damaged and compiled again ({error})")
             folder, _ = package.path(damaged=mark(folder))
         library = folder / _FILE
         _ = ctypes.CDLL(str(library)).RegisterCustomOps  # fails in a file system without execution
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         reason = next((line for line in lines if "error" in line), "".join(lines[:1]))
-        warnings.warn(
+        warn(
             f"faster operators cannot be compiled or loaded ({reason}); set CXX to another C++ compiler, "
-            f"{CACHE_VARIABLE} to another folder, or CXX to nothing to do without them",
-            stacklevel=2,
+            f"{CACHE_VARIABLE} to another folder, or CXX to nothing to do without them"
         )
         return None
     return library
