@@ -96,9 +96,9 @@ soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads an
 	@mkdir -p build
 	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest -rP --basetemp build/soak -m soak tests/robustness/test_soak.py
 
-wheel: $(STAMP)  ## dist/*.whl
+wheel:  ## dist/*.whl; needs no environment
 	@rm -f dist/*.whl
-	@$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
+	@$(PYTHON) -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
 	@ls -l dist/*.whl
 
 # After a change to the checkpoint, conversion or its tools; tests/conversion/test_default_bundle.py fails if needed.
@@ -106,7 +106,7 @@ built-in-voice: $(STAMP)  ## convert the built-in voice's checkpoint again, to t
 	@$(BIN)/voxcpm-coreml convert conversion/voxcpm_conversion/default_checkpoint --precision int8 --max-length 1024 \
 	  --overwrite -o runtime/voxcpm_runtime/default_bundle
 
-test-wheel: wheel  ## install that wheel into a new environment and speak, offline: a minute or two
+test-wheel: $(STAMP) wheel  ## install that wheel into a new environment and speak, offline: a minute or two
 	@$(BIN)/python -m pytest -m wheel
 
 # Prints the path of Swift, or why it is missing, which is an error in continuous integration (CI is set).

@@ -5,6 +5,8 @@ tests/server/test_balancer.py.
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,20 @@ def test_one_server_takes_jobs_and_only_the_balancer_is_published(
     configuration = (DEPLOY / mounted.partition(":")[0]).read_text(encoding="utf-8")
     asked = set(re.findall(r"^ +server(?:-template)? \w+ (?:\d+ )?(\w+):8000", configuration, re.MULTILINE))
     assert asked == {"speech", "jobs"}
+
+
+def test_the_wheel_needs_no_environment() -> None:
+    """It is the first step of an image."""
+    dry_run = [shutil.which("make") or "make", "-n", "wheel", "VENV=nowhere"]
+    done = subprocess.run(dry_run, cwd=DEPLOY.parent, capture_output=True, text=True, check=True)
+    assert "pip" in done.stdout
+    assert "nowhere" not in done.stdout
+
+
+def test_each_documented_compose_command_has_the_keys() -> None:
+    """Compose refuses any command, even one that only scales, without the variable that the file requires."""
+    for document in (DEPLOY / "compose.yaml", DEPLOY.parent / "docs" / "server-operation.md"):
+        text = document.read_text(encoding="utf-8")
+        commands = [match.start() for match in re.finditer("docker compose .* up", text)]
+        assert len(commands) == 2
+        assert f"export {KEYS_VARIABLE}=" in text[: commands[0]]

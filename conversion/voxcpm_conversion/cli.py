@@ -123,8 +123,10 @@ def convert(
         bool,
         typer.Option(help="Replace an existing bundle, and nothing else, when the new one is complete."),
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress, remarks and summary.")] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
+    say = _ignore if quiet else _say
     precisions = _precisions(precision or ["fp16", "int8"])
     deployment = _target(target)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
@@ -155,7 +157,7 @@ def convert(
         checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
     )
     if room is not None:
-        _write_layout(room, opened, output, precisions, max_length, overwrite=overwrite)
+        _write_layout(room, opened, output, precisions, max_length, overwrite=overwrite, quiet=quiet)
         return
     # Defaults depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
@@ -163,13 +165,13 @@ def convert(
     sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
     check_forms(precisions, sizes, deployment, caches)
     for remark in _remarks(opened, sizes, deployment):
-        _say(remark)
+        say(remark)
     if split_gigabytes is not None:
         count = base_lm_parts(opened.architecture, precisions, split_gigabytes)
         sizes = sizes.model_copy(update={"base_lm_parts": count})
     check_checkpoint(opened, sizes)
     remarks: list[str] = []
-    with _progress() as report:
+    with _progress(quiet=quiet) as report:
         if alignment:
             sizes = with_alignment(sizes, opened, partial(report, BASE_LM_STEP), remarks.append)
         manifest = convert_checkpoint(
@@ -184,18 +186,18 @@ def convert(
             report=report,
         )
     for remark in remarks:
-        _say(remark)
+        say(remark)
     if deployment != CORE_AI and (reason := why_not_compiled(deployment)):
-        _say(f"No .mlmodelc: {reason}.")
+        say(f"No .mlmodelc: {reason}.")
     if merged := manifest.source.lora:
-        _say(
+        say(
             f"merged {merged.name} (r {merged.r}, alpha {merged.alpha}) into {merged.weights} weights: "
             f"{', '.join(merged.modules)}"
         )
     if not manifest.source.licence:
-        _say("Neither speech.json nor README.md states the checkpoint's licence: the model card has none.")
+        say("Neither speech.json nor README.md states the checkpoint's licence: the model card has none.")
     size = sum(record.bytes for record in manifest.files.values())
-    _say(
+    say(
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
         f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
     )
@@ -220,14 +222,16 @@ def _write_layout(
     positions: int | None,
     *,
     overwrite: bool,
+    quiet: bool,
 ) -> None:
+    say = _ignore if quiet else _say
     for remark in opened.lora.remarks() if opened.lora else ():
-        _say(remark)
-    with _progress() as report:
+        say(remark)
+    with _progress(quiet=quiet) as report:
         room.write(
             opened, output, precisions=precisions, positions=positions, overwrite=overwrite, report=report
         )
-    _say(f"{output}: six packages in {', '.join(precisions)}")
+    say(f"{output}: six packages in {', '.join(precisions)}")
 
 
 def _precisions(requested: list[str]) -> list[Precision]:
@@ -266,9 +270,16 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
 @contextmanager
-def _progress() -> Iterator[Report]:
+def _progress(*, quiet: bool) -> Iterator[Report]:
     """A progress bar per step model. It starts at the first report, so that an earlier error stays one line."""
+    if quiet:
+        yield _ignore
+        return
     # Keeps the current standard error, which converters replace.
     console = Console(file=sys.stderr)
     if not console.is_terminal:

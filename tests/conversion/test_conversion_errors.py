@@ -136,6 +136,10 @@ def test_a_remark_is_one_line_at_any_width(checkpoint, tmp_path, monkeypatch, ca
 
     assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment"]) == 130
     assert "config.json: ignored unknown keys [made] up\n" in capsys.readouterr().err
+    assert (
+        cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", "--quiet"]) == 130
+    )
+    assert capsys.readouterr().err == "error: interrupted\n"
 
 
 @pytest.fixture

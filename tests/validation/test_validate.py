@@ -120,6 +120,9 @@ def test_command_prints_every_figure_in_80_columns_and_the_verdict(
     assert len(re.findall(r"0\.8765432", " ".join(lines))) == 1 + 2 + 3 + 3
     assert lines[-1] == "1 figure below the floor or not finite."
 
+    assert cli.main(["validate", str(tmp_path), "--checkpoint", "c", "--json"]) == 1
+    assert Report.model_validate_json(capsys.readouterr().out) == report
+
 
 def test_text_longer_than_the_caches_is_rejected(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
     with pytest.raises(InputError, match=r"needs \d+ positions, but .* has 128; use a shorter --text"):

@@ -21,7 +21,7 @@ from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, StepModel
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO
 from voxcpm_runtime.backends.loading import check_engine
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features, median_seconds
-from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
+from voxcpm_runtime.commands.shared_arguments import BundleArgument, Json, PrecisionOption
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -39,7 +39,7 @@ _OPEN = (
 def benchmark(
     bundle: BundleArgument = None,
     precision: PrecisionOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
     text: Annotated[str, typer.Option(help="Text to speak.")] = DEFAULT_TEXT,
     patches: Annotated[int, typer.Option(help="Patches to generate.", min=2)] = 24,
     repeats: Annotated[int, typer.Option(help="Maximum timed calls per step model.", min=1)] = 20,

@@ -15,6 +15,7 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
+from voxcpm_runtime.commands.shared_arguments import Json
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.atomic_file import report_folder
 
@@ -48,6 +49,7 @@ def validate(
     backend: Annotated[
         str, typer.Option(help="Backend of the end-to-end cases: auto, coreml, coreai or portable.")
     ] = "auto",
+    as_json: Json = False,
 ) -> None:
     """Compare step models and the loop with upstream's PyTorch code. Exits with 1 if a figure is below its floor."""
     unknown = [p for p in precision or () if p not in PRECISIONS]
@@ -75,17 +77,17 @@ def validate(
             backend=cast("Backend", backend),
             report=note,
         )
-    _show(findings, Path(bundle), report)
+    _show(findings, Path(bundle), report, as_json=as_json)
     if findings.failures():
         raise typer.Exit(1)
 
 
-def _show(findings: Report, bundle: Path, report: Path | None) -> None:
+def _show(findings: Report, bundle: Path, report: Path | None, *, as_json: bool) -> None:
     """Print the tables and the verdict, and write the report and the bundle's model card."""
     from voxcpm_validation.report import add_to_model_card
 
     out = Console()
-    for title, header, rows in findings.tables():
+    for title, header, rows in () if as_json else findings.tables():
         out.print(_narrow_table(title, header, rows), "")
     if report is not None:
         findings.write(report)
@@ -100,7 +102,7 @@ def _show(findings: Report, bundle: Path, report: Path | None) -> None:
     for start, found in (*lines, ("not judged: ", findings.unjudged())):
         for line in found:
             typer.echo(f"{start}{line}", err=True)
-    typer.echo(typer.style(findings.verdict(), bold=True))
+    typer.echo(findings.model_dump_json(indent=1) if as_json else typer.style(findings.verdict(), bold=True))
 
 
 def _narrow_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

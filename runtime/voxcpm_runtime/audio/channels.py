@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
+from voxcpm_constants.errors import warn
 from voxcpm_runtime.audio.pcm import Audio
 
 # Independent channels have a ratio of 0.71, a sound in one of eight has 0.35.
@@ -37,5 +36,5 @@ class Downmix:
         message = (
             "its channels cancel each other, so only the first one is used; invert one of them to use both"
         )
-        warnings.warn(f"{name}: {message}", stacklevel=2)
+        warn(f"{name}: {message}")
         return np.concatenate(self._first)

@@ -17,7 +17,7 @@ from voxcpm_runtime.argument_types import checked_text, shown
 from voxcpm_runtime.audio.files import FORMATS, audio_file
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.shared_arguments import STANDARD_INPUT, VoiceArguments, standard_input
-from voxcpm_runtime.commands.status_line import speech_summary
+from voxcpm_runtime.commands.status_line import speech_facts, speech_summary
 from voxcpm_runtime.options import option_table
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.plan import plan
@@ -25,7 +25,6 @@ from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_runtime.words.files import timestamps_file
-from voxcpm_runtime.words.words import missed_words
 
 _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
@@ -133,9 +132,11 @@ def _json_line(text: str) -> dict[str, Any]:
 
 def _arguments(given: dict[str, Any], folder: Path, defaults: Arguments) -> Arguments:
     named = {"control": defaults.control, "seed": defaults.seed, **defaults.options.changed()}
-    if given.get("fast") is not None or given.get("inference_timesteps") is not None:
+    if "fast" in given or "inference_timesteps" in given:
         named = {name: value for name, value in named.items() if name not in ("fast", "inference_timesteps")}
     named |= {name: given[name] for name in ("control", "seed", *_OPTIONS) if name in given}
+    # null unsets what the command line sets.
+    named = {name: value for name, value in named.items() if value is not None}
     named["lexicon"] = defaults.lexicon
     text = said_text(checked_text(given["text"], "text"))
     return Arguments.of(text, _recordings(given, folder, defaults.recordings), named)
@@ -198,11 +199,4 @@ def spoken_file(
             times = timestamps_file(speech.words, timestamps, arguments.text or "") if timestamps else None
     except VoxCPMError as error:
         return error
-    facts = {
-        "seed": speech.seed,
-        "seconds": round(speech.audio_seconds, 3),
-        "samples": len(speech.audio),
-        "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
-        **missed_words(speech.unsaid + speech.repeated, speech.replaced),
-    }
-    return SpokenFile(content, facts, speech_summary(speech, clipped), times)
+    return SpokenFile(content, speech_facts(speech), speech_summary(speech, clipped), times)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import signal
 import sys
@@ -33,7 +34,13 @@ from voxcpm_runtime.commands.shared_arguments import (
     open_with_engine,
     takes_groups,
 )
-from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_summary, status_line
+from voxcpm_runtime.commands.status_line import (
+    clipped_text,
+    progress_text,
+    speech_facts,
+    speech_summary,
+    status_line,
+)
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
 from voxcpm_runtime.speech.plan import plan
@@ -134,9 +141,12 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFl
     if writes:
         clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=flags.overwrite)
         _write_timestamps(flags, speech.words if flags.timestamps else (), arguments)
-        if not flags.quiet:
+        summary = f"{target}: {speech_summary(speech, clipped)}"
+        if flags.as_json:
+            summary = json.dumps({"output": str(target), **speech_facts(speech)}, ensure_ascii=False)
+        if flags.as_json or not flags.quiet:
             # The output may be standard output itself.
-            typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
+            typer.echo(summary, err=file is None)
     if speech.cancelled:
         count = saved.count if saved else 0
         done = f"; {count} segments are saved: run the same command to resume" if count else ""
@@ -148,6 +158,8 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFl
 def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
     """Speak to standard output as 16-bit little-endian mono, each chunk as soon as it is spoken."""
     rate, quiet = bundle.architecture.output_sample_rate, flags.quiet
+    if flags.as_json:
+        raise InputError("--json: with -o - standard output has the samples; name a file")
     if sys.stdout is None or sys.stdout.closed:
         raise InputError("-o -: standard output is closed; name a file")
     if sys.stdout.isatty():

@@ -10,7 +10,7 @@ import typer
 from voxcpm_constants.manifest import Manifest, check_files
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
-from voxcpm_runtime.commands.shared_arguments import BundleArgument
+from voxcpm_runtime.commands.shared_arguments import BundleArgument, Json
 
 _SYSTEMS = {
     "macOS14": "macOS 14, iOS 17",
@@ -21,7 +21,7 @@ _SYSTEMS = {
 
 def inspect(
     bundle: BundleArgument = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     verify: Annotated[bool, typer.Option("--verify", help="Verify the checksum of every file.")] = False,
 ) -> None:
     """Show a bundle: source, modes, precisions, and inputs, outputs and sizes of its step models."""

@@ -37,6 +37,7 @@ BundleArgument = Annotated[
     typer.Argument(metavar="BUNDLE", help="Folder or hub id (org/name). Default: the built-in voice."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and summary.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _PRECISION = "int8, int4, fp16 or fp32. Default: the first of these that the bundle has."
 PrecisionOption = Annotated[str | None, typer.Option(help=_PRECISION)]
 _voice = functools.partial(Option, panel="Voice")
@@ -77,6 +78,7 @@ class OutputArguments:
         bool, typer.Option("--keep-partial", help="On Ctrl-C, save the speech so far.")
     ] = False
     quiet: Quiet = False
+    as_json: Json = False
     timestamps: Annotated[
         str | None,
         typer.Option(help="File for word timestamps: .json, or subtitles as .srt or .vtt."),

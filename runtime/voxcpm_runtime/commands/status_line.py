@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_runtime.speech.results import Progress, Speech
+from voxcpm_runtime.words.words import missed_words
 
 Notes = Callable[[str], None]
 
@@ -55,6 +57,17 @@ def speech_summary(speech: Speech, clipped: int) -> str:
         f"{speech.audio_seconds:.2f} s of speech in {speech.elapsed_seconds:.2f} s "
         f"(real-time factor {speech.real_time_factor:.2f}), seed {speech.seed}{clipped_text(clipped)}"
     )
+
+
+def speech_facts(speech: Speech) -> dict[str, Any]:
+    """Finished speech as JSON."""
+    return {
+        "seed": speech.seed,
+        "seconds": round(speech.audio_seconds, 3),
+        "samples": len(speech.audio),
+        "suspicious": {segment.number: segment.reason for segment in speech.suspicious},
+        **missed_words(speech.unsaid + speech.repeated, speech.replaced),
+    }
 
 
 def clipped_text(clipped: int) -> str:

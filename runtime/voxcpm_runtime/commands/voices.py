@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     Engine,
+    Json,
     Quiet,
     RecordingArguments,
     load_voxcpm,
@@ -70,34 +71,39 @@ def add(
 
 
 @voices.command("list")
-def list_voices() -> None:
+def list_voices(*, as_json: Json = False) -> None:
     """List all voices: your own, then the built-in ones."""
-    store = VoiceStore()
-    own = store.names()
-    for name in own:
+    store, documents = VoiceStore(), []
+    own, built_in = store.names(), built_in_voices()
+    for name in [*own, *(name for name in built_in if name not in own)]:
         try:
-            described = _description(store.load(name))
+            voice = store.load(name) if name in own else built_in[name]
+            described, document = _description(voice), _document(voice)
         except InputError as error:
-            described = str(error)
-        typer.echo(f"{name}: {described}")
-    for name, voice in built_in_voices().items():
-        if name not in own:
-            typer.echo(f"{name}: built in; {voice.header.provenance['sound']}; {_description(voice)}")
+            described, document = str(error), {"name": name, "error": str(error)}
+        documents.append(document)
+        if not as_json:
+            kind = "" if name in own else f"built in; {voice.header.provenance['sound']}; "
+            typer.echo(f"{name}: {kind}{described}")
+    if as_json:
+        typer.echo(json.dumps(documents, indent=1, ensure_ascii=False))
 
 
 @voices.command("show")
 def show(name: _Name) -> None:
     """Show a voice as JSON."""
-    voice = VoiceStore().load(name)
-    latents = {"prompt_patches": voice.prompt_patches, "reference_patches": voice.reference_patches}
-    document = {"path": voice.path and str(voice.path), **voice.header.model_dump(mode="json"), **latents}
-    typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(_document(VoiceStore().load(name)), indent=1, ensure_ascii=False))
 
 
 @voices.command("remove")
 def remove(name: _Name) -> None:
     """Delete a voice and the files cached next to it."""
     VoiceStore().remove(name)
+
+
+def _document(voice: Voice) -> dict[str, Any]:
+    latents = {"prompt_patches": voice.prompt_patches, "reference_patches": voice.reference_patches}
+    return {"path": voice.path and str(voice.path), **voice.header.model_dump(mode="json"), **latents}
 
 
 def _description(voice: Voice) -> str:

@@ -16,13 +16,12 @@ import contextlib
 import functools
 import re
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from anyascii import anyascii
 
-from voxcpm_constants.errors import InputError, MissingExtraError
+from voxcpm_constants.errors import InputError, MissingExtraError, warn
 from voxcpm_runtime.text.languages import may_be_english
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -229,9 +228,9 @@ def warn_of_replaced(foreign: str, unknown: str) -> None:
     """Warn of letters that were transliterated, and of characters without a token."""
     if foreign:
         message = f"this voice knows the letters a to z only: {listed(foreign)} transliterated or left out"
-        warnings.warn(message, stacklevel=3)
+        warn(message)
     if unknown:
-        warnings.warn(f"this voice has no token for {listed(unknown)}: skipped", stacklevel=3)
+        warn(f"this voice has no token for {listed(unknown)}: skipped")
 
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer, *, strict: bool = False) -> str:

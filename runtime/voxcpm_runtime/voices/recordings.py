@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import os
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, warn
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
 from voxcpm_runtime.argument_types import checked_text, wrong_type
@@ -130,7 +129,7 @@ class Recordings:
         if prompt is not None:
             faults += pace_faults(prompt, a.input_sample_rate, self.prompt_text or "")
         for fault in faults:
-            warnings.warn(fault, stacklevel=2)
+            warn(fault)
         return UnencodedVoice(a, self.prompt_text or "", prompt, reference, tuple(faults))
 
     def self_contained(self) -> Recordings:

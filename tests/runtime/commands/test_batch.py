@@ -50,6 +50,17 @@ def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speakin
     np.testing.assert_array_equal(samples("out/output_001.wav"), speech(speaking, "one.", seed=3))
 
 
+def test_null_unsets_an_option_of_the_command_line(batch, speaking):
+    names = ("seed", "cfg_value", "speed", "max_len", "every_word", "markup", "control", "voice", "output")
+
+    code, out, err = batch([{"text": "one.", "seed": 3, **dict.fromkeys(names[1:])}, {"text": "a.", "seed": None}],
+                           "--cfg-value", "1", "--speed", "2", "--max-len", "3", "--seed", "3", "--markup")  # fmt: skip
+
+    assert (code, err) == (0, "")
+    np.testing.assert_array_equal(samples("out/output_001.wav"), speech(speaking, "one.", seed=3))
+    assert "seed 3" not in out.splitlines()[1]
+
+
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking):
     """Paths in a line are relative to the JSONL file, paths on the command line to the working directory."""

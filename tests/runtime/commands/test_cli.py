@@ -1,5 +1,6 @@
 """The command line: output of `generate`, user errors, and commands of other packages."""
 
+import json
 import re
 import sys
 import time
@@ -30,6 +31,19 @@ def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
     assert line.startswith(f"{out}: ")
     assert f", seed 7, {np.count_nonzero(np.abs(audio) > 1)} samples clipped" in line
     assert "real-time factor" in line
+
+
+def test_the_result_as_json(speaking, tmp_path, capsys, refusal):
+    out = tmp_path / "out.wav"
+    given = ["generate", speaking, "--text", "hello.", "--seed", "7", "--json", "-o"]
+
+    assert cli.main([*given, str(out)]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    info = soundfile.info(out)
+    assert (document["output"], document["seed"], document["samples"]) == (str(out), 7, info.frames)
+    assert document["seconds"] == pytest.approx(info.duration, abs=1e-3)
+    assert "name a file" in refusal(*given, "-")
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)

@@ -51,6 +51,7 @@ def test_a_voice_is_added_listed_shown_used_and_removed(speaking, folder, run):
     assert out.startswith("ada: voxcpm")
 
     shown = json.loads(run("voices", "show", "ada")[1])
+    assert json.loads(run("voices", "list", "--json")[1])[0] == shown
     assert (shown["name"], shown["prompt_patches"], shown["turns"][0]["text"]) == ("ada", 5, "so it is ")
     assert shown["provenance"]["prompt"] == "prompt.wav"
 
