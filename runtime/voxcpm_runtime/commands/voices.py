@@ -76,6 +76,7 @@ def list_voices(*, as_json: Json = False) -> None:
     store, documents = VoiceStore(), []
     own, built_in = store.names(), built_in_voices()
     for name in [*own, *(name for name in built_in if name not in own)]:
+        kind = "" if name in own else f"built in; {built_in[name].header.provenance['sound']}; "
         try:
             voice = store.load(name) if name in own else built_in[name]
             described, document = _description(voice), _document(voice)
@@ -83,7 +84,6 @@ def list_voices(*, as_json: Json = False) -> None:
             described, document = str(error), {"name": name, "error": str(error)}
         documents.append(document)
         if not as_json:
-            kind = "" if name in own else f"built in; {voice.header.provenance['sound']}; "
             typer.echo(f"{name}: {kind}{described}")
     if as_json:
         typer.echo(json.dumps(documents, indent=1, ensure_ascii=False))
