@@ -97,7 +97,7 @@ struct Narration {
         let maximum = isTriedAgain ? max(1, options.retryBadcaseMaxTimes) : 1
         let index = index
         let outlet = emit.map { emit in
-            Outlet { samples, attempt in
+            Outlet(plays: index > 0) { samples, attempt in
                 try await emit(Piece(
                     samples: samples, isPause: false, segment: index, text: segment.text,
                     suspicion: attempt.suspicion, words: attempt.words))

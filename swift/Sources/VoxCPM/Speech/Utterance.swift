@@ -111,16 +111,19 @@ final class Outlet {
     /// Patches of a segment that are handed out at once, and that are then held back.
     private static let atOnce = 5, maxHeld = 5
     private let emit: ([Float], Attempt) async throws -> Void
+    /// Whether an earlier segment plays, whose patches were held back: then those of the next are from its beginning.
+    private let plays: Bool
     private var held: [([Float], Attempt)] = []
 
-    init(_ emit: @escaping ([Float], Attempt) async throws -> Void) { self.emit = emit }
+    init(plays: Bool, _ emit: @escaping ([Float], Attempt) async throws -> Void) { (self.plays, self.emit) = (plays, emit) }
 
     var count: Int { held.count }
 
     /// last: whether the segment ends with this patch.
     func add(_ samples: [Float], _ attempt: Attempt, isHeld: Bool, isLast: Bool) async throws {
         held.append((samples, attempt))
-        let keep = isLast || !isHeld ? 0 : min(max(attempt.latents.count - Self.atOnce, 0) / 2, Self.maxHeld)
+        let count = attempt.latents.count, kept = min(plays ? count : max(count - Self.atOnce, 0) / 2, Self.maxHeld)
+        let keep = isLast || !isHeld ? 0 : kept
         while held.count > keep {
             let (samples, attempt) = held.removeFirst()
             try await emit(samples, attempt)

@@ -92,7 +92,7 @@ struct Follower: Sendable {
     func repair(from patch: Int, repairs: Int, handedOut: Int) -> Int? {
         guard let jump = jumps.first(where: { $0.seen == patch })?.patch, repairs < back.count else { return nil }
         let again = max(jump - back[repairs], handedOut, 0)
-        return again < jump || jump == 0 ? again : nil
+        return again < max(jump, 1) ? again : nil
     }
 
     /// How many times each character of `said` is said, by the likeliest way; empty if unknown.
@@ -119,7 +119,7 @@ struct Follower: Sendable {
         guard let last = rows.last else {
             let scores = likely.indices.map { likely[$0] - (at[$0] - at[0] <= maxAdvance ? 0 : jumpCost) }
             let none = [Int](repeating: -1, count: row.count)
-            rows.append(Row(scores: scores, origins: none, jumps: none))
+            rows.append(Row(scores: scores, origins: none, jumps: at.map { $0 - at[0] <= maxAdvance ? -1 : 0 }))
             return
         }
         let best = last.best, jumped = last.scores[best] - jumpCost
