@@ -145,8 +145,22 @@ struct Plan: Sendable {
     private func fitsAlone(_ text: String, anchored: Bool) throws -> Bool {
         let longest = try longestSegment(anchored: anchored)
         let maximum = max(longest, Lengths.minSegmentTokens) * Self.charactersPerToken
-        guard text.unicodeScalars.count <= maximum else { return false }
+        guard text.unicodeScalars.count <= maximum, !Self.hasBlankLines(text) else { return false }
         return try count(text, longest) <= longest
+    }
+
+    /// Whether the text has several paragraphs.
+    private static func hasBlankLines(_ text: String) -> Bool {
+        var newlines = 0, begun = false, found = false
+        for scalar in text.unicodeScalars {
+            if scalar.isSpace {
+                newlines += scalar == "\n" ? 1 : 0
+            } else {
+                found = found || (begun && newlines > 1)
+                (newlines, begun) = (0, true)
+            }
+        }
+        return found
     }
 
     /// Number of tokens of a text; above `target` also if its expected duration exceeds `longestSeconds`.
