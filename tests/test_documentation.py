@@ -267,6 +267,22 @@ def test_no_section_is_repeated(document: Path) -> None:
     assert len(set(headings(document))) == len(headings(document))
 
 
+def test_trials_keep_their_form() -> None:
+    trials, archived = (
+        re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        for path in (REPOSITORY / "TRIALS.md", BY_NAME["trials-archive.md"])
+    )
+
+    assert len(trials) <= 25
+    for entry in trials + archived:
+        assert re.match(r"20\d\d-\d\d-\d\d( to [\d-]+)? · .+\? \(.+\)\n", entry), entry
+    for entry in trials:
+        parts = re.findall(r"^\*\*(Tried|Result|Decision)", entry, re.MULTILINE)
+        assert parts == ["Tried", "Result", "Decision"], entry
+    for entry in archived:
+        assert len(re.sub("<a id=.*", "", entry.partition("\n")[2]).strip().splitlines()) <= 5, entry
+
+
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
 def test_links_resolve(document: Path) -> None:
     text = prose(document)

@@ -82,7 +82,7 @@ class CachedStack(nn.Module):
     """A language model, or some of its layers, with explicit caches: the common part of both LM steps.
 
     Hardware rejects a `select` that broadcasts, and tensors whose shape is computed (`shape`, `range_1d`): masks are
-    products, and positions are counted from the embeddings themselves (TRIALS.md, "The trodden path").
+    products, and positions are counted from the embeddings themselves (TRIALS.md, trodden-path).
     """
 
     cache_positions: Tensor

@@ -174,7 +174,8 @@ def _processor_options(lowered: Lowered, mode: Mode, threads: int | None) -> ort
     # it the allocator reuses freed memory; peak and speed are the same.
     options.enable_mem_reuse = False
     # Each step model has its own threads. Idle threads that spin for long take cores from the running model and from
-    # other programs: up to ten times slower on a busy machine. Spinning between operations saves a sixth (TRIALS.md).
+    # other programs: up to ten times slower on a busy machine. Spinning between operations saves a sixth
+    # (docs/trials-archive.md, faster).
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(_LIMITS_SPINNING)))
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
     if (threads := threads or fair_threads()) is not None:
