@@ -1,7 +1,7 @@
 """Limits of untrusted input, rejected before it costs memory or time, and of Apple's hardware.
 
 Input limits are far above published checkpoints and usable recordings. The ranges of generation options are in the
-runtime's `options`.
+runtime's `options`, except for those that others share.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ MAX_POSITIONS = 1 << 20  # Positions of a KV cache, and of rotary embeddings
 MAX_EULER_STEPS = 200  # Of any call
 MIN_SOLVER_STEPS = 2
 """`locdit_solve` needs two steps: with CFG-zero* the first one has zero velocity."""
+
+# Speech.
+MIN_SPEED, MAX_SPEED = 0.25, 4.0  # Speed factors at constant pitch: of an option, a request, and markup
 
 # Limits of packages for Apple's hardware; the rules of `voxcpm-coreml lint` give the sources.
 MAX_RANK = 4  # Axes of a tensor: the Neural Engine's compiler rejects programs with more

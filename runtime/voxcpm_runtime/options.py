@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from voxcpm_constants.bounds import MAX_EULER_STEPS
+from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_SPEED, MIN_SPEED
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import switch, wrong_type
 
@@ -122,7 +122,7 @@ class GenerationOptions:
         "Silence between the paragraphs of a text.", (0.0, 60.0), "seconds",
     )] = 0.6
     speed: Annotated[float, Option(
-        "Speed factor at constant pitch; also applies to pauses between paragraphs.", (0.25, 4.0),
+        "Speed factor at constant pitch; also applies to pauses between paragraphs.", (MIN_SPEED, MAX_SPEED),
     )] = 1.0
     markup: Annotated[bool, Option(
         "Read [pause 0.5s], [voice NAME], [rate 1.2], [spell] and SSML in the text.", flags=("--markup",),

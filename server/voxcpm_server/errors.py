@@ -23,8 +23,8 @@ from voxcpm_runtime import BundleError, Cancelled, InputError, VoxCPMError
 
 _log = logging.getLogger("voxcpm_server")
 CLIENT_CLOSED = 499  # status of a request whose client disconnected; in metrics only
-RETRY_SECONDS = "5"  # Retry-After of transient errors
-RETRY = {"Retry-After": RETRY_SECONDS}
+RETRY_SECONDS = 5  # Retry-After of transient errors
+RETRY = {"Retry-After": str(RETRY_SECONDS)}
 MODEL_UNAVAILABLE = "model_unavailable"
 # Statuses of the runtime's other errors; the first match wins.
 _STATUSES = ((InputError, 400), (Cancelled, CLIENT_CLOSED), (MissingExtraError, 501), (VoxCPMError, 500))

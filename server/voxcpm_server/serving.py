@@ -51,12 +51,16 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, settings: Settings, listeners: Mapping[str, socket.socket]) -> None:
         self._service: Service = app.state.service
         self._listeners = listeners
+
+        class TimedConnection(_Connection):
+            head_timeout = settings.client_timeout
+
         config = uvicorn.Config(
             app,
             log_level="info" if settings.access_log else "warning",
             access_log=settings.access_log,
             timeout_graceful_shutdown=settings.drain_seconds,
-            http=type("_Connection", (_Connection,), {"head_timeout": settings.client_timeout}),
+            http=TimedConnection,
             server_header=False,
             # Checked by the header. Audio does not compress, and a compressed message can hide its size.
             ws_max_size=settings.max_message_bytes,

@@ -25,8 +25,8 @@ from voxcpm_runtime.commands.shared_arguments import BundleArgument, Json, Preci
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.default_text import DEFAULT_TEXT
 
-DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 _PREFILL_TOKENS = 128
 _MAX_SPEECHES = 3
 _SPEECH_SECONDS = 12.0

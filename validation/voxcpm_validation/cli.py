@@ -60,7 +60,7 @@ def validate(
     if report is not None:
         inputs = (bundle, checkpoint, lora, prompt)
         report_folder(report, ("validation.json", "validation.md"), inputs)
-    from voxcpm_validation.reference import DEFAULT_TEXT
+    from voxcpm_validation.default_text import DEFAULT_TEXT
     from voxcpm_validation.validate import validate_bundle
 
     with status_line("") as note:

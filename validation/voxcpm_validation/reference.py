@@ -26,9 +26,8 @@ from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_mode
 from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.flow_matching import euler_steps, time_embedding
+from voxcpm_validation.default_text import DEFAULT_TEXT
 from voxcpm_validation.upstream import upstream_generate, use_noise
-
-DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 
 
 @dataclass(frozen=True)

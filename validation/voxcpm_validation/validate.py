@@ -18,8 +18,9 @@ from voxcpm_runtime.backends.loading import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.default_text import DEFAULT_TEXT
 from voxcpm_validation.end_to_end import Case, EndToEnd, SpokenCase, cases, compare_speech, speak_upstream
-from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
+from voxcpm_validation.reference import RecordedCall, record_reference
 from voxcpm_validation.report import Report, below_floors
 from voxcpm_validation.sensitivity import PERTURBATIONS, Sensitivity, measure_sensitivity
 from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_step

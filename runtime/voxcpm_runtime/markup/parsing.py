@@ -15,6 +15,7 @@ from xml.sax.handler import ContentHandler
 from defusedxml.common import DefusedXmlException
 from defusedxml.sax import make_parser
 
+from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime.markup.source import HERE, Source
@@ -26,7 +27,6 @@ from voxcpm_runtime.voices.voice import Voice
 FindVoice = Callable[[str], Voice | None]
 
 _MAX_PAUSE = 60.0
-_MIN_RATE, _MAX_RATE = 0.25, 4.0
 _LANGUAGE = {"xml:lang"}
 _ATTRIBUTES = {
     "speak": {"version", *_LANGUAGE}, "p": _LANGUAGE, "s": _LANGUAGE, "voice": {"name", *_LANGUAGE},
@@ -168,9 +168,9 @@ class _Handler(ContentHandler):
         elif "rate" in given:
             scope = replace(scope, here=_rate(given["rate"]))
         rate = scope.rate * scope.here
-        if not _MIN_RATE <= rate * self._speed <= _MAX_RATE:
+        if not MIN_SPEED <= rate * self._speed <= MAX_SPEED:
             times = f"a rate of {rate:g} times the call's speed of {self._speed:g}"
-            raise _Wrong(f"expected a speed from {_MIN_RATE} to {_MAX_RATE:g} in all, got {times}")
+            raise _Wrong(f"expected a speed from {MIN_SPEED} to {MAX_SPEED:g} in all, got {times}")
         if name == HERE:
             self._scopes[-1] = scope
         self._scopes.append(scope)
@@ -255,10 +255,10 @@ def _rate(value: str) -> float:
         sign, factor = found[1], float(found[2]) / (100 if found[3] else 1)
         if not sign or found[3]:
             factor = factor if not sign else 1 + factor * (1 if sign == "+" else -1)
-            if _MIN_RATE <= factor <= _MAX_RATE:
+            if MIN_SPEED <= factor <= MAX_SPEED:
                 return factor
         raise _Wrong(
-            f"expected a rate from {_MIN_RATE} to {_MAX_RATE:g}, such as 1.2, 120% or +20%, got {value!r}"
+            f"expected a rate from {MIN_SPEED} to {MAX_SPEED:g}, such as 1.2, 120% or +20%, got {value!r}"
         )
     return _choice(value, _RATES, "rate")
 

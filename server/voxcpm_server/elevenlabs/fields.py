@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_runtime import Word
 from voxcpm_server.errors import ApiError
-from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
 
 _DEFAULT_FORMAT = "mp3_44100_128"
 _FORMAT = re.compile(r"(mp3|opus|pcm|wav|ulaw|alaw)_([0-9]{4,5})(_[0-9]+)?")

@@ -63,7 +63,7 @@ _PIECE_SECONDS = 10  # speech to encode at a time
 # Transient errors, after which the job is retried.
 _TRANSIENT = {MODEL_UNAVAILABLE, "loading"}
 _TOO_MANY = "too many jobs: {}{} are stored; delete one"
-RETRY_SECONDS = 60.0
+JOB_RETRY_SECONDS = 60.0
 
 
 @dataclass
@@ -208,7 +208,7 @@ class Jobs(Room):
                 job = store.start_next(self._bundles.names, self._retry_at)
             except (OSError, sqlite3.Error) as error:
                 _log.error("jobs: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(JOB_RETRY_SECONDS)
                 continue
             if job is not None:
                 self.running = _RunningJob(job, job.starts)
@@ -245,11 +245,11 @@ class Jobs(Room):
             except sqlite3.Error as failure:
                 # Other jobs could not start either. After a restart, the finished speech is found on disk.
                 _log.error("job %s: cannot store its state %s (%s)", id_, state, failure)
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(JOB_RETRY_SECONDS)
         if state != QUEUED:
             self._outcomes.labels(state).inc()
         elif error is not None:
-            self._retry_at.setdefault(id_, time.monotonic() + RETRY_SECONDS)
+            self._retry_at.setdefault(id_, time.monotonic() + JOB_RETRY_SECONDS)
 
     async def _speak(self, store: JobStore, running: _RunningJob) -> int:
         """Speak a job unless its speech exists already. Returns the size of its file in bytes."""

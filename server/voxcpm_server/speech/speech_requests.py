@@ -16,6 +16,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
+from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime import Audio, InputError, Voice, VoxCPM, decode_audio
 from voxcpm_server.errors import ApiError, client_closed
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from voxcpm_server.speech.stored_voices import StoredVoices
 
-MIN_SPEED, MAX_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
 """Fields that hold audio files, and the runtime's arguments for them."""
 _MAX_FIELDS = 64

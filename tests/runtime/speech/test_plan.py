@@ -1,4 +1,4 @@
-"""Which texts of a call are normalised and which audio is trimmed; the tests of those modules check how."""
+"""A plan: which texts are normalised and which recordings trimmed, what is rejected, and long texts."""
 
 import time
 from dataclasses import replace

@@ -29,7 +29,7 @@ MODELS = ("tts-1",)
 
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(execution, "JOB_RETRY_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_job_waits_until_its_model_is_served_again(serve: Serve, jobs: Any, stor
 def test_job_is_retried_if_its_final_write_fails(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(execution, "JOB_RETRY_SECONDS", 0.02)
     change, refused, speak_job, spoken = JobStore.change, [], execution.speak_job, []
 
     def refuse(self: JobStore, id_: str, **values: Any) -> None:
