@@ -46,10 +46,10 @@ MANIFEST_FILE = "manifest.json"
 MANIFEST_DIGEST_FILE = "manifest.sha256"
 MODEL_CARD_FILE = "README.md"
 CONSTANTS_FOLDER = "constants"
-CONFIG_FILE = "constants/config.json"
+CONFIG_PATH = "constants/config.json"
 TOKENIZER_FOLDER = "tokenizer"
-TOKENIZER_FILE = "tokenizer/tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer/tokenizer_config.json"
+TOKENIZER_PATH = "tokenizer/tokenizer.json"
+TOKENIZER_CONFIG_PATH = "tokenizer/tokenizer_config.json"
 VECTORS_FOLDER = "vectors"
 _SYSTEM_FILES = re.compile(r"\.DS_Store|Thumbs\.db|desktop\.ini|\._.*")
 
@@ -187,7 +187,7 @@ class Manifest(_Record):
 
     def check_complete(self, bundle: Path) -> None:
         """Raises BundleError if a file that speech needs is not listed, so that it would not be verified."""
-        needed = [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE]
+        needed = [TOKENIZER_PATH, TOKENIZER_CONFIG_PATH]
         needed += [f"{CONSTANTS_FOLDER}/{stem}.npy" for stem in constant_shapes(self.architecture)]
         folders = {"/".join(PurePosixPath(name).parts[:2]) for name in self.files}
         for name in (*needed, *self.package_folders(self.precisions)):

@@ -17,7 +17,7 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import (
-    CONFIG_FILE,
+    CONFIG_PATH,
     CONSTANTS_FOLDER,
     TOKENIZER_FOLDER,
     Manifest,
@@ -28,7 +28,7 @@ from voxcpm_constants.targets import CORE_AI, KVCache, Target
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.checkpoint_files import CONFIG_FILE as CHECKPOINT_CONFIG
+from voxcpm_conversion.checkpoint_files import CONFIG_FILE
 from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.forms import check_solver_steps
 from voxcpm_conversion.model_card import write_model_card
@@ -185,7 +185,7 @@ def _check_architecture(a: Architecture, sizes: StepSizes) -> None:
 def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
     def write_constants(folder: Path) -> None:
         folder.mkdir()
-        shutil.copyfile(checkpoint.folder / CHECKPOINT_CONFIG, folder / Path(CONFIG_FILE).name)
+        shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / Path(CONFIG_PATH).name)
         for stem in constant_shapes(checkpoint.architecture):
             write_constant(folder, stem, _constant(checkpoint, stem))
 

@@ -30,7 +30,7 @@ from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name
 
-CONFIG_FILE = "lora_config.json"
+LORA_CONFIG_FILE = "lora_config.json"
 # In upstream's order of preference (`load_lora_weights`).
 WEIGHT_FILES = (
     *("lora_weights.safetensors", "lora_weights.ckpt"),
@@ -114,8 +114,8 @@ class Lora:
         self._skipped = [layer for layer in found if layer not in self._merged]
         if not self._merged:
             raise CheckpointError(
-                f"{self.weights}: expected weights of layers that {CONFIG_FILE} enables, but {_some(self._skipped)} "
-                "is not among them"
+                f"{self.weights}: expected weights of layers that {LORA_CONFIG_FILE} enables, but "
+                f"{_some(self._skipped)} is not among them"
             )
         for layer in self._merged:
             self._check_pair(layer, layers[layer])
@@ -143,7 +143,7 @@ class Lora:
         else:
             name = path.resolve().name
         weights = _weight_file(path)
-        configs = (weights.with_name(name) for name in (CONFIG_FILE, PEFT_CONFIG_FILE))
+        configs = (weights.with_name(name) for name in (LORA_CONFIG_FILE, PEFT_CONFIG_FILE))
         config = next((path for path in configs if path.is_file()), None)
         return cls(name, open_weight_file(weights), config, _linear_layers(architecture), checkpoint)
 
@@ -185,13 +185,13 @@ class Lora:
         lines = []
         if self.config_file is None:
             lines.append(
-                f"{self.weights}: no {CONFIG_FILE} next to it; using upstream's alpha {self.config.alpha}, and "
+                f"{self.weights}: no {LORA_CONFIG_FILE} next to it; using upstream's alpha {self.config.alpha}, and "
                 f"r {self.config.r} from the weights"
             )
         if self.config.model_extra:
-            lines.append(f"{CONFIG_FILE}: ignored unknown keys {', '.join(self.config.model_extra)}")
+            lines.append(f"{LORA_CONFIG_FILE}: ignored unknown keys {', '.join(self.config.model_extra)}")
         if self._skipped:
-            config = CONFIG_FILE if self.config_file else "upstream's default"
+            config = LORA_CONFIG_FILE if self.config_file else "upstream's default"
             lines.append(f"{self.weights}: skipped {_some(self._skipped)}, which {config} does not enable")
         return lines
 
@@ -212,7 +212,7 @@ class Lora:
 
     def _check_pair(self, layer: str, shape: Shape) -> None:
         out_features, in_features = shape
-        rank = f"r {self.config.r}, {'of ' + CONFIG_FILE if self.config_file else 'of its first layer'}"
+        rank = f"r {self.config.r}, {'of ' + LORA_CONFIG_FILE if self.config_file else 'of its first layer'}"
         for half, expected in ((_A, (self.config.r, in_features)), (_B, (out_features, self.config.r))):
             found = self._shapes.get(f"{layer}.{half}")
             if found != expected:
@@ -237,7 +237,7 @@ def _download(repository: str, cache_dir: Path | None, local_files_only: bool) -
     # Slow to import, and needed for hub ids only.
     from huggingface_hub import snapshot_download
 
-    names = [*WEIGHT_FILES, CONFIG_FILE, PEFT_CONFIG_FILE]
+    names = [*WEIGHT_FILES, LORA_CONFIG_FILE, PEFT_CONFIG_FILE]
     patterns = [*names, *(f"{_LATEST}/{name}" for name in names)]
     try:
         return Path(

@@ -23,7 +23,7 @@ import torch
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.errors import CheckpointError, InputError
-from voxcpm_constants.manifest import CONFIG_FILE, CONSTANTS_FOLDER, package_path
+from voxcpm_constants.manifest import CONFIG_PATH, CONSTANTS_FOLDER, package_path
 from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.tokenizer_file import AUDIO_START
 from voxcpm_conversion.checkpoint import Checkpoint
@@ -191,7 +191,7 @@ def _write_constants(checkpoint: Checkpoint, positions: int, folder: Path) -> No
         for suffix, kind in (("w", "weight"), ("b", "bias")):
             np.save(folder / f"{layer}_{suffix}.npy", checkpoint.tensor(f"{layer}.{kind}").numpy())
     text = json.dumps(flat_config(checkpoint.architecture, positions), indent=1)
-    (folder / Path(CONFIG_FILE).name).write_text(f"{text}\n", encoding="utf-8")
+    (folder / Path(CONFIG_PATH).name).write_text(f"{text}\n", encoding="utf-8")
 
 
 def flat_config(a: Architecture, positions: int) -> dict[str, float]:
