@@ -76,7 +76,7 @@ def test_complete_speech_has_none_of_this(server: Any) -> None:
 
 
 def test_they_are_counted_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = Metrics(FairQueue(1, 1, 1), ())
+    metrics = Metrics(FairQueue(1, 1, 1), (), lambda: 1)
     words = [Word("a", 0.0, 0.0, "attention", said=said) for said in (0, 0, 2, 3)]
 
     with count_suspicious_warnings(metrics):

@@ -193,7 +193,7 @@ def test_spooling_errors_are_507(
 
 
 def test_suspicious_speech_is_counted_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = Metrics(FairQueue(1, 1, 1), ())
+    metrics = Metrics(FairQueue(1, 1, 1), (), lambda: 1)
 
     with count_suspicious_warnings(metrics):
         warnings.warn("what the user wrote", SuspiciousWarning, stacklevel=1)
