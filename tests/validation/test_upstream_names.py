@@ -96,7 +96,7 @@ def test_positions_and_defaults_equal_upstreams(upstream: Any) -> None:
         assert ours == list(RECORDINGS)
     for name in UPSTREAM_ORDER:
         ours = {"denoise": False, "max_len": DEFAULT_MAX_LEN}.get(
-            name, getattr(GenerationOptions, name, None)
+            name, getattr(GenerationOptions(), name, None)
         )
         assert ours == theirs[name].default, name
 
