@@ -51,18 +51,18 @@ def conversion(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Call
 @pytest.fixture(scope="session", params=["tiny", "tiny-kv", "tiny-2"])
 def any_checkpoint(request: pytest.FixtureRequest, conversion: Callable[..., Path]) -> Path:
     """A synthetic checkpoint of each small configuration."""
-    return conversion(f"checkpoint-{request.param}", _synthesize, request.param)
+    return conversion(f"checkpoint-{request.param}", synthesize, request.param)
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(conversion: Callable[..., Path]) -> Path:
-    return conversion("checkpoint-tiny", _synthesize, "tiny")
+    return conversion("checkpoint-tiny", synthesize, "tiny")
 
 
 @pytest.fixture(scope="session")
 def second_checkpoint(conversion: Callable[..., Path]) -> Path:
     """A synthetic checkpoint of VoxCPM2's structure."""
-    return conversion("checkpoint-tiny-2", _synthesize, "tiny-2")
+    return conversion("checkpoint-tiny-2", synthesize, "tiny-2")
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,9 @@ def tiny_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command:
     """
 
     def make(folder: Path, checkpoint: Path, *options: str) -> None:
-        done = command("convert", checkpoint, "-o", folder / "bundle", "--max-length", "128", *options)
+        done = command(
+            "convert", checkpoint, "-o", folder / "bundle", "--max-length", "128", "--no-measure", *options
+        )
         assert done.returncode == 0, done.stderr
         (folder / "output.txt").write_text(done.stdout + done.stderr)
 
@@ -178,19 +180,21 @@ def some_packages(conversion: Callable[..., Path]) -> Callable[..., Path]:
     """
 
     def made(name: str, preset: str, *given: Any) -> Path:
-        checkpoint = conversion(f"checkpoint-{preset}", _synthesize, preset)
+        checkpoint = conversion(f"checkpoint-{preset}", synthesize, preset)
         return conversion(f"packages-{name}", _write_packages, checkpoint, *given)
 
     return made
 
 
-def _synthesize(folder: Path, preset: str) -> None:
+def synthesize(folder: Path, preset: str, likeness: Any = "random") -> None:
     from voxcpm_conversion.synthetic import write_synthetic_checkpoint
     from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 
     tokenizer = folder.with_name("tokenizer")
     write_tokenizer(tokenizer)
-    write_synthetic_checkpoint(folder, presets()[preset], seed=0, dtype="float32", tokenizer=tokenizer)
+    write_synthetic_checkpoint(
+        folder, presets()[preset], seed=0, dtype="float32", likeness=likeness, tokenizer=tokenizer
+    )
 
 
 def write_bundle(

@@ -1,4 +1,5 @@
-"""Import directions: constants ← runtime ← server, constants ← conversion, everything ← validation; training is alone.
+"""Import directions: constants ← runtime ← server, constants ← conversion, runtime ← what conversion measures with,
+everything ← validation; training is alone.
 
 coremltools itself imports torch if it is installed, so `sys.modules` proves nothing. Sources are read with `ast`, and
 the runtime is started in an environment where torch cannot be imported.
@@ -22,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 IMPORTERS = {
     "voxcpm_constants": {"voxcpm_conversion", "voxcpm_runtime", "voxcpm_server", "voxcpm_validation"},
     "voxcpm_conversion": {"voxcpm_validation"},
-    "voxcpm_runtime": {"voxcpm_server", "voxcpm_training", "voxcpm_validation"},
+    "voxcpm_runtime": {"voxcpm_conversion", "voxcpm_server", "voxcpm_training", "voxcpm_validation"},
     "voxcpm_server": {"voxcpm_validation"},
     "voxcpm_training": set(),
     "voxcpm_validation": {"voxcpm_training"},
@@ -63,6 +64,19 @@ def test_package_imports_follow_the_layering(package: str) -> None:
         if imported != package and package not in IMPORTERS.get(imported, {package})
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# Modules of the conversion that run step models; the others must not depend on how they are run.
+RUN_STEP_MODELS = {"gate", "recording"}
+
+
+def test_conversion_imports_the_runtime_only_to_measure() -> None:
+    importers = {
+        path.stem
+        for path in modules_of("voxcpm_conversion")
+        if "voxcpm_runtime" in {package for _, package in imports(path.read_text(encoding="utf-8"))}
+    }
+    assert importers == RUN_STEP_MODELS
 
 
 # A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does

@@ -32,10 +32,13 @@ from voxcpm_conversion.replacing import bundle_folder
 if TYPE_CHECKING:
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import Report
+    from voxcpm_conversion.gate import Measuring
+
 DEFAULT_MAX_LENGTH = 1024
 """Default of `--max-length`, unless the checkpoint supports fewer positions."""
 SOLVER_STEPS = 10
 """Euler steps of `locdit_solve` in a bundle for Core AI: the default of `generate`."""
+MEASURING: dict[str, Measuring] = {"measured": "repair", "all": "report"}
 CORE_AI_CHUNKS = (1, 16, 32)
 """Lengths of a prefill: longer ones outgrew a phone's memory (apple/coreai-models 201)."""
 
@@ -103,6 +106,19 @@ def convert(
             "word timestamps, and so that speech does not skip or repeat words.",
         ),
     ] = True,
+    quantize: Annotated[
+        str,
+        typer.Option(
+            help="measured: weights that do too much harm in int8 or int4 on a recorded sentence stay in fp16; "
+            "all: as the precision says, measured only."
+        ),
+    ] = "measured",
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure", help="Measure quantised models; without, quantise all weights."
+        ),
+    ] = True,
     split_gigabytes: Annotated[
         float | None, typer.Option(help="Split the base LM into packages of at most about this size.")
     ] = None,
@@ -132,6 +148,8 @@ def convert(
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
     caches = _kv_cache(kv_cache)
+    if quantize not in MEASURING:
+        raise InputError(f"--quantize {quantize}: expected one of {', '.join(MEASURING)}")
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
     from voxcpm_conversion.alignment import with_alignment
     from voxcpm_conversion.checkpoint import Checkpoint
@@ -145,6 +163,7 @@ def convert(
         "--target": deployment != TARGETS[0], "--kv-cache": kv_cache != KV_CACHES[0],
         "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
         "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
+        "--quantize": quantize != "measured",
     }  # fmt: skip
     room = _room(layout, precisions, [option for option, given in forms.items() if given])
     check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32)
@@ -182,8 +201,10 @@ def convert(
             target=deployment,
             kv_cache=caches,
             audio_vae_fp32=audio_vae_fp32,
+            measuring=MEASURING[quantize] if measure else None,
             overwrite=overwrite,
             report=report,
+            say=remarks.append,
         )
     for remark in remarks:
         say(remark)

@@ -31,10 +31,12 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE
 from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.forms import check_solver_steps
+from voxcpm_conversion.gate import Gate, Measuring, measurements
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import check_weights
 from voxcpm_conversion.recipes import check_target
+from voxcpm_conversion.recording import MIN_POSITIONS, Recording
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.vectors import add_vectors
 from voxcpm_conversion.workspace import Workspace
@@ -52,13 +54,17 @@ def convert(
     target: Target = "macOS14",
     kv_cache: KVCache = "scatter",
     audio_vae_fp32: bool = False,
+    measuring: Measuring | None = None,
     overwrite: bool = False,
     report: Report = lambda model, stage, done, total: None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Manifest:
     """Write `bundle`, resuming an interrupted run with the same arguments; an error leaves no bundle.
 
     kv_cache: what a macOS 14 package returns of its caches. audio_vae_fp32: the AudioVAE computes in float32 in every
-    precision (`declare_step_models`). overwrite: replace an existing bundle, and nothing else (`replacing`).
+    precision (`declare_step_models`). measuring: what to do about quantised packages that are below a floor (`gate`);
+    None does not measure them. overwrite: replace an existing bundle, and nothing else (`replacing`). say: called with
+    what was measured, a line each.
     Raises InputError for sizes that the checkpoint does not support, a precision that the target does not support, and
     an output that must not be replaced; CheckpointError for weights that are missing, unexpected or of another shape.
     """
@@ -80,18 +86,28 @@ def convert(
         tools={name: version(name) for name in converter.TOOLS},
         files={},
     )
-    plan = {**manifest.model_dump(mode="json", exclude={"files"}), "vectors": VECTORS_FORMAT}
+    plan = {
+        **manifest.model_dump(mode="json", exclude={"files"}),
+        "vectors": VECTORS_FORMAT,
+        "measuring": measuring,
+    }
     with Workspace(folder, plan) as workspace:
         # The workspace has restored a bundle that an interrupted run had renamed.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         _add_constants(workspace, checkpoint)
+        gate = None
+        if measuring and target != CORE_AI and sizes.kv_length >= MIN_POSITIONS and {*precisions} != {"fp32"}:
+            gate = Gate(Recording(checkpoint, manifest, workspace.folder), manifest, measuring)
         for declaration in manifest.step_models.values():
-            _add_step_model(converter, workspace, checkpoint, manifest, declaration, report)
+            _add_step_model(converter, workspace, checkpoint, manifest, declaration, report, gate)
+        measured = measurements(workspace.folder, manifest)
+        for line in (*(each.line() for each in measured), *(gate.overflow_lines() if gate else ())):
+            say(line)
         if target != CORE_AI:
             compile_packages(workspace, manifest)
         manifest = manifest.model_copy(update={"files": workspace.files()})
         manifest.write(workspace.folder)
-        write_model_card(workspace.folder, manifest)
+        write_model_card(workspace.folder, manifest, [each.row() for each in measured])
         # Again: the output may have changed meanwhile.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         workspace.publish()
@@ -124,6 +140,7 @@ def _add_step_model(
     manifest: Manifest,
     declaration: StepModel,
     report: Report,
+    gate: Gate | None,
 ) -> None:
     """Add a step model's test vectors and packages that the workspace lacks."""
     if not workspace.has(str(vectors_path(declaration.name))):
@@ -133,8 +150,15 @@ def _add_step_model(
             p for p in manifest.precisions if not workspace.has(str(manifest.package_path(p, package.name)))
         ]
         if missing:
+            options = {"gate": gate} if gate else {}  # Core AI's converter has none
             converter.add_packages(
-                workspace, checkpoint, manifest, package, missing, report=partial(report, package.name)
+                workspace,
+                checkpoint,
+                manifest,
+                package,
+                missing,
+                report=partial(report, package.name),
+                **options,
             )
 
 

@@ -63,7 +63,7 @@ From the command line:
     voxcpm-coreml inspect BUNDLE
 
 {in_an_app}
-{figures}## Agreement with the checkpoint
+{figures}{measured}## Agreement with the checkpoint
 
 {validation}
 
@@ -71,6 +71,16 @@ From the command line:
 
 {limits}
 """
+
+_MEASURED = """\
+## Measured at conversion
+
+Quantised models on a recorded sentence, against this checkpoint in float32: the figure nearest to its floor, signal to
+error in dB or a share. Nobody has listened to them.
+
+{table}
+"""
+_MEASURED_HEADER = ("precision", "package", "with all weights quantised", "kept", "size")
 
 _IN_AN_APP = """\
 In a Swift app, with the package in the folder `swift` of voxcpm-coreml:
@@ -84,13 +94,13 @@ let speech = try await tts.speak("Hello.")
 """
 
 
-def write_model_card(bundle: Path, manifest: Manifest) -> None:
+def write_model_card(bundle: Path, manifest: Manifest, measured: Sequence[Sequence[str]] = ()) -> None:
     """Write README.md into the bundle's folder, without validation results."""
-    (bundle / MODEL_CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+    (bundle / MODEL_CARD_FILE).write_text(model_card(manifest, measured), encoding="utf-8")
 
 
-def model_card(manifest: Manifest) -> str:
-    """The card of a bundle in Markdown, with front matter for a hub."""
+def model_card(manifest: Manifest, measured: Sequence[Sequence[str]] = ()) -> str:
+    """The card of a bundle in Markdown, with front matter for a hub. measured: rows of the quantised packages."""
     framework = "Core AI" if manifest.target == CORE_AI else "Core ML"
     speech, source = manifest.speech, manifest.source
     front_matter = ModelCardData(
@@ -115,6 +125,7 @@ def model_card(manifest: Manifest) -> str:
             "PRECISION", manifest.precisions[0]
         ),
         figures=f"## Figures of the checkpoint\n\n{figures}\n" if speech and speech.figures else "",
+        measured=_MEASURED.format(table=_table(_MEASURED_HEADER, measured)) if measured else "",
         validation=f"{_OPENING}\n{_NOT_VALIDATED}\n{_CLOSING}",
         limits="\n".join(f"- {line}" for line in _limits(manifest)),
     )

@@ -30,7 +30,7 @@ from voxcpm_constants.tokenizer_file import TOKENIZER_FILE
 from voxcpm_conversion.checkpoint import VAE_PREFIX
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE, MODEL_FILES, TOKENIZER_COMPANIONS, VAE_FILES
 from voxcpm_conversion.modules.voxcpm import expected_shapes
-from voxcpm_conversion.synthetic_presets import Dtype
+from voxcpm_conversion.synthetic_presets import Dtype, Likeness
 from voxcpm_conversion.weight_files import Shape
 
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int32: "I32"}
@@ -44,6 +44,10 @@ _SNAKE_RMS = 1.15
 _TANH_RMS = 0.63
 _SILU_RMS = 0.6
 
+# Of trained-like weights: an outlier channel over the others, the deviation of the logarithms of weights and of row
+# norms, and the common part of both stop logits over their difference.
+_CHANNEL, _DEVIATION, _ROW_DEVIATION, _COMMON = 64.0, 1.2, 1.0, 60.0
+
 # The random part of the velocity, and the part that points back along the noisy patch.
 _VELOCITY_GAIN = 0.7
 _CONTRACTION = 0.5
@@ -55,6 +59,7 @@ def write_synthetic_checkpoint(
     *,
     seed: int,
     dtype: Dtype = "bfloat16",
+    likeness: Likeness = "random",
     tokenizer: Path,
 ) -> Path:
     """Write config.json, model.safetensors (in `dtype`), audiovae.safetensors (float32) and the tokenizer's files.
@@ -66,7 +71,7 @@ def write_synthetic_checkpoint(
     architecture = Architecture.from_document(dict(architecture_json))
     if not (tokenizer / TOKENIZER_FILE).is_file():
         raise CheckpointError(f"{tokenizer}: expected a folder with {TOKENIZER_FILE} to copy")
-    model, vae = _Weights(architecture, seed).stored(getattr(torch, dtype))
+    model, vae = _Weights(architecture, seed, likeness).stored(getattr(torch, dtype))
     place = Path(os.path.realpath(folder))
     try:
         if os.path.lexists(place) and (not place.is_dir() or any(place.iterdir())):
@@ -115,9 +120,9 @@ def _write_safetensors(path: Path, tensors: Mapping[str, _Stored]) -> None:
 class _Weights:
     """The random weights for one seed, by upstream's names."""
 
-    def __init__(self, architecture: Architecture, seed: int) -> None:
+    def __init__(self, architecture: Architecture, seed: int, likeness: Likeness) -> None:
         self.architecture = architecture
-        self._seed = seed
+        self._seed, self._likeness = seed, likeness
 
     def stored(self, dtype: torch.dtype) -> tuple[dict[str, _Stored], dict[str, _Stored]]:
         """The contents of model.safetensors and of audiovae.safetensors, by name."""
@@ -150,7 +155,17 @@ class _Weights:
     def drawn(self, name: str, shape: Shape) -> Tensor:
         """The values of the weight `name`, from the first rule that matches it."""
         rule = next(rule for pattern, rule in _RULES if pattern.search(name))
-        return rule(self, name, shape)
+        weight = rule(self, name, shape)
+        for pattern, change in _TRAINED.get(self._likeness, ()):
+            weight = change(self, name, weight) if re.search(pattern, name) else weight
+        return weight
+
+    def tails(self, name: str, weight: Tensor, deviation: float) -> Tensor:
+        """The weight times log-normal numbers of unit power; `deviation` is that of their logarithm."""
+        return (
+            weight
+            * self.normal(f"{name}.tails", tuple(weight.shape)).mul_(deviation).sub_(deviation**2).exp_()
+        )
 
     def outliers(self, width: int) -> Tensor:
         """Indices of the outlier channels of all residual streams of one width."""
@@ -159,13 +174,16 @@ class _Weights:
     def _magnitude(self, name: str, shape: Shape) -> Tensor:
         gain = next(gain for pattern, gain in _ROW_NORMS if pattern.search(name))
         target = gain(shape) if callable(gain) else gain
-        return self.normal(f"{name}_g", (shape[0], 1, 1)).mul_(0.1).add_(1.0).clamp_(min=0.5) * target
+        gains = self.normal(f"{name}_g", (shape[0], 1, 1)).mul_(0.1).add_(1.0).clamp_(min=0.5) * target
+        return self.tails(name, gains, _ROW_DEVIATION) if self._likeness == "tails" else gains
 
     def _direction(self, name: str, shape: Shape) -> Tensor:
-        return self.normal(f"{name}_v", shape).mul_(0.05)
+        direction = self.normal(f"{name}_v", shape).mul_(0.05)
+        return self.tails(name, direction, _DEVIATION) if self._likeness == "tails" else direction
 
 
 Rule = Callable[[_Weights, str, Shape], Tensor]
+_Change = Callable[[_Weights, str, Tensor], Tensor]
 
 _STACKS: dict[str, Callable[[Architecture], Transformer]] = {
     "base_lm": lambda a: a.base_lm,
@@ -241,6 +259,35 @@ def _spread(center: float, deviation: float) -> Rule:
 def _alpha(weights: _Weights, name: str, shape: Shape) -> Tensor:
     return weights.normal(name, shape).mul_(0.4).exp_()
 
+
+def _scaled_channels(factor: float) -> _Change:
+    """A change of the outlier channels, which are the last axis."""
+
+    def change(weights: _Weights, _name: str, weight: Tensor) -> Tensor:
+        weight[..., weights.outliers(weight.shape[-1])] *= factor
+        return weight
+
+    return change
+
+
+def _tailed(weights: _Weights, name: str, weight: Tensor) -> Tensor:
+    return weights.tails(name, weight, _DEVIATION)
+
+
+def _tied(weights: _Weights, name: str, weight: Tensor) -> Tensor:
+    """Both logits with a common part that is far larger than their difference."""
+    return weight + weights.normal(f"{name}.common", (1, weight.shape[1])) * (_COMMON * weight.std())
+
+
+# The change that gives a kind of weights its likeness; norm and columns cancel in float32.
+_TRAINED: dict[Likeness, tuple[tuple[str, _Change], ...]] = {
+    "outliers": (
+        (r"(input|post_attention)_layernorm\.weight$", _scaled_channels(1 / _CHANNEL)),
+        (r"([qkv]|gate|up)_proj\.weight$", _scaled_channels(_CHANNEL)),
+    ),
+    "tails": ((r"(_proj|linear_[12])\.weight$", _tailed),),
+    "tied": ((r"stop_head\.weight$", _tied),),
+}
 
 # The first matching pattern gives a weight's rule.
 _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(

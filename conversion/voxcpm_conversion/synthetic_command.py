@@ -11,7 +11,7 @@ import typer
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.json_files import read_json
-from voxcpm_conversion.synthetic_presets import DTYPES, VOCABULARY, presets, write_tokenizer
+from voxcpm_conversion.synthetic_presets import DTYPES, LIKENESSES, VOCABULARY, presets, write_tokenizer
 
 
 def synthesize_checkpoint(
@@ -27,6 +27,12 @@ def synthesize_checkpoint(
     dtype: Annotated[
         str, typer.Option(help=f"Data type of the model's weights: {', '.join(DTYPES)}.")
     ] = "bfloat16",
+    weights: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(LIKENESSES)}: what the weights have of trained ones, to try a quantisation on."
+        ),
+    ] = LIKENESSES[0],
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder of a tokenizer to copy. Default: a small tokenizer is generated."),
@@ -36,6 +42,8 @@ def synthesize_checkpoint(
     document = presets().get(config.lower()) or _document(Path(config))
     if dtype not in DTYPES:
         raise InputError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
+    if weights not in LIKENESSES:
+        raise InputError(f"--weights {weights}: expected {', '.join(LIKENESSES)}")
     vocabulary = int(document["lm_config"]["vocab_size"])
     if tokenizer is None and vocabulary < VOCABULARY:
         raise InputError(
@@ -46,7 +54,9 @@ def synthesize_checkpoint(
 
     with tempfile.TemporaryDirectory() as made:
         source = tokenizer or write_tokenizer(Path(made))
-        write_synthetic_checkpoint(output, document, seed=seed, dtype=dtype, tokenizer=source)
+        write_synthetic_checkpoint(
+            output, document, seed=seed, dtype=dtype, likeness=weights, tokenizer=source
+        )
     typer.echo(f"{output}: synthetic weights (they speak noise), seed {seed}")
 
 

@@ -16,6 +16,11 @@ from voxcpm_constants.tokenizer_file import AUDIO_END, AUDIO_START, REFERENCE_EN
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+Likeness = Literal["random", "outliers", "tails", "tied"]
+LIKENESSES: tuple[Likeness, ...] = get_args(Likeness)
+"""What the weights have in common with trained ones, to try a quantisation on. random: nothing. outliers: input
+channels far larger than the others, behind norms that are as much smaller (arXiv 2208.07339, 2211.10438). tails: heavy
+tails (arXiv 1810.01075), and rows with very different norms. tied: stop logits that are large and almost equal."""
 
 VOCABULARY = 512
 

@@ -79,7 +79,7 @@ def compute_vectors(
         calls = []
         for call in range(stream.calls):
             inputs = _inputs(stream, call, generator, tokens)
-            outputs, state = _call(step, declared, inputs, state)
+            outputs, state = call_step(step, declared, inputs, state)
             outputs = {t.name: outputs[t.name] for t in stream.declared.outputs}
             calls.append(
                 {("in", n): x for n, x in inputs.items()} | {("out", n): x for n, x in outputs.items()}
@@ -118,7 +118,7 @@ def _inputs(
     return {tensor.name: values(tensor) for tensor in stream.declared.inputs}
 
 
-def _call(
+def call_step(
     step: nn.Module, declared: StepModel, inputs: dict[str, Array], state: dict[str, Array]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Outputs and updated state of one call of a step module, which may write to the arrays of `state`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from voxcpm_constants.step_models import Precision
@@ -23,8 +23,10 @@ QUANTIZERS: dict[Format, dict[str, Any] | None] = {
 _HALF_SUFFIX = "_to_fp16"
 
 
-def compress(model: Any, step_model: str, precision: Precision) -> Any:
+def compress(model: Any, step_model: str, precision: Precision, kept: Collection[str] = ()) -> Any:
     """A copy of an fp16 MLModel whose weights have the formats that the recipe of `precision` prescribes.
+
+    kept: names of weights in the model that stay in fp16.
 
     Raises OSError if the model's temporary package cannot be read.
     """
@@ -37,7 +39,7 @@ def compress(model: Any, step_model: str, precision: Precision) -> Any:
         # coremltools could not open the package that it had just written, and continued.
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     default = RECIPES[precision].default
-    formats = weight_formats(model, step_model, precision)
+    formats = weight_formats(model, step_model, precision) | dict.fromkeys(kept, "fp16")
     config = ct.optimize.coreml.OptimizationConfig(
         global_config=_quantizer(ct, default),
         op_type_configs={"gather": None},

@@ -1,0 +1,235 @@
+"""Quantised packages are measured on a recorded sentence, and repaired where they are below a floor."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from shared_bundles import synthesize
+from voxcpm_constants.manifest import Manifest, schema_version
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    Precision,
+    StepSizes,
+    declare_step_models,
+)
+from voxcpm_constants.targets import Target
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import _add_constants
+from voxcpm_conversion.core_ml.packages import add_packages
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
+from voxcpm_conversion.gate import Gate, Measured, Measuring, below, figures, measured_path, measurements
+from voxcpm_conversion.recording import TEXT, Recording
+from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS
+from voxcpm_runtime.backends.portable.package import read_package
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
+from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.voxcpm import VoxCPM
+
+RATE = 16000
+SHORT = StepSizes(kv_length=128)
+
+
+class Packages:
+    """Some step models of a checkpoint in one precision, converted with a gate, in a folder that is no whole bundle."""
+
+    def __init__(
+        self, folder: Path, checkpoint: Path, step_models: tuple[str, ...], measuring: Measuring | None,
+        precision: Precision = "int8", target: Target = "macOS14", sizes: StepSizes = SHORT,
+    ) -> None:  # fmt: skip
+        opened = Checkpoint.open(checkpoint)
+        self.folder, self.precision = folder, precision
+        self.manifest = Manifest(
+            schema_version=schema_version(target, sizes), architecture=opened.architecture, sizes=sizes,
+            step_models=declare_step_models(opened.architecture, sizes), precisions=(precision,), target=target,
+            source=opened.source(), tools={}, files={},
+        )  # fmt: skip
+        with Workspace(folder, {}) as workspace:
+            _add_constants(workspace, opened)
+            gate = Gate(
+                Recording(opened, self.manifest, workspace.folder), self.manifest, measuring or "report"
+            )
+            for name in step_models:
+                for package in self.manifest.parts(name):
+                    add_packages(
+                        workspace, opened, self.manifest, package, [precision],
+                        gate=gate if measuring else None,
+                    )  # fmt: skip
+            self.measured: list[Measured] = measurements(workspace.folder, self.manifest)
+            workspace.publish()
+        self.recording = Recording(opened, self.manifest, folder)
+
+    def quantised(self, package: str) -> int:
+        """Number of the package's weights that are quantised, in all functions."""
+        path = self.folder / self.manifest.package_path(self.precision, package)
+        (form,) = {part.name: self.manifest.form(part) for part in self.manifest.parts(package)}.values()
+        return max(
+            sum(operation.kind in DEQUANTIZERS for operation in read_package(path, function).operations)
+            for function in form.functions
+        )
+
+
+def weights(package: Path) -> bytes:
+    (found,) = package.rglob("weight.bin")
+    return found.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in which 8 bits are too few for the columns of some matrices."""
+    folder = tmp_path_factory.mktemp("gate") / "outliers"
+    synthesize(folder, "tiny", "outliers")
+    return folder
+
+
+def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> None:
+    names = (RESIDUAL_LM_STEP, LOCDIT_STEP)
+    made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, names, "repair", sizes=SIZES)
+
+    assert [(m.package, m.kept, below(m.figures, "int8")) for m in made.measured] == [
+        (n, (), []) for n in names
+    ]
+    for name in names:
+        path = made.manifest.package_path("int8", name)
+        assert weights(made.folder / path) == weights(DEFAULT_BUNDLE / path)
+
+
+@pytest.mark.parametrize(
+    ("precision", "target"), [("int8", "macOS14"), ("int8", "macOS15"), ("int4", "macOS15")]
+)
+def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
+    outliers: Path, tmp_path: Path, precision: Precision, target: Target
+) -> None:
+    given = outliers, (LOCDIT_STEP, BASE_LM_STEP), "repair", precision, target
+    made = Packages(tmp_path / "made", *given, sizes=StepSizes(kv_length=128, prefill_chunks=(1, 16)))
+
+    for measured in made.measured:
+        assert below(measured.recipe, precision)
+        assert not below(measured.figures, precision)
+        assert 0 < len(measured.kept) < measured.compressible
+        assert made.quantised(measured.package) == measured.compressible - len(measured.kept)
+
+
+def test_report_measures_and_repairs_nothing(outliers: Path, tmp_path: Path) -> None:
+    packages = [
+        Packages(tmp_path / str(m), outliers, (RESIDUAL_LM_STEP,), m)
+        for m in ("report", None)  # type: ignore[arg-type]
+    ]
+
+    (measured,) = packages[0].measured
+    assert below(measured.figures, "int8") == ["hidden"]
+    assert measured.kept == ()
+    assert packages[1].measured == []
+    path = packages[0].manifest.package_path("int8", RESIDUAL_LM_STEP)
+    assert weights(packages[0].folder / path) == weights(packages[1].folder / path)
+
+
+def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path: Path) -> None:
+    """A norm's channels divided by 256 and the columns that read them times 256: the built-in voice, in float32."""
+    checkpoint = Path(shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "checkpoint"))
+    stored = load_file(checkpoint / "model.safetensors")
+    for name, weight in stored.items():
+        if name.startswith("residual_lm.layers"):
+            if name.endswith("layernorm.weight"):
+                weight[::50] /= 256
+            if name.endswith(
+                ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
+            ):
+                weight[:, ::50] *= 256
+    save_file(stored, checkpoint / "model.safetensors")
+
+    made = Packages(tmp_path / "made", checkpoint, (RESIDUAL_LM_STEP,), "repair")
+    same = Packages(tmp_path / "same", DEFAULT_CHECKPOINT, (), None)
+
+    package = made.manifest.step_models[RESIDUAL_LM_STEP]
+    found, expected = (each.recording.reference(package)["hidden"] for each in (made, same))
+    assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
+    (measured,) = made.measured
+    assert measured.recipe["hidden"] < 15
+    assert measured.figures["hidden"] >= 25
+
+
+def test_recorded_sentence_is_what_the_loop_computes(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+    """The runtime's own loop in fp32, teacher-forced with the recorded patches, predicts the recorded ones."""
+    manifest = Manifest.read(tiny_bundle)
+    recording = Recording(Checkpoint.open(tiny_checkpoint), manifest, tiny_bundle)
+    patches = recording.reference(manifest.step_models[AUDIO_VAE_ENCODER])["latents"]
+    expected = recording.reference(manifest.step_models[LOCDIT_STEP])["patch"]
+    tts = VoxCPM.from_bundle(tiny_bundle, "fp32")
+    ids = tts.bundle.tokenizer(TEXT)[: 128 - len(patches) - 1]
+
+    class Noise:
+        index = -1
+
+        def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+            self.index += 1
+            return np.random.default_rng(self.index).standard_normal(size, np.float32)
+
+    prefilled = tts.driver.prefill(build_sequence(ids, patches.shape[1:]))
+    found = tts.driver.generate_patches(
+        prefilled, GenerationOptions(), Noise(), len(expected), teacher=patches
+    )
+
+    for patch, recorded in zip(found, expected, strict=True):
+        np.testing.assert_allclose(patch.latents.T, recorded, atol=1e-3 * np.abs(recorded).max())
+
+
+def test_figures_see_a_flipped_stop_a_tonal_sibilant_and_a_value_that_is_not_finite() -> None:
+    logits = np.array([[1.0, 1.001], [1.0, 0.0]], np.float32)
+    flipped = figures(
+        {"stop_logits": logits + np.float32([[0.002, 0], [0, 0]])}, {"stop_logits": logits}, RATE
+    )
+    assert flipped["stop agreement"] == 0.5
+
+    noise = np.random.default_rng(0).standard_normal(RATE).astype(np.float32)
+    tone = 3 * np.sin(2 * np.pi * 6000 / RATE * np.arange(RATE)).astype(np.float32)
+    metallic = figures({"audio": noise + tone}, {"audio": noise}, RATE)
+    assert metallic["audio 1-4 kHz"] > 60
+    assert metallic["audio 4-8 kHz"] < 5
+    assert {"flatness", "audio", "audio 4-8 kHz"} <= {*below(metallic, "int8")}
+    assert below(figures({"audio": noise}, {"audio": noise}, RATE), "int8") == []
+
+    assert below(figures({"hidden": noise * np.nan}, {"hidden": noise}, RATE), "int8") == ["hidden"]
+
+
+def test_value_near_the_end_of_float16_is_reported_with_the_way_out(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    checkpoint = Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
+    stored = load_file(checkpoint / "model.safetensors")
+    stored["feat_encoder.encoder.layers.1.mlp.up_proj.weight"] *= 30000
+    stored["feat_encoder.encoder.layers.1.mlp.down_proj.weight"] /= 30000
+    save_file(stored, checkpoint / "model.safetensors")
+    made = Packages(tmp_path / "made", checkpoint, (), None)
+
+    (line,) = Gate(made.recording, made.manifest, "report").overflow_lines()
+
+    assert line.startswith(f"{FEAT_ENCODER}: values up to ")
+    assert "layers.1.mlp" in line
+    assert line.endswith("convert with --precision fp32")
+
+
+def test_command_prints_a_line_per_package_and_the_card_has_them(
+    tiny_checkpoint: Path, tmp_path: Path, command, refusal
+) -> None:
+    options = (tiny_checkpoint, "--precision", "int8", "--max-length", "64", "--no-alignment", "-o")
+    done = command("convert", *options, tmp_path / "bundle")
+
+    assert done.returncode == 0, done.stderr
+    said, manifest = " ".join(done.stderr.split()), Manifest.read(tmp_path / "bundle")
+    card = (tmp_path / "bundle/README.md").read_text()
+    for name in manifest.step_models:
+        assert measured_path("int8", name) in manifest.files
+        assert f"int8/{name}: " in said
+        assert f"| int8 | {name} |" in card
+    assert "--quantize half: expected one of measured, all" in refusal(
+        "convert", *options, tmp_path / "other", "--quantize", "half"
+    )
