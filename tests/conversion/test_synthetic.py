@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError, InputError
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+from voxcpm_conversion.synthetic import LIKENESSES, write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_command import synthesize_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 
@@ -98,3 +98,32 @@ def test_command_accepts_a_preset_in_any_case_or_a_config(tmp_path: Path) -> Non
     _, error = command("huge", "-o", str(tmp_path / "c"))
     assert isinstance(error, InputError)
     assert not (tmp_path / "c").exists()
+
+
+def test_weights_are_like_trained_ones(tmp_path: Path, tokenizer: Path) -> None:
+    """Outlier channels cancel in float32; tails are heavy; both stop logits are large and almost equal."""
+    plain, outliers, tails, tied = (
+        Checkpoint.open(
+            write_synthetic_checkpoint(
+                tmp_path / like,
+                presets()["tiny"],
+                seed=0,
+                dtype="float32",
+                likeness=like,
+                tokenizer=tokenizer,
+            )
+        )
+        for like in LIKENESSES
+    )
+    norm, matrix = "base_lm.layers.0.input_layernorm.weight", "base_lm.layers.0.self_attn.q_proj.weight"
+    products = [c.tensor(matrix) * c.tensor(norm) for c in (plain, outliers)]
+    torch.testing.assert_close(*products)
+    assert outliers.tensor(matrix).abs().max() > 20 * plain.tensor(matrix).abs().max()
+
+    def kurtosis(weight: torch.Tensor) -> float:
+        return float(weight.pow(4).mean() / weight.pow(2).mean() ** 2)
+
+    assert kurtosis(plain.tensor(matrix)) < 4
+    assert kurtosis(tails.tensor(matrix)) > 20
+    go_on, stop = tied.tensor("stop_head.weight")
+    assert (go_on + stop).norm() > 20 * (go_on - stop).norm()
