@@ -31,7 +31,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE
 from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.forms import check_solver_steps
-from voxcpm_conversion.gate import Gate, Measuring, measurements
+from voxcpm_conversion.gate import Gate, measurements
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import check_weights
@@ -54,7 +54,7 @@ def convert(
     target: Target = "macOS14",
     kv_cache: KVCache = "scatter",
     audio_vae_fp32: bool = False,
-    measuring: Measuring | None = None,
+    measure: bool = False,
     overwrite: bool = False,
     report: Report = lambda model, stage, done, total: None,
     say: Callable[[str], object] = lambda line: None,
@@ -62,15 +62,15 @@ def convert(
     """Write `bundle`, resuming an interrupted run with the same arguments; an error leaves no bundle.
 
     kv_cache: what a macOS 14 package returns of its caches. audio_vae_fp32: the AudioVAE computes in float32 in every
-    precision (`declare_step_models`). measuring: what to do about quantised packages that are below a floor (`gate`);
-    None does not measure them. overwrite: replace an existing bundle, and nothing else (`replacing`). say: called with
-    what was measured, a line each.
+    precision (`declare_step_models`). measure: run the quantised packages on a recorded sentence, and keep weights in
+    fp16 that do too much harm (`gate`), which takes minutes. overwrite: replace an existing bundle, and nothing else
+    (`replacing`). say: called with what was measured, a line each.
     Raises InputError for sizes that the checkpoint does not support, a precision that the target does not support, and
     an output that must not be replaced; CheckpointError for weights that are missing, unexpected or of another shape.
     """
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
-    check_forms(precisions, sizes, target, kv_cache, audio_vae_fp32=audio_vae_fp32)
+    check_forms(precisions, sizes, target, kv_cache, audio_vae_fp32=audio_vae_fp32, measure=measure)
     check_checkpoint(checkpoint, sizes)
     converter = _converter(target)
     manifest = Manifest(
@@ -89,15 +89,15 @@ def convert(
     plan = {
         **manifest.model_dump(mode="json", exclude={"files"}),
         "vectors": VECTORS_FORMAT,
-        "measuring": measuring,
+        "measure": measure,
     }
     with Workspace(folder, plan) as workspace:
         # The workspace has restored a bundle that an interrupted run had renamed.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         _add_constants(workspace, checkpoint)
         gate = None
-        if measuring and target != CORE_AI and sizes.kv_length >= MIN_POSITIONS and {*precisions} != {"fp32"}:
-            gate = Gate(Recording(checkpoint, manifest, workspace.folder), manifest, measuring)
+        if measure and {*precisions} != {"fp32"}:
+            gate = Gate(Recording(checkpoint, manifest, workspace.folder), manifest)
         for declaration in manifest.step_models.values():
             _add_step_model(converter, workspace, checkpoint, manifest, declaration, report, gate)
         measured = measurements(workspace.folder, manifest)
@@ -169,6 +169,7 @@ def check_forms(
     kv_cache: KVCache = "scatter",
     *,
     audio_vae_fp32: bool = False,
+    measure: bool = False,
 ) -> None:
     """Validate options that do not depend on the checkpoint, before it is downloaded.
 
@@ -177,6 +178,10 @@ def check_forms(
     check_target(precisions, target)
     if audio_vae_fp32 and target == CORE_AI:
         raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
+    if measure and target == CORE_AI:
+        raise InputError("--quantize measured needs --target macos14 or macos15")
+    if measure and sizes.kv_length < MIN_POSITIONS:
+        raise InputError(f"--quantize measured needs a --max-length of {MIN_POSITIONS} or more")
     if target == CORE_AI:
         _converter(target).check_toolchain()
     if kv_cache != "scatter" and target == "macOS15":

@@ -1,14 +1,14 @@
 """The gate: quantised packages are measured on a recorded sentence, and the weights that do most harm go back to fp16.
 
 Published checkpoints are reported to lose their sibilants and their stop decisions in 8 bits, which random weights do
-not show, so each conversion measures its own weights.
+not show, so a conversion can measure its own weights. It takes minutes, and is off by default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from pydantic import BaseModel
@@ -24,8 +24,6 @@ from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
-Measuring = Literal["repair", "report"]
-"""repair: weights go back to fp16 until the floors hold. report: figures only."""
 Formats = Mapping[str, Format]
 """The format of each compressible weight, by its name in the fp16 program."""
 
@@ -134,8 +132,8 @@ def measurements(bundle: Path, manifest: Manifest) -> list[Measured]:
 class Gate:
     """Measures the packages of one conversion."""
 
-    def __init__(self, recording: Recording, manifest: Manifest, measuring: Measuring) -> None:
-        self._recording, self._manifest, self._measuring = recording, manifest, measuring
+    def __init__(self, recording: Recording, manifest: Manifest) -> None:
+        self._recording, self._manifest = recording, manifest
 
     def judge(
         self, folder: Path, package: StepModel, precision: Precision, formats: Formats,
@@ -151,7 +149,7 @@ class Gate:
         except BundleError as error:  # As on a Mac whose Core ML rejects the package
             reason = first_line(error)
         figures = recipe
-        if self._measuring == "repair" and below(figures, precision):
+        if below(figures, precision):
             order = self._by_effect(package, precision, formats)
             # Errors of different weights add up, so the rest's must stay below the floor.
             rest = np.cumsum([harm for harm, _ in reversed(order)])[::-1]

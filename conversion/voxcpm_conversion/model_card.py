@@ -76,7 +76,7 @@ _MEASURED = """\
 ## Measured at conversion
 
 Quantised models on a recorded sentence, against this checkpoint in float32: the figure nearest to its floor, signal to
-error in dB or a share. Nobody has listened to them.
+error in dB or a share. One sentence, each package alone: nobody has listened to them.
 
 {table}
 """
@@ -127,7 +127,7 @@ def model_card(manifest: Manifest, measured: Sequence[Sequence[str]] = ()) -> st
         figures=f"## Figures of the checkpoint\n\n{figures}\n" if speech and speech.figures else "",
         measured=_MEASURED.format(table=_table(_MEASURED_HEADER, measured)) if measured else "",
         validation=f"{_OPENING}\n{_NOT_VALIDATED}\n{_CLOSING}",
-        limits="\n".join(f"- {line}" for line in _limits(manifest)),
+        limits="\n".join(f"- {line}" for line in _limits(manifest, measured=bool(measured))),
     )
 
 
@@ -189,7 +189,7 @@ def _megabytes(manifest: Manifest, *folders: str) -> str:
     return f"{sum(r.bytes for path, r in manifest.files.items() if path.startswith(prefixes)) / 1e6:.1f}"
 
 
-def _limits(manifest: Manifest) -> Iterator[str]:
+def _limits(manifest: Manifest, *, measured: bool) -> Iterator[str]:
     a, sizes = manifest.architecture, manifest.sizes
     every = dict.fromkeys(mode for traits in GENERATIONS.values() for mode in traits.modes)
     missing = [mode for mode in every if mode not in a.traits.modes]
@@ -202,4 +202,8 @@ def _limits(manifest: Manifest) -> Iterator[str]:
     lossy = [precision for precision in manifest.precisions if precision.startswith("int")]
     if lossy:
         yield f"The weights of {' and '.join(lossy)} are compressed with loss; compare by ear before you ship them."
+    if lossy and not measured:
+        yield (
+            f"Not measured at conversion: {' and '.join(lossy)}. `convert --quantize measured` does; off by default."
+        )
     yield "Recordings are not denoised: upstream's denoiser is not part of a bundle."

@@ -30,7 +30,7 @@ from voxcpm_runtime.model.audio_vae import encode_audio, patch_decoder
 from voxcpm_runtime.model.flow_matching import solve, solve_at_once
 from voxcpm_runtime.model.projections import Projections
 from voxcpm_runtime.model.sequence import Sequence, build_sequence, plan_chunks
-from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.options import DEFAULT_STEPS, GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
 
 Outputs = dict[str, Array]
@@ -161,8 +161,7 @@ class Recording:
         options: dict[str, Any] = {"cfg_value": _OPTIONS.cfg_value, "embedding_size": a.dit_config.hidden_dim}
         if name == names.LOCDIT_SOLVE:
             return solve_at_once(model, *given, steps=self._manifest.sizes.solver_steps, **options)
-        steps = _OPTIONS.inference_timesteps
-        return solve(model, *given, steps=steps, mean_mode=a.mean_mode, **options)
+        return solve(model, *given, steps=DEFAULT_STEPS, mean_mode=a.mean_mode, **options)
 
     @cached_property
     def _speech(self) -> Floats:

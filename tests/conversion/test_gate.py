@@ -24,7 +24,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import _add_constants
 from voxcpm_conversion.core_ml.packages import add_packages
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
-from voxcpm_conversion.gate import Gate, Measured, Measuring, below, figures, measured_path, measurements
+from voxcpm_conversion.gate import Gate, Measured, below, figures, measured_path, measurements
 from voxcpm_conversion.recording import TEXT, Recording
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS
@@ -42,8 +42,8 @@ class Packages:
     """Some step models of a checkpoint in one precision, converted with a gate, in a folder that is no whole bundle."""
 
     def __init__(
-        self, folder: Path, checkpoint: Path, step_models: tuple[str, ...], measuring: Measuring | None,
-        precision: Precision = "int8", target: Target = "macOS14", sizes: StepSizes = SHORT,
+        self, folder: Path, checkpoint: Path, step_models: tuple[str, ...], *,
+        gated: bool = True, precision: Precision = "int8", target: Target = "macOS14", sizes: StepSizes = SHORT,
     ) -> None:  # fmt: skip
         opened = Checkpoint.open(checkpoint)
         self.folder, self.precision = folder, precision
@@ -54,14 +54,12 @@ class Packages:
         )  # fmt: skip
         with Workspace(folder, {}) as workspace:
             _add_constants(workspace, opened)
-            gate = Gate(
-                Recording(opened, self.manifest, workspace.folder), self.manifest, measuring or "report"
-            )
+            gate = Gate(Recording(opened, self.manifest, workspace.folder), self.manifest)
             for name in step_models:
                 for package in self.manifest.parts(name):
                     add_packages(
                         workspace, opened, self.manifest, package, [precision],
-                        gate=gate if measuring else None,
+                        gate=gate if gated else None,
                     )  # fmt: skip
             self.measured: list[Measured] = measurements(workspace.folder, self.manifest)
             workspace.publish()
@@ -92,7 +90,7 @@ def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> None:
     names = (RESIDUAL_LM_STEP, LOCDIT_STEP)
-    made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, names, "repair", sizes=SIZES)
+    made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, names, sizes=SIZES)
 
     assert [(m.package, m.kept, below(m.figures, "int8")) for m in made.measured] == [
         (n, (), []) for n in names
@@ -108,28 +106,15 @@ def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> N
 def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
     outliers: Path, tmp_path: Path, precision: Precision, target: Target
 ) -> None:
-    given = outliers, (LOCDIT_STEP, BASE_LM_STEP), "repair", precision, target
-    made = Packages(tmp_path / "made", *given, sizes=StepSizes(kv_length=128, prefill_chunks=(1, 16)))
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+    given = outliers, (LOCDIT_STEP, BASE_LM_STEP)
+    made = Packages(tmp_path / "made", *given, precision=precision, target=target, sizes=sizes)
 
     for measured in made.measured:
         assert below(measured.recipe, precision)
         assert not below(measured.figures, precision)
         assert 0 < len(measured.kept) < measured.compressible
         assert made.quantised(measured.package) == measured.compressible - len(measured.kept)
-
-
-def test_report_measures_and_repairs_nothing(outliers: Path, tmp_path: Path) -> None:
-    packages = [
-        Packages(tmp_path / str(m), outliers, (RESIDUAL_LM_STEP,), m)
-        for m in ("report", None)  # type: ignore[arg-type]
-    ]
-
-    (measured,) = packages[0].measured
-    assert below(measured.figures, "int8") == ["hidden"]
-    assert measured.kept == ()
-    assert packages[1].measured == []
-    path = packages[0].manifest.package_path("int8", RESIDUAL_LM_STEP)
-    assert weights(packages[0].folder / path) == weights(packages[1].folder / path)
 
 
 def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path: Path) -> None:
@@ -146,8 +131,8 @@ def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path: Path) -> Non
                 weight[:, ::50] *= 256
     save_file(stored, checkpoint / "model.safetensors")
 
-    made = Packages(tmp_path / "made", checkpoint, (RESIDUAL_LM_STEP,), "repair")
-    same = Packages(tmp_path / "same", DEFAULT_CHECKPOINT, (), None)
+    made = Packages(tmp_path / "made", checkpoint, (RESIDUAL_LM_STEP,))
+    same = Packages(tmp_path / "same", DEFAULT_CHECKPOINT, ())
 
     package = made.manifest.step_models[RESIDUAL_LM_STEP]
     found, expected = (each.recording.reference(package)["hidden"] for each in (made, same))
@@ -208,9 +193,9 @@ def test_value_near_the_end_of_float16_is_reported_with_the_way_out(
     stored["feat_encoder.encoder.layers.1.mlp.up_proj.weight"] *= 30000
     stored["feat_encoder.encoder.layers.1.mlp.down_proj.weight"] /= 30000
     save_file(stored, checkpoint / "model.safetensors")
-    made = Packages(tmp_path / "made", checkpoint, (), None)
+    made = Packages(tmp_path / "made", checkpoint, ())
 
-    (line,) = Gate(made.recording, made.manifest, "report").overflow_lines()
+    (line,) = Gate(made.recording, made.manifest).overflow_lines()
 
     assert line.startswith(f"{FEAT_ENCODER}: values up to ")
     assert "layers.1.mlp" in line
@@ -218,10 +203,10 @@ def test_value_near_the_end_of_float16_is_reported_with_the_way_out(
 
 
 def test_command_prints_a_line_per_package_and_the_card_has_them(
-    tiny_checkpoint: Path, tmp_path: Path, command, refusal
+    tiny_checkpoint: Path, tmp_path: Path, command
 ) -> None:
-    options = (tiny_checkpoint, "--precision", "int8", "--max-length", "64", "--no-alignment", "-o")
-    done = command("convert", *options, tmp_path / "bundle")
+    options = (tiny_checkpoint, "--precision", "int8", "--max-length", "64", "--no-alignment")
+    done = command("convert", *options, "--quantize", "measured", "-o", tmp_path / "bundle")
 
     assert done.returncode == 0, done.stderr
     said, manifest = " ".join(done.stderr.split()), Manifest.read(tmp_path / "bundle")
@@ -230,6 +215,23 @@ def test_command_prints_a_line_per_package_and_the_card_has_them(
         assert measured_path("int8", name) in manifest.files
         assert f"int8/{name}: " in said
         assert f"| int8 | {name} |" in card
-    assert "--quantize half: expected one of measured, all" in refusal(
-        "convert", *options, tmp_path / "other", "--quantize", "half"
-    )
+    assert "Not measured" not in card
+
+
+def test_nothing_is_measured_unless_asked_for(tiny_bundle: Path) -> None:
+    assert measurements(tiny_bundle, Manifest.read(tiny_bundle)) == []
+    assert "Not measured at conversion: int8." in (tiny_bundle / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("half",), "--quantize half: expected one of all, measured"),
+        (("measured", "--target", "macos27"), "--quantize measured needs --target macos14 or macos15"),
+        (("measured", "--max-length", "8"), "--quantize measured needs a --max-length of 16 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, refusal, options: tuple[str, ...], expected: str
+) -> None:
+    assert expected in refusal("convert", tiny_checkpoint, "-o", tmp_path / "b", "--quantize", *options)

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError, InputError
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.synthetic import LIKENESSES, write_synthetic_checkpoint
+from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_command import synthesize_checkpoint
-from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+from voxcpm_conversion.synthetic_presets import LIKENESSES, presets, write_tokenizer
 
 PUBLISHED = ("0.5b", "1.5", "2")
 
