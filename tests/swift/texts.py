@@ -147,6 +147,8 @@ def reads_more(text: str, *, spelled: bool = True) -> bool:
         or numbers._CALLED_IN_PAIRS in pattern.pattern
         or "[A-Z]{2} )" in pattern.pattern
     }
+    if re.search("[\u2160-\u217f]", text):  # signs of Roman numerals
+        return True
     for sentence in each_sentence(text):
         said = reading._plain_characters(sentence.text, spelled)
         if any(char in reading._GREEK for char in said):

@@ -22,6 +22,7 @@ _FUNCTION_WORDS = {
     **dict.fromkeys(_ENGLISH.split(), 1),
 }
 _SHORT = 3  # Words of a text in which one function word is enough, unless it may be a variable
+_PROSE = 8  # At least one of so many words is a function word in prose; a list of names has some by chance
 
 
 def may_be_english(text: str) -> bool:
@@ -29,5 +30,6 @@ def may_be_english(text: str) -> bool:
     words = re.findall(r"(?<![\w.@/])[^\W\d_]+(?:['’][^\W\d_]+)*", text.lower().replace("’", "'"))
     found = [word for word in words if word in _FUNCTION_WORDS]
     others = [word for word in found if _FUNCTION_WORDS[word] < 0]
-    is_enough = len(others) > 1 or (len(words) <= _SHORT and others != ["y"])
+    several = len(others) > 1 and _PROSE * len(others) >= len(words)
+    is_enough = several or (len(words) <= _SHORT and others != ["y"])
     return not is_enough or sum(map(_FUNCTION_WORDS.__getitem__, found)) >= 0

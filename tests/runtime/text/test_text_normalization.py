@@ -25,7 +25,19 @@ OTHER_LANGUAGES = (
 )
 
 
-@pytest.mark.parametrize("text", ["3 chats", "Los Angeles has 5 teams", "Robert De Niro, aged 76", "Room 5"])
+NAMES = "uvloop, hibari, con, pandas 2, numpy, lo, typer, rich, attrs, anyio, click, starlette, uvicorn, grpcio, protobuf, six"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3 chats",
+        "Los Angeles has 5 teams",
+        "Robert De Niro, aged 76",
+        "Room 5",
+        pytest.param(NAMES, id="a list"),
+    ],
+)
 def test_english_numbers_are_read_with_foreign_names(text: str) -> None:
     assert not any(map(str.isdigit, normalized(text)))
 
