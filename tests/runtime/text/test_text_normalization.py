@@ -25,7 +25,10 @@ OTHER_LANGUAGES = (
 )
 
 
-NAMES = "uvloop, hibari, con, pandas 2, numpy, lo, typer, rich, attrs, anyio, click, starlette, uvicorn, grpcio, protobuf, six"
+NAMES = (
+    "uvloop, hibari, con, pandas 2, numpy, lo, typer, rich, attrs, anyio, click, starlette, uvicorn, grpcio, six, "
+    "protobuf, idna, yarl"
+)
 
 
 @pytest.mark.parametrize(
