@@ -51,11 +51,8 @@ private func words(of text: [Unicode.Scalar]) -> [Range<Int>] {
     var found: [Range<Int>] = [], begin: Int?, at = 0
     while at < text.count {
         let start = at
-        at += 1
+        at = endOfPart(text, start)
         if text[start].isSpace { continue }
-        if !text[start].isWide {
-            while at < text.count, !text[at].isSpace, !text[at].isWide { at += 1 }
-        }
         if text[start..<at].contains(where: \.isLetterOrNumber) {
             found.append((begin ?? start)..<at)
             begin = nil
@@ -66,6 +63,25 @@ private func words(of text: [Unicode.Scalar]) -> [Range<Int>] {
         }
     }
     return found
+}
+
+/// Chinese and Japanese marks that end a word without a space, and what may close a quotation after them.
+private let marks = Set("、。！？；".unicodeScalars), closers = Set("」』）】》〉”’".unicodeScalars)
+
+/// The end of the part of a word that begins at a place: a wide character, or up to a space, a wide one or a mark.
+private func endOfPart(_ text: [Unicode.Scalar], _ start: Int) -> Int {
+    // Not 5：30.
+    func ends(_ at: Int) -> Bool {
+        let isBeforeDigit = at + 1 < text.count && text[at + 1].properties.numericType == .decimal
+        return marks.contains(text[at]) || ((text[at] == "，" || text[at] == "：") && !isBeforeDigit)
+    }
+    if text[start].isSpace || text[start].isWide { return start + 1 }
+    var at = start
+    while at < text.count, !text[at].isSpace, !text[at].isWide, !ends(at) { at += 1 }
+    guard at < text.count, ends(at) else { return at }
+    while at < text.count, ends(at) { at += 1 }
+    while at < text.count, closers.contains(text[at]) { at += 1 }
+    return at
 }
 
 private func letters(_ word: ArraySlice<Unicode.Scalar>) -> String {
