@@ -10,7 +10,9 @@
 
 Core ML runs the step models on a Mac, ONNX Runtime elsewhere. The samples are those of `voxcpm-coreml generate
 --no-retry --no-every-word` for a text of one segment. What that adds is left out here: long texts, reading numbers
-aloud, retries, word times. A patch is `patch_size` latent frames; `hidden` is the width of the language models.
+aloud, retries, word times, raising quiet recordings.
+
+A patch is `patch_size` latent frames; `hidden` is the width of the language models.
 """
 
 from __future__ import annotations
