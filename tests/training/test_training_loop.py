@@ -112,9 +112,11 @@ def test_the_spectral_loss_charges_for_pitch_and_hardly_for_near_silence() -> No
     def harmonics(hz: float) -> torch.Tensor:
         return sum(0.05 * torch.sin(2 * torch.pi * k * hz * time) for k in range(1, 20))[None]
 
-    mel, linear = loss(harmonics(204.0), harmonics(200.0))
+    mel, linear, _ = loss(harmonics(204.0), harmonics(200.0))
     assert linear > 2 * loss(harmonics(200.0), harmonics(200.0) + 1e-3)[1] > 0
     assert mel > 0.05
+    _, shifted, phase = loss(harmonics(200.0).roll(6), harmonics(200.0))  # 0.25 ms
+    assert phase > 10 * shifted
     near_silence = loss(1e-5 * torch.randn(1, 24000), 1e-7 * torch.randn(1, 24000))
     assert max(map(float, near_silence)) < 0.05
 

@@ -157,9 +157,9 @@ class AudioVAETraining:
             latents = self.vae.normalisation(raw)
             levels = o.noise * torch.randn(o.batch, 1, 1, device=self.device)
             decoded = self.vae.decoder(latents + levels * torch.randn_like(latents))[:, 0].float()
-            mel, linear = self.spectral_loss(decoded, audio)
-            metrics: Metrics = {"mel": mel, "linear": linear, "prior": prior_loss(raw)}
-            loss = o.spectral * (mel + linear) + _PRIOR * metrics["prior"]
+            mel, linear, phase = self.spectral_loss(decoded, audio)
+            metrics: Metrics = {"mel": mel, "linear": linear, "phase": phase, "prior": prior_loss(raw)}
+            loss = o.spectral * (mel + linear) + o.phase * phase + _PRIOR * metrics["prior"]
             if adversarial:
                 # Both losses use the same weights, so the discriminators run once per step. They need less context than
                 # the AudioVAE.
@@ -172,11 +172,11 @@ class AudioVAETraining:
         self.gradients.add(loss)
         return {name: value.detach() for name, value in metrics.items()}
 
-    def spectral_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Distances of the spectrograms of two signals (batch, samples), over mel bands and linear bins, in float32."""
+    def spectral_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`SpectralLoss` of two signals (batch, samples), in float32."""
         with torch.autocast(self.device.type, enabled=False):
-            mel, linear = self.spectral(decoded, audio)
-        return mel, linear
+            distances: tuple[torch.Tensor, ...] = self.spectral(decoded, audio)
+        return distances
 
 
 def prior_loss(latents: torch.Tensor) -> torch.Tensor:
@@ -267,6 +267,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--judged", type=int, default=24 * HOP, help="samples of a segment for the discriminators")
     p.add_argument("--hours", type=float, default=80, help="maximum hours of speech loaded onto the device")
     p.add_argument("--spectral", type=float, default=15.0, help="weight of each distance of spectrograms")
+    p.add_argument(
+        "--phase", type=float, default=10.0, help="weight of the distance of phases at low frequencies"
+    )
     p.add_argument(
         "--noise",
         type=float,
