@@ -7,7 +7,7 @@ from typing import Any
 
 
 def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Edit a bundle's manifest and drop its digest, as in an earlier release."""
+    """Edit a bundle's manifest and delete its digest, as who edits it by hand."""
     path = bundle / "manifest.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     change(document)

@@ -218,7 +218,7 @@ def _write_packages(
     precisions: tuple[Precision, ...],
     kv_cache: KVCache = "scatter",
 ) -> None:
-    from voxcpm_constants.manifest import Manifest, schema_version
+    from voxcpm_constants.manifest import Manifest
     from voxcpm_constants.step_models import declare_step_models
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.core_ai.packages import add_packages
@@ -227,7 +227,6 @@ def _write_packages(
     opened = Checkpoint.open(checkpoint)
     declared = declare_step_models(opened.architecture, sizes)
     manifest = Manifest(
-        schema_version=schema_version(CORE_AI, sizes),
         architecture=opened.architecture,
         sizes=sizes,
         step_models={name: declared[name] for name in step_models},

@@ -2,7 +2,7 @@
 
 bundle/
   manifest.json
-  manifest.sha256    the manifest's digest, in the format of `sha256sum -c`; older bundles have none
+  manifest.sha256    the manifest's digest, in the format of `sha256sum -c`; whoever edits the manifest deletes it
   README.md          the model card; has no digest, so it may be edited
   constants/         config.json and the arrays of `voxcpm_constants.arrays`
   tokenizer/         tokenizer.json, tokenizer_config.json
@@ -36,13 +36,10 @@ from voxcpm_constants.step_models import (
     StepSizes,
     parts,
 )
-from voxcpm_constants.targets import CORE_AI, PACKAGE_SUFFIXES, KVCache, PackageForm, Target, package_form
+from voxcpm_constants.targets import PACKAGE_SUFFIXES, KVCache, PackageForm, Target, package_form
 
-SCHEMA_VERSION = 6
-"""The newest version that this release reads. 5 is for Core AI, 6 for attention heads; others are written as 3."""
-_SCHEMA_BEFORE_CORE_AI, _SCHEMA_OF_CORE_AI = 3, 5
+SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
-# Not a field of the manifest, because earlier releases reject unknown fields.
 MANIFEST_DIGEST_FILE = "manifest.sha256"
 MODEL_CARD_FILE = "README.md"
 CONSTANTS_FOLDER = "constants"
@@ -91,7 +88,7 @@ class Source(_Record):
 class Manifest(_Record):
     """The contents of `manifest.json`."""
 
-    schema_version: int = Field(default=_SCHEMA_BEFORE_CORE_AI, ge=1, strict=True)
+    schema_version: int = Field(default=SCHEMA_VERSION, strict=True)
     architecture: Architecture
     sizes: StepSizes
     step_models: dict[str, StepModel]
@@ -116,9 +113,7 @@ class Manifest(_Record):
 
     def write(self, bundle: Path) -> None:
         """Write `manifest.json` and its digest."""
-        # Earlier releases refuse a field that they do not know.
-        absent = None if self.sizes.alignment else {"sizes": {"alignment"}}
-        content = f"{self.model_dump_json(indent=1, by_alias=True, exclude=absent)}\n".encode()
+        content = f"{self.model_dump_json(indent=1, by_alias=True)}\n".encode()
         (bundle / MANIFEST_FILE).write_bytes(content)
         (bundle / MANIFEST_DIGEST_FILE).write_bytes(_digest_line(content))
 
@@ -139,10 +134,10 @@ class Manifest(_Record):
             content = json_content(path)
             document: Any = parsed_json(content)
             version = document.get("schema_version") if isinstance(document, dict) else None
-            if isinstance(version, int) and version > SCHEMA_VERSION:
+            if isinstance(version, int) and version != SCHEMA_VERSION:
                 raise BundleError(
-                    f"{path}: schema version {version} is newer than this release reads ({SCHEMA_VERSION}); "
-                    "update voxcpm-coreml"
+                    f"{path}: expected schema version {SCHEMA_VERSION}, found {version}; convert again, or use the "
+                    "release that made this bundle"
                 )
             manifest = cls.model_validate(document)
         except ValidationError as error:
@@ -154,8 +149,6 @@ class Manifest(_Record):
                 f"{path}: expected JSON, but it cannot be read ({error}); convert again"
             ) from None
         _check_own_digest(bundle, content)
-        if manifest.target == CORE_AI and manifest.schema_version < _SCHEMA_OF_CORE_AI:
-            raise BundleError(f"{path}: Core AI programs from an earlier release; convert again")
         return manifest
 
     @property
@@ -214,7 +207,7 @@ class Manifest(_Record):
         return {path: record for path, record in self.files.items() if not path.startswith(others)}
 
     def vector_files(self) -> dict[str, FileRecord]:
-        """The files of the test vectors by path; bundles of earlier releases have none."""
+        """The files of the test vectors by path."""
         return {path: record for path, record in self.files.items() if path.startswith(f"{VECTORS_FOLDER}/")}
 
     def digest(self, precision: Precision) -> str:
@@ -231,13 +224,6 @@ class Manifest(_Record):
             (path, record.sha256) for path, record in self.files.items() if path.startswith(prefix)
         )
         return hashlib.sha256(json.dumps(records).encode()).hexdigest()
-
-
-def schema_version(target: Target, sizes: StepSizes | None = None) -> int:
-    """The lowest schema version for a bundle of this target and sizes, so that earlier releases can read it."""
-    if sizes and sizes.alignment:
-        return SCHEMA_VERSION
-    return _SCHEMA_OF_CORE_AI if target == CORE_AI else _SCHEMA_BEFORE_CORE_AI
 
 
 def package_path(precision: str, package: str, target: Target = "macOS14") -> PurePosixPath:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.bounds import MAX_AXIS_LENGTH, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
@@ -145,16 +145,6 @@ class StepSizes(_Declaration):
     """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
     alignment: tuple[AlignmentHead, ...] = ()
     """The heads whose attention is an output of the base LM, by layer; none for a bundle without it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_single_batch(cls, sizes: Any) -> Any:
-        """Accept the field `batch` of earlier releases if it is 1."""
-        if isinstance(sizes, dict) and "batch" in sizes:
-            if sizes["batch"] != 1:
-                raise ValueError(f"expected batch 1, found {sizes['batch']!r:.20}")
-            return {name: value for name, value in sizes.items() if name != "batch"}
-        return sizes
 
     @field_validator("encode_patches")
     @classmethod

@@ -21,7 +21,6 @@ from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     TOKENIZER_FOLDER,
     Manifest,
-    schema_version,
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, StepModel, StepSizes, declare_step_models
 from voxcpm_constants.targets import CORE_AI, KVCache, Target
@@ -74,7 +73,6 @@ def convert(
     check_checkpoint(checkpoint, sizes)
     converter = _converter(target)
     manifest = Manifest(
-        schema_version=schema_version(target, sizes),
         architecture=a,
         sizes=sizes,
         step_models=declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32),

@@ -114,7 +114,7 @@ class Measured(BaseModel, extra="forbid", frozen=True):
 
 
 def measured_path(precision: Precision, package: str) -> str:
-    """Path of a package's figures, relative to the bundle: next to the vectors, which earlier releases ignore."""
+    """Path of a package's figures, relative to the bundle: next to the vectors."""
     return f"{VECTORS_FOLDER}/{precision}/{package}.json"
 
 

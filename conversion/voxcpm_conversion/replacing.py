@@ -82,5 +82,4 @@ def _is_leftover(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     names = {entry.name for entry in folder.iterdir()}
-    # Earlier releases had the packages next to the plan.
-    return names <= _PARTIAL_ENTRIES or PLAN_FILE in names
+    return names <= _PARTIAL_ENTRIES

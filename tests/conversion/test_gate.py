@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from shared_bundles import synthesize
-from voxcpm_constants.manifest import Manifest, schema_version
+from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import (
     AUDIO_VAE_ENCODER,
     BASE_LM_STEP,
@@ -48,7 +48,7 @@ class Packages:
         opened = Checkpoint.open(checkpoint)
         self.folder, self.precision = folder, precision
         self.manifest = Manifest(
-            schema_version=schema_version(target, sizes), architecture=opened.architecture, sizes=sizes,
+            architecture=opened.architecture, sizes=sizes,
             step_models=declare_step_models(opened.architecture, sizes), precisions=(precision,), target=target,
             source=opened.source(), tools={}, files={},
         )  # fmt: skip

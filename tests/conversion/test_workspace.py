@@ -301,11 +301,6 @@ def test_users_folder_with_a_workspace_name_is_preserved(here):
     with Workspace(here / "a", {}) as left:
         left.add("fp16/a", Path.touch)
     assert bundle_folder(Path("a"), [], overwrite=False) == here / "a"
-    (here / ".e.partial/fp16").mkdir(parents=True)
-    (here / ".e.partial/plan.json").write_text("{}")  # left by an earlier release
-    assert bundle_folder(Path("e"), [], overwrite=False) == here / "e"
-    with Workspace(here / "e", {}):
-        assert not (here / ".e.partial/fp16").exists()
     (here / ".b.partial").mkdir()
     (here / ".b.partial/diary.txt").touch()
     (here / ".c.partial").symlink_to(here)

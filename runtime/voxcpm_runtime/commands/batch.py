@@ -283,8 +283,7 @@ class _Run:
             return False
         if recorded is None:
             raise _foreign(path)
-        sha256 = recorded.get("sha256")  # None in a record of an earlier release
-        return recorded.get("digest") == digest and sha256 in (None, record_file(path).sha256)
+        return recorded.get("digest") == digest and recorded.get("sha256") == record_file(path).sha256
 
     def _is_timed(self, output: str) -> bool:
         """Whether the times of a spoken file are there, if wanted. Raises InputError if no batch wrote that file."""

@@ -122,7 +122,7 @@ class SpokenSegment(_Missed):
     ends_paragraph: bool = False  # Whether a blank line follows in the text
     letter_times: Sequence[float] = field(default=(), repr=False)
     """When each character of `said` begins, and the last one ends, by the model's attention; empty without it."""
-    said: str = ""  # The text as it is said; empty if an earlier release saved the segment
+    said: str = ""  # The text as it is said
     sample_rate: int = 0  # Hz
     start: float = 0.0  # Seconds of the speech before it, pauses included
     said_counts: Sequence[int] = field(default=(), repr=False)

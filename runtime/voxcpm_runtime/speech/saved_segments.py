@@ -60,8 +60,8 @@ class SavedSegments:
         if not self._matches:
             return None
         try:
-            found, metadata, has_digest = load_tensors(read_bounded(self._path(index), MAX_VOICE_BYTES))
-            if not has_digest or metadata[_PLACE_KEY] != self._place(index):
+            found, metadata = load_tensors(read_bounded(self._path(index), MAX_VOICE_BYTES))
+            if metadata[_PLACE_KEY] != self._place(index):
                 return None
             arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
             return SpokenSegment(**parsed_json(metadata[_METADATA_KEY]), **arrays)

@@ -164,7 +164,7 @@ class SpeechBuilder:
     def saved(self, index: int, planned: PlannedSegment) -> SpokenSegment | None:
         """The segment as saved by an earlier run; None without one."""
         spoken = None if self._store is None else self._store.get(index)
-        # Another release may split the text differently.
+        # The same arguments may give another text: a lexicon may have changed on disk.
         if spoken is None or spoken.text != planned.text:
             return None
         spoken = replace(spoken, start=self._samples / spoken.sample_rate if spoken.sample_rate else 0.0)

@@ -26,10 +26,10 @@ def dump_tensors(tensors: Tensors, metadata: Mapping[str, str] | None = None) ->
     return tensor_file(tensors, {**own, _DIGEST_KEY: _digest(tensors, own)})
 
 
-def load_tensors(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str], bool]:
-    """The tensors and metadata of a safetensors file, and whether it has a digest (earlier releases wrote none).
+def load_tensors(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """The tensors and metadata of a safetensors file.
 
-    Raises ValueError if it cannot be parsed or its digest differs.
+    Raises ValueError if it cannot be parsed, or if its digest is missing or differs.
     """
     try:
         tensors = load(content)
@@ -38,9 +38,11 @@ def load_tensors(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str,
     # `load` has validated the header, but does not return the metadata.
     metadata = dict(header_of(content)[0].get("__metadata__") or {})
     digest = metadata.pop(_DIGEST_KEY, None)
-    if digest not in (None, _digest(tensors, metadata)):
+    if digest is None:
+        raise ValueError("its digest is missing")
+    if digest != _digest(tensors, metadata):
         raise ValueError("its content differs from its digest")
-    return tensors, metadata, digest is not None
+    return tensors, metadata
 
 
 def _digest(tensors: Tensors, metadata: Mapping[str, str]) -> str:

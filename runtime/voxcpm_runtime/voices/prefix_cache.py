@@ -66,10 +66,10 @@ def prefix_files(voice_path: Path) -> list[Path]:
 def _read(path: Path) -> Prefix | None:
     """The prefix in a file; None if it is missing or damaged."""
     try:
-        tensors, _, has_digest = load_tensors(read_bounded(path, MAX_VOICE_BYTES))
+        tensors, _ = load_tensors(read_bounded(path, MAX_VOICE_BYTES))
     except (OSError, ValueError):
         return None
-    if not has_digest or _PROMPT not in tensors:
+    if _PROMPT not in tensors:
         return None
 
     def part(start: str) -> dict[str, np.ndarray]:

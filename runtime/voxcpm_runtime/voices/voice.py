@@ -36,9 +36,7 @@ from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"
-FORMAT = 3
-_WITHOUT_LEXICON = 2
-"""The format of new files, which have a digest. Files of format 1 have none, and are not checked."""
+FORMAT = 1
 _METADATA_KEY = "voice"
 _PROMPT, _REFERENCE = "prompt", "reference"
 
@@ -53,7 +51,7 @@ class Turn(BaseModel, extra="forbid", frozen=True):
 class VoiceHeader(BaseModel, extra="forbid", frozen=True):
     """The metadata of a voice: everything except its latents."""
 
-    format: int = Field(default=FORMAT, ge=1, le=FORMAT, strict=True)
+    format: int = Field(default=FORMAT, strict=True)
     name: str
     generation: str  # `architecture.generation`
     latent_space: str  # Digest of the AudioVAE's configuration: equal if latents are compatible
@@ -170,16 +168,13 @@ class Voice:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Voice:
         """Write the voice atomically, and return it with its path. overwrite: also replace a read-only file."""
         path = file_argument(path, "path")
-        # Earlier releases read a voice without a lexicon.
-        lacking = set() if self.header.lexicon else {"lexicon"}
-        header = self.header.model_copy(update={"format": _WITHOUT_LEXICON if lacking else FORMAT})
-        metadata = {_METADATA_KEY: header.model_dump_json(exclude=lacking)}
+        metadata = {_METADATA_KEY: self.header.model_dump_json()}
         try:
             with atomic_file(path, overwrite=overwrite) as file:
                 file.write(dump_tensors(self._tensors(), metadata))
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
-        return replace(self, header=header, path=path)
+        return replace(self, path=path)
 
     @classmethod
     @system_errors_as(InputError)
@@ -223,19 +218,13 @@ def latent_space(a: Architecture) -> str:
 
 
 def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
-    tensors, metadata, has_digest = load_tensors(read_bounded(path, MAX_VOICE_BYTES))
+    tensors, metadata = load_tensors(read_bounded(path, MAX_VOICE_BYTES))
     try:
         header = VoiceHeader.model_validate_json(metadata.get(_METADATA_KEY, ""))
     except ValidationError as error:
-        for problem in error.errors():
-            if problem["loc"] == ("format",) and problem["type"] == "less_than_equal":
-                raise InputError(
-                    f"voice {path}: format {problem['input']} is newer than this release reads ({FORMAT}); "
-                    "update voxcpm-coreml"
-                ) from None
         raise ValueError(first_wrong_field(error)) from None
-    if header.format > 1 and not has_digest:
-        raise ValueError("its digest is missing")
+    if header.format != FORMAT:
+        raise ValueError(f"expected format {FORMAT}, found {header.format}")
     if unknown := tensors.keys() - {_PROMPT, _REFERENCE}:
         raise ValueError(f"expected {_PROMPT} and {_REFERENCE}, got {min(unknown)!r}")
     for name, latents in tensors.items():

@@ -214,9 +214,7 @@ class JobStore:
         self._execute("PRAGMA journal_mode = WAL")
         self._execute("PRAGMA synchronous = NORMAL")
         columns = {name for _, name, *_ in self._execute("PRAGMA table_info(jobs)")}
-        if columns == _COLUMNS.keys() - {"missed"}:  # of an earlier release
-            self._execute("ALTER TABLE jobs ADD COLUMN missed TEXT")
-        elif columns and columns != _COLUMNS.keys():
+        if columns and columns != _COLUMNS.keys():
             raise sqlite3.DatabaseError("written by another release")
         # SQLite itself would return damaged rows.
         if (found := self._execute("PRAGMA quick_check(1)")[0][0]) != "ok":

@@ -21,7 +21,7 @@ def _resealed(content: bytes, chance: random.Random) -> bytes:
     """A tensor file with a changed element, shape, dtype, name or metadata and a valid digest."""
     from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 
-    tensors, metadata, _ = load_tensors(content)
+    tensors, metadata = load_tensors(content)
     name = chance.choice(sorted(tensors))
     tensor = tensors[name]
     match chance.randrange(6 if metadata else 5):

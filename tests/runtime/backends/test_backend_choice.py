@@ -40,13 +40,12 @@ def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
 
     def make(target: str) -> Bundle:
         def change(document: dict[str, Any]) -> None:
-            version = 5 if target == "macOS27" else 3
             if target == "macOS27":
                 for package in sorted(bundle_folder.glob("*/*.mlpackage")):
                     package.rename(package.with_suffix(".aimodel"))
                 renamed = document["files"].items()
                 document["files"] = {name.replace(".mlpackage/", ".aimodel/"): file for name, file in renamed}
-            document.update(target=target, schema_version=version)
+            document.update(target=target)
 
         edit_manifest(bundle_folder, change)
         return open_bundle(bundle_folder)

@@ -114,8 +114,17 @@ def test_unavailable_hub_id_is_a_one_line_error(monkeypatch):
         locate_bundle("someone/voice")
 
 
-def test_newer_schema_is_rejected(bundle_folder):
+def test_another_schema_is_rejected(bundle_folder):
     edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
 
-    with pytest.raises(BundleError, match="schema version 99 is newer"):
+    with pytest.raises(BundleError, match="expected schema version 1, found 99; convert again"):
+        open_bundle(bundle_folder)
+
+
+def test_missing_required_field_is_named(bundle_folder):
+    edit_manifest(bundle_folder, lambda document: document.pop("architecture"))
+
+    with pytest.raises(
+        BundleError, match="not a bundle manifest: architecture: Field required; convert again"
+    ):
         open_bundle(bundle_folder)

@@ -134,18 +134,6 @@ def killed_at_rename(*, renamed):
     return killed
 
 
-def test_a_record_of_an_earlier_release_has_neither_sizes_nor_digests(batch, folder):
-    batch(["one."], name="lines.txt")
-    record = folder / "out" / "spoken.jsonl"
-    entry = json.loads(record.read_text())
-    content = (folder / "out" / "output_001.wav").read_bytes()
-    assert entry.pop("bytes") == len(content)
-    assert entry.pop("sha256") == hashlib.sha256(content).hexdigest()
-    record.write_text(json.dumps(entry) + "\n")
-
-    assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
-
-
 def test_second_batch_into_a_folder_is_rejected(batch, folder, loads):
     (folder / "out").mkdir()
     lock = lock_folder(folder / "out")

@@ -133,8 +133,6 @@ def test_a_lexicon_of_a_voice_or_a_command_says_words_differently(speaking, fold
     assert run("voices", "add", "plain", speaking, *ADD, "-q") == (0, "", "")
     assert run("voices", "add", "lexical", speaking, *ADD, "--lexicon", "voices.tsv", "-q") == (0, "", "")
     assert json.loads(run("voices", "show", "lexical")[1])["lexicon"] == {"ada": "one two"}
-    # Earlier releases read a voice without a lexicon.
-    assert json.loads(run("voices", "show", "plain")[1])["format"] == 2
 
     speak = ("generate", speaking, "--seed", 3, "-q")
     run(*speak, "-t", "one two, three.", "--voice", "plain", "-o", "said.wav")

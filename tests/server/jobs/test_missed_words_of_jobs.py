@@ -1,13 +1,10 @@
-"""Words that a job's speech lacks, and jobs that an earlier release stored."""
+"""Words that a job's speech lacks."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-
-from voxcpm_server.jobs.store import JobStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:segment")
 TEXT = "Hello there, my friend. How are you today?"
@@ -27,14 +24,3 @@ def test_a_job_lists_words_that_are_not_said(
     subtitles = httpx2.get(f"{client.url}/{done['id']}/subtitles").text
     assert "friend." in subtitles
     assert "How" not in subtitles
-
-
-def test_jobs_of_an_earlier_release_are_kept(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job = store.add("", {"response_format": "wav"}, 1, 1, {}, None)
-    store._execute("ALTER TABLE jobs DROP COLUMN missed")
-    store.close()
-
-    store = JobStore(tmp_path)
-    assert store.get("", job.id) == job
-    store.close()

@@ -65,7 +65,7 @@ struct HubDownload: Sendable {
         keepOutOfBackups()
         for name in ["manifest.json", "manifest.sha256"] {
             let (data, status) = try await fetch(name, at: commit, headers: [:])
-            // Bundles of earlier releases have no digest of the manifest.
+            // Whoever edits the manifest deletes its digest.
             guard status == 200 || name != "manifest.json" else { throw failure(name, status) }
             if status == 200 {
                 try storing(partial.appendingPathComponent(name)) { try data.write(to: $0, options: .atomic) }

@@ -14,7 +14,7 @@ public enum StepModelName: String, Sendable, CaseIterable, Codable {
 
 /// A bundle's manifest.json, as far as the loop needs it.
 public struct Manifest: Sendable, Decodable {
-    static let newestSchema = 6
+    static let schema = 1
 
     /// The minimum macOS version, which determines the bundle's form; iOS 17, 18 and 27 correspond.
     public enum Target: String, Sendable, Decodable {
@@ -256,22 +256,22 @@ public struct Manifest: Sendable, Decodable {
         sizes = try container.decode(Sizes.self, forKey: .sizes)
         stepModels = try container.decode([String: StepModel].self, forKey: .stepModels)
         precisions = try container.decode([Precision].self, forKey: .precisions)
-        target = try container.decodeIfPresent(Target.self, forKey: .target) ?? .macOS14
-        kvCache = try container.decodeIfPresent(KVCache.self, forKey: .kvCache) ?? .scatter
+        target = try container.decode(Target.self, forKey: .target)
+        kvCache = try container.decode(KVCache.self, forKey: .kvCache)
         speech = try container.decodeIfPresent(SpeechProfile.self, forKey: .speech)
         files = try container.decode([String: FileRecord].self, forKey: .files)
     }
 
-    /// Read and check a manifest. Throws `VoxCPMError.bundle`, or `.unsupported` for one of a newer release.
+    /// Read and check a manifest. Throws `VoxCPMError.bundle`, or `.unsupported` for one of another schema.
     public init(json data: Data) throws {
         struct Version: Decodable { let schema_version: Int }
         let file = "manifest.json"
         do {
             let version = try decodedJSON(Version.self, from: data).schema_version
-            guard version <= Self.newestSchema else {
+            guard version == Self.schema else {
                 throw VoxCPMError.unsupported(
-                    "\(file): schema version \(version) is newer than this release reads (\(Self.newestSchema)); "
-                        + "update the package")
+                    "\(file): expected schema version \(Self.schema), found \(version); convert again, or use the "
+                        + "release that made this bundle")
             }
             self = try decodedJSON(Manifest.self, from: data)
             try check()

@@ -59,8 +59,6 @@ struct TensorFile: Sendable {
     let tensors: [String: Tensor]
     /// Without the digest.
     let metadata: [String: String]
-    /// Whether the file had a digest, which was verified.
-    let hasDigest: Bool
 
     private static let digestKey = "sha256"
     private static let longestHeader = 100_000_000
@@ -68,7 +66,6 @@ struct TensorFile: Sendable {
     init(tensors: [String: Tensor], metadata: [String: String]) {
         self.tensors = tensors
         self.metadata = metadata
-        hasDigest = true
     }
 
     /// Read a file's content. Throws a `Problem` for invalid content or a wrong digest.
@@ -104,12 +101,12 @@ struct TensorFile: Sendable {
         guard end == content.count - start else { throw Problem("it has bytes that belong to no tensor") }
         var metadata = header.metadata
         let digest = metadata.removeValue(forKey: Self.digestKey)
-        guard digest == nil || digest == Self.digest(tensors, metadata) else {
+        guard let digest else { throw Problem("its digest is missing") }
+        guard digest == Self.digest(tensors, metadata) else {
             throw Problem("its content differs from its digest")
         }
         self.tensors = tensors
         self.metadata = metadata
-        hasDigest = digest != nil
     }
 
     /// The file, byte for byte as Python writes it, with a digest.

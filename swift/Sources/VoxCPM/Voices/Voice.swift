@@ -34,7 +34,7 @@ public struct Voice: Sendable, Equatable {
     /// The original metadata, to preserve the order of fields.
     private let document: String?
 
-    static let format = 2
+    static let format = 1
 
     init(
         name: String, generation: String, latentSpace: String, sampleRate: Int, turns: [Turn],
@@ -132,11 +132,10 @@ extension Voice {
         } catch {
             throw Problem(reason(error))
         }
-        guard header.format <= Self.format else {
-            throw Problem(
-                "format \(header.format) is newer than this release reads (\(Self.format)); update the package")
+        guard header.format == Self.format else {
+            throw Problem("expected format \(Self.format), found \(header.format)")
         }
-        guard header.format == 1 || file.hasDigest else { throw Problem("its digest is missing") }
+        guard header.lexicon.isEmpty else { throw Problem("it has a lexicon, which this package does not read") }
         var patchShape: [Int] = [], parts: [String: Rows] = [:]
         for (name, tensor) in file.tensors {
             guard ["prompt", "reference"].contains(name) else {
@@ -159,7 +158,7 @@ extension Voice {
             name: header.name, generation: header.generation, latentSpace: header.latent_space,
             sampleRate: header.sample_rate, turns: header.turns.map { Turn(text: $0.text, patches: $0.patches) },
             provenance: header.provenance, patchShape: patchShape, prompt: prompt,
-            reference: parts["reference"] ?? none, document: header.format == Self.format ? document : nil)
+            reference: parts["reference"] ?? none, document: document)
     }
 
     /// The content of a `.voice` file, which Python also reads.
@@ -180,7 +179,8 @@ extension Voice {
         let fields: [(String, String)] = [
             ("format", "\(Self.format)"), ("name", pydanticJSON(name)), ("generation", pydanticJSON(generation)),
             ("latent_space", pydanticJSON(latentSpace)), ("sample_rate", "\(sampleRate)"),
-            ("turns", "[\(turns.joined(separator: ","))]"), ("provenance", "{\(origin.joined(separator: ","))}"),
+            ("turns", "[\(turns.joined(separator: ","))]"), ("lexicon", "{}"),
+            ("provenance", "{\(origin.joined(separator: ","))}"),
         ]
         return "{" + fields.map { "\"\($0)\":\($1)" }.joined(separator: ",") + "}"
     }
@@ -205,10 +205,11 @@ extension Voice {
         let latent_space: String
         let sample_rate: Int
         let turns: [Turn]
+        let lexicon: [String: String]
         let provenance: [String: String]
 
         private enum CodingKeys: String, CodingKey, CaseIterable {
-            case format, name, generation, latent_space, sample_rate, turns, provenance
+            case format, name, generation, latent_space, sample_rate, turns, lexicon, provenance
         }
 
         init(from decoder: any Decoder) throws {
@@ -220,8 +221,9 @@ extension Voice {
             latent_space = try container.decode(String.self, forKey: .latent_space)
             sample_rate = try container.decode(Int.self, forKey: .sample_rate)
             turns = try container.decodeIfPresent([Turn].self, forKey: .turns) ?? []
+            lexicon = try container.decodeIfPresent([String: String].self, forKey: .lexicon) ?? [:]
             provenance = try container.decodeIfPresent([String: String].self, forKey: .provenance) ?? [:]
-            guard format >= 1, sample_rate > 0 else { throw Problem("format or sample_rate is out of range") }
+            guard sample_rate > 0 else { throw Problem("sample_rate is out of range") }
         }
     }
 }
