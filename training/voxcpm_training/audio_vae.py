@@ -273,7 +273,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--noise",
         type=float,
-        default=0.05,
+        default=0.15,
         help="deviation of the random noise level on the latents, whose own is 1",
     )
     p.add_argument("--rate", type=float, default=5e-4, help="peak learning rate")

@@ -35,8 +35,5 @@ def audio_vae_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
 
 
 def language_model_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """State of this package's `VoxCPM`."""
-    if not path.is_dir():
-        state: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
-        return state
+    """State of this package's `VoxCPM`, from a checkpoint's folder."""
     return {name: t.float().to(device) for name, t in load_file(path / "model.safetensors").items()}

@@ -36,6 +36,8 @@ from voxcpm_training.training_loop import (
     Schedule,
     adamw,
     cosine,
+    factored_moments,
+    restore_moments,
     save,
     set_rate,
 )  # fmt: skip
@@ -107,19 +109,34 @@ class LanguageModelTraining:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
-        """Initialise from another run's averaged.pt or a checkpoint's folder, with new heads and optimizer."""
-        self.model.load_state_dict(language_model_weights(path, self.device))
-        self.averaged.load(self.model, self.model.state_dict())
+        """Continue from another part's start.pt, or initialise from a checkpoint's folder, which has weights only."""
+        if path.is_dir():
+            weights = language_model_weights(path, self.device)
+        else:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            weights = _floats(state["averaged"])
+            self.heads.load_state_dict(_floats(state["heads"]))
+            restore_moments(self.optimizer, state["optimizer"])
+            self.step = state["step"]
+        self.model.load_state_dict(weights)
+        self.averaged.load(self.model, weights)
 
     def save(self, schedule: Schedule) -> None:
-        """Write language_model.pt to resume from, and averaged.pt in fp16 for export."""
+        """Write language_model.pt to resume from, averaged.pt in fp16 for export, and start.pt for the next part."""
         averaged = self.averaged.state_dict(self.model)
         everything: dict[str, Any] = {
             "model": self.model.state_dict(), "heads": self.heads.state_dict(), "averaged": averaged,
             "optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": schedule.seconds,
         }  # fmt: skip
         save(self.options.output / CHECKPOINT, everything)
-        save(self.options.output / "averaged.pt", {name: tensor.half() for name, tensor in averaged.items()})
+        halves = {name: tensor.half() for name, tensor in averaged.items()}
+        save(self.options.output / "averaged.pt", halves)
+        # All that --initial needs, at a sixth of the size.
+        start = {
+            "averaged": halves, "heads": {name: tensor.half() for name, tensor in self.heads.state_dict().items()},
+            "optimizer": factored_moments(self.optimizer), "step": self.step,
+        }  # fmt: skip
+        save(self.options.output / "start.pt", start)
 
     def gradients_on(self, batch: StaticBatch) -> Metrics:
         """Compute gradients of all losses on a batch; returns the losses."""
@@ -197,6 +214,10 @@ class LanguageModelTraining:
         return (losses * real).sum() / (count * draws)
 
 
+def _floats(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.float() for name, tensor in weights.items()}
+
+
 def _repeat(x: Tensor, times: int) -> Tensor:
     return x if times == 1 else torch.cat([x] * times)
 
@@ -239,7 +260,7 @@ def train(options: argparse.Namespace) -> None:
     steps: dict[Shape, tuple[StaticBatch, CapturedStep]] = {}
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     update: CapturedStep | None = None
-    saved = schedule.seconds
+    saved, first = schedule.seconds, training.step
     for batch in batches(training.sampler):
         if schedule.ended(training.step):
             break
@@ -253,7 +274,8 @@ def train(options: argparse.Namespace) -> None:
                 training.optimizer, 0.0
             )  # the warm-up steps before a capture must not change the weights
             update = CapturedStep(training.update, device)
-        warm_up = min(1.0, (training.step + 1) / 1000)
+        # Restored moments are coarse, so each part warms up.
+        warm_up = min(1.0, (training.step - first + 1) / 1000)
         progress = training.step / options.steps
         set_rate(training.optimizer, warm_up * cosine(progress, options.rate, 0.01 * options.rate))
         static, gradients = steps[batch.shape]
@@ -278,14 +300,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt, or a checkpoint's folder")
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument("--initial", type=Path, help="averaged.pt of an earlier run, or a checkpoint's folder")
+    p.add_argument("--initial", type=Path, help="start.pt of an earlier part, or a checkpoint's folder")
     p.add_argument("--steps", type=int, default=60_000)
     p.add_argument(
         "--minutes", type=float, help="end this part after this time; the next one continues the schedule"
     )
     p.add_argument("--tokens", type=int, default=12_288, help="positions per batch")
     p.add_argument(
-        "--draws", type=int, default=2, help="flow-matching draws (time and noise) per patch and step"
+        "--draws", type=int, default=4, help="flow-matching draws (time and noise) per patch and step"
     )
     p.add_argument("--paired", type=float, default=0.4, help="fraction of the utterances that are paired")
     p.add_argument("--rate", type=float, default=1e-3, help="peak learning rate")
