@@ -22,6 +22,12 @@ Target = Literal["macOS14", "macOS15", "macOS27"]
 TARGETS: tuple[Target, ...] = ("macOS14", "macOS15", "macOS27")
 MIN_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15, "macOS27": 27}
 """The oldest major version of macOS that opens packages of a target."""
+SYSTEMS: dict[Target, str] = {
+    "macOS14": "macOS 14, iOS 17 or later",
+    "macOS15": "macOS 15, iOS 18 or later",
+    "macOS27": "macOS 27, iOS 27 or later",
+}
+"""Systems that run the packages of a target."""
 CORE_AI: Target = "macOS27"  # The target whose packages are Core AI's; those of the others are Core ML's
 
 PACKAGE_SUFFIXES: dict[Target, str] = {

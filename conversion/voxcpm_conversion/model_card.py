@@ -17,18 +17,11 @@ from voxcpm_constants.manifest import (
     TOKENIZER_FOLDER,
     Manifest,
 )
-from voxcpm_constants.targets import CORE_AI, Target
+from voxcpm_constants.targets import CORE_AI, SYSTEMS
 from voxcpm_constants.user_folders import is_hub_id
 
 _OPENING, _CLOSING = "<!-- validation -->", "<!-- /validation -->"
 _NOT_VALIDATED = "Not validated yet: `voxcpm-coreml validate` writes its figures here."
-
-SYSTEMS: dict[Target, str] = {
-    "macOS14": "macOS 14, iOS 17 or later",
-    "macOS15": "macOS 15, iOS 18 or later",
-    "macOS27": "macOS 27, iOS 27 or later",
-}
-"""Systems that run the packages of a target."""
 
 _CARD = """\
 ---

@@ -7,8 +7,9 @@ request ─► paths ─► errors and metrics ─► CORS ─► connection lim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
 
@@ -19,11 +20,17 @@ from voxcpm_runtime import InputError, VoxCPM
 from voxcpm_server.api import speech_routes, status_routes
 from voxcpm_server.api.openapi import SPEECH_HEADERS, DocumentedApp
 from voxcpm_server.errors import add_error_handlers
-from voxcpm_server.middleware.authentication import AuthenticationMiddleware, Keys, check_exposure, read_keys
+from voxcpm_server.middleware.authentication import (
+    PUBLIC_PATHS,
+    AuthenticationMiddleware,
+    Keys,
+    check_exposure,
+    read_keys,
+)
 from voxcpm_server.middleware.limits import BodyLimitMiddleware, ConnectionLimitMiddleware
 from voxcpm_server.middleware.metrics import ErrorAndMetricsMiddleware
 from voxcpm_server.middleware.paths import REQUEST_ID, LenientRequestMiddleware
-from voxcpm_server.rooms import AllSettings
+from voxcpm_server.rooms import AllSettings, Room, doors
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source
 from voxcpm_server.speech.service import Service
@@ -51,7 +58,8 @@ def create_app(
     keys = read_keys(settings) if keys is None else keys
     check_exposure(settings, keys)
     service = Service(tts, settings, keys, named, replicated=replicated)
-    rooms = service.rooms.values()
+    by_name = {name: door(service) for name, door in doors().items()}
+    rooms = by_name.values()
 
     async def load_default_bundle(failure: Exception | None) -> None:
         failure = failure or await service.bundles.load_default()
@@ -75,19 +83,19 @@ def create_app(
         yield
         for task in tasks:
             task.cancel()
-        await service.close()
+        await _close(service, rooms)
 
     app = DocumentedApp(
         title="voxcpm-coreml", version=version("voxcpm-coreml"), lifespan=lifespan,
         # These pages load scripts from a CDN; /openapi.json stays.
         docs_url=None, redoc_url=None,
     )  # fmt: skip
-    app.state.service = service
+    app.state.service, app.state.rooms = service, by_name
     add_error_handlers(app)
     routers = [router for room in rooms for router in room.first]
     routers += [speech_routes.speech, speech_routes.voices, stream_route.router]
     routers += [router for room in rooms for router in room.routers]
-    routers.append(status_routes.about_router(service))
+    routers.append(status_routes.about_router(service, rooms))
     # Clients may be configured with a base URL with or without /v1.
     for prefix in ("/v1", ""):
         for router in routers:
@@ -100,7 +108,9 @@ def create_app(
         app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, settings=settings)
-    app.add_middleware(AuthenticationMiddleware, keys=keys, settings=settings, is_public=service.is_public)
+    app.add_middleware(
+        AuthenticationMiddleware, keys=keys, settings=settings, is_public=partial(_is_public, rooms)
+    )
     app.add_middleware(ConnectionLimitMiddleware, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
@@ -114,3 +124,15 @@ def create_app(
     app.add_middleware(ErrorAndMetricsMiddleware, metrics=service.metrics)
     app.add_middleware(LenientRequestMiddleware)
     return app
+
+
+def _is_public(rooms: Collection[Room], path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in PUBLIC_PATHS or any(room.is_public(path) for room in rooms)
+
+
+async def _close(service: Service, rooms: Collection[Room]) -> None:
+    await service.cancel_streams()
+    for room in rooms:
+        await room.close()
+    await service.bundles.close()

@@ -20,7 +20,7 @@ from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import check_exposure, read_keys
 from voxcpm_server.middleware.metrics import count_suspicious_warnings
-from voxcpm_server.rooms import AllSettings, doors
+from voxcpm_server.rooms import AllSettings, doors, elsewhere
 from voxcpm_server.serving import Server
 from voxcpm_server.speech.served_bundles import Source, Unloaded, parse_named_bundles
 from voxcpm_server.speech.service import Service
@@ -35,7 +35,7 @@ def serve_until_signal(bundle: str | None, settings: AllSettings, engine: Engine
     check_exposure(settings, keys)
     read_aliases(settings.voice_aliases)
     settings.check()
-    if settings.serve_elsewhere(bundle, engine, keys, quiet=quiet):
+    if any(serve(bundle, engine, settings, keys, quiet=quiet) for serve in elsewhere().values()):
         return
     paths = parse_named_bundles(settings.bundles)
     for path in paths.values():

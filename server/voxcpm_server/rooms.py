@@ -1,15 +1,16 @@
 """Optional rooms: subpackages that can be deleted without breaking the rest.
 
-Each has one entry point (its door), a subclass of `Room`, and may add options, a subclass of `Settings`.
+Entry points name what each room has, in pyproject.toml: its door, a subclass of `Room`, and its options, a subclass of
+`Settings`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import make_dataclass
-from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 
     from voxcpm_server.speech.service import Service
 
-_DOORS = {
-    "elevenlabs": "routes.ElevenLabs", "jobs": "routes.JobsRoom", "page": "files.Page", "wyoming": "server.Wyoming"
-}  # fmt: skip
-_OPTIONS = {
-    "cluster": "options.ClusterSettings", "jobs": "options.JobSettings", "wyoming": "options.WyomingSettings"
-}  # fmt: skip
 Address = tuple[str, int, str]
 """Address of a room's own listener: host, port, and the option that chose them, for error messages."""
 
@@ -71,28 +66,33 @@ class Room:
         raise NotImplementedError
 
 
-def _installed(table: Mapping[str, str]) -> dict[str, Any]:
-    """The objects that a table names, by room name, without deleted rooms."""
+def _installed(kind: str) -> dict[str, Any]:
+    """What the rooms have of one kind, by room name, without deleted rooms."""
     found = {}
-    for room, name in table.items():
-        spec = find_spec(f"{__package__}.{room}")
+    for entry in sorted(entry_points(group=f"voxcpm_coreml.server_{kind}"), key=lambda entry: entry.name):
+        spec = find_spec(entry.module.rpartition(".")[0])
         # A folder in which only __pycache__ is left is a namespace package, without an origin.
         if spec is not None and spec.origin is not None:
-            module, _, attribute = name.partition(".")
-            found[room] = getattr(import_module(f"{__package__}.{room}.{module}"), attribute)
+            found[entry.name] = entry.load()
     return found
 
 
 def doors() -> dict[str, type[Room]]:
     """The doors of all installed rooms, by room name."""
-    return _installed(_DOORS)
+    return _installed("rooms")
+
+
+def elsewhere() -> dict[str, Callable[..., bool]]:
+    """What may serve outside this process, by room name: called with bundle, engine, settings and keys."""
+    return _installed("elsewhere")
 
 
 if TYPE_CHECKING:
     AllSettings = Settings
 else:
-    _bases = (*_installed(_OPTIONS).values(), Settings)
-    AllSettings = make_dataclass("AllSettings", (), bases=_bases, frozen=True)
+    AllSettings = make_dataclass(
+        "AllSettings", (), bases=(*_installed("options").values(), Settings), frozen=True
+    )
     # For pickle.
     AllSettings.__module__ = __name__
 """The settings of the core and all installed rooms."""

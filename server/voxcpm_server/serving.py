@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from voxcpm_server.rooms import Room
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.service import Service
 
@@ -50,6 +51,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: Settings, listeners: Mapping[str, socket.socket]) -> None:
         self._service: Service = app.state.service
+        self._rooms: Mapping[str, Room] = app.state.rooms
         self._listeners = listeners
 
         class TimedConnection(_Connection):
@@ -78,7 +80,7 @@ class Server(uvicorn.Server):
         """Start accepting connections, including those of optional rooms."""
         await super().startup(sockets)
         for name, listener in self._listeners.items():
-            self.servers.append(await self._service.rooms[name].listen(listener))
+            self.servers.append(await self._rooms[name].listen(listener))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain conversations first: uvicorn would close their websockets immediately."""

@@ -6,14 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from voxcpm_runtime import InputError
-
-if TYPE_CHECKING:
-    from voxcpm_server.middleware.authentication import Keys
 
 
 def options(panel: str) -> Callable[..., Any]:
@@ -145,10 +142,6 @@ class Settings:
                     f"--cors-origin: expected an origin such as https://example.org or http://localhost:3000, without "
                     f"a path or final slash, or *; got {origin!r}"
                 )
-
-    def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:  # noqa: ARG002
-        """Hook for rooms that serve outside this process: whether one has done so."""
-        return False
 
     @property
     def max_message_bytes(self) -> int:

@@ -8,15 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from voxcpm_constants.manifest import Manifest, check_files
+from voxcpm_constants.targets import SYSTEMS
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Json
-
-_SYSTEMS = {
-    "macOS14": "macOS 14, iOS 17",
-    "macOS15": "macOS 15, iOS 18",
-    "macOS27": "macOS 27, iOS 27 (Core AI)",
-}
 
 
 def inspect(
@@ -99,7 +94,7 @@ def _lines(manifest: Manifest, facts: dict[str, Any]) -> dict[str, Any]:
         "sha256": f"{source.sha256[:16]}…",
         "lora": lora and f"{lora.name}, rank {lora.r}, alpha {lora.alpha}: {', '.join(lora.modules)}",
         "modes": ", ".join(facts["modes"]),
-        "target": _SYSTEMS[manifest.target],
+        "target": SYSTEMS[manifest.target],
         "audio": f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out",
         "patch": f"{facts['patch_seconds'] * 1000:.0f} ms",
         "utterances": speech

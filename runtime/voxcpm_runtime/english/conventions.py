@@ -19,7 +19,7 @@ from voxcpm_runtime.english.vocabulary import (
     table_pairs,
     table_words,
 )
-from voxcpm_runtime.text.normalization import Replacement, Substitution, rules
+from voxcpm_runtime.text.substitution import Replacement, Substitution, rules
 
 _BOOK_OF = table_pairs("books of the Bible")
 _BOOKS = any_of(

@@ -18,7 +18,7 @@ from voxcpm_runtime.english.vocabulary import (
     table_rows,
     table_words,
 )
-from voxcpm_runtime.text.normalization import Substitution, rules
+from voxcpm_runtime.text.substitution import Substitution, rules
 
 _MONTH_OF = table_pairs("months")
 _MONTHS = tuple(_MONTH_OF.values())

@@ -25,7 +25,7 @@ from voxcpm_runtime.english.vocabulary import (
     table_words,
 )
 from voxcpm_runtime.english.words import NUMERAL_SIGNS, ROMAN_NUMERALS, abbreviations, addresses, list_markers
-from voxcpm_runtime.text.normalization import Substitution, rules, substituted
+from voxcpm_runtime.text.substitution import Substitution, rules, substituted
 
 _PLAIN = str.maketrans(
     dict.fromkeys(map(chr, (*range(32), 127)), " ")

@@ -21,7 +21,7 @@ from voxcpm_runtime.english.vocabulary import (
     table_pairs,
     table_words,
 )
-from voxcpm_runtime.text.normalization import Substitution, rules
+from voxcpm_runtime.text.substitution import Substitution, rules
 
 _SYMBOL_PHRASES = table_pairs("phrases with symbols")
 _PHRASES = _SYMBOL_PHRASES | table_pairs("phrases")

@@ -111,9 +111,8 @@ class Arguments:
 
         Raises InputError for an option out of range and a file that is not a voice, TypeError for an unknown keyword.
         """
-        options = dict(given)
-        names = [*filter(_FIELDS.__contains__, given)]
-        own = dict(zip(names, map(options.pop, names), strict=True))
+        own = {name: value for name, value in given.items() if name in _FIELDS}
+        options = {name: value for name, value in given.items() if name not in _FIELDS}
         if (voice := options.pop("voice", None)) is not None:
             recordings = recordings.with_voice(voice)
         if (lexicon := own.pop("lexicon", None)) is not None:

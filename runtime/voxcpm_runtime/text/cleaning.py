@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 
 from voxcpm_runtime.options import Clean
-from voxcpm_runtime.text.normalization import rules, substituted
+from voxcpm_runtime.text.substitution import rules, substituted
 
 _TARGET = r"""\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+(?:"[^"\n]*"|'[^'\n]*'))?\)"""
 _ATTRIBUTES = r"""(?:\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+))*\s*/?"""

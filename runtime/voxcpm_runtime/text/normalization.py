@@ -16,7 +16,7 @@ import contextlib
 import functools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from anyascii import anyascii
@@ -24,10 +24,8 @@ from anyascii import anyascii
 from voxcpm_constants.errors import InputError, MissingExtraError, warn
 from voxcpm_runtime.text.languages import may_be_english
 from voxcpm_runtime.text.sentences import each_sentence
+from voxcpm_runtime.text.substitution import rules, substituted
 from voxcpm_runtime.text.tokenizer import TextTokenizer
-
-Replacement = str | Callable[[re.Match[str]], str]
-Substitution = tuple[re.Pattern[str], Replacement]
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
 _LAST_LATIN = "\u024f"
@@ -35,18 +33,6 @@ _PAUSES = ";:()[]{}–—"  # Become a comma if the vocabulary lacks them
 _STOPS = ".!?"
 _MAX_SHOWN = 60  # Characters of the text in an error message
 _MAX_LISTED = 10
-
-
-def rules(table: Mapping[str, Replacement]) -> tuple[Substitution, ...]:
-    """The compiled rules of a table, pattern -> replacement, in order."""
-    return tuple((re.compile(pattern), replacement) for pattern, replacement in table.items())
-
-
-def substituted(text: str, substitutions: Iterable[Substitution]) -> str:
-    """The text after all substitutions, applied in order."""
-    for pattern, replacement in substitutions:
-        text = pattern.sub(replacement, text)
-    return text
 
 
 def _to_ascii(match: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.metadata import version
 from typing import Any, get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from voxcpm_runtime import GenerationOptions
 from voxcpm_server.api.openapi import ERROR_RESPONSES
 from voxcpm_server.errors import ApiError
+from voxcpm_server.rooms import Room
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.service import Service, get_service
@@ -69,9 +71,9 @@ class ModelFacts(BaseModel):
     needs_transcript: bool | None  # whether a new voice needs a transcript
 
 
-def about_router(service: Service) -> APIRouter:
+def about_router(service: Service, rooms: Collection[Room]) -> APIRouter:
     """The route `/about`, with the fields of the optional rooms."""
-    rooms, settings = service.rooms.values(), service.settings
+    settings = service.settings
     limits = {
         "characters": settings.max_characters,
         **{name: value for room in rooms for name, value in room.limits().items()},

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from voxcpm_runtime import InputError
 from voxcpm_server.settings import Settings, options
-
-if TYPE_CHECKING:
-    from voxcpm_server.middleware.authentication import Keys
 
 _cluster = options("More than one machine")
 
@@ -42,13 +39,3 @@ class ClusterSettings(Settings):
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             expected = f"expected at least --replicas {self.replicas}"
             raise InputError(f"--max-replicas: {expected}, got {self.max_replicas}")
-
-    def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:
-        """With --ray, serve on a cluster until a signal."""
-        if not self.ray:
-            return False
-        # Lazily: importing Ray takes seconds.
-        from voxcpm_server.cluster.serve import serve_on_ray
-
-        serve_on_ray(bundle, engine, self, keys, quiet=quiet)
-        return True

@@ -16,7 +16,6 @@ from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs.execution import Jobs, storage_error
 from voxcpm_server.jobs.store import DONE, QUEUED, SUBTITLES_FILE, Job
 from voxcpm_server.speech.encoding import FORMATS
-from voxcpm_server.speech.service import get_service
 from voxcpm_server.speech.speech_requests import REQUEST_BODY, SpeechRequest, speech_request
 from voxcpm_server.speech.speech_responses import with_send_timeout
 
@@ -70,7 +69,7 @@ class JobList(BaseModel):
 
 
 def _jobs_of(request: Request) -> Jobs:
-    return cast("Jobs", get_service(request).rooms["jobs"])
+    return cast("Jobs", request.app.state.rooms["jobs"])
 
 
 TheJobs = Annotated[Jobs, Depends(_jobs_of)]

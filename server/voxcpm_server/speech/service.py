@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
 
 from voxcpm_runtime import VoiceStore, VoxCPM, lexicon_entries
-from voxcpm_server.middleware.authentication import PUBLIC_PATHS, Keys
+from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.middleware.metrics import Metrics
-from voxcpm_server.rooms import Room, doors
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.queueing import FairQueue
 from voxcpm_server.speech.served_bundles import Bundles, Source, parse_bytes, parse_seconds
 from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
-from voxcpm_server.streams.conversations import OpenConversations
+from voxcpm_server.streams.open_conversations import OpenConversations
 
-if TYPE_CHECKING:
-    from voxcpm_server.speech.speaking import Stream
+
+class OpenStream(Protocol):
+    """Speech that is being generated."""
+
+    async def aclose(self) -> None:
+        """Cancel it."""
 
 
 class Service:
@@ -45,27 +48,18 @@ class Service:
             default, settings.model_name, named, max_bytes=max_bytes, idle_seconds=idle, lexicon=lexicon
         )
         self.metrics = Metrics(self.queue, self.conversations, lambda: len(self.bundles.loaded))
-        self.streams: set[Stream[Any]] = set()
+        self.streams: set[OpenStream] = set()
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         self.draining = False  # whether the server is shutting down: it finishes the requests in progress
-        self.rooms: dict[str, Room] = {name: door(self) for name, door in doors().items()}
-        """The installed optional rooms, by name."""
-
-    def is_public(self, path: str) -> bool:
-        """Whether a path needs no key."""
-        return path in PUBLIC_PATHS or any(room.is_public(path) for room in self.rooms.values())
 
     def max_per_key(self, maximum: int) -> int:
         """One key's share of `maximum`: half of it if there are several keys."""
         return max(1, maximum // 2) if self._several_keys else maximum
 
-    async def close(self) -> None:
-        """Cancel all streams, then close rooms and bundles."""
+    async def cancel_streams(self) -> None:
+        """Cancel all speech."""
         for stream in list(self.streams):
             await stream.aclose()
-        for room in self.rooms.values():
-            await room.close()
-        await self.bundles.close()
 
 
 def get_service(request: HTTPConnection) -> Service:

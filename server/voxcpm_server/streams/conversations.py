@@ -7,77 +7,28 @@ import contextlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from voxcpm_server.errors import CLIENT_CLOSED, ApiError, as_api_error, check_capacity, client_closed
+from voxcpm_server.errors import CLIENT_CLOSED, ApiError, as_api_error, client_closed
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.speaking import send_with_timeout
+from voxcpm_server.streams.open_conversations import SHUTTING_DOWN, shutting_down
 from voxcpm_server.streams.sessions import SessionStream
 
 if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
 _CLOSED = 200  # status of a conversation that closed without an error
-_SHUTTING_DOWN = "server_ending"
-_RETRY_SECONDS = 10
 # Websocket close codes (RFC 6455, 7.4).
 _NORMAL, _RESTART = 1000, 1012
 _MAX_REASON_BYTES = 123
-
-
-class OpenConversations:
-    """The server's open conversations: limited in number, and drained at shutdown."""
-
-    def __init__(self, maximum: int, max_per_key: int) -> None:
-        self._maximum, self._max_per_key = maximum, max_per_key
-        self._owners: list[str] = []  # of conversations and handshakes
-        self.active: set[Conversation] = set()
-        self.draining = False
-
-    def __len__(self) -> int:
-        return len(self._owners)
-
-    @contextlib.contextmanager
-    def admit(self, owner: str) -> Iterator[None]:
-        """Count a conversation while it is open. Raises ApiError: 503 at shutdown; 503 or 429 if too many are open."""
-        if self.draining:
-            raise shutting_down()
-        total, own = (len(self), self._maximum), (self._owners.count(owner), self._max_per_key)
-        check_capacity(total, own, "too many conversations: {}{} are open", _RETRY_SECONDS)
-        self._owners.append(owner)
-        try:
-            yield
-        finally:
-            self._owners.remove(owner)
-
-    async def drain(self, seconds: float, forced: Callable[[], bool]) -> None:
-        """Accept no new conversations, let speeches finish for `seconds` or until `forced`, then end the rest."""
-        self.draining = True
-        for conversation in self.active:
-            conversation.end_when_idle()
-        await self._wait(seconds, forced)
-        for conversation in self.active:
-            conversation.fail(shutting_down())
-        # For the last messages; a client that does not read must not delay shutdown.
-        await self._wait(1, lambda: False)
-
-    async def _wait(self, seconds: float, forced: Callable[[], bool]) -> None:
-        until = time.monotonic() + seconds
-        while self._owners and time.monotonic() < until and not forced():
-            await asyncio.sleep(0.05)
-
-
-def shutting_down() -> ApiError:
-    """The error of connections at shutdown."""
-    retry = {"Retry-After": str(_RETRY_SECONDS)}
-    return ApiError(503, "the server is shutting down; connect again", code=_SHUTTING_DOWN, headers=retry)
 
 
 class Conversation(ABC):
@@ -256,7 +207,7 @@ class JsonSocket(Conversation):
         """Send the error, then close the websocket with a matching code."""
         code, reason = _NORMAL, ""
         if error is not None:
-            code = _RESTART if error.code == _SHUTTING_DOWN else error.close_code
+            code = _RESTART if error.code == SHUTTING_DOWN else error.close_code
             reason = error.detail.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
             await self._websocket.send_text(json.dumps(self.error_message(error)))
         await self._websocket.close(code, reason)

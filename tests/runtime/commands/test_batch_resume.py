@@ -1,7 +1,5 @@
 """Resuming a batch with existing, missing and changed files."""
 
-import hashlib
-import json
 import signal
 from pathlib import Path
 
