@@ -19,7 +19,7 @@ from voxcpm_runtime.audio.reading import resample, trim_silence
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech import stream
-from voxcpm_runtime.speech.utterance import expected_length
+from voxcpm_runtime.speech.expected_length import expected_length
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
 from voxcpm_runtime.words import attention, pauses

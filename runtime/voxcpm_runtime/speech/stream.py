@@ -21,6 +21,7 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.speech.arguments import Cancelled
+from voxcpm_runtime.speech.attempts import attempts
 from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.results import (
     Piece,
@@ -32,7 +33,7 @@ from voxcpm_runtime.speech.results import (
     WordsWarning,
 )
 from voxcpm_runtime.speech.room import count_letters
-from voxcpm_runtime.speech.utterance import attempts, utterance
+from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.control import without_control
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice, VoiceHeader

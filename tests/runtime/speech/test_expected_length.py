@@ -11,7 +11,7 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
-from voxcpm_runtime.speech import room, utterance
+from voxcpm_runtime.speech import expected_length, room
 from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.voices.voice import Voice
@@ -25,7 +25,7 @@ PROFILE = SpeechProfile(longest_seconds=1, longest_tokens=13, seconds_per_letter
 @pytest.fixture
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> VoxCPM:
     """A voice with a `speech.json`, in which a prompt of ten tokens tells a pace."""
-    monkeypatch.setattr(utterance, "_SLACK", 0.0)
+    monkeypatch.setattr(expected_length, "_SLACK", 0.0)
     monkeypatch.setattr(room, "_ANCHOR_SECONDS", 0.1)
     Manifest.read(bundle_folder).model_copy(update={"speech": PROFILE}).write(bundle_folder)
     return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
@@ -221,7 +221,7 @@ def test_progress_counts_all_segments_audio_and_all_attempts_work(tts, lengths, 
 
 def test_a_slow_heading_does_not_make_good_segments_short(tts, lengths, monkeypatch) -> None:
     """Two letters in 5 patches may be; at that pace 7 patches for the next eight letters would be too short."""
-    monkeypatch.setattr(utterance, "_SLACK", 0.1)
+    monkeypatch.setattr(expected_length, "_SLACK", 0.1)
     lengths(5, 7, 6)
 
     speech = tts.speak("so.\n\nhello you. hello me.", seed=5, segment_tokens=11)

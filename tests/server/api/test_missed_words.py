@@ -27,7 +27,7 @@ UNSAID = [
 def _believing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stop head, which ends this speech after "friend.", is believed at once, and nothing is retried."""
     monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
-    monkeypatch.setattr("voxcpm_runtime.speech.utterance._missed", lambda _: 0)
+    monkeypatch.setattr("voxcpm_runtime.speech.attempts._missed", lambda _: 0)
 
 
 def events(url: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ def test_a_job_lists_words_that_are_not_said(
 ) -> None:
     # The stop head, which ends this speech after "friend.", is believed at once, and nothing is retried.
     monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
-    monkeypatch.setattr("voxcpm_runtime.speech.utterance._missed", lambda _: 0)
+    monkeypatch.setattr("voxcpm_runtime.speech.attempts._missed", lambda _: 0)
     client = jobs(serve().url)
     done = client.ended(client.submitted(input=TEXT, voice="emma", seed=0))
     assert [word["place"] for word in done["unsaid"]] == [24, 28, 32, 36]

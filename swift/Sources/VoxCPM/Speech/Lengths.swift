@@ -1,5 +1,5 @@
 // How long speech may be, given the room in the KV cache, and how long it should be for its text, as in
-// runtime/voxcpm_runtime/speech/utterance.py.
+// runtime/voxcpm_runtime/speech/expected_length.py.
 //
 // With a speech.json (`SpeechProfile`) the expected duration follows from the number of letters and the voice's pace.
 // Without one upstream's rule applies: speech is too long from a number of patches per text token on.
