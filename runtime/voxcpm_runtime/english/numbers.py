@@ -360,6 +360,7 @@ def numbers(spelled: bool) -> tuple[Substitution, ...]:
                 match[1] + in_pairs(match[2])
             ),
             r"(?<=\b[Aa] )1/2(?=\s[a-z])": "half",
+            r"(?<=\d/\d)\s?[-–—]\s?(?=\d{1,2}/\d{1,2}\b)": " to ",
             r"(?<![\w.,/^])(?:(?P<whole>\d{1,3}) )?(?P<upper>\d{1,3})/(?P<lower>\d{1,3})(?![\w/]|[.,]\d)": _fraction,
             r"(?<![\w.])(\d+(?:\.\d+)?)\s?([x×])\s?(\d+(?:\.\d+)?)(?!\w|\.\d)": _size,
             r"(?<![\w.])(\d+(?:\.\d+)?)[x×](?![\w^])": lambda match: f"{decimal(match[1])} times",

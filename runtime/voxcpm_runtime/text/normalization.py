@@ -73,6 +73,9 @@ _CHINESE_PREPROCESSING = rules(
         r"[\s\\]+": " ",
         r"(?<=\d)-(?=\d+\s*(?:=|等[于於]))": " - ",  # a subtraction
         rf"(比分[是为]?\s?\d{{1,3}})-(?=\d)|(?<![\d.-])(\d{{1,3}})-(?=\d{{1,3}}{_WON})": r"\1\2比",
+        r"(?<![\d.:/-])(\d{1,2})-(\d{1,2})-(?=\d{1,2}[天周岁次个])": r"\1、\2、",  # a list of intervals
+        r"(\d/\d+)[-~～—–](?=\d+/\d)": r"\1到",
+        r"(?<=约)(?=\d+/\d)": " ",  # otherwise 约1/2 is 二分之约一
         # A range, but no part of a date or a telephone number; wetext reads some without a unit as subtractions.
         rf"[¥￥]({_AMOUNT}){_TO}({_AMOUNT})元?": r"\1到\2元",
         rf"(?<![\d.:/-])({_AMOUNT}){_TO}(?={_AMOUNT}%)": r"\1%到",

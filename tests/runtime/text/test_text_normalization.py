@@ -22,6 +22,17 @@ OTHER_LANGUAGES = (
     "Ho 3 gatti.",
     "Eu tenho 3 gatos.",
     "Ik heb 3 katten en een hond van 5 jaar.",
+    "Er hat 3 Kinder.",
+    "Das Buch hat 300 Seiten.",
+    "Mam 3 dzieci.",
+    "Ona ma 25 lat i 2 koty.",
+    "To kosztuje 20 złotych.",
+    "3 elma aldım.",
+    "Saat 5'te gel.",
+    "Jag har 3 katter.",
+    "Mám 3 kočky.",
+    "Saya punya 3 kucing.",
+    "Tôi có 3 con mèo.",
 )
 
 
@@ -38,6 +49,10 @@ NAMES = (
         "Los Angeles has 5 teams",
         "Robert De Niro, aged 76",
         "Room 5",
+        "Red Hat 9",
+        "Dvořák's Symphony No. 9",
+        "The Polish word że has 2 letters",
+        "my iPhone 15",
         pytest.param(NAMES, id="a list"),
     ],
 )
@@ -60,6 +75,8 @@ def test_english_numbers_are_read_with_foreign_names(text: str) -> None:
         ("约10-15分钟", "约十到十五分钟"),
         ("第3-5章，3～5个，3–5平米", "第三到五章，三到五个，三到五平米"),
         ("¥100-200，涨3-5%", "一百到两百元，涨百分之三到百分之五"),
+        ("3-5-7天，加1/2-2/3杯", "三、五、七天，加二分之一到三分之二杯"),
+        ("大约1/2的人", "大约二分之一的人"),
         ("比分3-2，以2-1胜", "比分三比二，以二比一胜"),
         ("电话010-62345678，2024-05-01生", "电话零一零六二三四五六七八，二零二四年五月一日生"),
         ("x-2的值，B-2轰炸机", "x减二的值，B二轰炸机"),
