@@ -28,13 +28,16 @@ class Downmix:
             self._first.append(block[:, 0].copy())
             self._energies += np.vdot(mean, mean), np.vdot(block, block) / block.shape[1]
 
-    def mono(self, name: str) -> Audio:
-        """All samples (samples,). Warns if the channels cancel each other. name: of the recording, in the warning."""
+    def mono(self, name: str, faults: list[str] | None = None) -> Audio:
+        """All samples (samples,). Warns if the channels cancel each other, or appends that to `faults`.
+
+        name: of the recording, in the warning.
+        """
         mixed, channels = np.sqrt(self._energies)
         if not mixed < _CANCELLED * channels:
             return np.concatenate(self._mean)
         message = (
             "its channels cancel each other, so only the first one is used; invert one of them to use both"
         )
-        warn(f"{name}: {message}")
+        (warn if faults is None else faults.append)(f"{name}: {message}")
         return np.concatenate(self._first)

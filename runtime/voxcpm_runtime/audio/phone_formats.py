@@ -48,8 +48,10 @@ def decode_with_system(content: bytes) -> bytes | None:
         return target.read_bytes() if done.returncode == 0 and target.exists() else None
 
 
-def decode_with_av(content: bytes, name: str, max_seconds: float) -> tuple[Audio, int]:
-    """The samples (samples,), channels averaged, and their rate in Hz, by PyAV.
+def decode_with_av(
+    content: bytes, name: str, max_seconds: float, faults: list[str] | None = None
+) -> tuple[Audio, int]:
+    """The samples (samples,), channels averaged, and their rate in Hz, by PyAV. faults: as of `read_audio`.
 
     Raises InputError if PyAV is missing or cannot read the file, and for more than `max_seconds`.
     """
@@ -80,4 +82,4 @@ def decode_with_av(content: bytes, name: str, max_seconds: float) -> tuple[Audio
     except av.error.FFmpegError as error:
         reason = error.strerror or type(error).__name__
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
-    return downmix.mono(name), rate
+    return downmix.mono(name, faults), rate

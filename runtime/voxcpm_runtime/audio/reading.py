@@ -47,17 +47,20 @@ _MARGIN_MS = 200
 _MIN_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equally loud
 
 
-def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, what: str = "audio") -> Audio:
+def read_audio(
+    source: AudioSource, sample_rate: int, *, min_samples: int = 1, what: str = "audio", faults: list[str] | None = None
+) -> Audio:  # fmt: skip
     """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then resampled.
 
-    min_samples: minimum length at `sample_rate`. what: its name in messages, such as "prompt audio". Raises InputError
-    for a source that is not audio, is empty, too short or too long, not finite, or far beyond full scale.
+    min_samples: minimum length at `sample_rate`. what: its name in messages, such as "prompt audio". faults: gets what
+    otherwise is a warning. Raises InputError for a source that is not audio, is empty, too short or too long, not
+    finite, or far beyond full scale.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple):
-        mono, rate = _from_array(source, name)
+        mono, rate = _from_array(source, name, faults)
     else:
-        mono, rate = decode_audio(audio_content(source, name), name)
+        mono, rate = decode_audio(audio_content(source, name), name, faults=faults)
     if not len(mono):
         raise InputError(f"{name}: expected samples, but it is empty")
     require_finite(mono, name)
@@ -79,18 +82,21 @@ def decode_audio(
     *,
     max_seconds: float = MAX_RECORDING_SECONDS,
     rates: tuple[int, int] = (1, MAX_RATE),
+    faults: list[str] | None = None,
 ) -> tuple[Audio, int]:
     """The samples (samples,) of an audio file in [-1, 1], channels averaged, and their rate in Hz.
 
-    name: its name in messages. rates: lowest and highest sample rate in Hz. Raises InputError for content that is not
-    audio, and, while decoding, for more than `max_seconds` or MAX_RECORDING_SAMPLES.
+    name: its name in messages. rates: lowest and highest sample rate in Hz. faults: as of `read_audio`.
+
+    Raises InputError for content that is not audio, and, while decoding, for more than `max_seconds` or
+    MAX_RECORDING_SAMPLES.
     """
     min_rate, max_rate = rates
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty or already read to its end")
     if is_phone_format(content):
         if (wav := decode_with_system(content)) is None:
-            mono, rate = decode_with_av(content, name, max_seconds)
+            mono, rate = decode_with_av(content, name, max_seconds, faults)
             if min_rate <= rate <= max_rate:
                 return mono, rate
             raise InputError(f"{name}: expected {min_rate} to {max_rate} Hz, got {rate} Hz")
@@ -99,7 +105,7 @@ def decode_audio(
         with _SequentialFile(_Content(content)) as file:
             rate, channels = file.samplerate, file.channels
             if min_rate <= rate <= max_rate and channels <= MAX_CHANNELS:
-                return _samples(file, max_seconds, name), rate
+                return _samples(file, max_seconds, name, faults), rate
     except InputError:
         raise
     except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
@@ -128,13 +134,13 @@ class _SequentialFile(soundfile.SoundFile):
         return False
 
 
-def _samples(file: soundfile.SoundFile, max_seconds: float, name: str) -> Audio:
+def _samples(file: soundfile.SoundFile, max_seconds: float, name: str, faults: list[str] | None) -> Audio:
     downmix, decoded = Downmix(), 0
     while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
         decoded += len(block)
         _check_length(decoded, file.samplerate, name, max_seconds)
         downmix.add(block)
-    return downmix.mono(name)
+    return downmix.mono(name, faults)
 
 
 def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
@@ -146,7 +152,9 @@ def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RE
         )
 
 
-def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple[Audio, int]:
+def _from_array(
+    source: tuple[npt.NDArray[np.generic], int], name: str, faults: list[str] | None
+) -> tuple[Audio, int]:
     if len(source) != 2:
         raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
     samples, rate = np.asarray(source[0]), _checked_rate(source[1], name)
@@ -170,7 +178,7 @@ def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple
         return values, rate
     downmix = Downmix()
     downmix.add(values)
-    return downmix.mono(name), rate
+    return downmix.mono(name, faults), rate
 
 
 def audio_content(source: object, name: str) -> bytes:

@@ -81,6 +81,7 @@ class Progress:
     segments: int | None = 1  # Number of segments; None for a long text, which is read lazily
     remaining_seconds: float | None = None  # Estimated seconds of work left; None during the first segment
     segment_tokens: int = 0  # Number of text tokens of the current segment
+    replaced: str = ""  # Characters of the current segment that the voice cannot say, each once
 
     @property
     def real_time_factor(self) -> float:

@@ -210,6 +210,7 @@ class SpeechBuilder:
                 segments=len(self._plan.opening) if self._plan.is_read else None,
                 remaining_seconds=remaining,
                 segment_tokens=piece.planned.target_tokens if piece.planned else 0,
+                replaced=piece.planned.replaced if piece.planned else "",
             )
         )
 

@@ -220,7 +220,8 @@ def _read_recording(
     if source is None:
         return None, []
     rate, minimum = a.input_sample_rate, a.patch_input_samples
-    audio = read_audio(source, rate, min_samples=minimum, what=what)
+    faults: list[str] = []
+    audio = read_audio(source, rate, min_samples=minimum, what=what, faults=faults)
     # Ignore DC offset.
     peak = float(np.abs(audio - audio.mean()).max())
     if peak < _MIN_PEAK:
@@ -232,4 +233,5 @@ def _read_recording(
             f"{what}: {len(audio) / rate:.3f} s long after trimming silence, but the minimum is one patch, "
             f"{minimum / rate:.3f} s"
         )
-    return raised(audio, what)
+    audio, too_quiet = raised(audio, what)
+    return audio, faults + too_quiet

@@ -28,6 +28,7 @@ from voxcpm_runtime import (
     Cancelled,
     CancelToken,
     InputError,
+    Plan,
     Progress,
     SavedSegments,
     SpokenSegment,
@@ -140,7 +141,7 @@ class Jobs(Room):
         store, settings, maximum = self.store, self._settings, self._settings.max_jobs
         fields = body.model_dump(exclude={*RECORDINGS, *(body.model_extra or ())}, exclude_none=True)
         with await self._bundles.lease(body.model) as served:
-            voice, seed, segments = await run_in_threadpool(self._plan, body, served)
+            voice, plan, segments = await run_in_threadpool(self._plan, body, served)
             if body.model not in self._bundles.names:  # such as TTS-1
                 fields["model"] = served.name
 
@@ -150,7 +151,8 @@ class Jobs(Room):
             message, own_maximum = _TOO_MANY, self.service.max_per_key(maximum)
             check_capacity((total, maximum), (own, own_maximum), message, 60, "too_many_jobs")
             store.check_size(settings.max_jobs_megabytes)
-            return store.add(owner, fields, seed, segments, dict(body.recordings()), voice)
+            files, warnings = dict(body.recordings()), _reported({}, body.warnings(plan))
+            return store.add(owner, fields, plan.seed or 0, segments, files, voice, warnings)
 
         async with self._adding:
             try:
@@ -182,14 +184,14 @@ class Jobs(Room):
             return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
         return None if job.error is None else dict(json.loads(job.error))
 
-    def _plan(self, body: SpeechRequest, served: ServedBundle) -> tuple[Voice | None, int, int]:
+    def _plan(self, body: SpeechRequest, served: ServedBundle) -> tuple[Voice | None, Plan, int]:
         body.encoder(served.tts)
         voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
         arguments = body.arguments(
             self._settings, served, self._settings.max_job_characters, voice, self.service.voices
         )
         plan = served.tts.plan(**arguments)
-        return voice, plan.seed or 0, len(plan.segments)
+        return voice, plan, len(plan.segments)
 
     def _delete_old(self, store: JobStore) -> None:
         for id_ in store.ended_before(time.time() - self._settings.jobs_keep_days * _DAY):
@@ -294,6 +296,10 @@ class Jobs(Room):
                 turn.leave()
 
 
+def _reported(missed: dict[str, Any], warnings: list[str]) -> str:
+    return json.dumps({**missed, "warnings": warnings})
+
+
 def storage_error(id_: str, error: Exception) -> ApiError:
     """The error for a full or broken disk. Paths are logged, but not sent to clients."""
     _log.error("job %s: %s", id_, error)
@@ -329,13 +335,13 @@ def speak_job(
     saved = _JobSegments(folder / job.audio_name, tts.bundle.digest, job.seed, on_saved)
     running.segments_done = saved.count
     running.audio_seconds = job.audio_seconds if saved.count else 0.0
-    speech = tts.speak_plan(
-        tts.plan(**arguments, progress=on_progress, cancel=running.cancel, saved_segments=saved)
-    )
+    plan = tts.plan(**arguments, progress=on_progress, cancel=running.cancel, saved_segments=saved)
+    speech = tts.speak_plan(plan)
     running.audio_seconds = speech.audio_seconds
     # Before the file: once it exists, the job counts as finished, even if the server is killed.
     count = len(speech.segments)
-    missed = json.dumps(missed_words(speech.unsaid + speech.repeated, speech.replaced))
+    words = missed_words(speech.unsaid + speech.repeated, speech.replaced)
+    missed = _reported(words, request.warnings(plan))
     store.change(
         job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds, missed=missed
     )

@@ -54,6 +54,7 @@ class JobDocument(BaseModel):
     remaining_seconds: float | None
     """Estimated seconds of work left; None until the first segment of this run is finished."""
     bytes: int  # size of the audio; 0 until it is done
+    warnings: list[str] = []  # what is wrong with its recordings
     replaced: str = ""  # characters that the voice cannot say
     unsaid: list[dict[str, str | int]] = []  # each a word and its place in the text
     repeated: list[dict[str, str | int]] = []

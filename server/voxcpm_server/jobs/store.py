@@ -57,7 +57,7 @@ class Job:
     bytes: int = 0  # size of the speech's file; 0 until it is done
     starts: int = 0  # starts since its last finished segment
     error: str | None = None  # OpenAI's error as JSON: why it failed, or why it waits to be retried
-    missed: str | None = None  # words that are unsaid or repeated, and replaced characters, as JSON
+    missed: str | None = None  # JSON: words unsaid or repeated, characters replaced, warnings of recordings
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -121,11 +121,25 @@ class JobStore:
 
     def add(
         self, owner: str, request: Mapping[str, Any], seed: int, segments: int, files: Mapping[str, bytes],
-        voice: Voice | None,
+        voice: Voice | None, missed: str | None = None,
     ) -> Job:  # fmt: skip
-        """Queue a new job. files: its recordings, by name. voice: copied, as the stored one may change."""
+        """Queue a new job. files: its recordings, by name. voice: copied, as the stored one may change.
+
+        missed: that of the job.
+        """
         folder = self.path(f"job_{secrets.token_hex(12)}")
-        job = Job(folder.name, owner, QUEUED, time.time(), None, None, json.dumps(request), seed, segments)
+        job = Job(
+            folder.name,
+            owner,
+            QUEUED,
+            time.time(),
+            None,
+            None,
+            json.dumps(request),
+            seed,
+            segments,
+            missed=missed,
+        )
         try:
             folder.mkdir(mode=0o700)
             for name, content in files.items():

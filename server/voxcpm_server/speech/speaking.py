@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 import traceback
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from voxcpm_server.speech.queueing import Turn
     from voxcpm_server.speech.service import Service
 
+_log = logging.getLogger("voxcpm_server")
 Item = TypeVar("Item")
 # How often a thread blocked on a full buffer checks for cancellation.
 _POLL_SECONDS = 0.05
@@ -177,6 +179,7 @@ class SpeechStream(Stream[Audio]):
         self._words: deque[Word] = deque()
         self._timed = False
         self.missed: list[Word] = []  # words that are unsaid or repeated
+        self.replaced = ""  # characters so far that the voice cannot say, each once
 
     @property
     def text_tokens(self) -> int:
@@ -193,6 +196,7 @@ class SpeechStream(Stream[Audio]):
             cancel=self.cancel,
             on_words=self._on_words,
         )
+        self.replaced = "".join(dict.fromkeys("".join(s.replaced for s in self.plan.opening)))
 
     def take_words(self) -> list[Word]:
         """The words found since the last call. Those of a segment are there by its last piece."""
@@ -231,17 +235,26 @@ class SpeechStream(Stream[Audio]):
         if self._whole:
             yield self._tts.speak_plan(self.plan).audio
         else:
+            announced = len(self.replaced)
             yield from self._tts.stream_plan(self.plan, chunk_patches=1)
+            log_replaced(self.replaced[announced:])
 
     def _on_words(self, words: Sequence[Word]) -> None:
         self._words.extend(words if self._timed else ())
         self.missed += [word for word in words if word.said != 1]
 
     def _on_progress(self, progress: Progress) -> None:
+        self.replaced = "".join(dict.fromkeys(self.replaced + progress.replaced))
         self.patches += progress.patches > 0  # 0 in a pause
         self._tokens_of[progress.segment] = progress.segment_tokens
         if progress.audio_seconds > self.service.settings.max_audio_seconds:
             raise speech_too_long(self.service.settings.max_audio_seconds)
+
+
+def log_replaced(characters: str) -> None:
+    """Log what the response cannot tell. Only their number: text is private."""
+    if characters:
+        _log.warning("speech: %d characters that the voice cannot say were replaced", len(characters))
 
 
 async def cancel_and_wait(task: asyncio.Future[Any]) -> None:

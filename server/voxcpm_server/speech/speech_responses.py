@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from voxcpm_runtime import Word, missed_words
+from voxcpm_runtime import Plan, Word, missed_words
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -35,11 +35,13 @@ _SILENT_SECONDS = 3.0
 
 async def speak(
     request: Request, served: ServedBundle, arguments: dict[str, Any], encoder: Encoder, *, events: bool = False,
-    whole: bool = False, timed: bool = False, captions: Captions | None = None
+    whole: bool = False, timed: bool = False, captions: Captions | None = None,
+    warnings: Callable[[Plan], Sequence[str]] | None = None,
 ) -> Response:  # fmt: skip
     """Respond with audio, streamed or whole, or with server-sent events. arguments: those of `VoxCPM.speak`.
 
-    timed: include word times. captions: respond with JSON instead, one line per piece if streamed.
+    timed: include word times. captions: respond with JSON instead, one line per piece if streamed. warnings: what is
+    wrong with the recordings of a plan.
 
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
@@ -57,24 +59,23 @@ async def speak(
             first_piece.result()
         headers = {"X-Seed": str(stream.plan.seed or 0), "X-Sample-Rate": str(encoder.sample_rate)}
         headers["Cache-Control"] = "no-store"
-        # Of a long text, only those at its beginning are known before the audio.
-        if replaced := "".join(dict.fromkeys("".join(s.replaced for s in stream.plan.opening))):
-            headers["X-Replaced-Characters"] = json.dumps(replaced[:_MAX_MISSED])
-        if (voice := stream.plan.voice) is not None and voice.faults:
-            headers["X-Recording-Warnings"] = json.dumps(voice.faults)
+        if faults := warnings and warnings(stream.plan):
+            headers["X-Recording-Warnings"] = json.dumps(faults)
         if events:
             parts, content_type = _events(first_piece, stream, encoder), "text/event-stream"
         elif captions is not None and not whole:
             parts, content_type = _lines(stream, encoder, captions), JSON_LINES
         else:
             parts, content_type = _audio(stream, encoder, with_header=not whole), encoder.format.content_type
+        # Of a long text, only those at its beginning are known before the audio.
+        headers |= _replaced(stream)
         if events or not whole:
             return StreamedResponse(parts, stream, content_type, headers, service.settings.client_timeout)
         body = b"".join([part async for part in parts])
     except BaseException:
         await stream.aclose()
         raise
-    headers["X-Audio-Duration"] = f"{encoder.seconds:.3f}"
+    headers |= {**_replaced(stream), "X-Audio-Duration": f"{encoder.seconds:.3f}"}
     for kind, missed in missed_words(stream.missed).items():
         fitting = [{**word, "word": word["word"][:_MAX_WORD]} for word in missed[:_MAX_MISSED]]
         headers[f"X-{kind.title()}-Words"] = json.dumps(fitting)
@@ -89,6 +90,10 @@ async def speak(
         fits = len(times) <= _MAX_TIMESTAMPS
         headers["X-Word-Timestamps" if fits else "X-Word-Timestamps-Omitted"] = times if fits else "true"
     return Response(body, 200, headers, content_type)
+
+
+def _replaced(stream: SpeechStream) -> dict[str, str]:
+    return {"X-Replaced-Characters": json.dumps(stream.replaced[:_MAX_MISSED])} if stream.replaced else {}
 
 
 def timestamps(words: Sequence[Word]) -> list[dict[str, Any]]:
@@ -142,7 +147,7 @@ async def _events(
     tokens, patches = stream.text_tokens, stream.patches
     usage = {"input_tokens": tokens, "output_tokens": patches, "total_tokens": tokens + patches}
     done = {"type": "speech.audio.done", "usage": usage, "seconds": encoder.seconds}
-    yield _event({**done, **missed_words(stream.missed)})
+    yield _event({**done, **missed_words(stream.missed, stream.replaced)})
     yield b"data: [DONE]\n\n"
 
 

@@ -25,6 +25,7 @@ from voxcpm_server.rooms import Address, Room
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
 from voxcpm_server.speech.service import Service
+from voxcpm_server.speech.speaking import log_replaced
 from voxcpm_server.streams.conversations import Conversation
 from voxcpm_server.streams.sessions import SessionStream, SpokenPiece
 from voxcpm_server.wyoming.options import WyomingSettings
@@ -151,6 +152,7 @@ class _WyomingConnection(Conversation):
                 at = 1000 * sent // rate
                 await self._send(AudioChunk(rate, _SAMPLE_BYTES, 1, piece.data, timestamp=at).event())
                 sent += len(piece.data) // _SAMPLE_BYTES
+        log_replaced(stream.replaced)  # no event has a place for them
         self._stream = None
         await self._send(AudioStop(timestamp=1000 * sent // rate).event())
         if in_fragments:

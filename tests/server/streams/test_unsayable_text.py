@@ -39,7 +39,9 @@ def test_text_without_words_is_refused_everywhere(server: Any, text: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:this voice knows the letters")
-def test_replaced_characters_are_reported(server: Any) -> None:
+def test_replaced_characters_are_reported(
+    server: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     text = "Say 中 and ə. Hi there, 中."
     body = {"input": text, "seed": 7, "response_format": "pcm"}
     speech = httpx2.post(f"{server.url}/v1/audio/speech", json=body)
@@ -48,6 +50,14 @@ def test_replaced_characters_are_reported(server: Any) -> None:
     url = f"{server.url}/v1/audio/jobs/{job['id']}"
     until(lambda: httpx2.get(url).json()["state"] == "done")
     assert httpx2.get(url).json()["replaced"] == "中ə"
+
+    # Those of a long text are known when they are spoken.
+    monkeypatch.setattr("voxcpm_runtime.speech.plan.MAX_READ_AT_ONCE", 5)
+    body |= {"input": f"Hi you.\n\n{text}", "stream_format": "sse"}
+    speech = httpx2.post(f"{server.url}/v1/audio/speech", json=body)
+    assert "X-Replaced-Characters" not in speech.headers
+    assert json.loads(speech.text.split("data: ")[-2])["replaced"] == "中ə"
+    assert caplog.messages == ["speech: 2 characters that the voice cannot say were replaced"]
 
     with socket_to(server) as connection:
         said(connection, START, {"type": "text", "text": text}, END)

@@ -113,6 +113,12 @@ def test_synthesize(server: Any, tts: VoxCPM) -> None:
     assert times[-1] < len(pcm) / 2 / tts.sample_rate * 1000
 
 
+@pytest.mark.filterwarnings("ignore:this voice knows the letters")
+def test_replaced_characters_are_logged(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    exchanged(server, Synthesize("Say 中."))
+    assert caplog.messages == ["speech: 1 characters that the voice cannot say were replaced"]
+
+
 @pytest.mark.usefixtures("seeded")
 def test_streaming_synthesis(server: Any, tts: VoxCPM) -> None:
     async def talk() -> list[Event]:
