@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from voxcpm_runtime.speech.stream import (
     stream,
 )
 from voxcpm_runtime.storage.process_memory import return_freed_memory
+from voxcpm_runtime.text.cleaning import Cleaner
 from voxcpm_runtime.text.lexicon import LexiconSource, lexicon_entries
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
@@ -289,12 +291,13 @@ class VoxCPM:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
             return self._stream(either, either.read(segments))
 
-        digest = voice.digest if voice else ""
+        digest, clean = voice.digest if voice else "", Cleaner(planned.options.clean)
+        takes_control = self.bundle.architecture.traits.takes_reference
         said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.seed}{planned.lexicon or ''}"
         return Session(
-            narrate, self.sample_rate, split=planned.split_sentence, seed=said.encode(),
+            narrate, self.sample_rate, split=partial(planned.split_sentence, clean=clean), seed=said.encode(),
             buffer_seconds=buffer_seconds, turn=turn,
-            split_first=planned.split_first_sentence if self.bundle.architecture.traits.takes_reference else None,
+            split_first=partial(planned.split_first_sentence, clean=clean) if takes_control else None,
         )  # fmt: skip
 
     @system_errors_as(InputError)

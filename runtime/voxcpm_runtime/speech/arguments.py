@@ -23,7 +23,7 @@ from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import Clean, GenerationOptions, checked_options
 from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.cleaning import cleaned
+from voxcpm_runtime.text.cleaning import Cleaner
 from voxcpm_runtime.text.control import described, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, LexiconSource, lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
@@ -124,7 +124,7 @@ class Arguments:
         if self.text is None or self.options.clean is None:
             return self
         options = replace(self.options, clean=None)
-        return replace(self, text=cleaned(self.text, self.options.clean), options=options)
+        return replace(self, text=Cleaner(self.options.clean)(self.text), options=options)
 
     def digest(self, bundle: str) -> str:
         """SHA-256 over everything that determines the speech, including audio files and the bundle's digest.

@@ -34,7 +34,6 @@ from voxcpm_runtime.speech.room import (
     positions,
     seconds_per_token,
 )
-from voxcpm_runtime.text.cleaning import cleaned
 from voxcpm_runtime.text.control import checked_control, leading_control, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, pronunciation
 from voxcpm_runtime.text.normalization import (
@@ -204,18 +203,18 @@ class Plan:
         yield next(parts, whole)
         yield from parts
 
-    def split_sentence(self, sentence: str) -> list[Segment]:
-        """The segments of a sentence with trailing white space; empty if there is nothing to say."""
-        whole = one_segment(cleaned(sentence, self.options.clean))
+    def split_sentence(self, sentence: str, clean: Callable[[str], str] = str) -> list[Segment]:
+        """The segments of a sentence with trailing white space; empty if there is nothing to say. clean: reads it."""
+        whole = one_segment(clean(sentence))
         if not whole or not self._count_tokens(whole[0].text, 1):
             return []
         parts = [*self.split(whole[0].text, more=True)]
         return [*parts[:-1], parts[-1]._replace(ends_paragraph=whole[0].ends_paragraph)]
 
-    def split_first_sentence(self, sentence: str) -> list[Segment]:
+    def split_first_sentence(self, sentence: str, clean: Callable[[str], str] = str) -> list[Segment]:
         """`split_sentence` for the beginning of a session's text, which may be a control. Raises InputError."""
         control, start = leading_control(sentence, self.bundle.architecture)
-        parts = self.with_controls(control).split_sentence(sentence[start:])
+        parts = self.with_controls(control).split_sentence(sentence[start:], clean)
         return [*(part._replace(control=control) for part in parts[:1]), *parts[1:]]
 
     def with_controls(self, *controls: str | None) -> Plan:

@@ -7,6 +7,7 @@ linear time, as a text may have millions of characters.
 from __future__ import annotations
 
 import html
+import re
 
 from voxcpm_runtime.options import Clean
 from voxcpm_runtime.text.substitution import rules, substituted
@@ -16,6 +17,9 @@ _ATTRIBUTES = r"""(?:\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+))*\s*/?
 _UNSPACED = r"A-Za-z0-9\\"  # Beside one of these, a single mark may be a product, and after \ it is meant
 
 
+_FENCE = r"^ {0,3}(```|~~~)[^`\n]*$"
+
+
 def _within(mark: str) -> str:
     """What the marks enclose: text of one paragraph that neither begins nor ends with a space."""
     return rf"(?=[^\s{mark}])([^{mark}\n]*(?:\n[^{mark}\n]+)*)(?<=\S)"
@@ -23,15 +27,19 @@ def _within(mark: str) -> str:
 
 _MARKDOWN = rules(
     {
-        r"(?ms)^ {0,3}(```|~~~).*?(?:^ {0,3}\1[^\n]*$|\Z)": "",  # a block of code
+        rf"(?ms){_FENCE}.*?(?:^ {{0,3}}\1[^\n]*$|\Z)": "",  # a block of code
         r"<!--[^<>]*-->|\[\^[^\[\]\s]+\]:?": "",  # a comment, a footnote
-        r"(`+)([^`\n]+)\1(?!`)": r"\2",
+        r"(?<!`)(`{1,9})(?!`)([^`\n]+)\1(?!`)": r"\2",
         rf"!\[([^\[\]]*)\]{_TARGET}": r"\1",  # an image: what it shows
         rf"\[([^\[\]]+)\]{_TARGET}": r"\1",
         rf"(?i)</?(?:br|hr|p|div|li|tr|h[1-6]){_ATTRIBUTES}>": "\n",
         rf"</?[A-Za-z][\w:-]*{_ATTRIBUTES}>": "",
         r"(?m)^ {0,3}#{1,6}[ \t]+([^\n]*)\n?": r"\1\n\n",
-        r"(?m)^[ \t]*([-=*_])[ \t]*(?:\1[ \t]*){2,}$|^(?=[^\n|]*\|)[ \t:|-]+$": "",  # a rule, also of a table
+        r"(?m)^([^\n|]*\|[^\n]*)\n(?=[^\n|]*\|)[ \t:|-]+$((?:\n[^\n|]*\|[^\n]*)*)": lambda match: _rows(
+            match[1] + match[2]
+        ),
+        r"(?m)^[ \t]*\|[^\n]*\|[ \t]*$": lambda match: _rows(match[0]),  # of a table that is cut
+        r"(?m)^[ \t]*([-=*_])[ \t]*(?:\1[ \t]*){2,}$": "",  # a rule
         r"(?m)^ {0,3}(?:>[ \t]?)+": "",
         r"(?m)^([ \t]*)[*+](?=[ \t])": r"\1-",  # an item of a list, which ends the sentence before it
         rf"(?<![{_UNSPACED}*])\*{_within('*')}\*(?![{_UNSPACED}*])": r"\1",
@@ -47,6 +55,31 @@ _MARKDOWN = rules(
 )
 
 
-def cleaned(text: str, clean: Clean | None) -> str:
-    """The text without the marks of that language: the text of links, images and code, but no blocks of code."""
-    return substituted(text, _MARKDOWN) if clean else text
+def _rows(table: str) -> str:
+    """The rows of a table, each a sentence of its cells."""
+    comma, stop = ("，", "。") if re.search("[一-鿿]", table) else (", ", ".")
+    rows = [[*filter(None, map(str.strip, re.split(r"(?<!\\)\|", line)))] for line in table.split("\n")]
+    # Of a row of rules, nothing is said.
+    spoken = [comma.join(row) for row in rows if re.search(r"[^\W_]", "".join(row))]
+    return "\n".join(row if row[-1] in ".!?。！？" else row + stop for row in spoken)
+
+
+class Cleaner:
+    """Reads a text without the marks of that language: the text of links, images and code, but no blocks of code.
+
+    The text may come in sentences, over which a block of code goes on.
+    """
+
+    def __init__(self, clean: Clean | None) -> None:
+        self._clean = clean
+        self._fence = ""  # That of an unfinished block of code
+
+    def __call__(self, text: str) -> str:
+        """The next sentence, or the whole text."""
+        if not self._clean:
+            return text
+        whole = f"{self._fence}\n{text}" if self._fence else text
+        self._fence = ""
+        for mark in re.findall(f"(?m){_FENCE}", whole):
+            self._fence = "" if mark == self._fence else self._fence or mark
+        return substituted(whole, _MARKDOWN)

@@ -128,18 +128,8 @@ class JobStore:
         missed: that of the job.
         """
         folder = self.path(f"job_{secrets.token_hex(12)}")
-        job = Job(
-            folder.name,
-            owner,
-            QUEUED,
-            time.time(),
-            None,
-            None,
-            json.dumps(request),
-            seed,
-            segments,
-            missed=missed,
-        )
+        row = (folder.name, owner, QUEUED, time.time(), None, None, json.dumps(request), seed, segments)
+        job = Job(*row, missed=missed)
         try:
             folder.mkdir(mode=0o700)
             for name, content in files.items():

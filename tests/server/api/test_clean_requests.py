@@ -54,3 +54,14 @@ def test_text_in_fragments_is_cleaned_by_default(server: Any, tts: VoxCPM) -> No
             message = json.loads(connection.recv(timeout=20))
             audio += base64.b64decode(message.get("audio", ""))
     assert audio == expected
+
+
+def test_code_over_several_sentences_is_not_read_in_a_session(server: Any, tts: VoxCPM) -> None:
+    """The sentences of a session are cleaned one by one."""
+    text = "Hi there.\n\n```py\nx = 1. Yes.\n\nprint(x)  # No! One.\n```\nAnd so on."
+    with socket_to(server) as connection:
+        said(connection, {"type": "start", "seed": 7}, {"type": "text", "text": text}, {"type": "end"})
+        with_code = heard(connection)[0]
+        said(connection, {"type": "start", "seed": 7}, {"type": "text", "text": "Hi there.\n\nAnd so on."})
+        said(connection, {"type": "end"})
+        assert with_code == heard(connection)[0]
