@@ -56,7 +56,7 @@ def test_text_in_fragments_is_cleaned_by_default(server: Any, tts: VoxCPM) -> No
     assert audio == expected
 
 
-def test_code_over_several_sentences_is_not_read_in_a_session(server: Any, tts: VoxCPM) -> None:
+def test_code_over_several_sentences_is_not_read_in_a_session(server: Any) -> None:
     """The sentences of a session are cleaned one by one."""
     text = "Hi there.\n\n```py\nx = 1. Yes.\n\nprint(x)  # No! One.\n```\nAnd so on."
     with socket_to(server) as connection:
