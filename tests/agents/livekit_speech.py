@@ -1,7 +1,7 @@
 """LiveKit's own plugins speak a text with a server: `livekit_speech.py SERVICE URL KEY TEXT OUT`.
 
 Writes 16-bit samples at 24 kHz to OUT, and prints a JSON object: seconds until the first audio, words with their
-times, errors. It runs in the environment of `make test-clients`, where the project is not installed.
+times, errors; of ElevenLabs' also the seconds of the text spoken at once, and the voices. It runs in the environment of `make test-clients`, where the project is not installed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ PATIENCE = APIConnectOptions(max_retry=0, timeout=60)
 
 
 async def main(name: str, url: str, key: str, text: str, out: str) -> None:
-    audio, words, first = bytearray(), [], None
+    audio, words, first, more = bytearray(), [], None, {}
     asked = time.perf_counter()
     errors: list[str] = []
     async with aiohttp.ClientSession() as session:
@@ -47,9 +47,12 @@ async def main(name: str, url: str, key: str, text: str, out: str) -> None:
                     words += [(str(word), word.start_time) for word in timed]
         except Exception as error:  # noqa: BLE001 - reported to the test
             errors.append(repr(error))
+        if name == "elevenlabs":
+            whole = await tts.synthesize(text, conn_options=PATIENCE).collect()
+            more = {"whole": whole.duration, "voices": [voice.id for voice in await tts.list_voices()]}
         await tts.aclose()
     Path(out).write_bytes(audio)
-    told = {"first": None if first is None else first - asked, "words": words, "errors": errors}
+    told = {"first": None if first is None else first - asked, "words": words, "errors": errors, **more}
     print(json.dumps(told))  # noqa: T201 - its output
 
 
