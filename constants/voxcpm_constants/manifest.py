@@ -118,17 +118,17 @@ class Manifest(_Record):
         (bundle / MANIFEST_DIGEST_FILE).write_bytes(_digest_line(content))
 
     @classmethod
-    def read(cls, bundle: Path) -> Manifest:
-        """Read a bundle's manifest. Raises BundleError."""
+    def read(cls, bundle: Path, name: str | None = None) -> Manifest:
+        """Read a bundle's manifest. name: the bundle's in errors, its path by default. Raises BundleError."""
         path = bundle / MANIFEST_FILE
         if not path.is_file():
-            if any((bundle / package_path(p, BASE_LM_STEP)).is_dir() for p in PRECISIONS):
+            if has_other_layout(bundle):
                 raise BundleError(
-                    f"{bundle}: has packages but no {MANIFEST_FILE}, as in the layout of FluidInference's bundle, "
-                    "which is for other programs; for a bundle, run: voxcpm-coreml convert CHECKPOINT -o BUNDLE"
+                    f"{name or bundle}: has packages but no {MANIFEST_FILE}, as in the layout of FluidInference's "
+                    "bundle, which is for other programs; for a bundle, run: voxcpm-coreml convert CHECKPOINT -o BUNDLE"
                 )
             raise BundleError(
-                f"{bundle}: not a bundle (expected a folder with {MANIFEST_FILE}; create one with `convert`)"
+                f"{name or bundle}: not a bundle (expected a folder with {MANIFEST_FILE}; create one with `convert`)"
             )
         try:
             content = json_content(path)
@@ -229,6 +229,11 @@ class Manifest(_Record):
 def package_path(precision: str, package: str, target: Target = "macOS14") -> PurePosixPath:
     """Path of a package, relative to a bundle. package: name of a step model, or of a part of one."""
     return PurePosixPath(precision) / f"{package}{PACKAGE_SUFFIXES[target]}"
+
+
+def has_other_layout(folder: Path) -> bool:
+    """Whether a folder without a manifest has packages, as `convert --layout` writes them for other programs."""
+    return any((folder / package_path(precision, BASE_LM_STEP)).is_dir() for precision in PRECISIONS)
 
 
 def _digest_line(content: bytes) -> bytes:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import BundleError, InputError
-from voxcpm_constants.manifest import MANIFEST_FILE, Manifest
+from voxcpm_constants.manifest import CONSTANTS_FOLDER, MANIFEST_FILE, Manifest, has_other_layout
+from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_constants.user_folders import user_path
 
 PLAN_FILE, PARTS_FILE = "plan.json", "parts.json"
@@ -73,7 +74,8 @@ def _is_bundle(folder: Path) -> bool:
     try:
         Manifest.read(folder)
     except BundleError:
-        return False
+        names = {entry.name for entry in folder.iterdir()}
+        return has_other_layout(folder) and names <= {CONSTANTS_FOLDER, *PRECISIONS}
     return True
 
 

@@ -1,7 +1,8 @@
 """LiveKit's own plugins speak a text with a server: `livekit_speech.py SERVICE URL KEY TEXT OUT`.
 
 Writes 16-bit samples at 24 kHz to OUT, and prints a JSON object: seconds until the first audio, words with their
-times, errors; of ElevenLabs' also the seconds of the text spoken at once, and the voices. It runs in the environment of `make test-clients`, where the project is not installed.
+times, errors; of ElevenLabs' also the seconds of the text spoken at once, and the voices. It runs in the environment
+of `make test-clients`, where the project is not installed.
 """
 
 import asyncio

@@ -5,6 +5,7 @@ hidden states at every position; keys and values passed in and out.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -176,6 +177,28 @@ def test_encoder_takes_five_seconds(bundle: Path, upstream: Any) -> None:
     assert correlation(found, expected) > 0.99999
 
 
+def test_overlapping_windows_take_any_length(bundle: Path, upstream: Any) -> None:
+    """All convolutions are causal: what a window lacks on its left spoils only its first frames (docs/layouts.md)."""
+    predict, hop, overlap = of_packages(bundle, "fp16"), 42, 64
+    audio = np.random.default_rng(3).standard_normal((1, 1, 3000 * hop), np.float32) * np.float32(0.1)
+    with torch.inference_mode():
+        latent = upstream.audio_vae.encode(torch.from_numpy(audio), 16_000)
+        expected = upstream.audio_vae.decode(latent).numpy()
+    found = predict("audio_vae_encoder", {"audio": audio[..., : 1904 * hop]})["latent"]
+    second = audio[..., (1904 - overlap) * hop :]
+    second = np.pad(second, ((0, 0), (0, 0), (0, 1904 * hop - second.shape[-1])))
+    more = predict("audio_vae_encoder", {"audio": second})["latent"][..., overlap:]
+    found = np.concatenate((found, more), -1)[..., :3000]
+    assert correlation(found, latent.numpy()) > 0.99999
+
+    patches = [
+        predict("audio_vae_decoder", {"latent": found[..., max(0, at - overlap) : at + 50]})["audio"]
+        for at in range(0, 3000, 50)
+    ]
+    samples = expected.shape[-1] // 60
+    assert correlation(np.concatenate([patch[..., -samples:] for patch in patches], -1), expected) > 0.9999
+
+
 def test_names_shapes_and_types_are_the_cards(bundle: Path) -> None:
     """The table of the card with the sizes of this checkpoint; every float is float16, the specification is 8."""
     caches = {f"{half}{layer}": (1, 2, 512, 16) for layer in (0, 1) for half in "kv"}
@@ -220,6 +243,29 @@ def test_opening_it_says_what_it_is(bundle: Path) -> None:
         BundleError, match=r"FluidInference's.* run: voxcpm-coreml convert CHECKPOINT -o BUNDLE"
     ):
         VoxCPM.from_bundle(bundle)
+
+
+def test_only_such_a_folder_is_overwritten(
+    bundle: Path, tiny_checkpoint: Path, tmp_path: Path, refusal: Any, command: Any
+) -> None:
+    folder = shutil.copytree(bundle, tmp_path / "out")
+    again = (
+        "convert",
+        tiny_checkpoint,
+        "-o",
+        folder,
+        "--layout",
+        "fluid",
+        "--overwrite",
+        "--precision",
+        "int8",
+    )
+    (folder / "notes.txt").touch()
+    assert "--overwrite replaces only bundles" in refusal(*again)
+    (folder / "notes.txt").unlink()
+    done = command(*again)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in folder.iterdir()} == {"constants", "int8"}
 
 
 @pytest.mark.parametrize(

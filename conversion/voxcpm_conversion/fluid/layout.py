@@ -99,15 +99,8 @@ def write(
     check_weights(checkpoint.shapes(), a)
     folder = bundle_folder(output, checkpoint.inputs(), overwrite=overwrite)
     sizes = StepSizes(kv_length=positions, prefill_chunks=(1,), encode_patches=(1,))
-    source = checkpoint.source().model_dump(mode="json")
-    tools = {name: version(name) for name in TOOLS}
-    plan = {
-        "layout": "fluid",
-        "source": source,
-        "positions": positions,
-        "tools": tools,
-        "precisions": [*precisions],
-    }
+    plan = {"layout": "fluid", "source": checkpoint.source().model_dump(mode="json"), "positions": positions}
+    plan |= {"tools": {name: version(name) for name in TOOLS}, "precisions": [*precisions]}
     with Workspace(folder, plan) as workspace:
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         if not workspace.has(CONSTANTS_FOLDER):
@@ -154,11 +147,18 @@ def _export(name: str, package: Package, checkpoint: Checkpoint, sizes: StepSize
     ct = import_coremltools()
     register_index_copy("scatter")
     frames = ct.RangeDim(checkpoint.architecture.patch_size, _MAX_FRAMES, default=_DEFAULT_FRAMES)
-    dtypes = {tensor: np.int32 if tensor == _POSITION else np.float16 for tensor in package.inputs}
+    inputs = [
+        ct.TensorType(
+            tensor,
+            [frames if axis is None else axis for axis in shape],
+            np.int32 if tensor == _POSITION else np.float16,
+        )
+        for tensor, shape in package.inputs.items()
+    ]
     examples = tuple(
-        torch.zeros([_DEFAULT_FRAMES if axis is None else axis for axis in shape])
-        if tensor != _POSITION
-        else torch.zeros(1, dtype=torch.int32)
+        torch.zeros(
+            [axis or _DEFAULT_FRAMES for axis in shape], dtype=torch.int32 if tensor == _POSITION else None
+        )
         for tensor, shape in package.inputs.items()
     )
     with torch.inference_mode():
@@ -168,10 +168,7 @@ def _export(name: str, package: Package, checkpoint: Checkpoint, sizes: StepSize
         convert_to="mlprogram",
         minimum_deployment_target=ct.target.macOS14,
         compute_precision=ct.transform.FP16ComputePrecision(op_selector=partial(_in_half, name)),
-        inputs=[
-            ct.TensorType(tensor, [frames if axis is None else axis for axis in shape], dtypes[tensor])
-            for tensor, shape in package.inputs.items()
-        ],
+        inputs=inputs,
         outputs=[ct.TensorType(tensor, dtype=np.float16) for tensor in package.outputs],
         pass_pipeline=pass_pipeline(ct),
         skip_model_load=True,

@@ -22,7 +22,7 @@ from voxcpm_constants.manifest import (
     Manifest,
     check_files,
 )
-from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
+from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, declare_step_models
 from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import path_argument, shown, wrong_type
 from voxcpm_runtime.bundle.verified_files import check_digests
@@ -124,13 +124,10 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
     folder = path_argument(path, "path")
     if folder.exists() or not is_hub_id(str(path)):
         return folder
-    manifest_only = _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE])
-    if not (manifest_only / MANIFEST_FILE).is_file():
-        raise BundleError(
-            f"{path}: this hub repository is not a bundle (no {MANIFEST_FILE}); convert a checkpoint with "
-            "`voxcpm-coreml convert`"
-        )
-    chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
+    # The last one tells another layout.
+    beginning = [MANIFEST_FILE, MANIFEST_DIGEST_FILE, f"*/{BASE_LM_STEP}.mlpackage/Manifest.json"]
+    manifest = Manifest.read(_download(str(path), beginning), str(path))
+    chosen = choose_precision(Path(str(path)), manifest, precision)
     folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, chosen)
     return _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE, *(f"{name}/**" for name in folders)])
 

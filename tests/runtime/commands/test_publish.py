@@ -71,13 +71,17 @@ def test_published_bundle_round_trips(tiny_bundle, hub, command, tmp_path):
 
 
 def test_a_repository_without_a_manifest_is_named_by_its_id(hub, command):
+    fluid = {"int8/base_lm_step.mlpackage/Manifest.json": b"{}", "int8/weight.bin": b"w" * LARGE}
     hub.repositories["someone/checkpoint"] = {"main": {"config.json": b"{}"}}
-
-    done = command("inspect", "someone/checkpoint")
-
-    assert done.returncode == 2
-    line = done.stderr.splitlines()[-1]  # the hub's client writes its own before
-    assert line.startswith("error: someone/checkpoint: this hub repository is not a bundle")
+    hub.repositories["someone/fluid"] = {"main": fluid}
+    for name, message in (
+        ("checkpoint", "not a bundle"),
+        ("fluid", "has packages but no manifest.json, as in"),
+    ):
+        done = command("inspect", f"someone/{name}")
+        assert done.returncode == 2
+        line = done.stderr.splitlines()[-1]  # the hub's client writes its own before
+        assert line.startswith(f"error: someone/{name}: {message}")
 
 
 def test_only_files_of_the_manifest_are_uploaded(carded, hub, command):
