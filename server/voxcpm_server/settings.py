@@ -41,6 +41,10 @@ MEGABYTE = 1_000_000
 # A character beyond U+FFFF in JSON is two escapes of six bytes.
 _MAX_BYTES_OF_A_CHARACTER = 12
 _REST_OF_A_MESSAGE = 16_384
+# Browsers leave out a scheme's own port.
+_ORIGIN = re.compile(
+    r"(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?"
+)
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Settings:
 
         for origin in self.cors_origin or ():
             # As browsers send it; anything else would never match.
-            if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
                 raise InputError(
                     f"--cors-origin: expected an origin such as https://example.org or http://localhost:3000, without "
                     f"a path or final slash, or *; got {origin!r}"

@@ -56,8 +56,20 @@ def test_any_origin_may_be_allowed(serve: Any) -> None:
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000/", "example.net", "https://Example.org", ""])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000/",
+        "example.net",
+        "https://Example.org",
+        "",
+        "https://*.example.org",
+        "https://a.de:443",
+    ],
+)
 def test_origins_that_cannot_match_are_refused_at_start(origin: str) -> None:
     with pytest.raises(InputError, match="--cors-origin: expected an origin such as"):
         Settings(cors_origin=[origin]).check()
-    Settings(cors_origin=["*", "null", "http://localhost:3000", "http://[::1]:3000"]).check()
+    Settings(
+        cors_origin=["*", "null", "http://localhost:3000", "http://[::1]:3000", "https://a-b.org"]
+    ).check()
