@@ -214,7 +214,7 @@ def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
         folder.mkdir()
         shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / Path(CONFIG_PATH).name)
         for stem in constant_shapes(checkpoint.architecture):
-            write_constant(folder, stem, _constant(checkpoint, stem))
+            write_constant(folder, stem, constant(checkpoint, stem))
 
     def write_tokenizer(folder: Path) -> None:
         folder.mkdir()
@@ -229,7 +229,8 @@ def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
             workspace.add(part, write)
 
 
-def _constant(checkpoint: Checkpoint, stem: str) -> npt.NDArray[np.float32]:
+def constant(checkpoint: Checkpoint, stem: str) -> npt.NDArray[np.float32]:
+    """The array of a checkpoint that is stored under this name, such as lm_to_dit_proj_w."""
     if stem == EMBED_TOKENS:
         return checkpoint.tensor(EMBED_TOKENS_WEIGHT).numpy()
     layer, _, kind = stem.rpartition("_")

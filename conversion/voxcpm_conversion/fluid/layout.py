@@ -11,7 +11,7 @@ the angles of the DiT's times are float32 (docs/layouts.md).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,17 +22,18 @@ import torch
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
+from voxcpm_constants.arrays import EMBED_TOKENS
 from voxcpm_constants.errors import CheckpointError, InputError
 from voxcpm_constants.manifest import CONFIG_PATH, CONSTANTS_FOLDER, package_path
 from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.tokenizer_file import AUDIO_START
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import Report, check_checkpoint, constant
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import pass_pipeline, register_index_copy
 from voxcpm_conversion.core_ml.packages import require_whole
 from voxcpm_conversion.core_ml.toolchain import TOOLS, import_coremltools, passes_unchecked, stages_reported
 from voxcpm_conversion.fluid.modules import build
-from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS, check_weights
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.workspace import Workspace
 
@@ -86,7 +87,7 @@ def write(
     precisions: Sequence[Precision] = PRECISIONS,
     positions: int | None = None,
     overwrite: bool = False,
-    report: Callable[[str, str, int, int], None] = lambda model, stage, done, total: None,
+    report: Report = lambda model, stage, done, total: None,
 ) -> None:
     """Write the folder `output`, resuming an interrupted run; an error leaves none. positions: of the KV caches.
 
@@ -95,10 +96,15 @@ def write(
     """
     a = checkpoint.architecture
     check(precisions)
-    positions = _checked_positions(a, positions)
-    check_weights(checkpoint.shapes(), a)
-    folder = bundle_folder(output, checkpoint.inputs(), overwrite=overwrite)
+    if a.traits.fuses_residual_input or a.traits.mu_tokens > 1:
+        raise CheckpointError(
+            f"--layout fluid holds VoxCPM 0.5B and 1.5, but this checkpoint is a {a.generation}; "
+            "leave out --layout for a bundle of our own"
+        )
+    positions = positions or min(POSITIONS, a.max_length)
     sizes = StepSizes(kv_length=positions, prefill_chunks=(1,), encode_patches=(1,))
+    check_checkpoint(checkpoint, sizes)
+    folder = bundle_folder(output, checkpoint.inputs(), overwrite=overwrite)
     plan = {"layout": "fluid", "source": checkpoint.source().model_dump(mode="json"), "positions": positions}
     plan |= {"tools": {name: version(name) for name in TOOLS}, "precisions": [*precisions]}
     with Workspace(folder, plan) as workspace:
@@ -121,19 +127,6 @@ def write(
 def _save(model: Any, path: Path) -> None:
     model.save(str(path))
     require_whole(path)
-
-
-def _checked_positions(a: Architecture, positions: int | None) -> int:
-    if a.traits.fuses_residual_input or a.traits.mu_tokens > 1:
-        raise CheckpointError(
-            f"--layout fluid holds VoxCPM 0.5B and 1.5, but this checkpoint is a {a.generation}; "
-            "leave out --layout for a bundle of our own"
-        )
-    if positions is not None and positions > a.max_length:
-        raise InputError(
-            f"--max-length {positions}: this checkpoint supports at most {a.max_length} positions"
-        )
-    return min(POSITIONS, a.max_length) if positions is None else positions
 
 
 def _encoded_samples(a: Architecture) -> int:
@@ -183,10 +176,8 @@ def _in_half(name: str, operation: Any) -> bool:
 
 def _write_constants(checkpoint: Checkpoint, positions: int, folder: Path) -> None:
     folder.mkdir()
-    np.save(folder / "embed_tokens.npy", checkpoint.tensor(EMBED_TOKENS).numpy())
-    for layer in _PROJECTIONS:
-        for suffix, kind in (("w", "weight"), ("b", "bias")):
-            np.save(folder / f"{layer}_{suffix}.npy", checkpoint.tensor(f"{layer}.{kind}").numpy())
+    for stem in (EMBED_TOKENS, *(f"{layer}_{kind}" for layer in _PROJECTIONS for kind in "wb")):
+        np.save(folder / f"{stem}.npy", constant(checkpoint, stem))
     text = json.dumps(flat_config(checkpoint.architecture, positions), indent=1)
     (folder / Path(CONFIG_PATH).name).write_text(f"{text}\n", encoding="utf-8")
 

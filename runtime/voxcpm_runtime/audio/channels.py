@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from voxcpm_constants.errors import warn
 from voxcpm_runtime.audio.pcm import Audio
 
 # Independent channels have a ratio of 0.71, a sound in one of eight has 0.35.
 _CANCELLED = 0.25
+
+
+class Decoded(tuple[Audio, int]):
+    """Samples (samples,) in [-1, 1] and their rate in Hz. fault: what is wrong with the recording, if anything."""
+
+    fault = ""
 
 
 class Downmix:
@@ -28,16 +33,13 @@ class Downmix:
             self._first.append(block[:, 0].copy())
             self._energies += np.vdot(mean, mean), np.vdot(block, block) / block.shape[1]
 
-    def mono(self, name: str, faults: list[str] | None = None) -> Audio:
-        """All samples (samples,). Warns if the channels cancel each other, or appends that to `faults`.
-
-        name: of the recording, in the warning.
-        """
+    def decoded(self, rate: int) -> Decoded:
+        """All samples. rate: theirs, in Hz."""
         mixed, channels = np.sqrt(self._energies)
         if not mixed < _CANCELLED * channels:
-            return np.concatenate(self._mean)
-        message = (
+            return Decoded((np.concatenate(self._mean), rate))
+        decoded = Decoded((np.concatenate(self._first), rate))
+        decoded.fault = (
             "its channels cancel each other, so only the first one is used; invert one of them to use both"
         )
-        (warn if faults is None else faults.append)(f"{name}: {message}")
-        return np.concatenate(self._first)
+        return decoded

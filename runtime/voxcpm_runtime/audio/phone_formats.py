@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.channels import Downmix
-from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.audio.channels import Decoded, Downmix
 
 _AFCONVERT = "/usr/bin/afconvert"
 _TIMEOUT_SECONDS = 120
@@ -48,10 +47,8 @@ def decode_with_system(content: bytes) -> bytes | None:
         return target.read_bytes() if done.returncode == 0 and target.exists() else None
 
 
-def decode_with_av(
-    content: bytes, name: str, max_seconds: float, faults: list[str] | None = None
-) -> tuple[Audio, int]:
-    """The samples (samples,), channels averaged, and their rate in Hz, by PyAV. faults: as of `read_audio`.
+def decode_with_av(content: bytes, name: str, max_seconds: float) -> Decoded:
+    """The samples (samples,), channels averaged, and their rate in Hz, by PyAV.
 
     Raises InputError if PyAV is missing or cannot read the file, and for more than `max_seconds`.
     """
@@ -82,4 +79,4 @@ def decode_with_av(
     except av.error.FFmpegError as error:
         reason = error.strerror or type(error).__name__
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
-    return downmix.mono(name, faults), rate
+    return downmix.decoded(rate)

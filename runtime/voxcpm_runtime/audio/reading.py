@@ -21,11 +21,11 @@ from voxcpm_constants.bounds import (
     MAX_RECORDING_SAMPLES,
     MAX_RECORDING_SECONDS,
 )
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, warn
 from voxcpm_constants.json_files import read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import wrong_type
-from voxcpm_runtime.audio.channels import Downmix
+from voxcpm_runtime.audio.channels import Decoded, Downmix
 from voxcpm_runtime.audio.pcm import Audio, require_finite
 from voxcpm_runtime.audio.phone_formats import decode_with_av, decode_with_system, is_phone_format
 
@@ -53,14 +53,17 @@ def read_audio(
     """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then resampled.
 
     min_samples: minimum length at `sample_rate`. what: its name in messages, such as "prompt audio". faults: gets what
-    otherwise is a warning. Raises InputError for a source that is not audio, is empty, too short or too long, not
-    finite, or far beyond full scale.
+    otherwise is a warning, that its channels cancel each other. Raises InputError for a source that is not audio, is
+    empty, too short or too long, not finite, or far beyond full scale.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple):
-        mono, rate = _from_array(source, name, faults)
+        decoded = _from_array(source, name)
     else:
-        mono, rate = decode_audio(audio_content(source, name), name, faults=faults)
+        decoded = decode_audio(audio_content(source, name), name)
+    mono, rate = decoded
+    if decoded.fault:
+        (warn if faults is None else faults.append)(f"{name}: {decoded.fault}")
     if not len(mono):
         raise InputError(f"{name}: expected samples, but it is empty")
     require_finite(mono, name)
@@ -82,30 +85,27 @@ def decode_audio(
     *,
     max_seconds: float = MAX_RECORDING_SECONDS,
     rates: tuple[int, int] = (1, MAX_RATE),
-    faults: list[str] | None = None,
-) -> tuple[Audio, int]:
+) -> Decoded:
     """The samples (samples,) of an audio file in [-1, 1], channels averaged, and their rate in Hz.
 
-    name: its name in messages. rates: lowest and highest sample rate in Hz. faults: as of `read_audio`.
-
-    Raises InputError for content that is not audio, and, while decoding, for more than `max_seconds` or
-    MAX_RECORDING_SAMPLES.
+    name: its name in messages. rates: lowest and highest sample rate in Hz. Raises InputError for content that is not
+    audio, and, while decoding, for more than `max_seconds` or MAX_RECORDING_SAMPLES.
     """
     min_rate, max_rate = rates
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty or already read to its end")
     if is_phone_format(content):
         if (wav := decode_with_system(content)) is None:
-            mono, rate = decode_with_av(content, name, max_seconds, faults)
-            if min_rate <= rate <= max_rate:
-                return mono, rate
+            decoded = decode_with_av(content, name, max_seconds)
+            if min_rate <= (rate := decoded[1]) <= max_rate:
+                return decoded
             raise InputError(f"{name}: expected {min_rate} to {max_rate} Hz, got {rate} Hz")
         content = wav
     try:
         with _SequentialFile(_Content(content)) as file:
             rate, channels = file.samplerate, file.channels
             if min_rate <= rate <= max_rate and channels <= MAX_CHANNELS:
-                return _samples(file, max_seconds, name, faults), rate
+                return _decoded(file, max_seconds, name)
     except InputError:
         raise
     except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
@@ -134,13 +134,13 @@ class _SequentialFile(soundfile.SoundFile):
         return False
 
 
-def _samples(file: soundfile.SoundFile, max_seconds: float, name: str, faults: list[str] | None) -> Audio:
+def _decoded(file: soundfile.SoundFile, max_seconds: float, name: str) -> Decoded:
     downmix, decoded = Downmix(), 0
     while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
         decoded += len(block)
         _check_length(decoded, file.samplerate, name, max_seconds)
         downmix.add(block)
-    return downmix.mono(name, faults)
+    return downmix.decoded(file.samplerate)
 
 
 def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
@@ -152,9 +152,7 @@ def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RE
         )
 
 
-def _from_array(
-    source: tuple[npt.NDArray[np.generic], int], name: str, faults: list[str] | None
-) -> tuple[Audio, int]:
+def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> Decoded:
     if len(source) != 2:
         raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
     samples, rate = np.asarray(source[0]), _checked_rate(source[1], name)
@@ -175,10 +173,12 @@ def _from_array(
     with np.errstate(over="ignore"):
         values = (np.asarray(samples, np.float32) - np.float32(zero)) / np.float32(one)
     if values.ndim == 1:
-        return values, rate
+        decoded = Decoded((values, rate))
+        decoded.fault = getattr(source, "fault", "")
+        return decoded
     downmix = Downmix()
     downmix.add(values)
-    return downmix.mono(name, faults), rate
+    return downmix.decoded(rate)
 
 
 def audio_content(source: object, name: str) -> bytes:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
@@ -80,7 +79,7 @@ async def respond(
         whole = not body.stream or (body.word_timestamps and not events)
         response = await speak(
             request, served, arguments, encoder,
-            events=events, whole=whole, timed=body.word_timestamps, captions=captions, warnings=body.warnings,
+            events=events, whole=whole, timed=body.word_timestamps, captions=captions,
         )  # fmt: skip
     if ignored:
         # Client-supplied names must fit into a short ASCII header line.
@@ -196,12 +195,10 @@ async def _create_voice(
     """Create and store a voice. Encoding runs step models, so it takes a turn like speech."""
     digest, maximum = hashlib.sha256(content).hexdigest(), service.settings.max_recording_seconds
     provenance = {"prompt" if transcript else "reference": "upload", "sha256": digest, _CONSENT: "stated"}
-    faults: list[str] = []
-    recording = await run_in_threadpool(decode_recording, content, "audio_sample", maximum, faults)
+    recording = await run_in_threadpool(decode_recording, content, "audio_sample", maximum)
 
     def create() -> Voice:
         voice = tts.create_voice(recording, transcript, name=name, provenance=provenance)
-        voice = replace(voice, faults=(*faults, *voice.faults))
         return service.voices.add(voice, service.settings.max_voices)
 
     turn = await service.queue.enter(owner)

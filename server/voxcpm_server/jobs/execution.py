@@ -141,7 +141,7 @@ class Jobs(Room):
         store, settings, maximum = self.store, self._settings, self._settings.max_jobs
         fields = body.model_dump(exclude={*RECORDINGS, *(body.model_extra or ())}, exclude_none=True)
         with await self._bundles.lease(body.model) as served:
-            voice, plan, segments = await run_in_threadpool(self._plan, body, served)
+            voice, plan = await run_in_threadpool(self._plan, body, served)
             if body.model not in self._bundles.names:  # such as TTS-1
                 fields["model"] = served.name
 
@@ -151,8 +151,8 @@ class Jobs(Room):
             message, own_maximum = _TOO_MANY, self.service.max_per_key(maximum)
             check_capacity((total, maximum), (own, own_maximum), message, 60, "too_many_jobs")
             store.check_size(settings.max_jobs_megabytes)
-            files, warnings = dict(body.recordings()), _reported({}, body.warnings(plan))
-            return store.add(owner, fields, plan.seed or 0, segments, files, voice, warnings)
+            recordings, missed = dict(body.recordings()), _reported(plan)
+            return store.add(owner, fields, plan.seed or 0, len(plan.segments), recordings, voice, missed)
 
         async with self._adding:
             try:
@@ -184,14 +184,14 @@ class Jobs(Room):
             return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
         return None if job.error is None else dict(json.loads(job.error))
 
-    def _plan(self, body: SpeechRequest, served: ServedBundle) -> tuple[Voice | None, Plan, int]:
+    def _plan(self, body: SpeechRequest, served: ServedBundle) -> tuple[Voice | None, Plan]:
         body.encoder(served.tts)
         voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
         arguments = body.arguments(
             self._settings, served, self._settings.max_job_characters, voice, self.service.voices
         )
         plan = served.tts.plan(**arguments)
-        return voice, plan, len(plan.segments)
+        return voice, plan
 
     def _delete_old(self, store: JobStore) -> None:
         for id_ in store.ended_before(time.time() - self._settings.jobs_keep_days * _DAY):
@@ -296,8 +296,8 @@ class Jobs(Room):
                 turn.leave()
 
 
-def _reported(missed: dict[str, Any], warnings: list[str]) -> str:
-    return json.dumps({**missed, "warnings": warnings})
+def _reported(plan: Plan, **missed: Any) -> str:
+    return json.dumps({"warnings": plan.voice.faults if plan.voice else (), **missed})
 
 
 def storage_error(id_: str, error: Exception) -> ApiError:
@@ -340,8 +340,7 @@ def speak_job(
     running.audio_seconds = speech.audio_seconds
     # Before the file: once it exists, the job counts as finished, even if the server is killed.
     count = len(speech.segments)
-    words = missed_words(speech.unsaid + speech.repeated, speech.replaced)
-    missed = _reported(words, request.warnings(plan))
+    missed = _reported(plan, **missed_words(speech.unsaid + speech.repeated, speech.replaced))
     store.change(
         job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds, missed=missed
     )

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
@@ -26,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime import Audio, InputError, Plan, Voice, VoxCPM, decode_audio
+from voxcpm_runtime import Audio, InputError, Voice, VoxCPM, decode_audio
 from voxcpm_server.errors import ApiError, client_closed
 from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES, Settings
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder
@@ -103,7 +95,6 @@ class SpeechRequest(BaseModel):
     reference_audio: Annotated[str | None, _field("Audio file of a voice to clone, in base64 (VoxCPM2).")] = (
         None
     )
-    _faults: list[str] = PrivateAttr(default_factory=list)  # of the recordings, when they are decoded
 
     @model_validator(mode="before")
     @classmethod
@@ -158,10 +149,6 @@ class SpeechRequest(BaseModel):
                 except ValueError:
                     raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
 
-    def warnings(self, plan: Plan) -> list[str]:
-        """What is wrong with the recordings of a request, after its `arguments` were planned."""
-        return [*self._faults, *(plan.voice.faults if plan.voice else ())]
-
     def ignored_fields(self, served: ServedBundle) -> list[str]:
         """Fields that have no effect with this bundle."""
         ignored = sorted(self.model_extra or ())
@@ -190,9 +177,7 @@ class SpeechRequest(BaseModel):
         elif self.clean != "none":
             arguments["clean"] = self.clean
         for field, content in self.recordings():
-            arguments[RECORDINGS[field]] = decode_recording(
-                content, field, settings.max_recording_seconds, self._faults
-            )
+            arguments[RECORDINGS[field]] = decode_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
             arguments["control"] = self.instructions
         # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
@@ -202,13 +187,10 @@ class SpeechRequest(BaseModel):
         return arguments if voice is None or is_replaced else {**arguments, "voice": voice}
 
 
-def decode_recording(content: bytes, field: str, max_seconds: float, faults: list[str]) -> tuple[Audio, int]:
-    """Decode an audio file to samples (samples,) and rate in Hz. faults: gets what is wrong with it.
-
-    Raises ApiError if it is not audio, or too long.
-    """
+def decode_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:
+    """Decode an audio file to samples (samples,) and rate in Hz. Raises ApiError if it is not audio, or too long."""
     try:
-        return decode_audio(content, field, max_seconds=max_seconds, rates=_RECORDING_RATES, faults=faults)
+        return decode_audio(content, field, max_seconds=max_seconds, rates=_RECORDING_RATES)
     except InputError as error:
         raise ApiError(400, str(error), param=field) from None
 

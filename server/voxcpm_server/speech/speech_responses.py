@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from voxcpm_runtime import Plan, Word, missed_words
+from voxcpm_runtime import Word, missed_words
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -35,13 +35,11 @@ _SILENT_SECONDS = 3.0
 
 async def speak(
     request: Request, served: ServedBundle, arguments: dict[str, Any], encoder: Encoder, *, events: bool = False,
-    whole: bool = False, timed: bool = False, captions: Captions | None = None,
-    warnings: Callable[[Plan], Sequence[str]] | None = None,
+    whole: bool = False, timed: bool = False, captions: Captions | None = None
 ) -> Response:  # fmt: skip
     """Respond with audio, streamed or whole, or with server-sent events. arguments: those of `VoxCPM.speak`.
 
-    timed: include word times. captions: respond with JSON instead, one line per piece if streamed. warnings: what is
-    wrong with the recordings of a plan.
+    timed: include word times. captions: respond with JSON instead, one line per piece if streamed.
 
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
@@ -59,8 +57,8 @@ async def speak(
             first_piece.result()
         headers = {"X-Seed": str(stream.plan.seed or 0), "X-Sample-Rate": str(encoder.sample_rate)}
         headers["Cache-Control"] = "no-store"
-        if faults := warnings and warnings(stream.plan):
-            headers["X-Recording-Warnings"] = json.dumps(faults)
+        if (voice := stream.plan.voice) is not None and voice.faults:
+            headers["X-Recording-Warnings"] = json.dumps(voice.faults)
         if events:
             parts, content_type = _events(first_piece, stream, encoder), "text/event-stream"
         elif captions is not None and not whole:
