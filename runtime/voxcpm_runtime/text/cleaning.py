@@ -17,7 +17,7 @@ _ATTRIBUTES = r"""(?:\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+))*\s*/?
 _UNSPACED = r"A-Za-z0-9\\"  # Beside one of these, a single mark may be a product, and after \ it is meant
 
 
-_FENCE = r"^ {0,3}(```|~~~)[^`\n]*$"
+_FENCE = r"^ {0,3}(`{3,}|~{3,})[^`\n]*$"
 
 
 def _within(mark: str) -> str:

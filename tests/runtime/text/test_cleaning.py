@@ -20,6 +20,7 @@ from voxcpm_runtime.text.cleaning import Cleaner
         ('<b>Hi</b><br/><speak>you <break time="1s"/></speak><!-- x -->', "Hi\nyou "),
         ("# Title\nText\n\n---\n> quote\n* a\n+ b", "Title\n\nText\n\n\nquote\n- a\n- b"),
         ("```py\nx=1\n```\nThen `code()`[^1].", "\nThen code()."),
+        ("````md\n```\nx\n```\n````\nSo.  ```a``` b", "\nSo.  a b"),
         ("| a | b |\n|:---|---|\n| 1 | **x** |\n| 2! |", "a, b.\n1, x.\n2!"),
         ("Name | Age\n--- | ---\nBob | 3\n\na | b", "Name, Age.\nBob, 3.\n\na | b"),
         ("| 姓名 | 年龄 |\n| 王 | 三 |", "姓名，年龄。\n王，三。"),
