@@ -13,6 +13,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.english import conventions, numbers, reading, words
 from voxcpm_runtime.text import normalization
 from voxcpm_runtime.text.control import described, without_control
+from voxcpm_runtime.text.languages import may_be_english
 from voxcpm_runtime.text.normalization import continued_transcript, spelled, spelled_transcript
 from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import each_sentence
@@ -207,7 +208,8 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         with contextlib.suppress(InputError):
             case["normalized"] = None
             case["normalized"] = normalization.said_text(text, normalize=True)
-        case["reads_more_written"] = reads_more(plain, spelled=False)
+        # The Swift package takes every text for English.
+        case["reads_more_written"] = reads_more(plain, spelled=False) or not may_be_english(plain)
     for name, tokenizer in tokenizers.items():
         count = lambda part, of=tokenizer: len(of(part))  # noqa: E731
         targets = TARGETS if len(text) < 3000 else TARGETS[-1:]
