@@ -14,10 +14,10 @@ WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types pytest test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray test-swift freeze torture soak load wheel built-in-voice demo lock mac-packages audit clean
+.PHONY: help venv lint pytest test test-fast test-all test-wheel test-clients test-ray test-swift freeze torture soak wheel built-in-voice lock audit clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+%?:.*## / { sub("%", "GROUP", $$1); printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP)  ## the environment, in .venv
 
@@ -41,18 +41,16 @@ $(STAMP): pyproject.toml constraints.txt
 	  test -z "$$CI" || test "$$(uname)" = Darwin; }
 	@touch $@
 
-lint: $(STAMP)  ## ruff: rules and format
+lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/ruff format --quiet --check .
-
-types: $(STAMP)  ## mypy
 	@$(BIN)/mypy --no-error-summary
 
-test: lint  ## lint, types and tests: minutes on two cores
-	@$(MAKE) --no-print-directory -j 2 types pytest MARKS="default"
+test: $(STAMP)  ## lint and tests: minutes on two cores
+	@$(MAKE) --no-print-directory -j 2 lint pytest MARKS="default"
 
-test-fast: lint  ## like test, but nothing that converts or runs torch: a few minutes
-	@$(MAKE) --no-print-directory -j 2 types pytest MARKS="default and not converts"
+test-fast: $(STAMP)  ## like test, but nothing that converts or runs torch: a few minutes
+	@$(MAKE) --no-print-directory -j 2 lint pytest MARKS="default and not converts"
 
 # Runs in parallel with mypy, which occupies a core for half a minute.
 pytest: $(STAMP)
@@ -60,30 +58,12 @@ pytest: $(STAMP)
 
 test-all: test test-core-ai test-listening test-long test-robustness test-page test-clients test-ray test-swift test-wheel test-slow torture soak  ## every test: hours
 
-test-core-ai: $(STAMP)  ## Core AI
-	@$(BIN)/python -m pytest $(WORKERS) -m core_ai
+# One process for tests at real sizes, which take gigabytes, and for the page, whose browser takes both cores.
+test-%: $(STAMP)  ## the tests of a group: clients core-ai listening long page ray robustness slow swift wheel
+	@$(BIN)/python -m pytest $(if $(filter page slow,$*),-rs,$(WORKERS)) -m $(subst -,_,$*)
 
-test-listening: $(STAMP)  ## speech recognition of the built-in voice
-	@$(BIN)/python -m pytest $(WORKERS) -m listening
-
-test-long: $(STAMP)  ## long tests: other forms of bundles, benchmarks, many requests
-	@$(BIN)/python -m pytest $(WORKERS) -m long
-
-test-robustness: $(STAMP)  ## some kills, failing system calls, damaged and hostile files
-	@$(BIN)/python -m pytest $(WORKERS) -m robustness
-
-test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
-	@$(BIN)/python -m pytest -m slow
-
-test-page: $(STAMP)  ## the server's page in Chromium; screenshots in build/screenshots
-	@$(BIN)/python -m pytest -m browser -rs
-
-load: $(STAMP)  ## load test with 100 clients for 90 seconds; fails on a wrong response or growing memory
-	@$(BIN)/python benchmarks/load.py
-
-freeze: $(STAMP)  ## compare samples, names, flags, responses, packages, figures and speed; make freeze REVISION=main~5
+freeze: $(STAMP)  ## compare with an earlier revision: samples, names, flags, responses, packages, speed; REVISION=main~5
 	@$(BIN)/python tests/freeze/freeze.py $(or $(REVISION),HEAD~1)
-	@$(BIN)/python -m pytest tests/runtime/bundle/test_earlier_formats.py
 	@$(BIN)/python benchmarks/compare.py runtime/voxcpm_runtime/default_bundle \
 	  build/freeze/$$(git rev-parse --short=12 '$(or $(REVISION),HEAD~1)^{commit}')/tree .
 
@@ -92,7 +72,8 @@ torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, generated requests,
 	@mkdir -p build
 	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -rP -n 2 --dist worksteal --basetemp build/torture -m torture tests/robustness tests/server
 
-soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
+# 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
+soak: $(STAMP)
 	@mkdir -p build
 	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest -rP --basetemp build/soak -m soak tests/robustness/test_soak.py
 
@@ -102,15 +83,20 @@ wheel:  ## dist/*.whl; needs no environment
 	@ls -l dist/*.whl
 
 # After a change to the checkpoint, conversion or its tools; tests/conversion/test_default_bundle.py fails if needed.
-built-in-voice: $(STAMP)  ## convert the built-in voice's checkpoint again, to the int8 bundle in the tree
+# Converts the built-in voice's checkpoint again, to the int8 bundle in the tree.
+built-in-voice: $(STAMP)
 	@$(BIN)/voxcpm-coreml convert conversion/voxcpm_conversion/default_checkpoint --precision int8 --max-length 1024 \
 	  --overwrite -o runtime/voxcpm_runtime/default_bundle
 
-test-wheel: $(STAMP) wheel  ## install that wheel into a new environment and speak, offline: a minute or two
-	@$(BIN)/python -m pytest -m wheel
+# Without conftest.py, which is for what .venv has and the wheel does not need. Speaks offline: a minute or two.
+test-wheel: wheel
+	@$(PYTHON) -m venv --clear build/wheel
+	@build/wheel/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt dist/*.whl pytest
+	@build/wheel/bin/python -m pytest --noconftest -m wheel tests/test_wheel.py
 
-# Prints the path of Swift, or why it is missing, which is an error in continuous integration (CI is set).
-test-swift: $(STAMP)  ## the Swift package on Linux against Python: minutes; VOXCPM_MINUTES=30 for long speech in constant memory
+# The Swift package on Linux against Python: minutes; VOXCPM_MINUTES=30 for long speech in constant memory. The script
+# prints the path of Swift, or why it is missing, which is an error in continuous integration (CI is set).
+test-swift: $(STAMP)
 	@swift=$$(tests/swift/toolchain.sh) && SWIFT=$$swift $(BIN)/python -m pytest -m swift tests/swift || \
 	  { test -z "$$swift" && test -z "$$CI"; }
 
@@ -127,9 +113,7 @@ $(CLIENTS)/.installed: tests/agents/requirements.txt
 	@test ! -e $@ || npm install --silent --no-save --prefix $(CLIENTS) @elevenlabs/elevenlabs-js@2.73.0 || \
 	  echo "npm cannot install ElevenLabs' JavaScript SDK here"
 
-clients: $(CLIENTS)/.installed  ## the environment of test-clients, in .venv-clients
-
-test-clients: $(STAMP) clients  ## Pipecat's and LiveKit's services with a server: a minute or two
+test-clients: $(STAMP) $(CLIENTS)/.installed
 	@if test -e $(CLIENTS)/.installed; then $(BIN)/python -m pytest -m clients tests/server; \
 	  else echo "1 skipped: the tests with Pipecat and LiveKit, whose packages cannot be installed"; test -z "$$CI"; fi
 
@@ -143,7 +127,8 @@ $(RAY)/.installed: $(STAMP)
 	@$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[ray]'
 	@touch $@
 
-test-ray: $(RAY)/.installed  ## serve and batch on a Ray cluster of two nodes on this machine
+# Serves and runs a batch on a Ray cluster of two nodes on this machine.
+test-ray: $(RAY)/.installed
 	@$(RAY)/bin/python -m pytest -m ray tests/server/cluster
 
 SUPPLY := build/supply
@@ -155,24 +140,17 @@ $(SUPPLY)/.installed: constraints.txt
 	@$(SUPPLY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt uv pip-audit
 	@touch $@
 
-lock: $(SUPPLY)/.installed  ## update uv.lock; PACKAGE=numpy==2.4.6 changes a version
+# Updates uv.lock; make lock PACKAGE=numpy==2.4.6 changes a version.
+lock: $(SUPPLY)/.installed
 	@$(SUPPLY)/bin/uv lock --no-python-downloads $(addprefix --upgrade-package ,$(PACKAGE))
 
+# macOS 14, 15 and 26 have a wheel of each package, on Python 3.10 to 3.13; known vulnerabilities of those in uv.lock.
 # Strict: a package that the database does not know is an error, not a line among others.
-mac-packages: $(SUPPLY)/.installed  ## check that macOS 14, 15 and 26 have a wheel of each package, on Python 3.10 to 3.13
+audit: $(SUPPLY)/.installed
 	@$(SUPPLY)/bin/python tests/mac_packages.py $(SUPPLY)/bin/uv
-
-audit: $(SUPPLY)/.installed  ## pip-audit: known vulnerabilities of the packages in uv.lock
 	@$(SUPPLY)/bin/uv export --quiet --frozen --all-extras --no-emit-project -o $(SUPPLY)/requirements.txt
 	@$(SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(SUPPLY)/requirements.txt
 
-DEMO_CHECKPOINT := conversion/voxcpm_conversion/default_checkpoint
-
-demo: $(STAMP)  ## convert the built-in voice, validate it and speak, into demo/; make demo TEXT="what to say"
-	@$(BIN)/voxcpm-coreml convert $(DEMO_CHECKPOINT) -o demo/bundle --overwrite
-	@$(BIN)/voxcpm-coreml validate demo/bundle --checkpoint $(DEMO_CHECKPOINT) --patches 8 --report demo
-	@$(BIN)/voxcpm-coreml generate demo/bundle --text "$(or $(TEXT),the river runs slowly to the sea.)" --seed 0 -o demo/speech.wav
-
-clean:  ## remove the environment, caches and demo/
-	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ CONVERTING_FOLDERS = (
 
 
 GROUPS = {
-    *("browser", "clients", "core_ai", "listening", "long", "ray", "robustness", "slow", "soak"),
+    *("clients", "core_ai", "listening", "long", "page", "ray", "robustness", "slow", "soak"),
     *("swift", "torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
@@ -36,7 +36,7 @@ GROUP_OF_PATH = {
     "swift": "swift",
 }
 """Groups whose files are known by a part of their path: other commands need not import them."""
-NEVER_SKIPPED = ("browser", "clients", "ray", "swift")
+NEVER_SKIPPED = ("clients", "page", "ray", "swift")
 GROUP_OF_BUNDLE = {
     "tiny_bundle_27": "core_ai",
     "second_bundle_27": "core_ai",

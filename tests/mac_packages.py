@@ -1,4 +1,4 @@
-"""Whether pip finds a wheel of each package that the set-up commands install on a Mac; `make mac-packages` runs it.
+"""Whether pip finds a wheel of each package that the set-up commands install on a Mac; `make audit` runs it.
 
 pip evaluates markers for the machine that it runs on, so uv resolves: for macOS on Apple silicon, by Darwin's markers.
 """

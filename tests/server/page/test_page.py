@@ -15,7 +15,7 @@ from waiting import until
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").expect
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.page
 REPOSITORY = Path(__file__).resolve().parents[3]
 # Screenshots, which continuous integration uploads; git ignores the folder.
 SCREENSHOTS = REPOSITORY / "build" / "screenshots"

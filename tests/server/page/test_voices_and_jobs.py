@@ -12,7 +12,7 @@ import soundfile
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").expect
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.page
 TEXT = "Hello there."
 
 

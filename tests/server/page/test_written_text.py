@@ -7,7 +7,7 @@ import pytest
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").expect
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.page
 
 
 def test_typed_text_survives_a_reload(visit: Callable[..., Any], server: Any) -> None:
