@@ -33,7 +33,7 @@ final class DownloadTests: XCTestCase {
     }
 
     func testDownloadsOnePrecision() async throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" }), folder = try emptyFolder()
+        let recorded = try Recorded.first("hub", "whole"), folder = try emptyFolder()
         let events = try await prepared(tts(recorded, into: folder, verifies: true))
         XCTAssertEqual(events.prefix { if case .downloading = $0 { true } else { false } }.last, .downloading(1))
         XCTAssertTrue(events.contains(.verifying(1)))
@@ -70,7 +70,7 @@ final class DownloadTests: XCTestCase {
 
     /// Each third file is asked for again, in blocks, as the hub fails its transfer; the others once.
     func testDownloadsThatTheSystemMakes() async throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" }), folder = try emptyFolder()
+        let recorded = try Recorded.first("hub", "whole"), folder = try emptyFolder()
         let before = try await requests(recorded)
         let events = try await prepared(tts(recorded, into: folder, verifies: true, inBackground: true))
         XCTAssertEqual(events.last, .ready)
@@ -81,7 +81,7 @@ final class DownloadTests: XCTestCase {
     }
 
     func testAnInterruptedDownloadContinues() async throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" }), folder = try emptyFolder()
+        let recorded = try Recorded.first("hub", "whole"), folder = try emptyFolder()
         for try await event in try tts(recorded, into: folder).prepare() {
             if case .downloading(let share) = event, share > 0.5 { break }
         }
@@ -93,7 +93,7 @@ final class DownloadTests: XCTestCase {
     }
 
     func testAFullDiskIsAnErrorAndTheDownloadContinues() async throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "whole" })
+        let recorded = try Recorded.first("hub", "whole")
         let disk = try SmallDisk(bytes: 256 << 10)
         do {
             _ = try await prepared(tts(recorded, into: disk.folder))
@@ -107,7 +107,7 @@ final class DownloadTests: XCTestCase {
     }
 
     func testAlteredFileIsRefusedAndNothingLooksWhole() async throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("hub").first { $0.name == "altered" })
+        let recorded = try Recorded.first("hub", "altered")
         let folder = try emptyFolder()
         do {
             _ = try await prepared(tts(recorded, into: folder))

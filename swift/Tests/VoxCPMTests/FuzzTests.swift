@@ -9,19 +9,24 @@ final class FuzzTests: XCTestCase {
 
     func testAlteredVoices() throws {
         let good = try Data(contentsOf: builtInVoices.appendingPathComponent("heart.voice"))
-        // Format 1, without a digest, so that damage gets past it.
         let tensor = TensorFile.Tensor(shape: [2, 2, 2], values: [1, 2, 3, 4, 5, 6, 7, 8])
         let document = """
             {"format":1,"name":"a","generation":"voxcpm","latent_space":"0","sample_rate":16000,\
             "turns":[{"text":"b","patches":2}],"provenance":{"c":"d"}}
             """
-        let sealed = TensorFile(tensors: ["prompt": tensor], metadata: ["voice": document]).content
-        var unsealed = sealed
-        unsealed.replaceSubrange(try XCTUnwrap(sealed.range(of: Data("sha256".utf8))), with: Data("sha25x".utf8))
-        XCTAssertEqual(try Voice(data: unsealed).prompt.count, 2)
+        func sealed(_ document: String) -> Data {
+            TensorFile(tensors: ["prompt": tensor], metadata: ["voice": document]).content
+        }
+        XCTAssertEqual(try Voice(data: sealed(document)).prompt.count, 2)
+        var unsealed = sealed(document)
+        unsealed.replaceSubrange(try XCTUnwrap(unsealed.range(of: Data("sha256".utf8))), with: Data("sha25x".utf8))
+        XCTAssertThrowsError(try Voice(data: unsealed))
         var random = Random(seed: 1), read = 0
         for round in 0..<rounds {
-            let altered = random.altered(round % 4 == 0 ? good : unsealed, focus: 800)
+            // Damage that the digest does not detect: the document's before the digest, and a file's without one.
+            let written = random.altered(Data(document.utf8), focus: document.utf8.count)
+            let altered = round % 4 == 0 ? random.altered(good, focus: 800) : sealed(String(decoding: written, as: UTF8.self))
+            _ = try? TensorFile(random.altered(unsealed, focus: 800), needsDigest: false)
             do {
                 let voice = try Voice(data: altered)
                 XCTAssertEqual(try Voice(data: voice.data), voice)

@@ -23,6 +23,12 @@ struct Recorded {
         }
     }
 
+    /// The first case of a kind whose name ends so. Not within `XCTUnwrap`, which makes a skipped test a failed one.
+    static func first(_ kind: String, _ suffix: String) throws -> Recorded {
+        let found = try cases(kind).first { $0.name.hasSuffix(suffix) }
+        return try XCTUnwrap(found)
+    }
+
     /// The folder of a kind of cases.
     static func folder(_ kind: String) throws -> URL {
         guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else {

@@ -82,7 +82,7 @@ final class SpeechTests: XCTestCase {
     }
 
     func testAControlCannotContinueAPrompt() throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("speech").first { $0.name.hasSuffix("-both") })
+        let recorded = try Recorded.first("speech", "-both")
         let case_ = try Case(recorded)
         let bundle = try OpenBundle(recorded.url("bundle"), precision: case_.configuration.precision)
         let tokenizer = try TextTokenizer(folder: bundle.folder.appendingPathComponent("tokenizer"))
@@ -141,7 +141,7 @@ final class SpeechTests: XCTestCase {
 
     /// Resident memory does not grow over VOXCPM_MINUTES (default: 0.5) of speech in a session.
     func testMemoryIsFlat() async throws {
-        let recorded = try XCTUnwrap(try Recorded.cases("speech").first { $0.name.hasSuffix("-fp32-session") })
+        let recorded = try Recorded.first("speech", "-fp32-session")
         let case_ = try Case(recorded), tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
         var options = case_.options
         (options.noise, options.seed) = (nil, 1)

@@ -68,8 +68,8 @@ struct TensorFile: Sendable {
         self.metadata = metadata
     }
 
-    /// Read a file's content. Throws a `Problem` for invalid content or a wrong digest.
-    init(_ content: Data) throws {
+    /// Read a file's content. Throws a `Problem` for invalid content, a wrong digest, or without the one it needs.
+    init(_ content: Data, needsDigest: Bool) throws {
         let content = content.startIndex == 0 ? content : Data(content)
         guard content.count >= 8 else { throw Problem("it is truncated") }
         let length = content.withUnsafeBytes { UInt64(littleEndian: $0.loadUnaligned(as: UInt64.self)) }
@@ -101,8 +101,8 @@ struct TensorFile: Sendable {
         guard end == content.count - start else { throw Problem("it has bytes that belong to no tensor") }
         var metadata = header.metadata
         let digest = metadata.removeValue(forKey: Self.digestKey)
-        guard let digest else { throw Problem("its digest is missing") }
-        guard digest == Self.digest(tensors, metadata) else {
+        guard digest != nil || !needsDigest else { throw Problem("its digest is missing") }
+        guard digest == nil || digest == Self.digest(tensors, metadata) else {
             throw Problem("its content differs from its digest")
         }
         self.tensors = tensors

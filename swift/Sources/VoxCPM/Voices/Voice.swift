@@ -113,7 +113,7 @@ extension Voice {
 
     private init(_ content: Data, name: String) throws {
         do {
-            try self.init(file: TensorFile(content))
+            try self.init(file: TensorFile(content, needsDigest: true))
         } catch let problem as Problem {
             throw VoxCPMError.voice(
                 "\(name): expected a voice file, but it cannot be read (\(problem.text)); make it again from its "
