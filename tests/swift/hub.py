@@ -5,22 +5,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, BrokenBarrierError, Thread
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+class Private:
+    """Serves one authorization only, and no weights before three files are asked for at the same time."""
+
+    def __init__(self, only_for: str) -> None:
+        self._only_for = only_for
+        self._together, self._met = Barrier(3), False
+
+    def refusal(self, path: str, authorization: str | None) -> tuple[int, bytes] | None:
+        if authorization != self._only_for:
+            return 401, b"who is it?"
+        if path.endswith("/weight.bin") and not self._met:
+            try:
+                self._together.wait(10)
+                self._met = True
+            except BrokenBarrierError:
+                return None if self._met else (400, b"one file at a time")
+        return None
+
+
 @contextmanager
-def served(bundle: Path, *, altered: str = "") -> Iterator[str]:
-    """The address of a hub with the bundle as org/name. Each third answer fails; `altered` has a wrong byte."""
+def served(bundle: Path, *, altered: str = "", only_for: str = "") -> Iterator[str]:
+    """The address of a hub with the bundle as org/name. Each path's third answers fail; `altered` has a wrong byte.
+
+    only_for: it serves requests with this authorization, as `Private` does.
+    """
     requests: list[str] = []
+    private = Private(only_for)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             requests.append(self.path)
-            if len(requests) % 3 == 0:
+            refused = only_for and private.refusal(self.path, self.headers.get("Authorization"))
+            if refused:
+                self._answer(*refused)
+            elif (list(dict.fromkeys(requests)).index(self.path) + requests.count(self.path)) % 3 == 0:
                 self._answer(503, b"busy")
             elif self.path == "/api/models/org/name/revision/main":
                 self._answer(200, json.dumps({"sha": COMMIT}).encode())

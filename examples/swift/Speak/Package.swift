@@ -1,8 +1,8 @@
 // swift-tools-version: 6.0
 import PackageDescription
 
-// The app is the folder Sources. As a package it runs on a Mac (`swift run Speak`) and is type-checked on Linux. For an
-// iPhone, create an app in Xcode and add these files and the package VoxCPM.
+// The app is the folder Sources. As a package it runs on a Mac (`swift run Speak`) and is type-checked on Linux; for an
+// iPhone there is Speak.xcodeproj.
 #if os(Linux)
 let standIns: [Target] = [.target(name: "SwiftUI", path: "StandIns/SwiftUI")]
 let swiftUI: [Target.Dependency] = ["SwiftUI"]
@@ -11,13 +11,15 @@ let standIns: [Target] = []
 let swiftUI: [Target.Dependency] = []
 #endif
 
+let products: [Target.Dependency] = ["VoxCPM", "VoxCPMBuiltInVoice"].map { .product(name: $0, package: "VoxCPM") }
+
 let package = Package(
     name: "Speak",
     platforms: [.macOS(.v14), .iOS(.v17)],
-    dependencies: [.package(path: "../../../swift")],
+    dependencies: [.package(name: "VoxCPM", path: "../../..")],
     targets: [
         .executableTarget(
-            name: "Speak", dependencies: [.product(name: "VoxCPM", package: "swift")] + swiftUI, path: "Sources")
+            name: "Speak", dependencies: products + swiftUI, path: "Sources")
     ] + standIns,
     swiftLanguageModes: [.v6]
 )

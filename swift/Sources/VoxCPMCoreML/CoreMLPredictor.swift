@@ -26,14 +26,14 @@ public struct CoreMLPredictor: Predictor {
     /// Compile a package on first use, and load it. Throws `VoxCPMError.loading` if Core ML rejects it.
     public func load(_ package: StepPackage, on unit: ComputeUnit) async throws -> any StepFunction {
         let compiled = try await compiled(package)
-        return try await CoreMLStepFunction(package) { index in
+        return try await CoreMLStepFunction(package, unit) { index in
             let configuration = MLModelConfiguration()
             configuration.computeUnits = unit.units
-            if #available(macOS 14.4, iOS 17.4, *) {
-                // Lengths are enumerated and rarely change.
+            if #available(macOS 14.4, iOS 17.4, *), index == 0 || package.functions.count > 1 {
+                // Core ML optimizes again when a shape changes. This instance has one shape only.
                 configuration.optimizationHints.reshapeFrequency = .infrequent
             }
-            let function = package.functions[index]
+            let function = package.functions[min(index, package.functions.count - 1)]
             if #available(macOS 15, iOS 18, *) {
                 configuration.functionName = function
             } else if function != nil {
@@ -54,7 +54,8 @@ public struct CoreMLPredictor: Predictor {
         let beside = package.folder.deletingPathExtension().appendingPathExtension("mlmodelc")
         if files.fileExists(atPath: beside.path) { return beside }
         let system = ProcessInfo.processInfo.operatingSystemVersionString.filter { $0.isLetter || $0.isNumber }
-        let kept = cache.appendingPathComponent("\(package.contentKey)-\(system).mlmodelc")
+        let suffix = "-\(system).mlmodelc"
+        let kept = cache.appendingPathComponent("\(package.contentKey)\(suffix)")
         if files.fileExists(atPath: kept.path) { return kept }
         let fresh: URL
         do {
@@ -65,6 +66,10 @@ public struct CoreMLPredictor: Predictor {
         }
         do {
             try files.createDirectory(at: cache, withIntermediateDirectories: true)
+            // Other builds of the system compiled the others, which nothing reads again.
+            for name in try files.contentsOfDirectory(atPath: cache.path) where !name.hasSuffix(suffix) {
+                try? files.removeItem(at: cache.appendingPathComponent(name))
+            }
             try files.moveItem(at: fresh, to: kept)
         } catch {
             // Another process may have created it.

@@ -11,21 +11,29 @@ private final class CoreMLState: StepState, @unchecked Sendable {
     var native: Any?
 }
 
-/// One package: a model per function. Core ML's predictions may run concurrently.
+/// One package: a model per function, or for one function with several lengths a model for the shortest and one for the
+/// others. Core ML's predictions may run concurrently.
 final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
     private let package: StepPackage
-    /// Loads a function of the package by its index.
+    private let unit: ComputeUnit
+    /// Loads a model by its index.
     private let load: @Sendable (Int) async throws -> MLModel
-    /// The function of the shortest length, for decoding and creating states. It stays loaded.
+    /// The model of the shortest length, for decoding and creating states. It stays loaded.
     private let first: MLModel
-    /// The other functions, by index; only prefill needs them, so they may be unloaded.
+    /// The other models, by index; only prefill needs them, so they may be unloaded.
     private let others = Models()
 
-    init(_ package: StepPackage, load: @escaping @Sendable (Int) async throws -> MLModel) async throws {
+    private let count: Int
+
+    init(
+        _ package: StepPackage, _ unit: ComputeUnit, load: @escaping @Sendable (Int) async throws -> MLModel
+    ) async throws {
         self.package = package
+        self.unit = unit
         self.load = load
+        count = max(package.functions.count, min(2, package.declaration.chunkLengths.count))
         first = try await load(0)
-        for index in package.functions.indices.dropFirst() { others[index] = try await load(index) }
+        for index in 1..<max(count, 1) { others[index] = try await load(index) }
     }
 
     func unloadPrefill() async { others.removeAll() }
@@ -63,7 +71,7 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
                 results = try await model.prediction(from: provider, options: MLPredictionOptions())
             }
         } catch {
-            throw failed((error as NSError).localizedDescription)
+            throw failed(unit.reason((error as NSError).localizedDescription))
         }
         if let state { try update(state, results, position: inputs["position"]?.values.first ?? 0) }
         var outputs: [String: Tensor] = [:]
@@ -118,12 +126,13 @@ final class CoreMLStepFunction: StepFunction, @unchecked Sendable {
     }
 
     private func function(_ inputs: [String: Tensor]) async throws -> MLModel {
-        guard package.functions.count > 1 else { return first }
+        guard count > 1 else { return first }
         let (tensor, axis) = package.declaration.chunkAxis, lengths = package.declaration.chunkLengths
-        guard let length = inputs[tensor.name]?.shape[axis], let index = lengths.firstIndex(of: length) else {
+        guard let length = inputs[tensor.name]?.shape[axis], let place = lengths.firstIndex(of: length) else {
             throw failed("expected one of the lengths \(lengths)")
         }
-        guard index > 0 else { return first }
+        guard place > 0 else { return first }
+        let index = min(place, count - 1)
         if let loaded = others[index] { return loaded }
         let loaded = try await load(index)
         others[index] = loaded

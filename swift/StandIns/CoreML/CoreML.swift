@@ -1,6 +1,7 @@
 // The part of Core ML that the package uses, to compile and run it without a Mac. A prediction is a request to
 // tests/swift/stand_in.py, which runs the package on ONNX Runtime. New arrays are uninitialized and rows of results are
-// padded, as Core ML may do.
+// padded, as Core ML may do. An instance with infrequent reshaping refuses a second shape, for which Core ML would
+// optimize again, and one on the GPU predicts nothing in the background.
 
 @_exported import Foundation
 import StandInWire
@@ -146,13 +147,22 @@ public struct MLPredictionOptions {
 }
 
 public final class MLModel: @unchecked Sendable {
+    /// For tests: whether the app is in the background of an iPhone.
+    nonisolated(unsafe) public static var isInBackground = false
+
     public let modelDescription = MLModelDescription()
     private let package: String
     private let function: String
+    private let isOnGPU: Bool
+    private let isInfrequent: Bool
+    private let lock = NSLock()
+    private var shapes: [String: [Int]] = [:]
 
     public init(contentsOf url: URL, configuration: MLModelConfiguration) throws {
         package = try String(contentsOf: url.appendingPathComponent("package"), encoding: .utf8)
         function = configuration.functionName ?? ""
+        isOnGPU = configuration.computeUnits == .cpuAndGPU
+        isInfrequent = configuration.optimizationHints.reshapeFrequency == .infrequent
         let request = ["load": package, "function": function, "unit": "\(configuration.computeUnits)"]
         let types = try Wire.shared.answer(to: request, Data()).header["inputs"] as! [String: String]
         modelDescription.inputDescriptionsByName = types.mapValues { MLFeatureDescription(named($0)) }
@@ -196,9 +206,12 @@ public final class MLModel: @unchecked Sendable {
 
     private func predicted(_ input: any MLFeatureProvider, _ state: MLState?) throws -> any MLFeatureProvider {
         var data = Data(), tensors: [[String: Any]] = []
+        if isOnGPU, Self.isInBackground { throw failure("Unable to compute the prediction") }
         for name in input.featureNames.sorted() {
-            let array = input.featureValue(for: name)!.multiArrayValue!
-            tensors.append(["name": name, "shape": array.shape.map(\.intValue), "type": "\(array.dataType)"])
+            let array = input.featureValue(for: name)!.multiArrayValue!, shape = array.shape.map(\.intValue)
+            let known = lock.withLock { shapes.updateValue(shape, forKey: name) ?? shape }
+            if isInfrequent, known != shape { throw failure("\(name) was \(known), and is \(shape): too frequent") }
+            tensors.append(["name": name, "shape": shape, "type": "\(array.dataType)"])
             for row in array.rows { data.append(contentsOf: array.storage[row]) }
         }
         let request: [String: Any] = [
@@ -218,6 +231,10 @@ public final class MLModel: @unchecked Sendable {
         }
         return try MLDictionaryFeatureProvider(dictionary: results)
     }
+}
+
+private func failure(_ text: String) -> NSError {
+    NSError(domain: "com.apple.CoreML", code: 0, userInfo: [NSLocalizedDescriptionKey: text])
 }
 
 private func named(_ type: String) -> MLMultiArrayDataType {

@@ -2,17 +2,19 @@ import Foundation
 import XCTest
 
 @testable import VoxCPM
+import VoxCPMCoreML
 
 /// The actor with a fake predictor: loading, cancellation, errors, memory.
 final class ActorTests: XCTestCase {
     private let text = "the river runs to the sea"
 
-    private func tts(_ predictor: FakePredictor, _ change: (inout Configuration) -> Void = { _ in }) -> VoxCPM {
+    private func tts(_ predictor: FakePredictor, _ change: (inout Configuration) -> Void = { _ in }) -> TextToSpeech {
         var configuration = Configuration(predictor: predictor)
         configuration.memoryLimit = 1 << 40
         configuration.verifies = false
+        configuration.verified = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
         change(&configuration)
-        return VoxCPM(.folder(builtInBundle), configuration)
+        return TextToSpeech(.folder(builtInBundle), configuration)
     }
 
     private func options(_ patches: Int) -> Options {
@@ -29,8 +31,9 @@ final class ActorTests: XCTestCase {
         let tts = tts(predictor) { $0.verifies = true }
         var events: [Preparation] = []
         for try await event in tts.prepare() { events.append(event) }
-        XCTAssertEqual(events.last, .ready)
+        XCTAssertEqual(events.suffix(2), [.warmingUp, .ready])
         XCTAssertTrue(events.contains(.verifying(1)))
+        XCTAssertGreaterThan(predictor.calls, 10, "one patch")
         for name in StepModelName.allCases where name != .locDiTSolve {
             XCTAssertTrue(events.contains(.compiling(name)))
             XCTAssertTrue(events.contains(.fellBack(name, .cpuAndGPU, reason: "not on cpuAndGPU")))
@@ -125,9 +128,20 @@ final class ActorTests: XCTestCase {
         let folder = files.temporaryDirectory.appendingPathComponent(UUID().uuidString)
         try files.copyItem(at: builtInBundle, to: folder)
         defer { try? files.removeItem(at: folder) }
+        var configuration = Configuration(predictor: FakePredictor())
+        configuration.verified = folder.appendingPathComponent("verified")
+        func prepared() async throws -> [Preparation] {
+            var events: [Preparation] = []
+            for try await event in TextToSpeech(.folder(folder), configuration).prepare() { events.append(event) }
+            return events
+        }
+        let isVerified = { (event: Preparation) in if case .verifying = event { true } else { false } }
+        let first = try await prepared(), second = try await prepared()
+        XCTAssertTrue(first.contains(where: isVerified))
+        XCTAssertFalse(second.contains(where: isVerified), "verified once")
         func expectsBundleError(_ name: String) async {
             do {
-                let tts = VoxCPM(.folder(folder), Configuration(predictor: FakePredictor()))
+                let tts = TextToSpeech(.folder(folder), configuration)
                 _ = try await tts.speak(text, options: options(3))
                 XCTFail("\(name): it spoke")
             } catch VoxCPMError.bundle {} catch { XCTFail("\(name): \(error)") }
@@ -145,8 +159,19 @@ final class ActorTests: XCTestCase {
             await expectsBundleError(path)
             try good.write(to: file)
         }
-        let tts = VoxCPM(.folder(folder), Configuration(predictor: FakePredictor()))
-        _ = try await tts.speak(text, options: options(3))
+        _ = try await TextToSpeech(.folder(folder), configuration).speak(text, options: options(3))
+    }
+
+    func testSpeechInTheBackgroundLeavesOutTheGPU() async throws {
+        let found = try await tts(FakePredictor(refused: [.cpuAndGPU])) { $0.speaksInBackground = true }.examine()
+        XCTAssertEqual(Set(found.map(\.unit)), [.cpu])
+        var configuration = Configuration(predictor: CoreMLPredictor())
+        configuration.speaksInBackground = true
+        configuration.computeUnits = [.residualLMStep: [.cpuAndGPU]]
+        for name in StepModelName.allCases {
+            XCTAssertFalse(configuration.units(for: name).contains(.cpuAndGPU))
+            XCTAssertEqual(configuration.units(for: name).last, .cpu)
+        }
     }
 
     func testCancellationAtAnyCall() async throws {
@@ -261,7 +286,7 @@ final class ActorTests: XCTestCase {
         XCTAssertEqual(suspicions.last, .some(.long))
     }
 
-    private func progress(of text: String, _ tts: VoxCPM, _ options: Options) async throws -> [SpeechProgress] {
+    private func progress(of text: String, _ tts: TextToSpeech, _ options: Options) async throws -> [SpeechProgress] {
         let reports = Channel<SpeechProgress>()
         var options = options, progress: [SpeechProgress] = []
         options.onProgress = { reports.put($0) }

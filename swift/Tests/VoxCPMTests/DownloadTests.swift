@@ -11,16 +11,19 @@ import FoundationNetworking
 final class DownloadTests: XCTestCase {
     /// verifies: false by default, as digests are slow without optimisation.
     private func tts(
-        _ recorded: Recorded, into folder: URL, verifies: Bool = false, inBackground: Bool = false
-    ) throws -> VoxCPM {
+        _ recorded: Recorded, into folder: URL, verifies: Bool = false, inBackground: Bool = false,
+        token: String? = nil
+    ) throws -> TextToSpeech {
         var configuration = Configuration(predictor: FakePredictor(), precision: .fp16)
         configuration.verifies = verifies
+        configuration.verified = folder.appendingPathComponent("../verified-\(UUID().uuidString)")
         configuration.downloadsInBackground = inBackground
+        configuration.hubToken = token
         configuration.hub = try XCTUnwrap(URL(string: recorded.string("endpoint")))
-        return VoxCPM(.hub("org/name", into: folder), configuration)
+        return TextToSpeech(.hub("org/name", into: folder), configuration)
     }
 
-    private func prepared(_ tts: VoxCPM) async throws -> [Preparation] {
+    private func prepared(_ tts: TextToSpeech) async throws -> [Preparation] {
         var events: [Preparation] = []
         for try await event in tts.prepare() { events.append(event) }
         return events
@@ -77,7 +80,7 @@ final class DownloadTests: XCTestCase {
         let bundle = try OpenBundle(folder.appendingPathComponent("org--name--main--fp16"))
         let after = try await requests(recorded)
         XCTAssertLessThan(after - before, 2 * bundle.manifest.files(of: .fp16).count)
-        XCTAssertFalse(VoxCPM.handleBackgroundDownloads(of: "another") {})
+        XCTAssertFalse(TextToSpeech.handleBackgroundDownloads(of: "another") {})
     }
 
     func testAnInterruptedDownloadContinues() async throws {
@@ -119,10 +122,27 @@ final class DownloadTests: XCTestCase {
         XCTAssertTrue(left.allSatisfy { $0.hasSuffix(".partial") }, "\(left)")
     }
 
+    func testSeveralFilesAtATimeWithAToken() async throws {
+        let recorded = try Recorded.first("hub", "private"), folder = try emptyFolder()
+        do {
+            _ = try await prepared(tts(recorded, into: folder))
+            XCTFail("it needs no token")
+        } catch VoxCPMError.download(_, let problem) {
+            XCTAssertTrue(problem.contains("hubToken"), problem)
+        }
+        let events = try await prepared(tts(recorded, into: folder, token: "secret"))
+        XCTAssertEqual(events.last, .ready)
+        let shares = events.compactMap { if case .downloading(let share) = $0 { share } else { nil } }
+        XCTAssertEqual(shares, shares.sorted())
+        // The hub answers once three files are asked for.
+        let background = try await prepared(tts(recorded, into: emptyFolder(), inBackground: true, token: "secret"))
+        XCTAssertEqual(background.last, .ready)
+    }
+
     func testRepositoryThatLeavesItsFolderIsRefused() async throws {
         for name in ["a", "a/b/c", "../b", "a/..", "a b/c", ""] {
             do {
-                _ = try await prepared(VoxCPM(.hub(name), Configuration(predictor: FakePredictor())))
+                _ = try await prepared(TextToSpeech(.hub(name), Configuration(predictor: FakePredictor())))
                 XCTFail(name)
             } catch VoxCPMError.argument {}
         }

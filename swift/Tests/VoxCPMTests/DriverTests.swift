@@ -1,6 +1,10 @@
 import Foundation
 import XCTest
 
+#if os(Linux)
+import CoreML
+#endif
+
 @testable import VoxCPM
 import VoxCPMCoreAI
 import VoxCPMCoreML
@@ -13,6 +17,45 @@ final class DriverTests: XCTestCase {
         #endif
         return CoreMLPredictor(cache: Recorded.cache)
     }
+
+    #if os(Linux)
+    func testTheGPUInTheBackgroundIsAnErrorThatNamesTheSetting() async throws {
+        let recorded = try Recorded.first("driver", "-zero-shot"), bundle = try OpenBundle(recorded.url("bundle"))
+        guard bundle.manifest.target != .macOS27 else { return }
+        var configuration = Configuration(cache: Recorded.cache)
+        configuration.computeUnits = [.locDiTStep: [.cpuAndGPU], .locDiTSolve: [.cpuAndGPU]]
+        let tts = TextToSpeech(.folder(bundle.folder), configuration)
+        for try await _ in tts.prepare() {}
+        MLModel.isInBackground = true
+        defer { MLModel.isInBackground = false }
+        do {
+            _ = try await tts.speak("the river runs")
+            XCTFail("it spoke")
+        } catch VoxCPMError.prediction(_, let reason) {
+            XCTAssertTrue(reason.contains("speaksInBackground"), reason)
+        }
+        configuration.speaksInBackground = true
+        _ = try await TextToSpeech(.folder(bundle.folder), configuration).speak("the river runs")
+    }
+
+    func testCompiledModelsOfAnotherSystemAreDeleted() async throws {
+        let cache = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
+        defer { try? FileManager.default.removeItem(at: cache) }
+        let bundle = try OpenBundle(Recorded.first("driver", "-zero-shot").url("bundle"))
+        guard bundle.manifest.target != .macOS27 else { return }
+        for name in ["\(String(repeating: "a", count: 64))-Version140.mlmodelc", "half"] {
+            try FileManager.default.createDirectory(
+                at: cache.appendingPathComponent(name), withIntermediateDirectories: true)
+        }
+        let predictor = CoreMLPredictor(cache: cache)
+        for name in [StepModelName.featEncoder, .residualLMStep] {
+            _ = try await predictor.load(bundle.packages(of: name)[0], on: .cpu)
+        }
+        let left = try FileManager.default.contentsOfDirectory(atPath: cache.path)
+        XCTAssertEqual(left.count, 2, "\(left)")
+        XCTAssertTrue(left.allSatisfy { !$0.contains("Version140") && $0 != "half" }, "\(left)")
+    }
+    #endif
 
     func testSpeaksAsPython() async throws {
         let cases = try Recorded.cases("driver")

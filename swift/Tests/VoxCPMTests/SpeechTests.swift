@@ -105,7 +105,7 @@ final class SpeechTests: XCTestCase {
             options.noise = nil
             options.seed = 11
             options.maxLen = 60
-            let tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
+            let tts = TextToSpeech(.folder(recorded.url("bundle")), case_.configuration)
             let whole = try await tts.speak(recorded.string("text"), voice: case_.voice, options: options)
             options.chunkPatches = 4
             var samples: [Float] = [], words: [TimedWord] = []
@@ -129,7 +129,7 @@ final class SpeechTests: XCTestCase {
             let precision = recorded.string("precision")
             guard ["fp16", "fp32"].contains(precision) else { continue }
             let case_ = try Case(recorded)
-            let tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
+            let tts = TextToSpeech(.folder(recorded.url("bundle")), case_.configuration)
             let session = try await tts.session(voice: case_.voice, options: case_.options)
             for text in recorded.document["pushed"] as? [String] ?? [] { try session.push(text) }
             try session.finish()
@@ -142,7 +142,7 @@ final class SpeechTests: XCTestCase {
     /// Resident memory does not grow over VOXCPM_MINUTES (default: 0.5) of speech in a session.
     func testMemoryIsFlat() async throws {
         let recorded = try Recorded.first("speech", "-fp32-session")
-        let case_ = try Case(recorded), tts = VoxCPM(.folder(recorded.url("bundle")), case_.configuration)
+        let case_ = try Case(recorded), tts = TextToSpeech(.folder(recorded.url("bundle")), case_.configuration)
         var options = case_.options
         (options.noise, options.seed) = (nil, 1)
         (options.minLen, options.maxLen, options.inferenceTimesteps) = (20, 20, 2)
@@ -180,7 +180,7 @@ final class SpeechTests: XCTestCase {
         var configuration = Configuration(cache: Recorded.cache)
         configuration.verifies = false
         _ = try Recorded.folder("speech")
-        let found = try await VoxCPM(.folder(builtInBundle), configuration).examine()
+        let found = try await TextToSpeech(.folder(builtInBundle), configuration).examine()
         XCTAssertEqual(found.count, 6)
         for one in found {
             print(one.model.rawValue, one.streams, one.state ?? "", one.seconds)

@@ -6,6 +6,13 @@ import SwiftUI
 struct SpeakApp: App {
     @StateObject private var model = SpeakModel()
 
+    init() {
+        #if canImport(AppKit)
+        // Without a bundle, as by `swift run`, an app otherwise gets no keyboard.
+        NSApplication.shared.setActivationPolicy(.regular)
+        #endif
+    }
+
     var body: some Scene {
         WindowGroup {
             SpeakView(model: model)

@@ -1,8 +1,13 @@
 import Foundation
 import SwiftUI
 import VoxCPM
+import VoxCPMBuiltInVoice
 import VoxCPMCoreML
 import VoxCPMPlayback
+
+#if os(iOS)
+import AVFAudio
+#endif
 
 /// The app's state: opens a bundle, plays speech as it is generated, and saves voices.
 @MainActor
@@ -10,26 +15,37 @@ final class SpeakModel: ObservableObject {
     @Published var text = "Hello from Core ML."
     @Published var voiceName = SpeakModel.noVoice
     @Published private(set) var voices: [String: Voice] = [:]
-    @Published private(set) var status = "Choose a bundle."
+    @Published private(set) var status = ""
     @Published private(set) var isReady = false
     @Published private(set) var isSpeaking = false
 
     static let noVoice = "The voice of the model"
 
     private let player = SpeechPlayer()
-    private var speech: VoxCPM?
+    private var speech: TextToSpeech?
     private var speaking: Task<Void, Never>?
     private var heard: [Float] = []
     private var sampleRate = 0
 
     private var voicesFolder: URL { URL.documentsDirectory.appending(path: "Voices") }
 
-    init() { readVoices() }
+    init() {
+        #if os(iOS)
+        // Also with the ringer switched off and, with the background mode for audio, in the background.
+        try? AVAudioSession.sharedInstance().setCategory(.playback)
+        #endif
+        readVoices()
+        open(.builtInVoice)
+    }
 
-    /// Open a bundle's folder. The first compilation takes minutes, so each step is shown.
-    func open(_ bundle: URL) {
-        _ = bundle.startAccessingSecurityScopedResource()
-        let opened = VoxCPM(.folder(bundle), Configuration(predictor: CoreMLPredictor()))
+    /// Open a bundle. The first compilation takes minutes, so each step is shown.
+    ///
+    /// - Parameter chosen: its folder, if the user chose it.
+    func open(_ bundle: BundleSource, _ chosen: URL? = nil) {
+        _ = chosen?.startAccessingSecurityScopedResource()
+        var configuration = Configuration(predictor: CoreMLPredictor())
+        configuration.speaksInBackground = true
+        let opened = TextToSpeech(bundle, configuration)
         isReady = false
         Task {
             do {
@@ -104,6 +120,7 @@ final class SpeakModel: ObservableObject {
         case .verifying(let share): "Verifying: \(Int(100 * share)) %"
         case .compiling(let model): "Preparing \(model.rawValue), once on this device …"
         case .fellBack(let model, let unit, let reason): "\(model.rawValue) does not run on \(unit.rawValue): \(reason)"
+        case .warmingUp: "Predicting a first patch …"
         case .ready: "Ready."
         }
     }

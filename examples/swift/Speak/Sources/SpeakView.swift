@@ -21,21 +21,24 @@ struct SpeakView: View {
                 Button("Stop") { model.stop() }
                     .disabled(!model.isSpeaking)
                 Button("Choose bundle") { choosesBundle = true }
+                    // Of several importers on one view only the last opens.
+                    .fileImporter(isPresented: $choosesBundle, allowedContentTypes: [.folder]) { result in
+                        if case .success(let folder) = result { model.open(.folder(folder), folder) }
+                    }
             }
             HStack {
                 TextField("What is said in the recording", text: $transcript)
                 TextField("Name", text: $name)
                 Button("Make a voice") { choosesRecording = true }
                     .disabled(!model.isReady || transcript.isEmpty || name.isEmpty)
+                    .fileImporter(isPresented: $choosesRecording, allowedContentTypes: [.audio]) { result in
+                        if case .success(let file) = result {
+                            model.makeVoice(file, transcript: transcript, name: name)
+                        }
+                    }
             }
             Text(model.status)
         }
         .padding()
-        .fileImporter(isPresented: $choosesBundle, allowedContentTypes: [.folder]) { result in
-            if case .success(let folder) = result { model.open(folder) }
-        }
-        .fileImporter(isPresented: $choosesRecording, allowedContentTypes: [.audio]) { result in
-            if case .success(let file) = result { model.makeVoice(file, transcript: transcript, name: name) }
-        }
     }
 }

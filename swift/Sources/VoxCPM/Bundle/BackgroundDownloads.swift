@@ -16,8 +16,11 @@ final class BackgroundDownloads: NSObject, URLSessionDownloadDelegate, @unchecke
     private let lock = NSLock()
     /// By the path that a file goes to: bytes that are there, and how the transfer ended.
     private var transfers: [String: (bytes: Int, end: Result<Void, any Error>?)] = [:]
-    private var whenDone: (@Sendable () -> Void)?
+    private var whenDone: Handler?
     private lazy var session = URLSession(configuration: Self.configuration, delegate: self, delegateQueue: nil)
+
+    /// Unchecked: iOS gives a handler that is not Sendable, to be called on the main thread.
+    private struct Handler: @unchecked Sendable { let call: () -> Void }
 
     private static var configuration: URLSessionConfiguration {
         #if os(Linux)
@@ -28,12 +31,12 @@ final class BackgroundDownloads: NSObject, URLSessionDownloadDelegate, @unchecke
     }
 
     /// Begin to download a file, unless an earlier process has begun it.
-    func begin(_ url: URL, to file: URL) async {
+    func begin(_ request: URLRequest, to file: URL) async {
         let path = file.path
         let isKnown = lock.withLock { transfers.updateValue((0, nil), forKey: path).map { $0.end == nil } ?? false }
         let tasks = await withCheckedContinuation { all in session.getAllTasks { all.resume(returning: $0) } }
         guard !isKnown, !tasks.contains(where: { $0.taskDescription == path }) else { return }
-        let task = session.downloadTask(with: url)
+        let task = session.downloadTask(with: request)
         task.taskDescription = path
         task.resume()
     }
@@ -48,8 +51,9 @@ final class BackgroundDownloads: NSObject, URLSessionDownloadDelegate, @unchecke
     }
 
     /// Call `done` once all of the session's events are delivered.
-    func finish(_ done: @escaping @Sendable () -> Void) {
-        lock.withLock { whenDone = done }
+    func finish(_ done: @escaping () -> Void) {
+        let handler = Handler(call: done)
+        lock.withLock { whenDone = handler }
         _ = session
     }
 
@@ -83,11 +87,11 @@ final class BackgroundDownloads: NSObject, URLSessionDownloadDelegate, @unchecke
 
     #if !os(Linux)
     func urlSessionDidFinishEvents(forBackgroundURLSession session: URLSession) {
-        let done = lock.withLock { () -> (@Sendable () -> Void)? in
+        let done = lock.withLock { () -> Handler? in
             defer { whenDone = nil }
             return whenDone
         }
-        if let done { DispatchQueue.main.async(execute: done) }
+        if let done { DispatchQueue.main.async { done.call() } }
     }
     #endif
 
@@ -98,11 +102,11 @@ final class BackgroundDownloads: NSObject, URLSessionDownloadDelegate, @unchecke
     }
 }
 
-extension VoxCPM {
+extension TextToSpeech {
     /// Hand over what iOS gives to the app's `application(_:handleEventsForBackgroundURLSession:completionHandler:)`.
     /// False for the session of something else.
     public static func handleBackgroundDownloads(
-        of session: String, completionHandler: @escaping @Sendable () -> Void
+        of session: String, completionHandler: @escaping () -> Void
     ) -> Bool {
         guard session == BackgroundDownloads.identifier else { return false }
         BackgroundDownloads.shared.finish(completionHandler)

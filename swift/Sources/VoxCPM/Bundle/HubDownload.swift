@@ -15,11 +15,14 @@ struct HubDownload: Sendable {
     private let precision: Manifest.Precision?
     private let parent: URL
     private let endpoint: URL
+    private let token: String?
     private let inBackground: Bool
     private let session = URLSession.shared
 
     private static let blockBytes = 8 << 20
     private static let attempts = 4
+    /// Files at a time.
+    private static let concurrent = 4
 
     /// - Parameters:
     ///   - precision: nil for the smallest of the bundle.
@@ -29,7 +32,7 @@ struct HubDownload: Sendable {
     /// Throws `VoxCPMError.argument` for a repository that is not organisation/name.
     init(
         _ repository: String, revision: String, precision: Manifest.Precision?, into parent: URL?, endpoint: URL,
-        inBackground: Bool
+        token: String?, inBackground: Bool
     ) throws {
         let parts = repository.split(separator: "/", omittingEmptySubsequences: false)
         let allowed = CharacterSet(charactersIn: "-._").union(.alphanumerics)
@@ -44,6 +47,7 @@ struct HubDownload: Sendable {
         self.parent = parent ?? FileManager.default.urls(for: .applicationSupportDirectory, in: .userDomainMask)[0]
             .appendingPathComponent("voxcpm-bundles")
         self.endpoint = endpoint
+        self.token = token
         self.inBackground = inBackground
     }
 
@@ -58,7 +62,7 @@ struct HubDownload: Sendable {
     /// Download the missing files; a complete bundle needs no request.
     ///
     /// - Parameter progress: called with the downloaded share of all bytes, from 0 to 1.
-    func callAsFunction(_ progress: (Double) -> Void) async throws {
+    func callAsFunction(_ progress: @escaping @Sendable (Double) -> Void) async throws {
         if FileManager.default.fileExists(atPath: folder.path) { return }
         let commit = try await commit(), partial = folder(commit).appendingPathExtension("partial")
         try storing(partial) { try FileManager.default.createDirectory(at: $0, withIntermediateDirectories: true) }
@@ -81,14 +85,20 @@ struct HubDownload: Sendable {
                 let part = file.appendingPathExtension("part")
                 guard ![size(file), size(part)].contains(record.bytes) else { continue }
                 try makeFolder(of: file)
-                await BackgroundDownloads.shared.begin(address(path, at: commit), to: part)
+                await BackgroundDownloads.shared.begin(request(for: address(path, at: commit)), to: part)
             }
         }
-        let total = max(1, files.reduce(0.0) { $0 + Double($1.value.bytes) })
-        var done = 0.0
-        for (path, record) in files {
-            try await download(path, record, at: commit, into: partial) { progress((done + Double($0)) / total) }
-            done += Double(record.bytes)
+        let total = max(1, files.reduce(0.0) { $0 + Double($1.value.bytes) }), shares = Shares()
+        try await withThrowingTaskGroup(of: Void.self) { group in
+            for (index, (path, record)) in files.enumerated() {
+                if index >= Self.concurrent { try await group.next() }
+                group.addTask {
+                    try await download(path, record, at: commit, into: partial) { bytes in
+                        shares.note(path, bytes) { progress($0 / total) }
+                    }
+                }
+            }
+            try await group.waitForAll()
         }
         try storing(folder) { try FileManager.default.moveItem(at: partial, to: $0) }
     }
@@ -118,7 +128,7 @@ struct HubDownload: Sendable {
     /// One file of the bundle: `path`, resumed from `path.part`.
     private func download(
         _ path: String, _ record: Manifest.FileRecord, at commit: String, into partial: URL,
-        _ progress: (Int) -> Void
+        _ progress: @Sendable (Int) -> Void
     ) async throws {
         let file = partial.appendingPathComponent(path), part = file.appendingPathExtension("part")
         let files = FileManager.default
@@ -177,9 +187,15 @@ struct HubDownload: Sendable {
         try await request(address(path, at: commit), headers: headers)
     }
 
+    private func request(for url: URL) -> URLRequest {
+        var request = URLRequest(url: url)
+        if let token { request.setValue("Bearer \(token)", forHTTPHeaderField: "Authorization") }
+        return request
+    }
+
     /// The response to a request, with retries for transient failures.
     private func request(_ url: URL, headers: [String: String]) async throws -> (Data, Int) {
-        var request = URLRequest(url: url)
+        var request = request(for: url)
         for (name, value) in headers { request.setValue(value, forHTTPHeaderField: name) }
         var delay: UInt64 = 500_000_000
         for attempt in 1...Self.attempts {
@@ -206,7 +222,8 @@ struct HubDownload: Sendable {
     }
 
     private func failure(_ file: String, _ status: Int) -> VoxCPMError {
-        .download(file: file, problem: "the hub answered with status \(status)")
+        let advice = [401, 403].contains(status) ? "; set Configuration.hubToken to one that may read it" : ""
+        return .download(file: file, problem: "the hub answered with status \(status)\(advice)")
     }
 
     private func storing(_ url: URL, _ write: (URL) throws -> Void) throws {
@@ -214,6 +231,22 @@ struct HubDownload: Sendable {
             try write(url)
         } catch {
             throw VoxCPMError.storage(path: url.path, problem: reason(error))
+        }
+    }
+}
+
+/// Downloaded bytes of the files that are downloaded at the same time.
+///
+/// Unchecked: a lock guards all state.
+private final class Shares: @unchecked Sendable {
+    private let lock = NSLock()
+    private var bytes: [String: Int] = [:]
+
+    /// Report the sum in order.
+    func note(_ path: String, _ count: Int, _ report: (Double) -> Void) {
+        lock.withLock {
+            bytes[path] = count
+            report(Double(bytes.values.reduce(0, +)))
         }
     }
 }

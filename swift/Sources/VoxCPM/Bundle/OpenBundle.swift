@@ -54,6 +54,18 @@ public struct OpenBundle: Sendable {
         }
     }
 
+    /// Another name once the manifest, or the size, date or inode of a file, has changed.
+    var mark: String {
+        var hash = SHA256()
+        for path in ["manifest.json"] + manifest.files(of: precision).keys.sorted() {
+            let file = folder.appendingPathComponent(path).resolvingSymlinksInPath()
+            let found = (try? FileManager.default.attributesOfItem(atPath: file.path)) ?? [:]
+            let date = (found[.modificationDate] as? Date)?.timeIntervalSince1970 ?? 0
+            hash.update(Data("\(path) \(found[.size] ?? 0) \(date) \(found[.systemFileNumber] ?? 0)\n".utf8))
+        }
+        return hash.hex()
+    }
+
     /// Compare the digests of the precision's files with the manifest. Takes about a second per gigabyte.
     public func verify(_ progress: (Double) -> Void = { _ in }) throws {
         let files = manifest.files(of: precision).sorted { $0.key < $1.key }

@@ -52,6 +52,12 @@ func checked(_ outputs: [String: Tensor], _ name: String, _ count: Int, of model
 /// Where a step model computes.
 public enum ComputeUnit: String, Sendable, Codable, CaseIterable {
     case cpu, cpuAndGPU, cpuAndNeuralEngine
+
+    /// The reason of a failed prediction on this unit, with what to do in the background, where frameworks say little.
+    package func reason(_ failure: String) -> String {
+        guard self == .cpuAndGPU else { return failure }
+        return "\(failure) (iOS forbids the GPU in the background: set Configuration.speaksInBackground to speak there)"
+    }
 }
 
 /// Loads step models, as `CoreMLPredictor` does with Core ML.

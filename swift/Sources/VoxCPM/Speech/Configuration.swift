@@ -20,14 +20,23 @@ public struct Configuration: Sendable {
     public var precision: Manifest.Precision?
     /// Compute units to try for a step model, best first, instead of the predictor's.
     public var computeUnits: [StepModelName: [ComputeUnit]] = [:]
+    /// Whether to leave out the GPU, which iOS forbids in the background. Then the language models run on the CPU. The
+    /// app also needs the background mode for audio.
+    public var speaksInBackground = false
     /// Maximum bytes for the step models; nil for half of the physical memory. If the weights exceed half of it, what
     /// only prefill needs is unloaded in between, and each speech starts later.
     public var memoryLimit: UInt64?
-    /// Whether to verify the files' digests before the first load: about a second per gigabyte.
+    /// Whether to verify the files' digests, about a second per gigabyte: before the first load, and after any file has
+    /// changed.
     public var verifies = true
+    /// Where is noted what was verified.
+    var verified = FileManager.default.urls(for: .cachesDirectory, in: .userDomainMask)[0]
+        .appendingPathComponent("voxcpm-verified")
     /// The address of the hub or a mirror.
     public var hub = URL(string: "https://huggingface.co") ?? URL(fileURLWithPath: "/")
-    /// Whether the system downloads the files, also while the app is suspended (`VoxCPM.handleBackgroundDownloads`).
+    /// A token of the hub, for a private bundle.
+    public var hubToken: String?
+    /// Whether the system downloads the files, also while the app is suspended (`TextToSpeech.handleBackgroundDownloads`).
     public var downloadsInBackground = false
 
     /// - Parameters:
@@ -36,6 +45,14 @@ public struct Configuration: Sendable {
     public init(predictor: any Predictor, precision: Manifest.Precision? = nil) {
         self.predictor = predictor
         self.precision = precision
+    }
+
+    /// The compute units to try for a step model, best first.
+    func units(for model: StepModelName) -> [ComputeUnit] {
+        let units = computeUnits[model] ?? predictor.units(for: model)
+        guard speaksInBackground else { return units }
+        let allowed = units.filter { $0 != .cpuAndGPU }
+        return allowed.isEmpty ? [.cpu] : allowed
     }
 
     /// Whether to unload what only prefill needs.
@@ -56,6 +73,8 @@ public enum Preparation: Sendable, Equatable {
     case compiling(StepModelName)
     /// A compute unit rejected a step model; the next one is tried.
     case fellBack(StepModelName, ComputeUnit, reason: String)
+    /// Predicting a first patch, as a model's first prediction takes longer.
+    case warmingUp
     /// The bundle is ready to speak.
     case ready
 }

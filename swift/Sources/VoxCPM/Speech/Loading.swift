@@ -9,6 +9,20 @@ struct LoadedBundle: Sendable {
     /// Whether memory is tight: prefill-only models are loaded per prefill.
     let isTight: Bool
     let prefixes = Prefixes()
+
+    /// Predict, feed and decode one patch after no text.
+    func warmUp() async throws {
+        let width = driver.patchValues, none = Rows(width: width), steps = bundle.manifest.sizes.solverSteps
+        let sequence = InputSequence(text: [], prompt: none, reference: none)
+        let solving = Solving(
+            steps: steps > 0 ? steps : Options().inferenceTimesteps, cfgValue: 2, swaySamplingCoef: 1,
+            useCfgZeroStar: true, embeddingWidth: driver.architecture.ditWidth, meanMode: driver.architecture.meanMode)
+        let prefilled = try await driver.prefill(sequence), decoder = try await driver.patchDecoder(after: sequence)
+        let noise = [Float](repeating: 0, count: width)
+        let patch = try await driver.predict(prefilled.next, noise: noise, solving)
+        _ = try await driver.advance(prefilled, index: 0, patch: patch)
+        _ = try await decoder(patch)
+    }
 }
 
 typealias Report = @Sendable (Preparation) -> Void
@@ -124,7 +138,7 @@ private final class Listeners: @unchecked Sendable {
 
 /// Open, verify and load a bundle.
 private func loadedBundle(
-    _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: Report
+    _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: @escaping Report
 ) async throws -> LoadedBundle {
     let bundle = try await openBundle(source, configuration, verifies: verifies, report)
     let tokenizer = try TextTokenizer(folder: bundle.folder.appendingPathComponent("tokenizer"))
@@ -142,11 +156,16 @@ private func loadedBundle(
 
 /// The bundle, downloaded if missing, and verified.
 private func openBundle(
-    _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: Report
+    _ source: BundleSource, _ configuration: Configuration, verifies: Bool, _ report: @escaping Report
 ) async throws -> OpenBundle {
     func opened(_ folder: URL) throws -> OpenBundle {
         let bundle = try OpenBundle(folder, precision: configuration.precision)
-        if verifies { try bundle.verify { report(.verifying($0)) } }
+        let mark = configuration.verified.appendingPathComponent(bundle.mark)
+        guard verifies, !FileManager.default.fileExists(atPath: mark.path) else { return bundle }
+        try bundle.verify { report(.verifying($0)) }
+        // What is not noted is only verified again.
+        try? FileManager.default.createDirectory(at: configuration.verified, withIntermediateDirectories: true)
+        try? Data().write(to: mark)
         return bundle
     }
     switch source {
@@ -154,7 +173,7 @@ private func openBundle(
     case .hub(let repository, let revision, let parent):
         let download = try HubDownload(
             repository, revision: revision, precision: configuration.precision, into: parent,
-            endpoint: configuration.hub, inBackground: configuration.downloadsInBackground)
+            endpoint: configuration.hub, token: configuration.hubToken, inBackground: configuration.downloadsInBackground)
         try await download { report(.downloading($0)) }
         do {
             return try opened(download.folder)
@@ -171,7 +190,7 @@ private func openBundle(
 func loadedModel(
     _ name: StepModelName, of bundle: OpenBundle, _ configuration: Configuration, _ report: Report
 ) async throws -> (any StepFunction, ComputeUnit) {
-    let units = configuration.computeUnits[name] ?? configuration.predictor.units(for: name)
+    let units = configuration.units(for: name)
     var reasons: [String] = []
     for unit in units {
         try Task.checkCancellation()

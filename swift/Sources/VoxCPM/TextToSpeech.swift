@@ -2,11 +2,11 @@ import Foundation
 
 /// Text-to-speech with a bundle.
 ///
-///     let tts = VoxCPM(.folder(url), Configuration(predictor: CoreMLPredictor()))
+///     let tts = TextToSpeech(.folder(url), Configuration(predictor: CoreMLPredictor()))
 ///     let speech = try await tts.speak("The river runs to the sea.")
 ///
 /// Calls may run concurrently; each has its own caches. Cancelling a call's task stops it within one Euler step.
-public actor VoxCPM {
+public actor TextToSpeech {
     private let loader: Loader
     private let configuration: Configuration
 
@@ -16,14 +16,17 @@ public actor VoxCPM {
         loader = Loader(source, configuration)
     }
 
-    /// Verify, compile and load the bundle, and report progress. Other calls do the same silently.
+    /// Verify, compile and load the bundle, predict one patch, and report progress. Other calls load silently.
     ///
     /// Throws `VoxCPMError.bundle` for a missing or altered file, and `VoxCPMError.loading` for a step model that no
     /// compute unit loads. Compiling takes seconds to minutes, once per device.
     public nonisolated func prepare() -> AsyncThrowingStream<Preparation, any Error> {
         let loader = loader
         return Production(capacity: .max) { channel in
-            _ = try await loader.bundle { channel.put($0) }
+            let loaded = try await loader.bundle { if $0 != .ready { channel.put($0) } }
+            channel.put(.warmingUp)
+            try await loaded.warmUp()
+            channel.put(.ready)
         }.stream
     }
 
