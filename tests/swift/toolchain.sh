@@ -6,13 +6,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 # One that runs in this folder: a container or a root of its own may not see it.
-if (cd swift && swift --version) >/dev/null 2>&1; then
+if (swift --version) >/dev/null 2>&1; then
     command -v swift
     exit 0
 fi
 root=$PWD/build/swift/root
 swift=$PWD/build/swift/bin/swift
-if [ ! -x "$swift" ]; then
+if [ ! -x "$swift" ] || [ ! -x "$root/usr/bin/git" ]; then
     if [ "$(id -u)" != 0 ] || ! { command -v debootstrap || apt-get install -y debootstrap; } >/dev/null 2>&1; then
         echo "no swift on PATH that runs here, and no debootstrap to make a root with one" >&2
         exit 3
@@ -23,7 +23,7 @@ if [ ! -x "$swift" ]; then
     unshare --mount sh -ec '
         debootstrap --variant=minbase --include=ca-certificates trixie "$0"
         cp /etc/resolv.conf "$0/etc/"
-        chroot "$0" sh -c "apt-get update && apt-get install -y --no-install-recommends swiftlang libc6-dev"
+        chroot "$0" sh -c "apt-get update && apt-get install -y --no-install-recommends swiftlang libc6-dev git"
     ' "$root" >build/swift/toolchain.log 2>&1 || {
         rm -rf --one-file-system "$root"
         echo "no swift on PATH that runs here, and Debian's could not be installed (build/swift/toolchain.log)" >&2

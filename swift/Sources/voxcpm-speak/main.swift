@@ -1,69 +1,17 @@
-// Speaks a text into a WAV file: voxcpm-speak BUNDLE --text "…" -o out.wav
+// Speaks a text: voxcpm-speak --help
 
 import Foundation
 import VoxCPM
+import VoxCPMBuiltInVoice
 import VoxCPMCoreAI
 import VoxCPMCoreML
-
-private let usage = """
-    usage: voxcpm-speak BUNDLE --text TEXT [-o out.wav] [--precision int8] [--voice FILE.voice]
-                        [--prompt WAV --prompt-text TEXT] [--reference WAV] [--control TEXT] [--seed N] [--max-len N]
-
-    BUNDLE is a folder, or a hub id (org/name).
-    """
-
-/// The parsed command line.
-private struct Arguments {
-    var bundle = "", text: String?, output = "out.wav", precision: Manifest.Precision?
-    var voice: String?, prompt: String?, promptText: String?, reference: String?
-    var options = Options()
-
-    init(_ arguments: [String]) throws {
-        var rest = arguments[...]
-        while let word = rest.popFirst() {
-            guard word.hasPrefix("-") else {
-                guard bundle.isEmpty else { throw Misuse("expected one bundle, got \(bundle) and \(word)") }
-                bundle = word
-                continue
-            }
-            guard let value = rest.popFirst() else { throw Misuse("\(word) needs a value") }
-            switch word {
-            case "--text", "-t": text = value
-            case "--output", "-o": output = value
-            case "--voice", "-v": voice = value
-            case "--prompt": prompt = value
-            case "--prompt-text": promptText = value
-            case "--reference": reference = value
-            case "--control": options.control = value
-            case "--seed": options.seed = try number(word, value)
-            case "--max-len": options.maxLen = try number(word, value)
-            case "--precision":
-                guard let known = Manifest.Precision(rawValue: value) else {
-                    throw Misuse("--precision: expected int8, int4, fp16 or fp32, got \(value)")
-                }
-                precision = known
-            default: throw Misuse("unknown option \(word)")
-            }
-        }
-        guard !bundle.isEmpty, text != nil else { throw Misuse("expected a bundle and --text") }
-    }
-}
-
-private struct Misuse: Error {
-    let text: String
-
-    init(_ text: String) { self.text = text }
-}
-
-private func number<Number: FixedWidthInteger>(_ option: String, _ value: String) throws -> Number {
-    guard let number = Number(value) else { throw Misuse("\(option): expected a whole number, got \(value)") }
-    return number
-}
+import VoxCPMPlayback
 
 private func note(_ text: String) { FileHandle.standardError.write(Data("\(text)\n".utf8)) }
 
 /// The source of a bundle, a folder or a hub id, and a predictor for it. Bundles from a hub are for Core ML.
-private func source(_ bundle: String) throws -> (BundleSource, any Predictor) {
+private func source(_ bundle: String?) throws -> (BundleSource, any Predictor) {
+    guard let bundle else { return (.builtInVoice, CoreMLPredictor()) }
     let folder = URL(fileURLWithPath: bundle)
     if !FileManager.default.fileExists(atPath: folder.path), bundle.split(separator: "/").count == 2 {
         return (.hub(bundle), CoreMLPredictor())
@@ -75,32 +23,104 @@ private func source(_ bundle: String) throws -> (BundleSource, any Predictor) {
     throw VoxCPMError.unsupported("this bundle is for macOS 27; convert with --target macos14 or macos15")
 }
 
-private func run() async throws {
-    let asked = try Arguments(Array(CommandLine.arguments.dropFirst()))
-    let (source, predictor) = try source(asked.bundle)
-    let tts = VoxCPM(source, Configuration(predictor: predictor, precision: asked.precision))
+/// Load the bundle, and say what takes how long.
+private func prepare(_ tts: TextToSpeech) async throws {
+    var shown = ""
     for try await step in tts.prepare() {
-        switch step {
-        case .downloading(let share): note("downloading: \(Int(100 * share)) %")
-        case .verifying: continue
-        default: note("\(step)")
+        let line = switch step {
+        case .downloading(let share): "downloading: \(10 * Int(10 * share)) %"
+        case .verifying(let share): "verifying: \(10 * Int(10 * share)) %"
+        case .compiling(let model): "loading \(model.rawValue), for seconds to minutes the first time"
+        case .fellBack(let model, let unit, let reason): "\(model.rawValue) does not load on \(unit.rawValue): \(reason)"
+        case .warmingUp: "predicting a first patch"
+        case .ready: ""
         }
+        if line != shown, !line.isEmpty { note(line) }
+        shown = line
+    }
+}
+
+private func printJSON(_ value: some Encodable) throws {
+    let encoder = JSONEncoder()
+    encoder.outputFormatting = [.prettyPrinted, .sortedKeys]
+    print(String(decoding: try encoder.encode(value), as: UTF8.self))
+}
+
+private func seconds(since began: ContinuousClock.Instant) -> Double { began.duration(to: .now) / .seconds(1) }
+
+@MainActor
+private func play(_ chunks: AsyncThrowingStream<Chunk, any Error>, _ output: String?) async throws {
+    var samples: [Float] = [], sampleRate = 1
+    try await SpeechPlayer().play(chunks) {
+        samples += $0.samples
+        sampleRate = $0.sampleRate
+    }
+    if let output { try wavFile(samples, sampleRate: sampleRate).write(to: URL(fileURLWithPath: output)) }
+}
+
+private struct Benchmark: Encodable {
+    var prepareSeconds = 0.0, firstAudioSeconds = 0.0, audioSeconds = 0.0, realTimeFactor = 0.0, patchesPerSecond = 0.0
+    var peakMemoryBytes = 0
+
+    /// Speak as a stream, which is not retried.
+    init(_ tts: TextToSpeech, prepared: Double, _ text: String, _ voice: Voice?, _ options: Options) async throws {
+        prepareSeconds = prepared
+        var options = options, patches = 0, samples = 0
+        options.chunkPatches = 1
+        let began = ContinuousClock.now
+        for try await chunk in tts.stream(text, voice: voice, options: options) {
+            if samples == 0 { firstAudioSeconds = seconds(since: began) }
+            samples += chunk.samples.count
+            patches += 1
+            audioSeconds = Double(samples) / Double(chunk.sampleRate)
+        }
+        let elapsed = seconds(since: began)
+        (realTimeFactor, patchesPerSecond) = (elapsed / audioSeconds, Double(patches) / elapsed)
+        var used = rusage()
+        getrusage(0, &used)  // RUSAGE_SELF, whose type differs between systems
+        #if os(Linux)
+        peakMemoryBytes = used.ru_maxrss * 1024
+        #else
+        peakMemoryBytes = used.ru_maxrss
+        #endif
+    }
+}
+
+private func run(_ asked: Arguments) async throws {
+    let (source, predictor) = try source(asked.bundle), began = ContinuousClock.now
+    let tts = TextToSpeech(source, Configuration(predictor: predictor, precision: asked.precision))
+    try await prepare(tts)
+    let prepared = seconds(since: began)
+    if asked.task == .examine {
+        let found = try await tts.examine()
+        try printJSON(found)
+        if !found.allSatisfy(\.isCorrect) { exit(1) }
+        return
     }
     var voice = try asked.voice.map { try Voice(contentsOf: URL(fileURLWithPath: $0)) }
     if asked.prompt != nil || asked.reference != nil {
         voice = try await tts.makeVoice(
-            prompt: asked.prompt.map { try Recording(wav: URL(fileURLWithPath: $0)) }, transcript: asked.promptText,
-            reference: asked.reference.map { try Recording(wav: URL(fileURLWithPath: $0)) })
+            prompt: asked.prompt.map { try Recording(contentsOf: URL(fileURLWithPath: $0)) },
+            transcript: asked.promptText,
+            reference: asked.reference.map { try Recording(contentsOf: URL(fileURLWithPath: $0)) })
     }
-    let began = Date(), speech = try await tts.speak(asked.text ?? "", voice: voice, options: asked.options)
-    let output = URL(fileURLWithPath: asked.output)
+    let text = asked.text ?? "The river runs to the sea, and the sea is wide and deep and cold."
+    if asked.task == .benchmark {
+        return try printJSON(await Benchmark(tts, prepared: prepared, text, voice, asked.options))
+    }
+    if asked.plays {
+        return try await play(tts.stream(text, voice: voice, options: asked.options), asked.output)
+    }
+    let spoken = ContinuousClock.now, speech = try await tts.speak(text, voice: voice, options: asked.options)
+    let output = URL(fileURLWithPath: asked.output ?? "out.wav")
     try speech.write(to: output)
-    let seconds = String(format: "%.2f s of speech in %.2f s", speech.duration, Date().timeIntervalSince(began))
-    print("\(output.path): \(seconds), seed \(speech.seed.map(String.init) ?? "none")")
+    let times = String(format: "%.2f s of speech in %.2f s", speech.duration, seconds(since: spoken))
+    print("\(output.path): \(times), seed \(speech.seed.map(String.init) ?? "none")")
 }
 
 do {
-    try await run()
+    let asked = try Arguments(Array(CommandLine.arguments.dropFirst()))
+    if asked.task == .help { print(usage) } else { try await run(asked) }
 } catch let misuse as Misuse {
     note("error: \(misuse.text)\n\(usage)")
     exit(2)
