@@ -142,6 +142,9 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
         cases["both"] = (SHORT, both, small)
         cases["control"] = (SHORT, None, {**small, "control": "warm, slow"})
         cases["control-segments"] = (LONG, None, {"segment_tokens": 12, "max_len": 40, "control": "warm"})
+        cases["bracket"] = (f" (warm, slow) {SHORT}", None, small)
+        given = {"segment_tokens": 12, "max_len": 40}
+        cases["bracket-segments"] = (f"(An old man. He is calm.){LONG}", None, given)
         cases["control-reference"] = (
             LONG,
             reference,
@@ -168,7 +171,11 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
             continue
         write_speech(folder / f"{stem}-{name}", tts, bundle, text, voice, options)
     if not is_built_in:
-        write_session(folder / f"{stem}-session", tts, bundle, prompt)
+        pushed = ["The river runs. It ", "ran all night.\n\nThe sea", " was far. We"]
+        write_session(folder / f"{stem}-session", tts, bundle, prompt, pushed)
+        if a.traits.takes_reference:
+            pushed = ["(Wa", "rm. Slow.) The river ", "runs. It ran all night."]
+            write_session(folder / f"{stem}-bracket-session", tts, bundle, reference, pushed)
         write_rooms(folder / f"{stem}-rooms", tts, bundle, prompt)
 
 
@@ -215,9 +222,9 @@ def write_rooms(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
     write(folder, bundle, tts, voice, RecordedNoise(0), none, none, rooms=rooms)
 
 
-def write_session(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
+def write_session(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice, pushed: list[str]) -> None:
     """A session, whose 16-bit samples are written as floats."""
-    noise, pushed = RecordedNoise(8), ["The river runs. It ", "ran all night.\n\nThe sea", " was far. We"]
+    noise = RecordedNoise(8)
     options = {"min_len": 2, "max_len": 4, "every_word": False}
     with tts.session(voice=voice, rng=noise, **options) as session:
         for text in pushed:

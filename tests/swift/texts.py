@@ -8,13 +8,20 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.english import conventions, numbers, reading, words
 from voxcpm_runtime.text import normalization
-from voxcpm_runtime.text.control import described, without_control
+from voxcpm_runtime.text.control import ControlledCutter, described, leading_control, without_control
 from voxcpm_runtime.text.languages import may_be_english
-from voxcpm_runtime.text.normalization import continued_transcript, spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import (
+    continued_transcript,
+    spelled,
+    spelled_and_foreign,
+    spelled_transcript,
+)
 from voxcpm_runtime.text.segments import each_segment, one_segment
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -24,6 +31,9 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent.parent / "shared/data"
 LETTERS = ROOT / "runtime/voxcpm_runtime/default_bundle/tokenizer"
 TARGETS = (8, 40, 200)
+VOXCPM2: Any = SimpleNamespace(traits=SimpleNamespace(takes_reference=True))
+FOREIGN = ("Say 中 please.", "Привет, мир!", "He said Ελλάδα.", "The 北京 opera.", "A б and a д.")
+"""Letters that a vocabulary of letters lacks; no sign of a unit, which only Python reads."""
 
 _WRITTEN = """
 The river runs to the sea.|Hello!|Is it? Yes, it is.|Mr. Smith went to Washington, D.C. on Monday. He came back.
@@ -37,7 +47,7 @@ café crème, naïve façade|café crème, naïve façade|Ångström Å Å|ﬁne
 AAAA BBBB|iPhone users. iPad too.|p.m. and a.m. times|Ph.D. students, J. R. R. Tolkien wrote.|<s> and </s> and <unk>|<|audio_start|> x <|audio_end|>
 tab\tand\x1cseparator\x85next\u2028line\u3000wide|zero\u200bwidth\u200djoin\ufeffbom|\u202eright to left\u202c|a\u0301\u0327\u0308b|\U00020000\U0002a6df|\U0001f468\u200d\U0001f469
 ▁word▁ ▁▁|  leading and  double  spaces  |trailing \n|中|中国|人工智能技术|北京大学的学生们|龘靐齉|〇二三|々|①②③ ⅷ|Ⅳ世|٣٤٥|१२३
-(warm, slow) Hello.|Say {3 ni3} in 2 ways.|{HH AH0}|（温柔）你好|((a) b) c|(a)(b) c|(|a)|()|(a|( warm )|He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we came.|The 21st of May 1999.|1,234,567 people|0.5 or 10
+(warm, slow) Hello.|  (An old man. He is calm.)Come in. Sit down.|(温柔。慢) 你好。|(a|(warm)  |(Warm.) Hello (you). There.|Say {3 ni3} in 2 ways.|{HH AH0}|（温柔）你好|((a) b) c|(a)(b) c|(|a)|()|(a|( warm )|He paid $5. She paid $4.20.|It grew 3.5% in 2023.|At 14:30 we left; at 5 pm we came.|The 21st of May 1999.|1,234,567 people|0.5 or 10
 3 apples and 12 pears.|Chapter 4|In 1984 he wrote it.|the 1st, 2nd, 3rd and 4th|He is 42 years old.|100 percent sure.|£20 and €1.50
 """
 
@@ -188,6 +198,7 @@ def record(folder: Path) -> None:
         "folders": {name: str(tokenizers[name]) for name in opened},
         "targets": TARGETS,
         "cases": cases,
+        "foreign": {text: spelled_and_foreign(text, opened["letters"]) for text in FOREIGN},
     }
     (target / "case.json").write_text(json.dumps(document), encoding="utf-8")
 
@@ -203,6 +214,13 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
         case["control"] = described(text)
     except InputError:
         case["control"] = None
+    with contextlib.suppress(InputError):
+        control, start = leading_control(text, VOXCPM2)
+        case["leading"] = [control, text[start:]]
+    cutter = ControlledCutter()
+    case["controlled"] = [
+        list(sentence) for part in (*map(cutter.push, text), cutter.flush()) for sentence in part
+    ]
     if not re.search("[\u4e00-\u9fff]", text):
         plain = normalization.substituted(re.sub(r"\s+", " ", text), normalization._MARKUP).strip()
         with contextlib.suppress(InputError):

@@ -94,8 +94,12 @@ final class ActorTests: XCTestCase {
         await expects("foreign voice", { _ = try await tts.session(voice: foreign) }, isVoice)
         await expects("prompt alone", { _ = try await tts.makeVoice(prompt: sound) }, isVoice)
         await expects("reference", { _ = try await tts.makeVoice(reference: sound) }, isUnsupported)
+        var strict = few
+        strict.strict = true
         await expects("blank", { _ = try await tts.speak(" \n") }, isText)
-        await expects("Cyrillic", { _ = try await tts.speak("Привет") }, isText)
+        await expects("Cyrillic", { [strict] in _ = try await tts.speak("Привет", options: strict) }, isText)
+        let spoken = try await tts.speak("Say Привет.", options: few)
+        XCTAssertEqual(spoken.replaced, "привет")
         var styled = few
         styled.control = "warm"
         await expects("control", { [styled] in _ = try await tts.speak(text, options: styled) }, isUnsupported)

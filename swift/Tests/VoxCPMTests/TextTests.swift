@@ -8,6 +8,7 @@ final class TextTests: XCTestCase {
     private struct Cases {
         let folders: [String: String]
         let cases: [[String: Any]]
+        let foreign: [String: [String]]
 
         init() throws {
             guard let root = ProcessInfo.processInfo.environment["VOXCPM_RECORDED"] else {
@@ -18,6 +19,7 @@ final class TextTests: XCTestCase {
             let document = try XCTUnwrap(JSONSerialization.jsonObject(with: data) as? [String: Any])
             folders = try XCTUnwrap(document["folders"] as? [String: String])
             cases = try XCTUnwrap(document["cases"] as? [[String: Any]])
+            foreign = try XCTUnwrap(document["foreign"] as? [String: [String]])
             XCTAssertGreaterThan(cases.count, 500)
         }
     }
@@ -44,6 +46,12 @@ final class TextTests: XCTestCase {
             assertSame([Control.withoutControl(text)], [try XCTUnwrap(recorded["spoken"] as? String)], "spoken")
             let control = recorded["control"] as? String
             assertSame([(try? Control.described(text)) ?? "refused"], [control ?? "refused"], "control")
+            let leading = try? Control.leading(text, .voxcpm2), expectedLeading = recorded["leading"] as? [String]
+            assertSame(leading.map { [$0.description, $0.rest] } ?? [], expectedLeading ?? [], "leading")
+            var controlled = ControlledCutter(takesControl: true), kept: [Sentence] = []
+            for char in text.unicodeScalars { kept += controlled.push(String(char)) }
+            kept += controlled.flush()
+            assertSame(kept.map { "\($0.text)|\($0.endsParagraph)" }, try parts(recorded["controlled"]), "controlled")
             assertSame(oneSegment(text).map { "\($0.text)|\($0.endsParagraph)" }, try parts(recorded["one"]), "one")
         }
     }
@@ -92,9 +100,9 @@ final class TextTests: XCTestCase {
         var same = 0, other = 0, refused = 0
         for recorded in recorded.cases {
             let text = try XCTUnwrap(recorded["text"] as? String), expected = recorded["spelled"] as? String
-            let found = try? tokenizer.spelled(text)
+            let found = try? tokenizer.spelled(text, strict: true)
             if found == expected {
-                let transcript = try? tokenizer.spelledTranscript(text)
+                let transcript = try? tokenizer.spelledTranscript(text, strict: true)
                 assertSame([transcript ?? "refused"], [recorded["transcript"] as? String ?? "refused"], "transcript")
                 same += 1
                 if found == nil { refused += 1 }
@@ -107,6 +115,18 @@ final class TextTests: XCTestCase {
             }
         }
         print("spelled", same, "as Python,", refused, "of them refused;", other, "read differently on purpose")
+    }
+
+    /// Letters of other alphabets: Python's library and Foundation agree on these.
+    func testLettersThatCannotBeSaidAreTransliterated() throws {
+        let recorded = try Cases(), folder = try XCTUnwrap(recorded.folders["letters"])
+        let tokenizer = try TextTokenizer(folder: URL(fileURLWithPath: folder))
+        XCTAssertGreaterThan(recorded.foreign.count, 4)
+        for (text, expected) in recorded.foreign {
+            let found = try tokenizer.spelledAndForeign(text, strict: false)
+            assertSame([found.said, found.foreign], expected, text)
+            XCTAssertThrowsError(try tokenizer.spelled(text, strict: true))
+        }
     }
 
     /// What each written word is read as, in what Python says.

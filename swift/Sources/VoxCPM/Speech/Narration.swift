@@ -118,7 +118,7 @@ struct Narration {
             text: segment.text, sampleCount: best.samples.count, latents: best.latents,
             seed: noise == nil ? plan.seed(segment: index, attempt: best.number) : nil, attempts: attempts.count,
             stopped: best.stopped, suspicion: best.suspicion, expectedSeconds: utterance.length.seconds,
-            endsParagraph: segment.endsParagraph, words: best.words)
+            endsParagraph: segment.endsParagraph, words: best.words, replaced: segment.replaced)
         finish(segment, spoken)
         return (spoken, samples)
     }
@@ -128,7 +128,7 @@ struct Narration {
         let segment = segment.unicodeScalars
         for place in reached..<max(reached, text.count) where text[place...].starts(with: segment) {
             reached = place + segment.count
-            return place
+            return plan.textStart + place
         }
         return 0
     }

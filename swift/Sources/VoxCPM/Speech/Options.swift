@@ -34,6 +34,8 @@ public struct Options: Sendable {
     public var control: String?
     /// Write numbers, dates and symbols of English text in words; the built-in voice always does.
     public var normalize = false
+    /// Whether characters that the voice cannot say are an error, instead of being transliterated or left out.
+    public var strict = false
     /// The seed of the first attempt; nil for a random one. Python draws the same noise from it.
     public var seed: UInt64?
     /// A noise source instead of a seed, for all attempts and segments.

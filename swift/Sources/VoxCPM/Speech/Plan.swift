@@ -24,6 +24,8 @@ struct PlannedSegment: Sendable, Equatable {
     let endsParagraph: Bool
     /// Whether later segments continue its speech as their voice, as no voice was given.
     var anchors = false
+    /// Characters that the voice cannot say, each once.
+    var replaced = ""
     /// Whether another segment follows; nil if unknown, as in a session.
     var followed: Bool?
 }
@@ -35,13 +37,15 @@ struct Plan: Sendable {
     /// Nil to continue the first segments.
     let voice: Voice?
     /// The control, without its parentheses; empty for none.
-    let description: String
+    private(set) var description: String
     let options: Options
     let lengths: Lengths
     /// The seed of the first attempt at the first segment.
     let seed: UInt64
-    /// Nil for a session, whose text comes later.
+    /// Without the control that it began with; nil for a session, whose text comes later.
     let text: String?
+    /// Number of unicode scalars of that control.
+    let textStart: Int
 
     /// Maximum characters of a text that is planned completely before speech starts.
     private static let readAtOnce = 5000
@@ -58,12 +62,24 @@ struct Plan: Sendable {
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.voice = voice
-        self.text = text
+        let (control, rest) = try Control.leading(text ?? "", manifest.architecture.generation)
+        self.text = text == nil ? nil : rest
+        textStart = (text ?? "").unicodeScalars.count - rest.unicodeScalars.count
         self.options = options
-        description = try checkedControl(
-            options.control, manifest.architecture.generation, continues: (voice?.prompt.count ?? 0) > 0)
+        description = try Self.description([options.control, control], manifest, voice)
         lengths = Lengths(manifest, options, hasLettersOnly: tokenizer.hasLettersOnly)
         seed = options.seed ?? UInt64(UInt32.random(in: 0...UInt32.max))
+    }
+
+    private static func description(_ controls: [String?], _ manifest: Manifest, _ voice: Voice?) throws -> String {
+        let continues = (voice?.prompt.count ?? 0) > 0
+        return try controls.map { try checkedControl($0, manifest.architecture.generation, continues: continues) }
+            .filter { !$0.isEmpty }.joined(separator: ", ")
+    }
+
+    /// Add a control. Throws a `VoxCPMError` before VoxCPM2, and together with a prompt.
+    mutating func add(control: String) throws {
+        description = try Self.description([description, control], manifest, voice)
     }
 
     /// Maximum number of patches of the whole speech; nil for no limit, as in a session.
@@ -138,7 +154,8 @@ struct Plan: Sendable {
 
     func longestSegment(anchored: Bool) throws -> Int {
         let transcript = voice?.transcript ?? ""
-        let tokens = transcript.isEmpty ? 0 : try tokenizer(transcript).count
+        var tokens = transcript.isEmpty ? 0 : try tokenizer(transcript).count
+        if !description.isEmpty { tokens += try tokenizer(Control.controlled("", description)).count }
         return lengths.longestSegment(VoiceSize(voice), transcriptTokens: tokens, anchored: anchored)
     }
 
@@ -214,14 +231,23 @@ struct TextSegments {
 /// Without a voice, the first segment is the voice of the others, extended by the next ones while it is short, such as
 /// a heading.
 struct SegmentReader: Sendable {
-    private let plan: Plan
+    private var plan: Plan
     /// Transcript, tokens and minimum patches of the segments that are the voice.
     private var transcript = "", taken = 0, continued = 0
     private var isGrowing: Bool
+    private var isFirst = true
 
     init(_ plan: Plan) {
         self.plan = plan
         isGrowing = plan.voice == nil
+    }
+
+    /// The segments of a session's sentence. The first may begin with a control, of all that follow.
+    mutating func split(sentence: String) throws -> [Segment] {
+        let (control, rest) = isFirst ? try Control.leading(sentence, plan.manifest.architecture.generation) : ("", sentence)
+        isFirst = false
+        try plan.add(control: control)
+        return try plan.split(sentence: rest)
     }
 
     /// Throws a `VoxCPMError` for a segment that cannot be spoken, or does not fit the KV cache.
@@ -251,17 +277,23 @@ struct SegmentReader: Sendable {
             plan.options.normalize ? try tokenizer.normalized(saidText(text)) : saidText(text)
         }
         let said = try read(hasControl ? Control.controlled(segment.text, plan.description) : segment.text)
-        let target = try tokenizer.spelled(said)
-        let before = try tokenizer.spelledTranscript(plan.voice?.transcript ?? transcript)
+        let strict = plan.options.strict
+        let (target, foreign) = try tokenizer.spelledAndForeign(said, strict: strict)
+        let before = try tokenizer.spelledTranscript(plan.voice?.transcript ?? transcript, strict: strict)
+        let unknown = tokenizer.unknownCharacters(before + target)
+        guard unknown.isEmpty || !strict else {
+            throw VoxCPMError.text("this voice has no token for \(unknown.debugDescription); remove them")
+        }
         // The prompt's transcript is used as given, with or without a trailing space.
         let tokens = try tokenizer(before + target)
         // The control is tokenised, but not spoken.
         let spoken = hasControl ? try tokenizer.spelled(read(segment.text)) : target
-        let planned = PlannedSegment(
+        var planned = PlannedSegment(
             text: segment.text, said: spoken, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
             transcriptTokens: before.isEmpty ? [] : try tokenizer(before),
             targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: letters(in: spoken),
             endsParagraph: segment.endsParagraph)
+        planned.replaced = foreign + unknown
         _ = try plan.limit(planned, plan.voice, continued: continued)
         return planned
     }

@@ -17,7 +17,7 @@ public final class Session: Sendable {
     static let bufferSeconds = 10.0
 
     init(_ plan: Plan, _ loaded: LoadedBundle) {
-        let inbox = Inbox()
+        let inbox = Inbox(takesControl: plan.manifest.architecture.generation.takesReference)
         self.inbox = inbox
         let patches = max(1, (Self.bufferSeconds / plan.manifest.architecture.patchSeconds).rounded())
         production = Production(capacity: Int(min(patches, 10_000))) { channel in
@@ -58,7 +58,7 @@ public final class Session: Sendable {
         var narration = try Narration(plan, loaded), reader = SegmentReader(plan), offset = 0
         let rate = plan.manifest.architecture.outputSampleRate
         while let sentence = try await inbox.next() {
-            for segment in try plan.split(sentence: sentence) {
+            for segment in try reader.split(sentence: sentence) {
                 let planned = try reader.read(segment)
                 _ = try await narration.speak(planned) { piece in
                     let chunk = Chunk(piece.samples, sampleRate: rate, offset: offset, piece, words: piece.words)
@@ -77,10 +77,12 @@ private final class Inbox: @unchecked Sendable {
     private static let maxCharacters = 64 << 20
     private let lock = NSLock()
     private let sentences = Channel<String>()
-    private var cutter = SentenceCutter()
+    private var cutter: ControlledCutter
     private var isClosed = false
     /// Pushed bytes that have not been taken.
     private var waiting = 0
+
+    init(takesControl: Bool) { cutter = ControlledCutter(takesControl: takesControl) }
 
     func push(_ text: String) throws {
         try lock.withLock {

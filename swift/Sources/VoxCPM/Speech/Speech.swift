@@ -23,6 +23,11 @@ public struct Speech: Sendable {
 
     /// The words that the speech lacks, by the model's attention: none for a bundle without alignment heads.
     public var unsaid: [TimedWord] { segments.flatMap(\.unsaid) }
+    /// The characters that the voice cannot say, each once: transliterated or left out.
+    public var replaced: String {
+        var known: Set<Unicode.Scalar> = []
+        return segments.flatMap { Array($0.replaced.unicodeScalars) }.filter { known.insert($0).inserted }.string
+    }
     /// The words that it repeats, likewise.
     public var repeated: [TimedWord] { segments.flatMap(\.repeated) }
 
@@ -55,6 +60,8 @@ public struct SpokenSegment: Sendable {
     public let endsParagraph: Bool
     /// The words of the text, with their times in the whole speech.
     public let words: [TimedWord]
+    /// The characters that the voice cannot say, each once: transliterated or left out.
+    public let replaced: String
 
     /// The words that the speech lacks.
     public var unsaid: [TimedWord] { words.filter { $0.said == 0 } }

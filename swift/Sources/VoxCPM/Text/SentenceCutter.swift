@@ -18,7 +18,7 @@ public func sentences(_ text: String) -> [Sentence] {
 /// word, above 8000 anywhere. It is returned at the first character of the next sentence; in doubt, such as after
 /// "U.S.", once that sentence's first word is complete.
 public struct SentenceCutter: Sendable {
-    private static let maxCharacters = 4000
+    static let maxCharacters = 4000
     private static let longestWord = 24
     private static let maxStops = 8
 

@@ -20,29 +20,50 @@ extension TextTokenizer {
     /// The text in words, in lower case and with the vocabulary's marks; unchanged if the vocabulary has digits. Not
     /// idempotent: in lower case, the name Max is an abbreviation.
     ///
-    /// Throws `VoxCPMError.text` for letters of other alphabets, and if nothing is left to speak.
-    public func spelled(_ text: String) throws -> String {
-        guard hasLettersOnly else { return text }
+    /// Letters of other alphabets are transliterated, or left out if nothing is known for them.
+    ///
+    /// Throws `VoxCPMError.text` if nothing is left to speak, and for letters of other alphabets if `strict`.
+    public func spelled(_ text: String, strict: Bool = false) throws -> String {
+        try spelledAndForeign(text, strict: strict).said
+    }
+
+    /// `spelled`, and the letters of other alphabets in it, each once.
+    func spelledAndForeign(_ text: String, strict: Bool) throws -> (said: String, foreign: String) {
+        guard hasLettersOnly else { return (text, "") }
         // By sentence, so that a stop after an abbreviation can also end a sentence.
         var said = sentences(text).map { EnglishReader.readAloud($0.text).pythonLowercased }
-        let unknown = Set(unknownCharacters(said.joined()).unicodeScalars)
-        if !unknown.isEmpty {
-            let left = unknownCharacters(unknown.sorted().map(Self.replacement).joined())
-            guard left.isEmpty else {
-                let shown = left.unicodeScalars.prefix(10).map { "'\($0)'" }.joined(separator: ", ")
-                throw VoxCPMError.text(
-                    "this voice has only the letters a to z, and cannot say \(shown); write it in English letters")
-            }
-            said = said.map { part in
-                part.unicodeScalars.map { unknown.contains($0) ? Self.replacement($0) : String($0) }.joined()
-            }
+        var replacements: [Unicode.Scalar: String] = [:], foreign = ""
+        for char in unknownCharacters(said.joined()).unicodeScalars where replacements[char] == nil {
+            replacements[char] = Self.replacement(char)
+            guard let plain = replacements[char], !unknownCharacters(plain).isEmpty else { continue }
+            foreign.unicodeScalars.append(char)
+            replacements[char] = transliterated(char)
+        }
+        guard foreign.isEmpty || !strict else {
+            let shown = foreign.unicodeScalars.prefix(10).map { "'\($0)'" }.joined(separator: ", ")
+            throw VoxCPMError.text(
+                "this voice has only the letters a to z, and cannot say \(shown); write it in English letters, or leave "
+                    + "out strict to transliterate it")
+        }
+        if !replacements.isEmpty {
+            said = said.map { part in part.unicodeScalars.map { replacements[$0] ?? String($0) }.joined() }
         }
         let whole = said.map(Self.tidy).filter { !$0.isEmpty }.joined(separator: " ")
         guard !whole.isEmpty else {
             let shown = text.prefix(60).debugDescription
             throw VoxCPMError.text("nothing to say in \(shown): this voice knows letters only")
         }
-        return whole
+        return (whole, foreign)
+    }
+
+    /// A letter of another alphabet in those of the vocabulary: zhong for 中; empty if none is known.
+    private func transliterated(_ char: Unicode.Scalar) -> String {
+        let latin = String(char).applyingTransform(.toLatin, reverse: false)?
+            .applyingTransform(.stripDiacritics, reverse: false)?.pythonLowercased ?? ""
+        let unknown = Set(unknownCharacters(latin).unicodeScalars)
+        let known = latin.unicodeScalars.filter { !unknown.contains($0) }.map(String.init).joined()
+        // A Chinese character is a syllable, and a word of its own here.
+        return (0x4E00...0x9FFF).contains(char.value) ? " \(known) " : known
     }
 
     /// The text with numbers, dates, money and symbols in words, and without markup, as Python's `normalize` reads
@@ -89,8 +110,8 @@ extension TextTokenizer {
     private static let markup = markupRules.compactMap(\.self)
 
     /// The normalized transcript and a space; empty if it is empty.
-    public func spelledTranscript(_ transcript: String) throws -> String {
-        transcript.isEmpty || !hasLettersOnly ? transcript : "\(try spelled(transcript)) "
+    public func spelledTranscript(_ transcript: String, strict: Bool = false) throws -> String {
+        transcript.isEmpty || !hasLettersOnly ? transcript : "\(try spelled(transcript, strict: strict)) "
     }
 
     /// The transcript of a text that other segments continue, before `spelled`; transcripts are concatenated.
