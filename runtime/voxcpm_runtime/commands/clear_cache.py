@@ -12,7 +12,7 @@ from voxcpm_constants.user_folders import cache_folder
 # Folder in the user's cache -> patterns of the files that this project writes there, including hidden temp files. Lock
 # files stay: while one process holds a lock, others could create and lock a new file of the same name.
 _ENTRIES = {
-    "compiled": ("*.mlmodelc", "*.aimodelx", "*.ort", "*.kernels", "*.loaded"),
+    "compiled": ("*.mlmodelc", "*.aimodelx", "*.ort", "*.kernels", "*.loaded", "*.hung"),
     "lowered": ("*.lowered", "*.lowered.*.part"),
     "verified": ("*.json", "*.json.*.part"),
     "measured": ("*.json", "*.json.*.part"),

@@ -15,6 +15,7 @@ KEPT = (
 CACHED = (
     "compiled/0-24F74.mlmodelc/weights/weight.bin",
     "compiled/0-24F74.mlmodelc.main-ALL.loaded",
+    "compiled/1.hung",
     "lowered/a.lowered",
     "verified/b.json",
     "measured/.c.json.0.part",
@@ -44,7 +45,7 @@ def test_clear_cache_removes_entries_and_prints_their_size(cache, capsys):
 
     assert not link.is_symlink()
     assert files(cache) == {*KEPT, *BUNDLES}
-    removed = {"compiled": 2, "lowered": 1, "verified": 1, "measured": 1}
+    removed = {"compiled": 3, "lowered": 1, "verified": 1, "measured": 1}
     expected = [f"{cache}/{name}: {count}.0 MB removed" for name, count in removed.items()]
     assert capsys.readouterr().out.splitlines() == expected
 

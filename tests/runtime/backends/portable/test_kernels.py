@@ -129,12 +129,12 @@ def test_speech_works_without_a_compiler(
 
 
 @pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """compiler(script): the script is the C++ compiler; $last is the library that it should write."""
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """compiler(script): the script is the C++ compiler; $last is the library that it should write. None: no program."""
 
-    def use(script: str) -> None:
+    def use(script: str | None) -> None:
         path = tmp_path / "compiler"
-        path.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n")
+        path.write_text("?" if script is None else f"#!/bin/sh\nfor last; do :; done\n{script}\n")
         path.chmod(0o755)
         monkeypatch.setenv("CXX", str(path))
         monkeypatch.setattr(kernels, "cpu_features", lambda: ("AVX2",))
@@ -176,15 +176,34 @@ def test_damaged_operators_are_compiled_again(
         ("sleep 60 & sleep 60", "timed out after 2"),
         (r"printf '\377: error\n' >&2; exit 1", "\ufffd: error"),
         ('echo x > "$last"', "cannot be compiled or loaded"),
+        (None, r"compiler: Exec format error"),
     ],
-    ids=["hangs", "other bytes than UTF-8", "no library"],
+    ids=["hangs", "other bytes than UTF-8", "no library", "no program"],
 )
 def test_strange_compilers_are_a_warning(
-    script: str, reason: str, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    script: str | None,
+    reason: str,
+    compiler: Callable[[str | None], None],
+    private_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiler(script)
     monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 2)
     began = time.monotonic()
-    with pytest.warns(UserWarning, match=reason):
+    with pytest.warns(UserWarning, match=reason) as caught:
         assert kernels._library.__wrapped__() is None
     assert time.monotonic() - began < 30
+    assert len(caught) == 1
+
+
+def test_compiler_that_hangs_delays_only_the_first_start(
+    compiler: Callable[[str | None], None], private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler("sleep 60")
+    monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 1)
+    for reason in ("timed out after 1", "did not end at an earlier start; clear-cache"):
+        with pytest.warns(UserWarning, match=reason):
+            assert kernels._library.__wrapped__() is None
+    compiler("exit 1 # mended")
+    with pytest.warns(UserWarning, match="exit status 1"):
+        assert kernels._library.__wrapped__() is None

@@ -17,8 +17,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from voxcpm_constants.errors import BundleError, warn
-from voxcpm_constants.user_folders import CACHE_VARIABLE
+from voxcpm_constants.errors import BundleError, os_reason, warn
+from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features
 from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
@@ -67,9 +67,10 @@ def _operators() -> frozenset[str]:
 
 
 def _compiler() -> list[str]:
-    """The compiler's command; empty without one."""
-    command = os.environ.get("CXX", "c++").split()
-    return command if command and shutil.which(command[0]) else []
+    """The compiler's command, with its path; empty without one."""
+    name, *arguments = os.environ.get("CXX", "c++").split() or [""]
+    path = shutil.which(name)
+    return [path, *arguments] if path else []
 
 
 @functools.cache
@@ -78,14 +79,28 @@ def _library() -> Path | None:
     if not compiler or not _operators():
         return None
 
-    def compile_with(source: Path, folder: Path) -> None:
-        folder.mkdir()
-        wanted = [f"-DHAS_{name}" for name in sorted(_operators())]
-        _run([*compiler, *_FLAGS, *wanted, str(source), "-o", str(folder / _FILE)])
-        record_files(folder)
-
     digest = hashlib.sha256(_SOURCE.read_bytes() + _PRODUCTS.read_bytes()).hexdigest()
     machine = hashlib.sha256(f"{chip()}{cpu_features()}{_FLAGS}".encode()).hexdigest()[:16]
+    # Size and time stand for the version, for which a compiler that hangs cannot be asked.
+    program = Path(compiler[0]).stat()
+    attempt = f"{digest}{machine}{compiler}{program.st_size}{program.st_mtime_ns}"
+    hung = cache_folder("compiled") / f"{hashlib.sha256(attempt.encode()).hexdigest()[:32]}.hung"
+
+    def compile_with(source: Path, folder: Path) -> None:
+        if hung.exists():
+            raise subprocess.SubprocessError(
+                f"{compiler[0]} did not end at an earlier start; clear-cache lets it try again"
+            )
+        folder.mkdir()
+        wanted = [f"-DHAS_{name}" for name in sorted(_operators())]
+        try:
+            _run([*compiler, *_FLAGS, *wanted, str(source), "-o", str(folder / _FILE)])
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                hung.touch()
+            raise
+        record_files(folder)
+
     package = CompiledPackage(_SOURCE, digest, compile_with, f"{machine}.kernels")
     _PACKAGES.append(package)
     try:
@@ -109,12 +124,15 @@ def _library() -> Path | None:
 
 
 def _run(command: list[str]) -> None:
-    """Run a compiler. Raises OSError, and SubprocessError if it fails or takes too long; then all its processes end."""
+    """Run a compiler. Raises SubprocessError if it fails or takes too long; then all its processes end."""
     # Not a pipe, which a process that outlives the compiler would keep open.
     with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(  # noqa: S603 - the user's compiler
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        try:
+            child = subprocess.Popen(  # noqa: S603 - the user's compiler
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        except OSError as error:  # not taken for an error of the cache
+            raise subprocess.SubprocessError(f"{command[0]}: {os_reason(error)}") from None
         try:
             code = child.wait(_COMPILE_SECONDS)
         finally:
