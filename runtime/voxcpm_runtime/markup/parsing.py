@@ -48,6 +48,7 @@ _SYMBOLS = {
     "#": "hash",
     "*": "star",
 }
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _ORDERS = {"mdy": (2, 0, 1), "dmy": (2, 1, 0), "ymd": (0, 1, 2)}
 _CLOSERS = " \t\n,.!?…。！？，、:;)]}”’»"
 _STOPS = ".!?…。！？:;,"
@@ -302,17 +303,25 @@ def _telephone(text: str, _: str | None) -> str:
 
 
 def _date(text: str, form: str | None) -> str:
-    """The text, or without a format also words such as "May 6". Raises _Wrong for numbers that are not a date."""
+    """The text, or without a format also words such as "May 6". Raises _Wrong for a date that does not exist."""
     found = re.fullmatch(r"(\d+)[\s./-]+(\d+)[\s./-]+(\d+)", text)
     if found is None and form is None:
-        return normalized(text)
+        patterns = (r"\d{4}", rf"\b(?:{'|'.join(_MONTHS)})", r"(?<!\d)\d\d?(?!\d)")
+        of_year, of_month, of_day = (re.search(pattern, text.lower()) for pattern in patterns)
+        number = _MONTHS.index(of_month[0]) + 1 if of_month else 1
+        if not of_month or not of_day or _exists(of_year[0] if of_year else "2000", number, of_day[0]):
+            return normalized(text)
     for name, order in _ORDERS.items():
         year, month, day = (found[at + 1] if found else "" for at in order)
-        with contextlib.suppress(ValueError):
-            if form in (None, name) and len(year) in (2, 4):
-                dt.date(int(year) + (2000 if len(year) == 2 else 0), int(month), int(day))
-                return normalized(text if form is None else f"{month}/{day}/{year}")
-    raise _Wrong(f"expected a date of three numbers ({form or ', '.join(_ORDERS)}), got {text!r}")
+        if form in (None, name) and _exists(year, month, day):
+            return normalized(text if form is None else f"{month}/{day}/{year}")
+    raise _Wrong(f"expected a date that exists, in numbers as {form or ', '.join(_ORDERS)}, got {text!r}")
+
+
+def _exists(year: str, month: str | int, day: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return len(year) in (2, 4) and bool(dt.date(int(year) + 2000 * (len(year) == 2), int(month), int(day)))
+    return False
 
 
 _KINDS: dict[str, tuple[str, Callable[[str, str | None], str]]] = {

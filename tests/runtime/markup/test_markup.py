@@ -67,6 +67,8 @@ def test_a_text_in_parts(text: str, expected: list) -> None:
         ("date", "2024-02-29", 'format="ymd"', "February twenty-ninth, twenty twenty-four"),
         ("date", "2024-02-29", "", "February twenty-ninth, twenty twenty-four"),
         ("date", "May 6, 2026", "", "May sixth, twenty twenty-six"),
+        ("date", "29 February", "", "the twenty-ninth of February"),
+        ("date", "May 2026", "", "May twenty twenty-six"),
         ("telephone", "+1 (555) 010-0123", "", "plus one, five five five, zero one zero, zero one two three"),
     ],
 )
@@ -123,6 +125,10 @@ def test_what_is_not_markup_is_an_error_with_its_place(text: str, place: str, me
         ("0000-00-00", ""),
         ("5/6/20205", "dmy"),
         ("May 6", "mdy"),
+        ("February 30, 2020", ""),
+        ("30th Feb. 2020", ""),
+        ("February 29, 2021", ""),
+        ("May 0", ""),
     ],
 )
 def test_what_is_not_a_date_is_an_error_with_its_place(written: str, form: str) -> None:
