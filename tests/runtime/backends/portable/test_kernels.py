@@ -170,6 +170,7 @@ def test_damaged_operators_are_compiled_again(
         assert open_library() == library
 
 
+@pytest.mark.usefixtures("private_cache")
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
@@ -184,7 +185,6 @@ def test_strange_compilers_are_a_warning(
     script: str | None,
     reason: str,
     compiler: Callable[[str | None], None],
-    private_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiler(script)
@@ -196,8 +196,9 @@ def test_strange_compilers_are_a_warning(
     assert len(caught) == 1
 
 
+@pytest.mark.usefixtures("private_cache")
 def test_compiler_that_hangs_delays_only_the_first_start(
-    compiler: Callable[[str | None], None], private_cache: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler("sleep 60")
     monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 1)
