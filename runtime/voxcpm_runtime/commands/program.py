@@ -1,6 +1,11 @@
-"""The program `voxcpm-coreml`, which is interrupted in one line even while it imports the command line."""
+"""The program `voxcpm-coreml`, which is interrupted in one line, even while it imports the command line or exits."""
 
+import atexit
+import os
+import signal
 import sys
+
+_INTERRUPTED = 130
 
 
 def main() -> int:
@@ -8,7 +13,13 @@ def main() -> int:
     try:
         from voxcpm_runtime.commands.cli import main as run
 
-        return run()
+        code = run()
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
-        return 130
+        code = _INTERRUPTED
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    if code == _INTERRUPTED:
+        # Not Python's own end: it aborts threads within C++ for which a second Ctrl-C ended the wait.
+        atexit._run_exitfuncs()
+        os._exit(code)
+    return code

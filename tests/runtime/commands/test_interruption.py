@@ -19,7 +19,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 BOOK = "\n\n".join(f"It was the {day} day of the week. Nobody said a word about it." for day in (
     "first", "second", "third", "fourth", "last"
 ))  # fmt: skip
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+PROGRAM = "import sys; from voxcpm_runtime.commands.program import main; sys.exit(main())"
 
 
 @pytest.fixture
@@ -96,6 +96,25 @@ def test_pipe_receives_samples_as_they_are_generated(speaking_bundle):
     lines = done.stderr.decode().splitlines()
     assert lines[0] == f"raw PCM: 16-bit little-endian, mono, {tts.sample_rate} Hz"
     assert lines[-1] == f"{len(audio) / tts.sample_rate:.2f} s of speech"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_interrupted_pipe_has_whole_frames_and_ends_quietly(speaking_bundle, book, times):
+    given = command("generate", speaking_bundle, "--text-file", book, "--seed", 4, "-o", "-")
+    with subprocess.Popen(given, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        received = process.stdout.read(2)
+        for _ in range(times):
+            os.kill(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        rest, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Traceback" not in err.decode()
+    assert err.decode().splitlines()[-1] == "error: interrupted"
+    samples = np.frombuffer(received + rest, "<i2")
+    audio = np.concatenate(list(VoxCPM.from_bundle(speaking_bundle).generate_streaming(BOOK, seed=4)))
+    assert len(samples) < len(audio)
+    np.testing.assert_array_equal(samples, np.round(np.clip(audio[: len(samples)], -1, 1) * 32767))
 
 
 # Four chunks of 1000 samples, less than the buffer holds; each is made after a line of input.
