@@ -20,6 +20,6 @@ def main() -> int:
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     if code == _INTERRUPTED:
         # Not Python's own end: it aborts threads within C++ for which a second Ctrl-C ended the wait.
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # noqa: SLF001 - it has no public name
         os._exit(code)
     return code
