@@ -10,6 +10,7 @@ import errno
 import inspect
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,15 @@ class InputError(VoxCPMError, ValueError):
 
 class MissingExtraError(VoxCPMError):
     """A command needs an extra of this package that is not installed."""
+
+
+_WITH_TORCH = ("convert", "convert-coreai", "validate", "listen")
+
+
+def install_command(extra: str) -> str:
+    """The shell command that installs an extra of this package, on Linux without the gigabytes of CUDA."""
+    cpu = " --extra-index-url https://download.pytorch.org/whl/cpu" if sys.platform == "linux" else ""
+    return f'pip install "voxcpm-coreml[{extra}]"{cpu if extra in _WITH_TORCH else ""}'
 
 
 SYSTEM_ERRORS = (OSError, RecursionError, MemoryError)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import ModuleType
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, install_command
 from voxcpm_conversion.core_ml.toolchain import silenced
 
 _MISSING = (
-    "--target macos27 needs Core AI's converter: pip install 'voxcpm-coreml[convert-coreai]' "
+    f"--target macos27 needs Core AI's converter: {install_command('convert-coreai')} "
     "(Python 3.11 or newer, on Linux x86-64 or a Mac with Apple silicon)"
 )
 TOOLS = ("coreai-core", "coreai-torch", "coreai-opt", "torch", "numpy", "voxcpm-coreml")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, install_command
 from voxcpm_runtime.audio.channels import Decoded, Downmix
 
 _AFCONVERT = "/usr/bin/afconvert"
@@ -57,7 +57,7 @@ def decode_with_av(content: bytes, name: str, max_seconds: float) -> Decoded:
     except ImportError:
         raise InputError(
             f"{name}: this format needs PyAV; use WAV, FLAC, MP3, OGG or AIFF, or install it with: "
-            'pip install "voxcpm-coreml[serve]"'
+            f"{install_command('serve')}"
         ) from None
     downmix = Downmix()
     decoded = 0

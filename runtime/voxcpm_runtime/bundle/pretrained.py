@@ -13,7 +13,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import InputError, MissingExtraError
+from voxcpm_constants.errors import InputError, MissingExtraError, install_command
 from voxcpm_constants.manifest import MANIFEST_FILE
 from voxcpm_constants.user_folders import cache_folder, is_hub_id, user_path
 from voxcpm_runtime.argument_types import wrong_type
@@ -76,7 +76,7 @@ def _convert_command(model: str) -> Callable[..., object]:
     except (ModuleNotFoundError, StopIteration) as error:
         raise MissingExtraError(
             f"{model} is a checkpoint, and converting it needs {getattr(error, 'name', None) or 'voxcpm_conversion'}; "
-            'install it with: pip install "voxcpm-coreml[convert]", or give a bundle'
+            f"give a bundle, or install it with: {install_command('convert')}"
         ) from None
 
 

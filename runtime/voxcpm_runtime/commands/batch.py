@@ -16,7 +16,13 @@ from typing import Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import InputError, MissingExtraError, VoxCPMError, system_errors_as
+from voxcpm_constants.errors import (
+    InputError,
+    MissingExtraError,
+    VoxCPMError,
+    install_command,
+    system_errors_as,
+)
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.manifest import record_file
@@ -161,7 +167,7 @@ def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine) -> E
     for entry in entry_points(group=EXECUTOR_GROUP, name="ray"):
         executor: Executor = entry.load()(address, name, bundle, engine)
         return executor
-    raise MissingExtraError('batch --ray is not installed; install it with: pip install "voxcpm-coreml[ray]"')
+    raise MissingExtraError(f"batch --ray is not installed; install it with: {install_command('ray')}")
 
 
 def _local_executor(

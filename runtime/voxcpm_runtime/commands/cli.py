@@ -24,6 +24,7 @@ from voxcpm_constants.errors import (
     SYSTEM_ERRORS,
     VoxCPMError,
     VoxCPMWarning,
+    install_command,
     is_out_of_memory,
     shortened,
     system_reason,
@@ -49,7 +50,7 @@ _RUNTIME_COMMANDS = {
 """The runtime's commands; those of other packages are entry points in pyproject.toml."""
 
 _CONVERT = ("torch", "coremltools")
-_VALIDATE = (*_CONVERT, "transformers", "einops", "onnx", "onnxruntime", "voxcpm")
+_VALIDATE = (*_CONVERT, "transformers", "einops", "onnx", "onnxruntime")
 _EXTRAS = {
     "convert": _CONVERT,
     "validate": _VALIDATE,
@@ -60,8 +61,6 @@ _EXTRAS = {
     "ray": ("ray",),
 }  # fmt: skip
 """Extra -> the modules that it installs."""
-_WITHOUT_EXTRA = {"voxcpm": "--no-deps voxcpm==2.0.3"}
-"""Module that no extra installs, because its requirements are gigabytes -> arguments of pip."""
 
 
 class _StandardOutput(io.FileIO):
@@ -114,10 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not extras:
                 raise
             extra = argv[0] if argv[0] in extras else extras[0]
-            install = _WITHOUT_EXTRA.get(module, f'"voxcpm-coreml[{extra}]"')
-            return _print_error(
-                f"{argv[0]} needs {error.name}; install it with: pip install {install}", _USER_ERROR
-            )
+            install = f"install it with: {install_command(extra)}"
+            return _print_error(f"{argv[0]} needs {error.name}; {install}", _USER_ERROR)
         except (ImportError, RuntimeError) as error:
             if is_out_of_memory(error):
                 return _print_error(system_reason(MemoryError()), _USER_ERROR)

@@ -21,7 +21,7 @@ from typing import Any
 
 from anyascii import anyascii
 
-from voxcpm_constants.errors import InputError, MissingExtraError, warn
+from voxcpm_constants.errors import InputError, MissingExtraError, install_command, warn
 from voxcpm_runtime.text.languages import may_be_english
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.substitution import rules, substituted
@@ -306,6 +306,6 @@ def _chinese_tools() -> tuple[Any, Any]:
         from wetext import Normalizer
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f'normalize of Chinese text needs {error.name}; install it with: pip install "voxcpm-coreml[normalize]"'
+            f"normalize of Chinese text needs {error.name}; install it with: {install_command('normalize')}"
         ) from None
     return regex.compile(_EMOJI), Normalizer(lang="zh", operator="tn", remove_erhua=True)

@@ -167,5 +167,5 @@ def test_invalid_backend_fails_before_loading(
 
 @pytest.mark.usefixtures("without_core_ai")
 def test_without_core_ais_runtime_the_error_says_what_to_install(bundle_of: Callable[[str], Bundle]) -> None:
-    with pytest.raises(InputError, match=r"pip install 'voxcpm-coreml\[coreai\]'"):
+    with pytest.raises(InputError, match=r'pip install "voxcpm-coreml\[coreai\]"'):
         choose_backend("auto", bundle_of("macOS27"))

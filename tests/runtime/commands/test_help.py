@@ -85,12 +85,15 @@ sys.exit(cli.main(["said", "--help"]) or cli.main(["said"]))
     assert ran.stdout.splitlines()[-1] == "é–".encode(encoding, "backslashreplace")
 
 
+WITHOUT_CUDA = " --extra-index-url https://download.pytorch.org/whl/cpu" if sys.platform == "linux" else ""
+
+
 @pytest.mark.parametrize(
     ("command", "install"),
     [
-        (["convert", "a", "-o", "b"], '"voxcpm-coreml[convert]"'),
+        (["convert", "a", "-o", "b"], f'"voxcpm-coreml[convert]"{WITHOUT_CUDA}'),
         (["serve"], '"voxcpm-coreml[serve]"'),
-        (["validate", "a", "--checkpoint", "b"], '"voxcpm-coreml[validate]"'),
+        (["validate", "a", "--checkpoint", "b"], f'"voxcpm-coreml[validate]"{WITHOUT_CUDA}'),
     ],
 )
 def test_a_command_without_its_extra_names_it(command, install):

@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import BundleError, InputError, first_line
-from voxcpm_runtime.backends.core_ai.step_model import INSTALL_CORE_AI
+from voxcpm_constants.errors import BundleError, InputError, first_line, install_command
 
 from .function import INPUT, Shape, Violation, format_shape
 from .rules import Rule
@@ -119,7 +118,9 @@ def read_program(path: Path) -> list[CoreAIFunction]:
         # Takes half a second to import, and may be missing.
         authoring = importlib.import_module("coreai.authoring")
     except ImportError:
-        raise InputError(f"linting a macos27 bundle needs Apple's Core AI: {INSTALL_CORE_AI}") from None
+        raise InputError(
+            f"linting a macos27 bundle needs Apple's Core AI: {install_command('coreai')}"
+        ) from None
     try:
         program = authoring.AIModelAsset.load(path).program
         module = program._module._mlir_module.operation  # noqa: SLF001 - no public access

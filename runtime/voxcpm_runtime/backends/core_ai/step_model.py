@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from voxcpm_constants.errors import BundleError, InputError, first_line, os_reason
+from voxcpm_constants.errors import BundleError, InputError, first_line, install_command, os_reason
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark, run_child, run_in_child
@@ -31,9 +31,8 @@ from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 CORE_AI_PACKAGE = "coreai-core"
-INSTALL_CORE_AI = "pip install 'voxcpm-coreml[coreai]'"
 _INSTALL_MESSAGE = (
-    f"backend coreai needs Apple's Core AI runtime: {INSTALL_CORE_AI} "
+    f"backend coreai needs Apple's Core AI runtime: {install_command('coreai')} "
     "(Python 3.11 or newer, on Linux x86-64 or a Mac with Apple silicon)"
 )
 
