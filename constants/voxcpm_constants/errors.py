@@ -114,8 +114,12 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a library could not be loaded, or failed, for lack of memory, by the loader's or PyTorch's message."""
-    return re.search("failed to map segment|[Cc]an(no|')t allocate memory", str(error)) is not None
+    """Whether a library could not be loaded, or failed, for lack of memory, by the loader's or PyTorch's message.
+
+    Python itself loses a MemoryError that it has no memory for: "error return without exception set".
+    """
+    known = "failed to map segment|[Cc]an(no|')t allocate memory|bad_alloc|without (setting an )?exception"
+    return re.search(known, str(error)) is not None
 
 
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}

@@ -60,7 +60,7 @@ def import_coremltools() -> ModuleType:
                 del sys.modules[name]
         # It collects garbage after each export, which would take half a second for torch's modules.
         gc.freeze()
-    logging.getLogger("coremltools").setLevel(logging.ERROR)
+    logging.getLogger("coremltools").setLevel(logging.CRITICAL)  # its errors are exceptions, too
     return sys.modules["coremltools"]
 
 

@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             extra = argv[0] if argv[0] in extras else extras[0]
             install = f"install it with: {install_command(extra)}"
             return _print_error(f"{argv[0]} needs {error.name}; {install}", _USER_ERROR)
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, RuntimeError, SystemError) as error:
             if is_out_of_memory(error):
                 return _print_error(system_reason(MemoryError()), _USER_ERROR)
             raise

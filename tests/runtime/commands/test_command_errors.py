@@ -14,6 +14,7 @@ import pytest
 from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_runtime.audio.files import FORMATS
+from voxcpm_runtime.backends.portable import package
 from voxcpm_runtime.bundle import opening
 from voxcpm_runtime.commands import cli, shared_arguments
 
@@ -45,6 +46,9 @@ def raising(error):
             RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
             "not enough memory",
         ),
+        (RuntimeError("std::bad_alloc"), "not enough memory"),
+        (SystemError("error return without exception set"), "not enough memory"),
+        (SystemError("<function f at 0x7> returned NULL without setting an exception"), "not enough memory"),
     ],
 )
 def test_system_error_is_one_line(refusal, monkeypatch, error, line):
@@ -106,6 +110,29 @@ def test_few_descriptors_are_no_damage(monkeypatch):
 
     with pytest.raises(BundleError, match=r"^a.npy: it cannot be read$"):
         opening.open_bundle(None)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
+def test_what_cannot_be_mapped_for_lack_of_descriptors_is_named(tmp_path):
+    import resource
+
+    weights = tmp_path / package.WEIGHT_FILE
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"12")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # One more may be opened, and its copy may not.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+    try:
+        open_files = []
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            while True:
+                package.map_weights(tmp_path)
+                open_files.append(os.dup(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for file in open_files:
+            os.close(file)
+    assert raised.value.filename == str(weights)
 
 
 def test_a_read_only_file_system_is_named(refusal, folder, monkeypatch):

@@ -179,9 +179,12 @@ def read_specification(package: Path) -> Any:
 
 
 def map_weights(package: Path) -> np.ndarray | None:
-    """The package's weight.bin as a read-only memory map of bytes; None if it is missing or empty."""
+    """The package's weight.bin as a read-only memory map of bytes; None if it is missing or empty. Raises OSError."""
     path = package / WEIGHT_FILE
-    return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
+    try:
+        return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
+    except OSError as error:  # mmap duplicates the descriptor, and does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _input(feature: Any) -> Interface:
