@@ -1,4 +1,4 @@
-"""Reads untrusted files with a size limit, as bytes or as JSON.
+"""Reads untrusted files with a size limit, as bytes or as JSON, and writes results as JSON.
 
 pydantic-core's parser rejects more than 200 levels of nesting and invalid Unicode, such as a lone surrogate.
 """
@@ -6,6 +6,7 @@ pydantic-core's parser rejects more than 200 levels of nesting and invalid Unico
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
@@ -36,6 +37,11 @@ def json_content(path: Path) -> bytes:
 def parsed_json(content: str | bytes) -> Any:
     """The document of a UTF-8 text. Raises a one-line ValueError if it is not JSON or nested too deeply."""
     return from_json(content)
+
+
+def printed_json(result: Any) -> str:
+    """A command's result as `--json` prints it."""
+    return json.dumps(result, indent=1, ensure_ascii=False)
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from voxcpm_constants.bounds import (
     STATE_MULTIPLE,
 )
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, KVCache, Target
@@ -30,6 +31,7 @@ from voxcpm_conversion.forms import OWN_LAYOUT, check_solver_steps, layout_write
 from voxcpm_conversion.replacing import bundle_folder
 
 if TYPE_CHECKING:
+    from voxcpm_constants.manifest import Manifest
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import Report
 
@@ -134,6 +136,7 @@ def convert(
         typer.Option(help="Replace an existing bundle, and nothing else, when the new one is complete."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress, remarks and summary.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
     say = _ignore if quiet else _say
@@ -172,6 +175,8 @@ def convert(
     )
     if room is not None:
         _write_layout(room, opened, output, precisions, max_length, overwrite=overwrite, quiet=quiet)
+        if as_json:
+            _print_json(output, layout, precisions)
         return
     # Defaults depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
@@ -205,18 +210,32 @@ def convert(
         say(remark)
     if deployment != CORE_AI and (reason := why_not_compiled(deployment)):
         say(f"No .mlmodelc: {reason}.")
+    for remark in _result(manifest, output):
+        say(remark)
+    if as_json:
+        _print_json(
+            output, layout, manifest.precisions, target=manifest.target, positions=manifest.sizes.kv_length
+        )
+
+
+def _result(manifest: Manifest, output: Path) -> Iterator[str]:
     if merged := manifest.source.lora:
-        say(
+        yield (
             f"merged {merged.name} (r {merged.r}, alpha {merged.alpha}) into {merged.weights} weights: "
             f"{', '.join(merged.modules)}"
         )
     if not manifest.source.licence:
-        say("Neither speech.json nor README.md states the checkpoint's licence: the model card has none.")
+        yield "Neither speech.json nor README.md states the checkpoint's licence: the model card has none."
     size = sum(record.bytes for record in manifest.files.values())
-    say(
+    yield (
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
-        f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
+        f"{size / 1e6:.0f} MB, {manifest.sizes.kv_length} positions"
     )
+
+
+def _print_json(output: Path, layout: str, precisions: Sequence[Precision], **facts: Any) -> None:
+    result = {"output": str(output), "layout": layout, "precisions": precisions, **facts}
+    typer.echo(printed_json(result))
 
 
 def _room(layout: str, precisions: list[Precision], forms: list[str]) -> ModuleType | None:

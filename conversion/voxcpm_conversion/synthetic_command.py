@@ -10,7 +10,7 @@ import typer
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.json_files import read_json
+from voxcpm_constants.json_files import printed_json, read_json
 from voxcpm_conversion.synthetic_presets import DTYPES, LIKENESSES, VOCABULARY, presets, write_tokenizer
 
 
@@ -37,6 +37,7 @@ def synthesize_checkpoint(
         Path | None,
         typer.Option(help="Folder of a tokenizer to copy. Default: a small tokenizer is generated."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write a checkpoint of seeded random weights: it loads, converts and runs, and speaks noise."""
     document = presets().get(config.lower()) or _document(Path(config))
@@ -57,7 +58,8 @@ def synthesize_checkpoint(
         write_synthetic_checkpoint(
             output, document, seed=seed, dtype=dtype, likeness=weights, tokenizer=source
         )
-    typer.echo(f"{output}: synthetic weights (they speak noise), seed {seed}")
+    said = f"{output}: synthetic weights (they speak noise), seed {seed}"
+    typer.echo(printed_json({"output": str(output), "seed": seed}) if as_json else said)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -11,11 +11,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml import packages
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -126,6 +128,22 @@ def test_max_length_defaults_to_the_checkpoints(checkpoint, tmp_path, monkeypatc
         assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b")]) == 130
         assert asked[-1]["sizes"].kv_length == expected
         assert max(asked[-1]["sizes"].prefill_chunks) <= expected
+
+
+def test_result_as_json(checkpoint, tmp_path, monkeypatch, capsys):
+    made = Manifest.read(DEFAULT_BUNDLE)
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **__: made)
+    given = ["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", "--json"]
+
+    assert cli.main(given) == 0
+    expected = {
+        "output": given[3],
+        "layout": "bundle",
+        "precisions": ["int8"],
+        "target": "macOS14",
+        "positions": 1024,
+    }
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_a_remark_is_one_line_at_any_width(checkpoint, tmp_path, monkeypatch, capsys):

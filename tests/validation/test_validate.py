@@ -120,6 +120,10 @@ def test_command_prints_every_figure_in_80_columns_and_the_verdict(
     assert len(re.findall(r"0\.8765432", " ".join(lines))) == 1 + 2 + 3 + 3
     assert lines[-1] == "1 figure below the floor or not finite."
 
+    monkeypatch.delenv("COLUMNS")
+    assert cli.main(["validate", str(tmp_path), "--checkpoint", "c"]) == 1
+    assert "a_long_name_of_an_operation_" * 2 in capsys.readouterr().out
+
     assert cli.main(["validate", str(tmp_path), "--checkpoint", "c", "--json"]) == 1
     assert Report.model_validate_json(capsys.readouterr().out) == report
 

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from json import dumps
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import typer
 
+from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, StepModel
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO
 from voxcpm_runtime.backends.loading import check_engine
@@ -64,7 +64,7 @@ def benchmark(
         **_measured(tts, text, patches, repeats),
     }
     if json:
-        typer.echo(dumps(figures, indent=1))
+        typer.echo(printed_json(figures))
         return
     shown = {name.replace("_", " "): value for name, value in figures.items() if value is not None}
     shown["cpu features"] = ", ".join(shown["cpu features"])

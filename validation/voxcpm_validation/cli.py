@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_runtime.commands.shared_arguments import Json
-from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_runtime.commands.status_line import status_line, table_console
 from voxcpm_runtime.storage.atomic_file import report_folder
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def _show(findings: Report, bundle: Path, report: Path | None, *, as_json: bool)
     """Print the tables and the verdict, and write the report and the bundle's model card."""
     from voxcpm_validation.report import add_to_model_card
 
-    out = Console()
+    out = table_console()
     for title, header, rows in () if as_json else findings.tables():
         out.print(_narrow_table(title, header, rows), "")
     if report is not None:

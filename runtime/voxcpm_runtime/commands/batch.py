@@ -24,7 +24,7 @@ from voxcpm_constants.errors import (
     system_errors_as,
 )
 from voxcpm_constants.file_locks import lock_folder
-from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.json_files import parsed_json, printed_json
 from voxcpm_constants.manifest import record_file
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
@@ -34,6 +34,7 @@ from voxcpm_runtime.commands.generate import interruptible
 from voxcpm_runtime.commands.shared_arguments import (
     CheckpointArguments,
     Engine,
+    Json,
     Quiet,
     VoiceArguments,
     input_file,
@@ -110,6 +111,7 @@ def batch(
     engine: Engine,
     checkpoint: CheckpointArguments,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Generate one audio file per line of a file; after an interruption, run the same command to resume."""
     name, source = _bundle_and_input(bundle_and_input or [], source)
@@ -141,12 +143,12 @@ def batch(
             f"{path}: another batch is writing into this folder; wait, or choose another"
         ) from None
     try:
-        run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet, timestamps=ending)
+        run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet or as_json, timestamps=ending)
         with interruptible(token):
             try:
                 run.speak(lines, executor, token)
             finally:
-                run.report(len(lines))
+                run.report(len(lines), as_json=as_json)
     finally:
         lock.release()
     if token.cancelled:
@@ -249,10 +251,14 @@ class _Run:
                 if not self._quiet:
                     typer.echo(f"{self._folder / line.output}: {result.summary}")
 
-    def report(self, lines: int) -> None:
+    def report(self, lines: int, *, as_json: bool) -> None:
+        left = lines - self._spoken - self._skipped - len(self.failures)
+        if as_json:
+            failed = [failure._asdict() for failure in sorted(self.failures)]
+            counts = {"spoken": self._spoken, "skipped": self._skipped, "left": left}
+            typer.echo(printed_json({**counts, "failed": failed}))
         if self._quiet:
             return
-        left = lines - self._spoken - self._skipped - len(self.failures)
         typer.echo(
             f"{self._spoken} spoken, {self._skipped} skipped (already there), {len(self.failures)} failed"
             + (f", {left} left: run the same command to resume" if left else "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
+from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.manifest import Manifest, check_files
 from voxcpm_constants.targets import SYSTEMS
 from voxcpm_constants.user_folders import user_path
@@ -29,7 +29,7 @@ def inspect(
     check_files(folder, files, digests=verify)
     facts = _facts(manifest)
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        typer.echo(printed_json(facts))
         return
     for name, text in _lines(manifest, facts).items():
         if text:

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
+from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.manifest import MANIFEST_DIGEST_FILE, MANIFEST_FILE, MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.commands.shared_arguments import Json
 
 _HINTS = {
     401: "invalid token; log in with `hf auth login`, or set HF_TOKEN",
@@ -31,6 +33,7 @@ def publish(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Verify and list the files without uploading.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Verify a bundle and upload it to the Hugging Face Hub, to be opened by its id."""
     if not is_hub_id(repository):
@@ -47,14 +50,15 @@ def publish(
             f"{folder / MODEL_CARD_FILE}: links are not published; copy the bundle with `cp -RL` and publish the copy"
         )
     typer.echo(f"{len(files)} files, {sum(files.values()) / 1e6:.1f} MB, all checksums verified", err=True)
+    result = {"repository": repository, "files": files, "commit": None}
     if dry_run:
-        for name, size in files.items():
-            typer.echo(f"{size:>13,}  {name}")
+        listed = "\n".join(f"{size:>13,}  {name}" for name, size in files.items())
+        typer.echo(printed_json(result) if as_json else listed)
         typer.echo(f"dry run: nothing was uploaded to {repository}", err=True)
         return
     message = message or f"{manifest.source.checkpoint} for Core ML: {', '.join(manifest.precisions)}"
     try:
-        typer.echo(_upload(folder, files, repository, private, branch, message))
+        commit = _upload(folder, files, repository, private, branch, message)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - the hub's HTTP library, and its errors, differ by release
@@ -62,6 +66,7 @@ def publish(
         known = _HINTS.get(status) if isinstance(status, int) else None
         reason = f"{status}: {known}" if known else first_line(error)
         raise InputError(f"{repository}: not published ({reason})") from None
+    typer.echo(printed_json({**result, "commit": commit}) if as_json else commit)
     if branch is None:
         typer.echo(f"open it with: voxcpm-coreml inspect {repository}", err=True)
 

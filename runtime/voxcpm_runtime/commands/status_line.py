@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +31,16 @@ def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
 
     with Console(stderr=True).status(escape(message)) as status:
         yield lambda text: status.update(escape(text))
+
+
+def table_console() -> Any:
+    """A console for tables, which have the width that they need without a terminal and `$COLUMNS`."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 10_000
+    return console
 
 
 def progress_text(progress: Progress) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.json_files import printed_json
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     Engine,
@@ -86,13 +86,13 @@ def list_voices(*, as_json: Json = False) -> None:
         if not as_json:
             typer.echo(f"{name}: {kind}{described}")
     if as_json:
-        typer.echo(json.dumps(documents, indent=1, ensure_ascii=False))
+        typer.echo(printed_json(documents))
 
 
 @voices.command("show")
 def show(name: _Name) -> None:
     """Show a voice as JSON."""
-    typer.echo(json.dumps(_document(VoiceStore().load(name)), indent=1, ensure_ascii=False))
+    typer.echo(printed_json(_document(VoiceStore().load(name))))
 
 
 @voices.command("remove")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Annotated
 
 import typer
 
 from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import check_files
 from voxcpm_constants.targets import CORE_AI
@@ -75,7 +75,7 @@ def doctor(
     report = Report(opened, found, refusal, endurance_trials)
     saved = _save_choice(report)
     if as_json:
-        typer.echo(json.dumps(report.document(saved=saved), indent=1, ensure_ascii=False))
+        typer.echo(printed_json(report.document(saved=saved)))
     else:
         _show(report)
     if not report.healthy:

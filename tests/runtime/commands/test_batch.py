@@ -127,6 +127,12 @@ def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folde
         assert line.startswith(f"failed: line {number}: ")
         assert message in line
 
+    code, out, _ = batch([*BAD_LINES, '{"text": "two."}'], "--json")
+    assert code == 1
+    document = json.loads(out)
+    assert (document["spoken"], document["skipped"], document["left"]) == (1, 0, 0)
+    assert [failed["number"] for failed in document["failed"]] == list(range(1, len(BAD_LINES) + 1))
+
 
 def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, folder, loads):
     for lines, message in (

@@ -1,5 +1,7 @@
 """The command `clear-cache` removes only this project's cache."""
 
+import json
+
 import pytest
 
 from voxcpm_runtime.commands import cli
@@ -49,5 +51,7 @@ def test_clear_cache_removes_entries_and_prints_their_size(cache, capsys):
     expected = [f"{cache}/{name}: {count}.0 MB removed" for name, count in removed.items()]
     assert capsys.readouterr().out.splitlines() == expected
 
-    assert cli.main(["clear-cache", "--all"]) == 0
+    assert cli.main(["clear-cache", "--all", "--json"]) == 0
+    removed = {f"{cache}/{name}": 0 for name in removed} | {f"{cache}/bundles": 2 * 10**6}
+    assert json.loads(capsys.readouterr().out) == removed
     assert files(cache) == set(KEPT)

@@ -120,17 +120,16 @@ def test_what_cannot_be_mapped_for_lack_of_descriptors_is_named(tmp_path):
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"12")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # One more may be opened, and its copy may not.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    taken = [os.dup(0) for _ in range(highest)]
+    # One file may be opened, and its copy may not.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(*taken, highest) + 2, limits[1]))
     try:
-        open_files = []
         with pytest.raises(OSError, match="Too many open files") as raised:
-            while True:
-                package.map_weights(tmp_path)
-                open_files.append(os.dup(0))
+            package.map_weights(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for file in open_files:
+        for file in taken:
             os.close(file)
     assert raised.value.filename == str(weights)
 

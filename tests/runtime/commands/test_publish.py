@@ -89,7 +89,9 @@ def test_only_files_of_the_manifest_are_uploaded(carded, hub, command):
     (carded / ".env").write_text("secret")
     (carded / "fp16" / "stray.bin").write_text("stray")
 
-    assert command("publish", carded, "someone/voice", "--private", "--message", "first").returncode == 0
+    published = command("publish", carded, "someone/voice", "--private", "--message", "first", "--json")
+    assert published.returncode == 0
+    assert json.loads(published.stdout)["commit"].startswith("http")
 
     assert set(hub.repositories["someone/voice"]["main"]) == listed(carded) | {".gitattributes"}
     assert hub.private == {"someone/voice"}
@@ -152,6 +154,10 @@ def test_a_dry_run_checks_and_lists_the_files_without_the_hub(carded, tmp_path, 
     printed = capsys.readouterr()
     assert {line.split()[1] for line in printed.out.splitlines()} == listed(carded)
     assert "nothing was uploaded" in printed.err
+    assert cli.main(["publish", str(carded), "someone/voice", "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["commit"] is None
+    assert document["files"].keys() == listed(carded)
 
     assert "organisation/name" in refusal("publish", carded, "voice", "--dry-run")
 

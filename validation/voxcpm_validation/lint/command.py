@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_constants.json_files import printed_json
+from voxcpm_runtime.commands.shared_arguments import Json
+from voxcpm_runtime.commands.status_line import status_line, table_console
 
 if TYPE_CHECKING:
     from .report import LintReport
@@ -25,7 +25,7 @@ def lint(
         list[str] | None,
         typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all in the bundle."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check a bundle's packages for what real hardware rejects. Exits with 1 if there are findings."""
     # onnx and coremltools, which --help does not need.
@@ -34,7 +34,7 @@ def lint(
     with status_line("") as note:
         report = lint_bundle(bundle, precision or (), report=note)
     if as_json:
-        typer.echo(json.dumps(report.document(), indent=1))
+        typer.echo(printed_json(report.document()))
     else:
         _show(report)
     if report.faults:
@@ -44,7 +44,7 @@ def lint(
 def _show(report: LintReport) -> None:
     from .report import HEADER
 
-    console = Console(highlight=False, emoji=False)
+    console = table_console()
     if rows := report.rows():
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for column in HEADER:

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.opening import locate_bundle
-from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_runtime.commands.status_line import status_line, table_console
 from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder, report_folder
 
 if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
-
-_WIDTH = 132
 
 
 def listen(
@@ -122,11 +119,8 @@ def listen(
                     )
                 if copy_synthesis:
                     result += Report(copies=copies(f"bundle {p}", bundle_copier(folder, p), listener.judge))
-    output = Console()
-    if not output.is_terminal:
-        output.width = max(output.width, _WIDTH)
     for table in tables(result):
-        output.print(table)
+        table_console().print(table)
     if report is not None:
         make_folder(report)
         with atomic_file(report / "listening.json") as file:
