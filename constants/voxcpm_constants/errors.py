@@ -12,9 +12,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -68,6 +68,17 @@ class InputError(VoxCPMError, ValueError):
     def __init__(self, message: str = "", *, argument: str | None = None) -> None:
         super().__init__(message)
         self.argument = argument
+
+
+_Choice = TypeVar("_Choice", bound=str)
+
+
+def one_of(option: str, given: str, choices: Iterable[_Choice]) -> _Choice:
+    """The choice with this name, whatever its case. Raises InputError, with all choices."""
+    known = {choice.lower(): choice for choice in choices}
+    if given.lower() not in known:
+        raise InputError(f"{option} {given or repr(given)}: expected one of {', '.join(known)}")
+    return known[given.lower()]
 
 
 class MissingExtraError(VoxCPMError):

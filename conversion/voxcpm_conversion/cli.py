@@ -22,11 +22,11 @@ from voxcpm_constants.bounds import (
     MIN_SOLVER_STEPS,
     STATE_MULTIPLE,
 )
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, one_of
 from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
-from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, KVCache, Target
+from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.forms import OWN_LAYOUT, check_solver_steps, layout_writer
 from voxcpm_conversion.replacing import bundle_folder
 
@@ -141,13 +141,11 @@ def convert(
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
     say = _ignore if quiet else _say
     precisions = _precisions(precision or ["fp16", "int8"])
-    deployment = _target(target)
+    deployment = one_of("--target", target, TARGETS)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
-    caches = _kv_cache(kv_cache)
-    if quantize not in QUANTIZE:
-        raise InputError(f"--quantize {quantize}: expected one of {', '.join(QUANTIZE)}")
-    measure = quantize == "measured"
+    caches = one_of("--kv-cache", kv_cache, KV_CACHES)
+    measure = one_of("--quantize", quantize, QUANTIZE) == "measured"
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
     from voxcpm_conversion.alignment import with_alignment
     from voxcpm_conversion.checkpoint import Checkpoint
@@ -158,7 +156,7 @@ def convert(
 
     # Before a download, and before weights are read.
     forms = {
-        "--target": deployment != TARGETS[0], "--kv-cache": kv_cache != KV_CACHES[0],
+        "--target": deployment != TARGETS[0], "--kv-cache": caches != KV_CACHES[0],
         "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
         "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
         "--quantize": measure,
@@ -270,17 +268,8 @@ def _write_layout(
 
 
 def _precisions(requested: list[str]) -> list[Precision]:
-    unknown = [p for p in requested if p not in PRECISIONS]
-    if unknown:
-        raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
-    return [p for p in PRECISIONS if p in requested]
-
-
-def _kv_cache(name: str) -> KVCache:
-    for form in KV_CACHES:
-        if name == form:
-            return form
-    raise InputError(f"--kv-cache {name!r}: expected one of {', '.join(KV_CACHES)}")
+    known = {one_of("--precision", name, PRECISIONS) for name in requested}
+    return [p for p in PRECISIONS if p in known]
 
 
 def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[str]:
@@ -345,13 +334,6 @@ def _progress(*, quiet: bool) -> Iterator[Report]:
     finally:
         if tasks:
             progress.stop()
-
-
-def _target(name: str) -> Target:
-    for target in TARGETS:
-        if name.lower() == target.lower():
-            return target
-    raise InputError(f"--target {name}: expected one of {', '.join(t.lower() for t in TARGETS)}")
 
 
 def _sizes(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, one_of
 from voxcpm_constants.json_files import printed_json, read_json
 from voxcpm_conversion.synthetic_presets import DTYPES, LIKENESSES, VOCABULARY, presets, write_tokenizer
 
@@ -41,10 +41,7 @@ def synthesize_checkpoint(
 ) -> None:
     """Write a checkpoint of seeded random weights: it loads, converts and runs, and speaks noise."""
     document = presets().get(config.lower()) or _document(Path(config))
-    if dtype not in DTYPES:
-        raise InputError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
-    if weights not in LIKENESSES:
-        raise InputError(f"--weights {weights}: expected {', '.join(LIKENESSES)}")
+    dtype, weights = one_of("--dtype", dtype, DTYPES), one_of("--weights", weights, LIKENESSES)
     vocabulary = int(document["lm_config"]["vocab_size"])
     if tokenizer is None and vocabulary < VOCABULARY:
         raise InputError(

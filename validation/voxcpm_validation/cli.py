@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError, one_of, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_runtime.commands.shared_arguments import Json
@@ -19,7 +19,6 @@ from voxcpm_runtime.commands.status_line import status_line, table_console
 from voxcpm_runtime.storage.atomic_file import report_folder
 
 if TYPE_CHECKING:
-    from voxcpm_constants.step_models import Precision
     from voxcpm_runtime.backends.loading import Backend
     from voxcpm_validation.report import Report
 
@@ -51,9 +50,7 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Compare step models and the loop with upstream's PyTorch code. Exits with 1 if a figure is below its floor."""
-    unknown = [p for p in precision or () if p not in PRECISIONS]
-    if unknown:
-        raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
+    precisions = [one_of("--precision", name, PRECISIONS) for name in precision or ()] or None
     if (prompt is None) != (prompt_text is None):
         raise InputError("--prompt and --prompt-text: pass both or neither")
     if report is not None:
@@ -67,7 +64,7 @@ def validate(
             Path(bundle),
             checkpoint,
             lora=lora,
-            precisions=cast("list[Precision] | None", precision),
+            precisions=precisions,
             text=text or DEFAULT_TEXT,
             prompt_wav=prompt,
             prompt_text=prompt_text,
