@@ -124,6 +124,17 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
         raise kind(system_reason(error)) from error
 
 
+@contextmanager
+def naming_errors(what: str) -> Iterator[None]:
+    """Turn an OSError, and text that is not UTF-8, into an InputError: "what (reason)"."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what} ({os_reason(error)})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{what} (expected UTF-8 text)") from None
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a library could not be loaded, or failed, for lack of memory, by the loader's or PyTorch's message.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import soundfile
 
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError, naming_errors
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.audio.reading import resample
@@ -50,7 +50,7 @@ def check_output_path(
     inputs: files that the output must not replace. overwrite: whether a read-only file may be replaced.
     """
     path = user_path(path)
-    try:
+    with naming_errors(f"{path}: cannot be written"):
         target = replaced_file(path, overwrite=overwrite)
         if endings is None:
             _format(path)
@@ -66,8 +66,6 @@ def check_output_path(
             )
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise access_error(nearest)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
     return path
 
 
@@ -121,7 +119,7 @@ def write_audio_file(
     record: called after all is written, just before the atomic rename; if it raises, there is no file.
     """
     path = user_path(path)
-    try:
+    with naming_errors(f"{path}: cannot be written"):
         if (target := replaced_file(path, overwrite=overwrite)) is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, overwrite=overwrite) as file:
@@ -130,8 +128,6 @@ def write_audio_file(
             file.flush()
             if record is not None:
                 record()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
 
 
 def _format(path: Path) -> _Format:

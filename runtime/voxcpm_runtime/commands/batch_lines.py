@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
-from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
+from voxcpm_constants.errors import InputError, VoxCPMError, naming_errors, system_errors_as
 from voxcpm_constants.json_files import parsed_json, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text, shown
@@ -90,10 +90,8 @@ def _content(source: str) -> bytes:
             f"{source}: expected a name that ends in {_TEXT} (one text per line) or {_JSONL} "
             f"(one JSON object per line), or - for standard input"
         )
-    try:
+    with naming_errors(f"{source}: cannot be read"):
         return read_bounded(path, MAX_TEXT_BYTES)
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
 
 
 def _line(number: int, content: bytes, folder: Path | None, defaults: Arguments) -> BatchLine | Failure:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, cast, get_type_hints
 import typer
 
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError, naming_errors
 from voxcpm_constants.json_files import read_at_most, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
@@ -244,13 +244,9 @@ def standard_input() -> bytes:
 
 
 def _utf8_file(path: str) -> str:
-    try:
+    with naming_errors(f"{path}: cannot be read"):
         raw = standard_input() if path == STANDARD_INPUT else read_bounded(user_path(path), MAX_TEXT_BYTES)
         return raw.decode("utf-8-sig").strip()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({os_reason(error)})") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: expected UTF-8 text") from None
 
 
 def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) -> Callable[..., None]:

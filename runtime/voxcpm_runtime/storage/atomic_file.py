@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError, naming_errors
 from voxcpm_constants.file_locks import Lock, is_at, try_lock
 from voxcpm_constants.user_folders import user_path
 
@@ -111,10 +111,8 @@ def hidden_sibling(path: Path, kind: str) -> Path:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, or the target of a dangling link, if missing. Raises InputError."""
-    try:
+    with naming_errors(f"{path}: the folder cannot be created"):
         Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: the folder cannot be created ({os_reason(error)})") from None
 
 
 def _open_temp_file(path: Path) -> tuple[Path, BinaryIO, Lock]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError, naming_errors
 from voxcpm_constants.json_files import read_bounded
 from voxcpm_runtime.argument_types import path_argument, shown, valid_unicode, wrong_type
 from voxcpm_runtime.text.segments import WIDE
@@ -46,12 +46,8 @@ def lexicon_entries(source: LexiconSource | None) -> dict[str, str]:
             _add(entries, written, said, "lexicon")
     elif isinstance(source, str | Path):
         path = path_argument(source, "lexicon")
-        try:
+        with naming_errors(f"lexicon {path}: cannot be read"):
             lines = read_bounded(path, MAX_TEXT_BYTES).decode("utf-8-sig").splitlines()
-        except OSError as error:
-            raise InputError(f"lexicon {path}: cannot be read ({os_reason(error)})") from None
-        except UnicodeDecodeError:
-            raise InputError(f"lexicon {path}: expected UTF-8 text") from None
         for number, line in enumerate(lines, start=1):
             if line.strip() and not (line.startswith("#") and "\t" not in line):
                 written, _, said = line.partition("\t")

@@ -19,7 +19,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
-from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
+from voxcpm_constants.errors import (
+    InputError,
+    first_line,
+    first_wrong_field,
+    naming_errors,
+    os_reason,
+    system_errors_as,
+)
 from voxcpm_constants.json_files import read_bounded
 from voxcpm_runtime.argument_types import (
     file_argument,
@@ -169,11 +176,8 @@ class Voice:
         """Write the voice atomically, and return it with its path. overwrite: also replace a read-only file."""
         path = file_argument(path, "path")
         metadata = {_METADATA_KEY: self.header.model_dump_json()}
-        try:
-            with atomic_file(path, overwrite=overwrite) as file:
-                file.write(dump_tensors(self._tensors(), metadata))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
+        with naming_errors(f"{path}: cannot be written"), atomic_file(path, overwrite=overwrite) as file:
+            file.write(dump_tensors(self._tensors(), metadata))
         return replace(self, path=path)
 
     @classmethod

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from voxcpm_constants.errors import os_reason
+from voxcpm_constants.errors import naming_errors
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError, send_error
@@ -54,11 +54,8 @@ def read_keys(settings: Settings) -> Keys:
     """The keys from the command line, the file and the environment. Raises InputError for empty ones."""
     keys = list(settings.api_key or ())
     if (path := settings.api_key_file) is not None:
-        try:
+        with naming_errors(f"{path}: cannot read the keys"):
             lines = user_path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = os_reason(error) if isinstance(error, OSError) else "not UTF-8 text"
-            raise InputError(f"{path}: cannot read the keys ({reason})") from None
         found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
             raise InputError(f"{path}: expected one key per line, found none")
