@@ -1,4 +1,4 @@
-"""Periodic progress lines, for output that is not a terminal."""
+"""The progress of a command on standard error: one line that changes, or without a terminal periodic new lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,30 @@ from collections.abc import Callable, Iterator
 LINE_SECONDS = 10.0  # Seconds before the first line, and between lines
 
 
+Notes = Callable[[str], None]
+
+
 @contextlib.contextmanager
-def progress_lines(text: str = "") -> Iterator[Callable[[str], None]]:
+def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
+    """Show one line on standard error, which the yielded function updates; without a terminal, print new lines."""
+    if not shown:
+        yield lambda _: None
+        return
+    if not sys.stderr.isatty():
+        with progress_lines(message) as note:
+            yield note
+        return
+    # Slow to import, and a script does not need it.
+    from rich.console import Console
+    from rich.markup import escape
+
+    # Not `stderr=True`: converters replace sys.stderr while they run.
+    with Console(file=sys.stderr).status(escape(message)) as status:
+        yield lambda text: status.update(escape(text))
+
+
+@contextlib.contextmanager
+def progress_lines(text: str = "") -> Iterator[Notes]:
     """Write the latest text to standard error every LINE_SECONDS, if it has changed. The yielded function sets it."""
     # Converters replace sys.stderr while they run.
     stream, latest, ended = sys.stderr, [text], threading.Event()

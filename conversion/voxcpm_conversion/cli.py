@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,8 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from voxcpm_constants.bounds import (
     MAX_AXIS_LENGTH,
@@ -24,7 +21,7 @@ from voxcpm_constants.bounds import (
 )
 from voxcpm_constants.errors import InputError, one_of
 from voxcpm_constants.json_files import printed_json
-from voxcpm_constants.progress_lines import progress_lines
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.forms import OWN_LAYOUT, check_solver_steps, layout_writer
@@ -300,40 +297,10 @@ def _ignore(*_: object) -> None:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Report]:
-    """A progress bar per step model. It starts at the first report, so that an earlier error stays one line."""
-    if quiet:
-        yield _ignore
-        return
-    # Keeps the current standard error, which converters replace.
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        with progress_lines() as note:
-            yield lambda model, stage, done, total: note(f"{model}: {stage}")
-        return
-    progress = Progress(
-        TextColumn("{task.description:>18}"), BarColumn(), TextColumn("{task.fields[stage]}"), TimeElapsedColumn(),
-        console=console,
-    )  # fmt: skip
-    tasks: dict[str, TaskID] = {}
-
-    def finish() -> None:
-        for finished in tasks.values():
-            progress.update(finished, stage="done", total=1, completed=1)
-            progress.stop_task(finished)
-
-    def report(model: str, stage: str, done: int, total: int) -> None:
-        progress.start()
-        if model not in tasks:
-            finish()
-            tasks[model] = progress.add_task(model, stage="", total=None)
-        progress.update(tasks[model], stage=stage, total=total or None, completed=done)
-
-    try:
-        yield report
-        finish()
-    finally:
-        if tasks:
-            progress.stop()
+    with status_line("", shown=not quiet) as note:
+        yield lambda model, stage, done, total: note(
+            f"{model}: {stage}{f' {done} of {total}' if total else ''}"
+        )
 
 
 def _sizes(

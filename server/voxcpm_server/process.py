@@ -13,10 +13,10 @@ import typer
 import websockets  # noqa: F401 - if it is missing, uvicorn rejects only websockets
 
 from voxcpm_constants.errors import os_reason
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime import InputError
 from voxcpm_runtime.commands.shared_arguments import Engine, load_voxcpm, open_with_engine
-from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import check_exposure, read_keys
 from voxcpm_server.middleware.metrics import count_suspicious_warnings

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from voxcpm_constants.errors import InputError, one_of, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.step_models import PRECISIONS
 from voxcpm_runtime.commands.shared_arguments import Json
-from voxcpm_runtime.commands.status_line import status_line, table_console
+from voxcpm_runtime.commands.status_line import table_console
 from voxcpm_runtime.storage.atomic_file import report_folder
 
 if TYPE_CHECKING:

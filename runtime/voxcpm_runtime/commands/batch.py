@@ -26,6 +26,7 @@ from voxcpm_constants.errors import (
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json, printed_json
 from voxcpm_constants.manifest import record_file
+from voxcpm_constants.progress_lines import Notes, status_line
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
 from voxcpm_runtime.bundle.opening import Bundle
@@ -42,7 +43,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     open_with_engine,
     takes_groups,
 )
-from voxcpm_runtime.commands.status_line import Notes, progress_text, status_line
+from voxcpm_runtime.commands.status_line import progress_text
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Progress

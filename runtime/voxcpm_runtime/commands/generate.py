@@ -16,6 +16,7 @@ from types import FrameType
 import typer
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import check_output_path, write_audio, write_audio_file
@@ -34,13 +35,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     open_with_engine,
     takes_groups,
 )
-from voxcpm_runtime.commands.status_line import (
-    clipped_text,
-    progress_text,
-    speech_facts,
-    speech_summary,
-    status_line,
-)
+from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_facts, speech_summary
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
 from voxcpm_runtime.speech.plan import plan

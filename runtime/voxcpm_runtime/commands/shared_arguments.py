@@ -19,13 +19,13 @@ import typer
 from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, naming_errors
 from voxcpm_constants.json_files import read_at_most, read_bounded
+from voxcpm_constants.progress_lines import Notes
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.backends.loading import Backend, check_engine
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
-from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_runtime.options import Option, checked_options
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore

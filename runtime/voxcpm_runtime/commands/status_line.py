@@ -1,36 +1,12 @@
-"""The progress line of a command on standard error, and the summary of its speech."""
+"""Tables, and what the progress line and the summary of speech say."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_runtime.speech.results import Progress, Speech
 from voxcpm_runtime.words.words import missed_words
-
-Notes = Callable[[str], None]
-
-
-@contextlib.contextmanager
-def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
-    """Show one line on standard error, which the yielded function updates; without a terminal, print new lines."""
-    if not shown:
-        yield lambda _: None
-        return
-    if not sys.stderr.isatty():
-        with progress_lines(message) as note:
-            yield note
-        return
-    # Slow to import, and a script does not need it.
-    from rich.console import Console
-    from rich.markup import escape
-
-    with Console(stderr=True).status(escape(message)) as status:
-        yield lambda text: status.update(escape(text))
 
 
 def table_console() -> Any:

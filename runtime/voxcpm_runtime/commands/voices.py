@@ -8,6 +8,7 @@ import typer
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.json_files import printed_json
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     Engine,
@@ -18,7 +19,6 @@ from voxcpm_runtime.commands.shared_arguments import (
     open_with_engine,
     takes_groups,
 )
-from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.atomic_file import refuse_inputs
 from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings

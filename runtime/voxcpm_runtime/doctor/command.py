@@ -11,6 +11,7 @@ from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import check_files
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.targets import CORE_AI
 from voxcpm_runtime.backends.core_ml.compute_units import (
     COMPUTE_UNITS,
@@ -23,7 +24,6 @@ from voxcpm_runtime.backends.loading import INSTALL_PORTABLE, choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
-from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.doctor.report import Report, this_machine
 from voxcpm_runtime.doctor.trials import endurance, trials
 from voxcpm_runtime.doctor.worker import FLOORS

@@ -18,10 +18,10 @@ import ray
 from ray.exceptions import RayError
 
 from voxcpm_constants.errors import first_line
+from voxcpm_constants.progress_lines import Notes
 from voxcpm_runtime import CancelToken, InputError, VoxCPM, VoxCPMError
 from voxcpm_runtime.commands.batch_lines import BatchLine, SpokenFile, spoken_file
 from voxcpm_runtime.commands.shared_arguments import Engine, load_voxcpm
-from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_cluster, cluster, open_same_bundle, portable_name
 
 _RETRIES = 2  # of a line whose process died

@@ -20,10 +20,10 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions,
 from ray.serve.schema import LoggingConfig
 
 from voxcpm_constants.errors import first_line
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError, VoxCPMError
 from voxcpm_runtime.commands.shared_arguments import Engine, load_voxcpm, open_with_engine
-from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.cluster.cluster import LOCAL, check_cluster, cluster, open_same_bundle, portable_name
 from voxcpm_server.cluster.options import ClusterSettings

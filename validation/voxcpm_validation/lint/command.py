@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from voxcpm_constants.json_files import printed_json
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_runtime.commands.shared_arguments import Json
-from voxcpm_runtime.commands.status_line import status_line, table_console
+from voxcpm_runtime.commands.status_line import table_console
 
 if TYPE_CHECKING:
     from .report import LintReport

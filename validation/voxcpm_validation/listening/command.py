@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.progress_lines import status_line
 from voxcpm_runtime.bundle.opening import locate_bundle
-from voxcpm_runtime.commands.status_line import status_line, table_console
+from voxcpm_runtime.commands.status_line import table_console
 from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder, report_folder
 
 if TYPE_CHECKING:
