@@ -25,7 +25,6 @@ _UNKNOWN = 0xFFFF_FFFF
 _HEADER_BYTES = 36
 _FLAC_LENGTH_END = 26  # offset in a file after the number of samples
 # FFmpeg scales 16-bit samples by 32768, the command line by 32767.
-_BLOCK = 1 << 20  # samples in one of FFmpeg's frames, which end at 2 GB
 _PEAK_OF_INTEGERS = np.float32(32767 / 32768)
 
 
@@ -115,20 +114,17 @@ class Encoder:
 
     def encode(self, audio: Audio) -> bytes:
         """Encode a piece (samples,). The result may be empty, as codecs buffer samples."""
-        return b"".join(map(self._encoded, np.split(audio, range(_BLOCK, len(audio), _BLOCK))))
-
-    def finish(self) -> bytes:
-        """The remaining bytes."""
-        last = b"".join(map(self._coded, self._convert.passed(None)))
-        return last if self._codec is None else last + self._codec.finish()
-
-    def _encoded(self, audio: Audio) -> bytes:
         if self._is_plain:
             self.samples += len(audio)
             return pcm16(audio).astype("<i2").tobytes()
         if self._codec is not None:
             audio = np.clip(audio, -1.0, 1.0) * self._peak
         return b"".join(map(self._coded, self._convert.passed(audio)))
+
+    def finish(self) -> bytes:
+        """The remaining bytes."""
+        last = b"".join(map(self._coded, self._convert.passed(None)))
+        return last if self._codec is None else last + self._codec.finish()
 
     def _coded(self, frame: Any) -> bytes:
         self.samples += frame.samples

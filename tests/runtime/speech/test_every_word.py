@@ -200,3 +200,6 @@ def test_words_that_a_limit_or_a_cancellation_leaves_out_have_no_times(tts: VoxC
         assert [word.text for word in said[:4]] == ["One", "two", "three", "four"]
         assert len(said) < 8
         assert said[-1].end <= speech.audio_seconds
+        # Without attention, it is not known of the others whether they are said.
+        assert every_word or said == list(speech.words)
+        assert bool(speech.segments[0].said_counts) == every_word

@@ -39,6 +39,7 @@ LEXICON = {
         ("我叫阮文。", "我叫软文。"),
         ("{nguyen c} c", "{nguyen c} see"),
         ("can’t, CAN'T, can, can's", "cahnt, cahnt, ken, ken's"),
+        ("o'can can'o o’can can’o", "o'can can'o o’can can’o"),
         ("caf\u00e9, Cafe\u0301. cafe\u0301s", "kaffay, kaffay. cafe\u0301s"),
         ("$5.00 5.5 1,5 5% 5:30 1-5 -5 5, (5)", "$5.00 5.5 1,5 5% 5:30 1-5 -5 fiver, (fiver)"),
         ("U.S.A. a U.S. A. Ada-like ada@x.org, @ada", "U.S.A. ay you ess ay. ayda-like ada@x.org, @ada"),
