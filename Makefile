@@ -85,8 +85,8 @@ wheel:  ## dist/*.whl; needs no environment
 # After a change to the checkpoint, conversion or its tools; tests/conversion/test_default_bundle.py fails if needed.
 # Converts the built-in voice's checkpoint again, to the int8 bundle in the tree.
 built-in-voice: $(STAMP)
-	@$(BIN)/voxcpm-coreml convert conversion/voxcpm_conversion/default_checkpoint --precision int8 --max-length 1024 \
-	  --overwrite -o runtime/voxcpm_runtime/default_bundle
+	@$(BIN)/voxcpm-coreml convert conversion/voxcpm_conversion/default_checkpoint --precision int8 --quantize all \
+	  --max-length 1024 --overwrite -o runtime/voxcpm_runtime/default_bundle
 
 # Without conftest.py, which is for what .venv has and the wheel does not need. Speaks offline: a minute or two.
 test-wheel: wheel

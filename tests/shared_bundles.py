@@ -73,7 +73,8 @@ def tiny_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command:
     """
 
     def make(folder: Path, checkpoint: Path, *options: str) -> None:
-        done = command("convert", checkpoint, "-o", folder / "bundle", "--max-length", "128", *options)
+        given = (checkpoint, "--max-length", "128", "--no-measure", *options)
+        done = command("convert", *given, "-o", folder / "bundle")
         assert done.returncode == 0, done.stderr
         (folder / "output.txt").write_text(done.stdout + done.stderr)
 

@@ -36,8 +36,8 @@ DEFAULT_MAX_LENGTH = 1024
 """Default of `--max-length`, unless the checkpoint supports fewer positions."""
 SOLVER_STEPS = 10
 """Euler steps of `locdit_solve` in a bundle for Core AI: the default of `generate`."""
-QUANTIZE = ("all", "measured")
-"""Which weights int8 and int4 quantise: all, or all but those that do too much harm."""
+QUANTIZE = ("measured", "all")
+"""Which weights int8 and int4 quantise: all but those that do too much harm, or all."""
 CORE_AI_CHUNKS = (1, 16, 32)
 """Lengths of a prefill: longer ones outgrew a phone's memory (apple/coreai-models 201)."""
 
@@ -106,12 +106,15 @@ def convert(
         ),
     ] = True,
     quantize: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="all: as int8 and int4 prescribe; measured: weights that do too much harm on a recorded sentence "
-            "stay in fp16, which takes about ten minutes and 1.2 GB more for VoxCPM 1.5 in int8."
+            help="measured: weights of int8 and int4 that do too much harm on a recorded sentence stay in fp16; "
+            "all: none do. Default: measured, where that is possible."
         ),
-    ] = QUANTIZE[0],
+    ] = None,
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="For those in a hurry: like --quantize all.")
+    ] = False,
     split_gigabytes: Annotated[
         float | None, typer.Option(help="Split the base LM into packages of at most about this size.")
     ] = None,
@@ -142,11 +145,11 @@ def convert(
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
     caches = one_of("--kv-cache", kv_cache, KV_CACHES)
-    measure = one_of("--quantize", quantize, QUANTIZE) == "measured"
+    measure = _measure(quantize, no_measure=no_measure)
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
     from voxcpm_conversion.alignment import with_alignment
     from voxcpm_conversion.checkpoint import Checkpoint
-    from voxcpm_conversion.convert import check_checkpoint, check_forms
+    from voxcpm_conversion.convert import can_measure, check_checkpoint, check_forms
     from voxcpm_conversion.convert import convert as convert_checkpoint
     from voxcpm_conversion.core_ml.packages import why_not_compiled
     from voxcpm_conversion.recipes import base_lm_parts, check_split
@@ -156,10 +159,10 @@ def convert(
         "--target": deployment != TARGETS[0], "--kv-cache": caches != KV_CACHES[0],
         "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
         "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
-        "--quantize": measure,
+        "--quantize": bool(measure),
     }  # fmt: skip
     room = _room(layout, precisions, [option for option, given in forms.items() if given])
-    check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32, measure=measure)
+    check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32, measure=bool(measure))
     # Exempt imported modules from garbage collection, which runs for every package: saves seconds.
     gc.freeze()
     if split_gigabytes is not None:
@@ -177,7 +180,7 @@ def convert(
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
     sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
-    check_forms(precisions, sizes, deployment, caches, measure=measure)
+    check_forms(precisions, sizes, deployment, caches, measure=bool(measure))
     for remark in _remarks(opened, sizes, deployment):
         say(remark)
     if split_gigabytes is not None:
@@ -196,7 +199,7 @@ def convert(
             target=deployment,
             kv_cache=caches,
             audio_vae_fp32=audio_vae_fp32,
-            measure=measure,
+            measure=can_measure(sizes, deployment) if measure is None else measure,
             overwrite=overwrite,
             report=report,
             say=remarks.append,
@@ -267,6 +270,16 @@ def _write_layout(
 def _precisions(requested: list[str]) -> list[Precision]:
     known = {one_of("--precision", name, PRECISIONS) for name in requested}
     return [p for p in PRECISIONS if p in known]
+
+
+def _measure(quantize: str | None, *, no_measure: bool) -> bool | None:
+    """Whether to measure the quantised weights; None: where that is possible."""
+    if quantize is None:
+        return False if no_measure else None
+    measured = one_of("--quantize", quantize, QUANTIZE) == "measured"
+    if no_measure and measured:
+        raise InputError(f"--no-measure: --quantize {quantize} measures; leave one of them out")
+    return measured
 
 
 def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[str]:

@@ -37,6 +37,7 @@ from voxcpm_conversion.modules.voxcpm import check_weights
 from voxcpm_conversion.recipes import check_target
 from voxcpm_conversion.recording import MIN_POSITIONS, Recording
 from voxcpm_conversion.replacing import bundle_folder
+from voxcpm_conversion.step_modules import loaded_modules
 from voxcpm_conversion.vectors import add_vectors
 from voxcpm_conversion.workspace import Workspace
 
@@ -62,7 +63,7 @@ def convert(
 
     kv_cache: what a macOS 14 package returns of its caches. audio_vae_fp32: the AudioVAE computes in float32 in every
     precision (`declare_step_models`). measure: run the quantised packages on a recorded sentence, and keep weights in
-    fp16 that do too much harm (`gate`), which takes minutes. overwrite: replace an existing bundle, and nothing else
+    fp16 that do too much harm (`gate`). overwrite: replace an existing bundle, and nothing else
     (`replacing`). say: called with what was measured, a line each.
     Raises InputError for sizes that the checkpoint does not support, a precision that the target does not support, and
     an output that must not be replaced; CheckpointError for weights that are missing, unexpected or of another shape.
@@ -142,7 +143,11 @@ def _add_step_model(
 ) -> None:
     """Add a step model's test vectors and packages that the workspace lacks."""
     if not workspace.has(str(vectors_path(declaration.name))):
-        add_vectors(workspace, checkpoint, declaration, manifest.sizes)
+        modules = loaded_modules(checkpoint, declaration, manifest.sizes)
+        add_vectors(workspace, checkpoint.architecture, declaration, manifest.sizes, modules)
+        if gate:  # The weights would take seconds to read again.
+            gate.record(declaration.name, modules)
+        del modules
     for package in manifest.parts(declaration.name):
         missing = [
             p for p in manifest.precisions if not workspace.has(str(manifest.package_path(p, package.name)))
@@ -196,6 +201,11 @@ def check_forms(
         raise InputError(
             f"--prefill-chunk {max(sizes.prefill_chunks)} does not fit into a KV cache of {sizes.kv_length} positions"
         )
+
+
+def can_measure(sizes: StepSizes, target: Target) -> bool:
+    """Whether the gate can run a target's packages on the recorded sentence."""
+    return target != CORE_AI and sizes.kv_length >= MIN_POSITIONS
 
 
 def _check_architecture(a: Architecture, sizes: StepSizes) -> None:

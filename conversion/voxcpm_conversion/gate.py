@@ -1,27 +1,29 @@
 """The gate: quantised packages are measured on a recorded sentence, and the weights that do most harm go back to fp16.
 
 Published checkpoints are reported to lose their sibilants and their stop decisions in 8 bits, which random weights do
-not show, so a conversion can measure its own weights. It takes minutes, and is off by default.
+not show, so a conversion measures its own weights.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from pydantic import BaseModel
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.manifest import VECTORS_FOLDER, Manifest, record_folder
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.vectors import Array
+from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.recipes import BLOCK, Format
 from voxcpm_conversion.recording import Outputs, Recording
 from voxcpm_runtime.backends.loading import load_step_models
-from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
 Formats = Mapping[str, Format]
@@ -135,6 +137,11 @@ class Gate:
     def __init__(self, recording: Recording, manifest: Manifest) -> None:
         self._recording, self._manifest = recording, manifest
 
+    def record(self, step_model: str, modules: VoxCPMModules) -> None:
+        """Compute what the float32 modules of a step model return, while they are in memory."""
+        for package in self._manifest.parts(step_model):
+            self._recording.reference(package, modules)
+
     def judge(
         self, folder: Path, package: StepModel, precision: Precision, formats: Formats,
         rebuild: Callable[[Collection[str]], object],
@@ -150,15 +157,18 @@ class Gate:
             reason = first_line(error)
         figures = recipe
         if below(figures, precision):
-            order = self._by_effect(package, precision, formats)
-            # Errors of different weights add up, so the rest's must stay below the floor.
-            rest = np.cumsum([harm for harm, _ in reversed(order)])[::-1]
-            count = max(1, int((rest > 1).sum()))
+            order = self._by_effect(package, formats)
+
+            def holds(count: int) -> bool:
+                return not below(self._expected(package, formats, order[:count]), precision)
+
+            # A trial of the module takes a fraction of a conversion.
+            count = bisect_left(range(len(order)), True, lo=1, key=holds)
             while below(figures, precision) and len(kept) < len(order):
-                kept = [name for _, name in order[:count]]
+                kept = order[:count]
                 rebuild(kept)
                 figures = self._figures(folder, package, precision)
-                count = 2 * count
+                count += 1 + count // 4
         path = folder / self._manifest.package_path(precision, package.name)
         return Measured(
             package=package.name, precision=precision, recipe=recipe, figures=figures, kept=tuple(kept),
@@ -177,35 +187,28 @@ class Gate:
         # Step models need neither constants nor a tokenizer.
         bundle = Bundle(folder, alone, precision, {}, cast(Any, None))
         model = load_step_models(bundle, names=[package.name])[package.name]
-        rate = self._manifest.architecture.output_sample_rate
-        return figures(self._recording.run(package, model), self._recording.reference(package), rate)
+        return self._compared(package, self._recording.run(package, model))
 
-    def _by_effect(
-        self, package: StepModel, precision: Precision, formats: Formats
-    ) -> list[tuple[float, str]]:
-        """(harm, name) of each compressed weight, the most harmful first: the error that it alone causes, over the
-        error that the floors allow.
-        """
+    def _compared(self, package: StepModel, outputs: Outputs) -> dict[str, float]:
+        rate = self._manifest.architecture.output_sample_rate
+        return figures(outputs, self._recording.reference(package), rate)
+
+    def _expected(self, package: StepModel, formats: Formats, kept: Collection[str] = ()) -> dict[str, float]:
+        """The figures of the float32 module with weights in these formats, except those that are kept."""
         step = self._recording.float_step(package)
-        parameters = {name.replace(".", "_"): p for name, p in step.module.named_parameters()}
-        rate, found = self._manifest.architecture.output_sample_rate, list[tuple[float, str]]()
-        for name, form in formats.items():
-            stem = name.removesuffix("_to_fp16")
-            parameter = parameters.get(stem, parameters.get(stem.removeprefix("step_")))
-            if form == "fp16":
-                continue
-            harm = 0.0
-            if parameter is not None:
-                whole = parameter.data
-                parameter.data = quantised(whole, form)
-                outputs = self._recording.run(package, cast(StepFunction, step), whole=True)
-                parameter.data = whole
-                values = figures(outputs, self._recording.reference(package), rate)
-                harm = max(
-                    10 ** (-margin(n, v, precision) / 10) for n, v in values.items() if n not in _SHARES
-                )
-            found.append((harm, name))
-        return sorted(found, reverse=True)
+        for name, layer in _compressed_layers(step.module, formats).items():
+            if name not in kept:
+                layer.weight.data = quantised(layer.weight, formats[name])
+        return self._compared(package, self._recording.run(package, step, whole=True))
+
+    def _by_effect(self, package: StepModel, formats: Formats) -> list[str]:
+        """The compressed weights, the most harmful first: by the error that each adds to its own layer's output."""
+        step = self._recording.float_step(package)
+        with _LocalErrors(_compressed_layers(step.module, formats), formats) as errors:
+            self._recording.run(package, step, whole=True)
+        order = sorted(errors.shares, key=lambda name: -errors.shares[name])
+        unknown = (name for name, form in formats.items() if form != "fp16" and name not in errors.shares)
+        return [*order, *unknown]
 
     def overflow_lines(self) -> Iterator[str]:
         """A line for each package with values near fp16's largest one on the recorded sentence."""
@@ -220,6 +223,33 @@ class Gate:
                         f"{package.name}: values up to {peak:.0f} at {layer}, and float16 ends at {_LIMIT:.0f}; "
                         f"if it sounds wrong, convert with {way_out}"
                     )
+
+
+class _LocalErrors(TorchFunctionMode):
+    """While active, compares each product or convolution with that of its quantised weight, on the same input."""
+
+    def __init__(self, layers: Mapping[str, Any], formats: Formats) -> None:
+        super().__init__()
+        self._names, self._formats = {id(layer.weight): name for name, layer in layers.items()}, formats
+        self.shares = dict.fromkeys(layers, 0.0)
+        """The sum over all calls of error to signal, by the weight's name."""
+
+    def __torch_function__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:
+        output = function(*arguments, **(named or {}))
+        # x, weight, bias, …
+        if len(arguments) > 2 and (name := self._names.get(id(arguments[1]))):
+            x, weight, *others = arguments
+            error = function(x, quantised(weight, self._formats[name]), *others, **(named or {})) - output
+            self.shares[name] += float(error.square().sum() / (output.square().sum() + 1e-20))
+        return output
+
+
+def _compressed_layers(module: nn.Module, formats: Formats) -> dict[str, Any]:
+    """The layers of a float32 module whose weights are compressed, by the weight's name in the fp16 program."""
+    layers = {f"{name}.weight".replace(".", "_"): layer for name, layer in module.named_modules()}
+    stems = {name: name.removesuffix("_to_fp16") for name, form in formats.items() if form != "fp16"}
+    found = {name: layers.get(stem, layers.get(stem.removeprefix("step_"))) for name, stem in stems.items()}
+    return {name: layer for name, layer in found.items() if layer is not None}
 
 
 def quantised(weight: Tensor, form: Format) -> Tensor:
@@ -251,7 +281,8 @@ def _of(output: str, found: Array, reference: Array, rate: int) -> Iterator[tupl
     yield output, _decibels(found, reference)
     if output == "audio":
         yield from _by_band(found, reference, rate)
-        yield "flatness", _flatness_kept(found, reference, rate)
+        pair = flatness(found, rate, like=reference), flatness(reference, rate)
+        yield "flatness", min(pair) / max(pair) if any(pair) else 1.0
 
 
 def _decibels(found: Array, reference: Array) -> float:
@@ -272,23 +303,25 @@ def _by_band(found: Array, reference: Array, rate: int) -> Iterator[tuple[str, f
             yield f"audio {band} kHz", float(10 * np.log10(signal / (error[inside].sum() + 1e-20)))
 
 
-def _flatness_kept(found: Array, reference: Array, rate: int) -> float:
-    """Mean spectral flatness above 1 kHz of the reference's noisiest quarter of loud frames, lower over higher."""
-    if len(reference) < 4 * _FRAME:
-        return 1.0
-    count = len(reference) // _FRAME * _FRAME
+def flatness(audio: Array, rate: int, like: Array | None = None) -> float:
+    """Mean spectral flatness above 1 kHz of the noisiest quarter of the loud frames of `like`, by default `audio`.
+
+    audio, like: (samples,). 1 for white noise, 0 for a tone; 0 for less than four frames.
+    """
+    if len(audio) < 4 * _FRAME:
+        return 0.0
     above = np.fft.rfftfreq(_FRAME, 1 / rate) > 1000
     spectra = [
-        np.square(np.abs(np.fft.rfft(np.nan_to_num(x[:count]).reshape(-1, _FRAME) * np.hanning(_FRAME))))[
-            :, above
-        ]
-        for x in (found, reference)
+        np.square(np.abs(np.fft.rfft(np.nan_to_num(_frames(x)) * np.hanning(_FRAME))))[:, above]
+        for x in (audio, audio if like is None else like)
     ]
     mine, theirs = (np.exp(np.log(s + 1e-12).mean(1)) / (s.mean(1) + 1e-12) for s in spectra)
-    loud = spectra[1].sum(1) > _QUIET * spectra[1].sum(1).max()
-    noisy = loud & (theirs >= np.quantile(theirs[loud], 0.75))
-    pair = float(mine[noisy].mean()), float(theirs[noisy].mean())
-    return min(pair) / max(pair)
+    loud = spectra[1].sum(1) >= _QUIET * spectra[1].sum(1).max()
+    return float(mine[loud & (theirs >= np.quantile(theirs[loud], 0.75))].mean())
+
+
+def _frames(audio: Array) -> Array:
+    return audio[: len(audio) // _FRAME * _FRAME].reshape(-1, _FRAME)
 
 
 def _floor(figure: str, precision: Precision) -> float:

@@ -197,6 +197,7 @@ def _limits(manifest: Manifest, *, measured: bool) -> Iterator[str]:
         yield f"The weights of {' and '.join(lossy)} are compressed with loss; compare by ear before you ship them."
     if lossy and not measured:
         yield (
-            f"Not measured at conversion: {' and '.join(lossy)}. `convert --quantize measured` does; off by default."
+            f"Not measured at conversion: {' and '.join(lossy)}. "
+            "`convert` without `--no-measure` does, for macOS 14 and 15."
         )
     yield "Recordings are not denoised: upstream's denoiser is not part of a bundle."

@@ -23,6 +23,7 @@ from voxcpm_constants.tokenizer_file import open_tokenizer
 from voxcpm_constants.vectors import Array
 from voxcpm_conversion.alignment import TEXTS
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.vectors import call_step
 from voxcpm_runtime.backends.step_function import Floats, StepFunction
@@ -39,7 +40,7 @@ Outputs = dict[str, Array]
 TEXT = TEXTS[2]
 MIN_POSITIONS = 16
 """A shorter KV cache does not hold the sentence."""
-_MAX_PATCHES, _MAX_SOLVED = 16, 6
+_MAX_PATCHES, _MAX_SOLVED = 16, 3
 """Patches of speech, and those that the DiT solves, which takes as long as all other step models."""
 _LOUD = 0.1
 """Speech begins at this share of its peak."""
@@ -49,14 +50,21 @@ _OPTIONS = GenerationOptions()
 class FloatStep:
     """The float32 module of a step model, or of a part of one, as a step function; its state is a dictionary."""
 
-    def __init__(self, checkpoint: Checkpoint, manifest: Manifest, package: StepModel) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        manifest: Manifest,
+        package: StepModel,
+        modules: VoxCPMModules | None = None,
+    ) -> None:
         a = checkpoint.architecture
         # Language models take any length, and do not return attention.
         lengths = {"prefill_chunks": (1, manifest.sizes.kv_length), "alignment": ()}
         sizes = manifest.sizes.model_copy(update=lengths)
         declared = (part for model in declare_step_models(a, sizes).values() for part in parts(model, sizes))
         self._declared = next(part for part in declared if part.name == package.name)
-        self.module = build_step(self._declared, loaded_modules(checkpoint, self._declared, sizes), a, sizes)
+        modules = modules or loaded_modules(checkpoint, self._declared, sizes)
+        self.module = build_step(self._declared, modules, a, sizes)
 
     def new_state(self) -> Any:
         """See `StepFunction`."""
@@ -77,8 +85,9 @@ def watched_peaks(module: nn.Module) -> dict[str, float]:
     def watch(name: str, layer: nn.Module) -> None:
         def seen(_: nn.Module, inputs: Any, outputs: Any) -> None:
             tensors = (*inputs, *(outputs if isinstance(outputs, tuple) else (outputs,)))
-            found = (float(t.abs().max()) for t in tensors if isinstance(t, Tensor) and t.numel())
-            peaks[name] = max(peaks.get(name, 0.0), *found)
+            # Not of |tensor|, which would be a copy: thirteen times as long.
+            ends = [end for t in tensors if isinstance(t, Tensor) and t.numel() for end in t.aminmax()]
+            peaks[name] = float(np.max([peaks.get(name, 0.0), *map(abs, ends)]))
 
         layer.register_forward_hook(seen)
 
@@ -96,14 +105,14 @@ class Recording:
         self._references: dict[str, Outputs] = {}
         self._peaks: dict[str, tuple[float, str]] = {}
 
-    def float_step(self, package: StepModel) -> FloatStep:
-        """The float32 module of a package."""
-        return FloatStep(self._checkpoint, self._manifest, package)
+    def float_step(self, package: StepModel, modules: VoxCPMModules | None = None) -> FloatStep:
+        """The float32 module of a package. modules: with its weights, if they are in memory."""
+        return FloatStep(self._checkpoint, self._manifest, package, modules)
 
-    def reference(self, package: StepModel) -> Outputs:
-        """What the float32 module of a package returns."""
+    def reference(self, package: StepModel, modules: VoxCPMModules | None = None) -> Outputs:
+        """What the float32 module of a package returns. modules: see `float_step`."""
         if package.name not in self._references:
-            step = self.float_step(package)
+            step = self.float_step(package, modules)
             peaks = watched_peaks(step.module)
             self._references[package.name] = self.run(package, step, whole=True)
             self._peaks[package.name] = max((peak, name) for name, peak in peaks.items())
@@ -115,16 +124,18 @@ class Recording:
         return self._peaks[package.name]
 
     def run(self, package: StepModel, model: StepFunction, *, whole: bool = False) -> Outputs:
-        """What a step model returns for the sentence. whole: language models get it in one call."""
+        """What a step model returns for the sentence. whole: in one call, where a module allows it."""
         name, a = package.name, self._manifest.architecture
         match name:
             case names.AUDIO_VAE_ENCODER:
                 latents = encode_audio(model, self._speech, a.patch_input_samples, encoder_patches(a))
                 return {"latents": latents}
             case names.AUDIO_VAE_DECODER:
-                return {"audio": np.concatenate([*map(patch_decoder(model), self._patches)])}
+                patches = [np.concatenate([*self._patches])] if whole else self._patches
+                return {"audio": np.concatenate([*map(patch_decoder(model), patches)])}
             case names.FEAT_ENCODER:
-                rows = (model({"patches": patch[None, None]})["embeddings"][0] for patch in self._patches)
+                chunks = [self._patches] if whole else self._patches[:, None]
+                rows = (model({"patches": chunk[None]})["embeddings"][0] for chunk in chunks)
                 return {"embeddings": np.concatenate([*rows])}
             case names.LOCDIT_STEP | names.LOCDIT_SOLVE:
                 solved = range(min(_MAX_SOLVED, len(self._patches)))

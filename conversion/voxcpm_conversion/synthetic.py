@@ -26,7 +26,7 @@ from torch import Tensor
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.errors import CheckpointError, os_reason
-from voxcpm_constants.tokenizer_file import TOKENIZER_FILE
+from voxcpm_constants.tokenizer_file import AUDIO_START, TOKENIZER_FILE
 from voxcpm_conversion.checkpoint import VAE_PREFIX
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE, MODEL_FILES, TOKENIZER_COMPANIONS, VAE_FILES
 from voxcpm_conversion.modules.voxcpm import expected_shapes
@@ -45,8 +45,8 @@ _TANH_RMS = 0.63
 _SILU_RMS = 0.6
 
 # Of trained-like weights: an outlier channel over the others, the deviation of the logarithms of weights and of row
-# norms, and the common part of both stop logits over their difference.
-_CHANNEL, _DEVIATION, _ROW_DEVIATION, _COMMON = 64.0, 1.2, 1.0, 60.0
+# norms, the common part of both stop logits over their difference, and a massive activation over one of its channel.
+_CHANNEL, _DEVIATION, _ROW_DEVIATION, _COMMON, _MASSIVE = 64.0, 1.2, 1.0, 60.0, 300.0
 
 # The random part of the velocity, and the part that points back along the noisy patch.
 _VELOCITY_GAIN = 0.7
@@ -279,6 +279,13 @@ def _tied(weights: _Weights, name: str, weight: Tensor) -> Tensor:
     return weight + weights.normal(f"{name}.common", (1, weight.shape[1])) * (_COMMON * weight.std())
 
 
+def _massive(weights: _Weights, name: str, weight: Tensor) -> Tensor:
+    """The outlier channels of the local encoder's first position, or of the token that begins speech."""
+    row = weight[AUDIO_START] if "embed_tokens" in name else weight
+    row[..., weights.outliers(row.shape[-1])] *= _MASSIVE
+    return weight
+
+
 # The change that gives a kind of weights its likeness; norm and columns cancel in float32.
 _TRAINED: dict[Likeness, tuple[tuple[str, _Change], ...]] = {
     "outliers": (
@@ -286,6 +293,7 @@ _TRAINED: dict[Likeness, tuple[tuple[str, _Change], ...]] = {
         (r"([qkv]|gate|up)_proj\.weight$", _scaled_channels(_CHANNEL)),
     ),
     "tails": ((r"(_proj|linear_[12])\.weight$", _tailed),),
+    "massive": ((r"special_token$|embed_tokens\.weight$", _massive),),
     "tied": ((r"stop_head\.weight$", _tied),),
 }
 

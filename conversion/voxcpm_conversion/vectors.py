@@ -29,8 +29,8 @@ from voxcpm_constants.vectors import (
     vectors_path,
     write_vectors,
 )
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.step_modules import build_step, loaded_modules
+from voxcpm_conversion.modules.voxcpm import VoxCPMModules
+from voxcpm_conversion.step_modules import build_step
 from voxcpm_conversion.workspace import Workspace
 
 Noise = Callable[[tuple[int, ...]], npt.NDArray[np.float32]]
@@ -55,10 +55,11 @@ _SOURCES: dict[str, _Source] = {
 """Input name -> its values, given the DiT's time from 1 (noise) to 0 (data). Any other input is noise."""
 
 
-def add_vectors(workspace: Workspace, checkpoint: Checkpoint, declared: StepModel, sizes: StepSizes) -> None:
-    """Add a step model's test vectors to the workspace, which has the constants."""
-    a = checkpoint.architecture
-    step = build_step(declared, loaded_modules(checkpoint, declared, sizes), a, sizes)
+def add_vectors(
+    workspace: Workspace, a: Architecture, declared: StepModel, sizes: StepSizes, modules: VoxCPMModules
+) -> None:
+    """Add a step model's test vectors to the workspace, which has the constants. modules: with its weights."""
+    step = build_step(declared, modules, a, sizes)
     tokens = partial(_token_embeddings, workspace.folder / CONSTANTS_FOLDER, a)
     arrays = compute_vectors(step, declared, sizes, tokens)
     workspace.add(str(vectors_path(declared.name)), lambda path: write_vectors(path, declared.name, arrays))

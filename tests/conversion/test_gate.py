@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from shared_bundles import synthesize
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
     BASE_LM_STEP,
     FEAT_ENCODER,
@@ -30,9 +31,14 @@ from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS
 from voxcpm_runtime.backends.portable.package import read_package
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.lint.bundle import lint_function
+from voxcpm_validation.lint.function import read_function
+from voxcpm_validation.lint.report import Finding
+from voxcpm_validation.lint.rules import RULES
 
 RATE = 16000
 SHORT = StepSizes(kv_length=128)
@@ -73,6 +79,16 @@ class Packages:
             sum(operation.kind in DEQUANTIZERS for operation in read_package(path, function).operations)
             for function in form.functions
         )
+
+    def unaccepted(self, package: str) -> list[Finding]:
+        """What the lint finds in the package."""
+        path = self.folder / self.manifest.package_path(self.precision, package)
+        functions = self.manifest.form(self.manifest.step_models[package]).functions
+        read = [
+            read_function(path, name, declared, precision=self.precision, is_first=not index)
+            for index, (name, declared) in enumerate(functions.items())
+        ]
+        return [f for each in read for f in lint_function(each, package, RULES) if f.accepted is None]
 
 
 def weights(package: Path) -> bytes:
@@ -115,6 +131,17 @@ def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
         assert not below(measured.figures, precision)
         assert 0 < len(measured.kept) < measured.compressible
         assert made.quantised(measured.package) == measured.compressible - len(measured.kept)
+        assert made.unaccepted(measured.package) == []
+
+
+def test_heavy_tails_ruin_the_waveform_and_the_gate_mends_it(tmp_path: Path) -> None:
+    synthesize(tmp_path / "tails", "tiny", "tails")
+    made = Packages(tmp_path / "made", tmp_path / "tails", (AUDIO_VAE_DECODER,))
+
+    (measured,) = made.measured
+    assert below(measured.recipe, "int8")
+    assert not below(measured.figures, "int8")
+    assert 0 < len(measured.kept) < measured.compressible
 
 
 def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path: Path) -> None:
@@ -206,7 +233,7 @@ def test_command_prints_a_line_per_package_and_the_card_has_them(
     tiny_checkpoint: Path, tmp_path: Path, command
 ) -> None:
     options = (tiny_checkpoint, "--precision", "int8", "--max-length", "64", "--no-alignment")
-    done = command("convert", *options, "--quantize", "measured", "-o", tmp_path / "bundle")
+    done = command("convert", *options, "-o", tmp_path / "bundle")
 
     assert done.returncode == 0, done.stderr
     said, manifest = " ".join(done.stderr.split()), Manifest.read(tmp_path / "bundle")
@@ -218,7 +245,38 @@ def test_command_prints_a_line_per_package_and_the_card_has_them(
     assert "Not measured" not in card
 
 
-def test_nothing_is_measured_unless_asked_for(tiny_bundle: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [
+        ((), True),
+        (("--no-measure",), False),
+        (("--quantize", "all"), False),
+        (("--max-length", "8"), False),
+        (("--target", "macos27"), False),
+    ],
+)
+def test_weights_are_measured_by_default_where_that_is_possible(
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    measured: bool,
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def noted(*_: object, **given: object) -> None:
+        asked.append(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", noted)
+    # It needs macOS 27's toolchain.
+    monkeypatch.setattr("voxcpm_conversion.convert.check_forms", lambda *_, **__: None)
+    cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", *options])
+
+    assert [given["measure"] for given in asked] == [measured]
+
+
+def test_what_was_not_measured_says_so(tiny_bundle: Path) -> None:
     assert measurements(tiny_bundle, Manifest.read(tiny_bundle)) == []
     assert "Not measured at conversion: int8." in (tiny_bundle / "README.md").read_text()
 
@@ -226,8 +284,9 @@ def test_nothing_is_measured_unless_asked_for(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("half",), "--quantize half: expected one of all, measured"),
+        (("half",), "--quantize half: expected one of measured, all"),
         (("measured", "--target", "macos27"), "--quantize measured needs --target macos14 or macos15"),
+        (("measured", "--no-measure"), "--no-measure: --quantize measured measures; leave one of them out"),
         (("measured", "--max-length", "8"), "--quantize measured needs a --max-length of 16 or more"),
     ],
 )

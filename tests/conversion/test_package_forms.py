@@ -246,7 +246,7 @@ AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)
 @pytest.fixture(scope="module")
 def mixed_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]) -> Path:
     def make(folder: Path, checkpoint: Path, *options: str) -> None:
-        done = command("convert", checkpoint, "-o", folder, *options)
+        done = command("convert", checkpoint, "-o", folder, "--no-measure", *options)
         assert done.returncode == 0, done.stderr
 
     options = ("--precision", "int8", "--target", "macos15", "--max-length", "128", "--audio-vae-fp32")

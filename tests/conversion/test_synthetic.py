@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError, InputError
+from voxcpm_constants.tokenizer_file import AUDIO_START
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_command import synthesize_checkpoint
@@ -107,7 +108,7 @@ def test_command_accepts_a_preset_in_any_case_or_a_config(tmp_path: Path) -> Non
 
 def test_weights_are_like_trained_ones(tmp_path: Path, tokenizer: Path) -> None:
     """Outlier channels cancel in float32; tails are heavy; both stop logits are large and almost equal."""
-    plain, outliers, tails, tied = (
+    plain, outliers, tails, tied, massive = (
         Checkpoint.open(
             write_synthetic_checkpoint(
                 tmp_path / like,
@@ -132,3 +133,6 @@ def test_weights_are_like_trained_ones(tmp_path: Path, tokenizer: Path) -> None:
     assert kurtosis(tails.tensor(matrix)) > 20
     go_on, stop = tied.tensor("stop_head.weight")
     assert (go_on + stop).norm() > 20 * (go_on - stop).norm()
+    begins = massive.tensor("base_lm.embed_tokens.weight").abs()[AUDIO_START]
+    for row in (begins, massive.tensor("feat_encoder.special_token").abs().flatten()):
+        assert row.max() > 100 * row.median()

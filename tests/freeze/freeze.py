@@ -35,7 +35,7 @@ from typing import Any
 TREE = Path(__file__).resolve().parents[2]
 ROOTS = ("constants", "runtime", "conversion", "validation", "server")
 CONFIGURATIONS = ("tiny", "tiny-kv", "tiny-2")
-CONVERTED = ("--precision", "fp16", "--precision", "int8", "--max-length", "128")
+CONVERTED = ("--precision", "fp16", "--precision", "int8", "--max-length", "128", "--quantize", "all")
 Record = dict[str, Any]
 LONG = "Hello there. The old farmer fed his chickens.\n\nThen he walked to the river, slowly, and sat down there."
 REQUESTS: tuple[tuple[str, dict[str, Any] | None], ...] = (

@@ -25,7 +25,7 @@ SPEAKING = (
 )
 # For macOS 15 a language model's package is joined from one for each chunk.
 CONVERSION = (
-    *("--target", "macos15", "--precision", "int8", "--max-length", "64"),
+    *("--target", "macos15", "--precision", "int8", "--max-length", "64", "--quantize", "all"),
     *("--prefill-chunk", "1", "--prefill-chunk", "2"),
 )
 BEGUN = "convert, begun"
