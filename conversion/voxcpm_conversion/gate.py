@@ -306,7 +306,7 @@ def _by_band(found: Array, reference: Array, rate: int) -> Iterator[tuple[str, f
 def flatness(audio: Array, rate: int, like: Array | None = None) -> float:
     """Mean spectral flatness above 1 kHz of the noisiest quarter of the loud frames of `like`, by default `audio`.
 
-    audio, like: (samples,). 1 for white noise, 0 for a tone; 0 for less than four frames.
+    audio, like: (samples,). 0.56 for white noise, near 0 for a tone, and 0 for less than four frames.
     """
     if len(audio) < 4 * _FRAME:
         return 0.0

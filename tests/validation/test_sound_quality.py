@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from voxcpm_conversion.gate import flatness
 from voxcpm_validation.listening.copies import copy_scores, passes
 from voxcpm_validation.listening.material import prompt_clip, prompt_voices
-from voxcpm_validation.listening.sound_quality import SoundJudge, comb_share
+from voxcpm_validation.listening.sound_quality import SoundJudge, comb_share, sibilance
 
 RATE = 24000
 HEART, _ = prompt_clip(next(voice for voice in prompt_voices() if voice.name == "heart"))
@@ -36,6 +37,17 @@ def test_comb_share_is_that_of_chance_in_speech_and_high_in_a_buzz() -> None:
     assert comb_share(voice(np.full(RATE, 150.0)), RATE) > 0.95
     # Silence has no harmonics, and is not a division by zero.
     assert comb_share(np.zeros(100, np.float32), RATE) == 0
+
+
+def test_a_metallic_sibilant_is_less_flat_and_a_muffled_one_has_less_power_above_4_khz() -> None:
+    hiss = np.random.default_rng(0).standard_normal(RATE).astype(np.float32)
+    tone = 3 * np.sin(2 * np.pi * 6000 / RATE * np.arange(RATE)).astype(np.float32)
+    # The mean of exponentially distributed powers over their geometric mean: exp(-0.577) = 0.56.
+    assert flatness(hiss, RATE) == pytest.approx(0.56, abs=0.04)
+    assert flatness(hiss + tone, RATE) < 0.2
+    assert sibilance(hiss, RATE) == pytest.approx(-4.8, abs=0.2)
+    assert sibilance(np.convolve(hiss, np.ones(8) / 8), RATE) < -8
+    assert sibilance(np.zeros(100, np.float32), RATE) == pytest.approx(-100)
 
 
 def test_pitch_of_a_copy_is_compared_where_both_are_voiced(judge: SoundJudge) -> None:

@@ -39,6 +39,16 @@ def test_every_step_model_is_measured_in_every_precision(report: Report) -> None
     assert min(s.calls for s in report.steps) >= 4
 
 
+def test_bands_flatness_and_stop_decisions_of_each_precision_are_beside_fp32(report: Report) -> None:
+    (_, _, rows) = next(table for table in report.tables() if table[0].startswith("Waveform and stop"))
+    figures = {(precision, name): float(value) for _, precision, name, value in rows}
+
+    for name in ("audio 0-1 kHz", "audio 4-8 kHz", "stop margin"):
+        assert figures["fp32", name] > figures["fp16", name] > figures["int8", name] > 20
+    assert figures["fp32", "flatness"] == figures["fp32", "stop agreement"] == 1
+    assert {name for precision, name in figures if precision == "int8"} == {name for _, name in figures}
+
+
 def test_fp32_equals_upstream(report: Report) -> None:
     for step in report.steps:
         if step.precision == "fp32":

@@ -171,6 +171,16 @@ class Report(BaseModel, extra="forbid", frozen=True):
                 ],
             ),
             (
+                "Waveform and stop decisions against upstream in fp32",
+                ["step model", "precision", "figure", "dB or share"],
+                [
+                    [s.step_model, s.precision, name, f"{value:.2f}"]
+                    for s in self.steps
+                    if s.arithmetic != "faithful"
+                    for name, value in s.heard.items()
+                ],
+            ),
+            (
                 "Operations near fp16's limit (65504)",
                 ["step model", "precision", "operation", "max abs"],
                 [

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
+from voxcpm_conversion.gate import figures
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
@@ -23,6 +24,7 @@ Arithmetic = Literal["plain", "faithful", "core-ai"]
 the portable executor's. core-ai: Apple's runtime, in the program's own arithmetic."""
 
 NEAR_LIMIT = 65504.0 / 4
+_HEARD_SHAPES: dict[str, tuple[int, ...]] = {"audio": (-1,), "stop_logits": (-1, 2)}
 
 # The published conversion's fp16 correlations with PyTorch, rounded to six places.
 PUBLISHED_FP16 = {
@@ -55,6 +57,10 @@ class StepAgreement(BaseModel, extra="forbid", frozen=True):
     lengths: dict[int, Agreement] = {}
     """Agreement of the first output, by the length of the call."""
     near_fp16_limit: tuple[NearLimit, ...] = ()
+    heard: dict[str, float] = {}
+    """Of the waveform its bands and the flatness of noisy frames, and how often the stop head decides alike: figures
+    of `voxcpm_conversion.gate.FLOORS`.
+    """
 
     @property
     def correlation(self) -> float:
@@ -105,6 +111,7 @@ def measure_step(
         calls=len(calls),
         outputs={t.name: _over_calls(replayed, t.name) for t in declaration.outputs},
         lengths={length: _over_calls(pairs, first) for length, pairs in sorted(by_length.items())},
+        heard=_heard(replayed, manifest.architecture.output_sample_rate),
         near_fp16_limit=_near_limit(runner.lowered.probed, [results for results, _ in replayed])
         if probe
         else (),
@@ -122,6 +129,19 @@ def _over_calls(pairs: Sequence[_OutputPair], output: str) -> Agreement:
         np.concatenate([side[output].ravel() for side in sides]) for sides in zip(*having, strict=True)
     )
     return agreement(got, want)
+
+
+def _heard(pairs: Sequence[_OutputPair], rate: int) -> dict[str, float]:
+    """The figures of outputs that are heard at once, over all calls. rate: of audio, in Hz."""
+    found, expected = (
+        {
+            name: np.concatenate([side[name].reshape(shape) for side in sides])
+            for name, shape in _HEARD_SHAPES.items()
+            if all(name in want for _, want in pairs)
+        }
+        for sides in zip(*pairs, strict=True)
+    )
+    return figures(found, expected, rate)
 
 
 def _near_limit(

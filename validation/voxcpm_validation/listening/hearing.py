@@ -77,7 +77,9 @@ class TranscribedSegment(BaseModel, extra="forbid", frozen=True):
     pitch: float | None
     """Median fundamental frequency in Hz; None if nothing is voiced."""
     comb: float
-    """These four: see `SoundQuality`."""
+    flatness: float = 0.0
+    sibilance: float = 0.0
+    """These six: see `SoundQuality`. Earlier reports lack the last two."""
     embedding: tuple[float, ...] = Field(default=(), exclude=True)
     """Unit-length speaker embedding; empty in a saved report."""
 

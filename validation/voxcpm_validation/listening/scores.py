@@ -58,12 +58,17 @@ class SoundScores(CaseScores):
     pitch: float | None = column("F0, Hz", "{:.0f}", default=None)
     comb: float = column("comb", "{:.0%}")
     """Share of power near multiples of 50 Hz; 24 % by chance."""
+    flatness: float = column("flatness", "{:.2f}", default=0.0)
+    """Spectral flatness of noisy frames: low if sibilants are metallic."""
+    sibilance: float = column("4-8 kHz, dB", "{:.1f}", default=0.0)
+    """Power from 4 to 8 kHz over all of it."""
 
 
 def sound(segments: Sequence[TranscribedSegment]) -> dict[str, Any]:
     """The fields of `SoundScores`."""
     pitches = [s.pitch for s in segments if s.pitch is not None]
-    means = {name: float(np.mean([getattr(s, name) for s in segments])) for name in ("mos", "dnsmos", "comb")}
+    averaged = ("mos", "dnsmos", "comb", "flatness", "sibilance")
+    means = {name: float(np.mean([getattr(s, name) for s in segments])) for name in averaged}
     return {**means, "pitch": float(np.median(pitches)) if pitches else None}
 
 

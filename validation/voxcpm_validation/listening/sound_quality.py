@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from voxcpm_constants.errors import MissingExtraError
+from voxcpm_conversion.gate import flatness
 from voxcpm_runtime.audio.reading import resample
 
 # Before swift_f0, which also imports ONNX Runtime: this disables its telemetry.
@@ -49,6 +50,10 @@ class SoundQuality(NamedTuple):
     """Median fundamental frequency of the voiced frames, in Hz; NaN if there are none."""
     comb: float
     """See `comb_share`."""
+    flatness: float
+    """Spectral flatness of noisy frames (`voxcpm_conversion.gate.flatness`): low if sibilants are metallic."""
+    sibilance: float
+    """Power from 4 to 8 kHz over all of it, in dB."""
 
 
 class PitchAgreement(NamedTuple):
@@ -93,6 +98,8 @@ class SoundJudge:
             dnsmos=self._overall(resample(audio, sample_rate, _RATE)),
             pitch=float(np.median(voiced)) if len(voiced) else float("nan"),
             comb=comb_share(audio, sample_rate),
+            flatness=flatness(audio, sample_rate),
+            sibilance=sibilance(audio, sample_rate),
         )
 
     def pitch(self, audio: Floats, sample_rate: int) -> Floats:
@@ -125,6 +132,13 @@ class SoundJudge:
         windows = [repeated[np.newaxis, start : start + _WINDOW].astype(np.float32) for start in starts]
         raw = [float(self._dnsmos.run(None, {"input_1": window})[0][0, 2]) for window in windows]
         return float(np.mean(np.polyval(_OVERALL, raw)))
+
+
+def sibilance(audio: Floats, sample_rate: int) -> float:
+    """Power from 4 to 8 kHz over that of all of the audio (samples,), in dB; -100 for silence."""
+    power, hz = np.square(np.abs(np.fft.rfft(audio))), np.fft.rfftfreq(len(audio), 1 / sample_rate)
+    share = power[(hz >= 4000) & (hz < 8000)].sum() / (power.sum() + 1e-20)
+    return float(10 * np.log10(share + 1e-10))
 
 
 def comb_share(audio: Floats, sample_rate: int) -> float:
