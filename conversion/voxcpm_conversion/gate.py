@@ -240,7 +240,9 @@ class _LocalErrors(TorchFunctionMode):
         if len(arguments) > 2 and (name := self._names.get(id(arguments[1]))):
             x, weight, *others = arguments
             error = function(x, quantised(weight, self._formats[name]), *others, **(named or {})) - output
-            self.shares[name] += float(error.square().sum() / (output.square().sum() + 1e-20))
+            # Only the difference of both stop logits decides, however large they are; other means matter little.
+            noise, signal = (y - y.mean(-1, keepdim=True) for y in (error, output))
+            self.shares[name] += float(noise.square().sum() / (signal.square().sum() + 1e-20))
         return output
 
 

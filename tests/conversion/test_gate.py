@@ -1,9 +1,11 @@
 """Quantised packages are measured on a recorded sentence, and repaired where they are below a floor."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -28,6 +30,8 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 from voxcpm_conversion.gate import Gate, Measured, below, figures, measured_path, measurements
 from voxcpm_conversion.recording import TEXT, Recording
 from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime.backends.portable import cache
+from voxcpm_runtime.backends.portable.kernels import ROW_PRODUCT, available_operators
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS
 from voxcpm_runtime.backends.portable.package import read_package
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
@@ -37,7 +41,6 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.function import read_function
-from voxcpm_validation.lint.report import Finding
 from voxcpm_validation.lint.rules import RULES
 
 RATE = 16000
@@ -49,9 +52,10 @@ class Packages:
 
     def __init__(
         self, folder: Path, checkpoint: Path, step_models: tuple[str, ...], *,
-        gated: bool = True, precision: Precision = "int8", target: Target = "macOS14", sizes: StepSizes = SHORT,
+        gated: bool = True, lora: Path | None = None, precision: Precision = "int8", target: Target = "macOS14",
+        sizes: StepSizes = SHORT,
     ) -> None:  # fmt: skip
-        opened = Checkpoint.open(checkpoint)
+        opened = Checkpoint.open(checkpoint, lora=lora)
         self.folder, self.precision = folder, precision
         self.manifest = Manifest(
             architecture=opened.architecture, sizes=sizes,
@@ -80,15 +84,15 @@ class Packages:
             for function in form.functions
         )
 
-    def unaccepted(self, package: str) -> list[Finding]:
-        """What the lint finds in the package."""
+    def unaccepted(self, package: str) -> set[str]:
+        """The lint's rules that the package breaks."""
         path = self.folder / self.manifest.package_path(self.precision, package)
         functions = self.manifest.form(self.manifest.step_models[package]).functions
         read = [
             read_function(path, name, declared, precision=self.precision, is_first=not index)
             for index, (name, declared) in enumerate(functions.items())
         ]
-        return [f for each in read for f in lint_function(each, package, RULES) if f.accepted is None]
+        return {f.rule for each in read for f in lint_function(each, package, RULES) if f.accepted is None}
 
 
 def weights(package: Path) -> bytes:
@@ -120,7 +124,7 @@ def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> N
     ("precision", "target"), [("int8", "macOS14"), ("int8", "macOS15"), ("int4", "macOS15")]
 )
 def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
-    outliers: Path, tmp_path: Path, precision: Precision, target: Target
+    outliers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, target: Target
 ) -> None:
     sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
     given = outliers, (LOCDIT_STEP, BASE_LM_STEP)
@@ -131,7 +135,37 @@ def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
         assert not below(measured.figures, precision)
         assert 0 < len(measured.kept) < measured.compressible
         assert made.quantised(measured.package) == measured.compressible - len(measured.kept)
-        assert made.unaccepted(measured.package) == []
+        assert made.unaccepted(measured.package) <= {"state-size"}  # this preset's, in macOS 15's form
+        if ROW_PRODUCT in available_operators() and (precision, measured.package) == ("int8", LOCDIT_STEP):
+            # What stays int8 is as fast as without the gate.
+            monkeypatch.setattr(cache, "_MIN_KERNEL_BYTES", 0)
+            path = made.folder / made.manifest.package_path("int8", LOCDIT_STEP)
+            nodes = onnx.load_from_string(cache.load_lowered(path).model).graph.node
+            kinds = [node.op_type for node in nodes]
+            assert kinds.count(ROW_PRODUCT) == measured.compressible - len(measured.kept)
+
+
+def test_merged_lora_is_what_is_measured(
+    tiny_checkpoint: Path, tmp_path: Path, write_lora: Callable[..., Path]
+) -> None:
+    """Some channels of a LoRA are so large that 8 bits of the merged weights lose the checkpoint's own."""
+    lora = write_lora(tmp_path / "lora", tiny_checkpoint, enable_lm=True)
+    stored = load_file(lora / "lora_weights.safetensors")
+    for name, weight in stored.items():
+        if name.endswith("lora_A"):
+            weight[:, ::32] *= 100
+    save_file(stored, lora / "lora_weights.safetensors")
+
+    plain, merged = (
+        Packages(tmp_path / name, tiny_checkpoint, (RESIDUAL_LM_STEP,), lora=given)
+        for name, given in (("plain", None), ("merged", lora))
+    )
+
+    assert plain.measured[0].kept == ()
+    (measured,) = merged.measured
+    assert below(measured.recipe, "int8")
+    assert not below(measured.figures, "int8")
+    assert 0 < len(measured.kept) < measured.compressible
 
 
 def test_heavy_tails_ruin_the_waveform_and_the_gate_mends_it(tmp_path: Path) -> None:
