@@ -181,10 +181,9 @@ def check_forms(
     check_target(precisions, target)
     if audio_vae_fp32 and target == CORE_AI:
         raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
-    if measure and target == CORE_AI:
-        raise InputError("--quantize measured needs --target macos14 or macos15")
-    if measure and sizes.kv_length < MIN_POSITIONS:
-        raise InputError(f"--quantize measured needs a --max-length of {MIN_POSITIONS} or more")
+    if measure and not can_measure(sizes, target):
+        needs = f"--target macos14 or macos15, and a --max-length of {MIN_POSITIONS} or more"
+        raise InputError(f"--quantize measured needs {needs}")
     if target == CORE_AI:
         _converter(target).check_toolchain()
     if kv_cache != "scatter" and target == "macOS15":

@@ -100,19 +100,14 @@ class Measured(BaseModel, extra="forbid", frozen=True):
         if self.unmeasured:
             return self.precision, self.package, f"not measured ({self.unmeasured})", "", megabytes
         worst = min(self.recipe, key=lambda name: margin(name, self.recipe[name], self.precision))
+        figure = f"{worst} {_shown(worst, self.recipe[worst])}"
         outcome = f"{len(self.kept)} of {self.compressible} weights in fp16"
         if self.kept:
             outcome += f", as the floor is {_shown(worst, _floor(worst, self.precision))}: now "
             outcome += _shown(worst, self.figures[worst])
         if low := below(self.figures, self.precision):
             outcome += f"; below the floor: {', '.join(low)}"
-        return (
-            self.precision,
-            self.package,
-            f"{worst} {_shown(worst, self.recipe[worst])}",
-            outcome,
-            megabytes,
-        )
+        return self.precision, self.package, figure, outcome, megabytes
 
 
 def measured_path(precision: Precision, package: str) -> str:
@@ -206,9 +201,7 @@ class Gate:
         step = self._recording.float_step(package)
         with _LocalErrors(_compressed_layers(step.module, formats), formats) as errors:
             self._recording.run(package, step, whole=True)
-        order = sorted(errors.shares, key=lambda name: -errors.shares[name])
-        unknown = (name for name, form in formats.items() if form != "fp16" and name not in errors.shares)
-        return [*order, *unknown]
+        return sorted(errors.shares, key=lambda name: -errors.shares[name])
 
     def overflow_lines(self) -> Iterator[str]:
         """A line for each package with values near fp16's largest one on the recorded sentence."""
@@ -231,7 +224,7 @@ class _LocalErrors(TorchFunctionMode):
     def __init__(self, layers: Mapping[str, Any], formats: Formats) -> None:
         super().__init__()
         self._names, self._formats = {id(layer.weight): name for name, layer in layers.items()}, formats
-        self.shares = dict.fromkeys(layers, 0.0)
+        self.shares = {name: 0.0 for name, form in formats.items() if form != "fp16"}
         """The sum over all calls of error to signal, by the weight's name."""
 
     def __torch_function__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:

@@ -51,11 +51,7 @@ class FloatStep:
     """The float32 module of a step model, or of a part of one, as a step function; its state is a dictionary."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        manifest: Manifest,
-        package: StepModel,
-        modules: VoxCPMModules | None = None,
+        self, checkpoint: Checkpoint, manifest: Manifest, package: StepModel, modules: VoxCPMModules | None
     ) -> None:
         a = checkpoint.architecture
         # Language models take any length, and do not return attention.

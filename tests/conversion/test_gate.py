@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from shared_bundles import synthesize
 from voxcpm_constants.manifest import Manifest
@@ -27,7 +29,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import _add_constants
 from voxcpm_conversion.core_ml.packages import add_packages
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
-from voxcpm_conversion.gate import Gate, Measured, below, figures, measured_path, measurements
+from voxcpm_conversion.gate import Gate, Measured, _LocalErrors, below, figures, measured_path, measurements
 from voxcpm_conversion.recording import TEXT, Recording
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.portable import cache
@@ -246,6 +248,22 @@ def test_figures_see_a_flipped_stop_a_tonal_sibilant_and_a_value_that_is_not_fin
     assert below(figures({"hidden": noise * np.nan}, {"hidden": noise}, RATE), "int8") == ["hidden"]
 
 
+def test_error_of_large_and_nearly_equal_logits_is_that_of_their_difference() -> None:
+    generator = torch.Generator().manual_seed(0)
+    common, *weights = (torch.randn(rows, 64, generator=generator) for rows in (1, 2, 64))
+    head, other = (nn.Linear(64, len(weight), bias=False) for weight in weights)
+    head.weight.data, other.weight.data = weights[0] + 100 * common, weights[1]
+    x = torch.randn(50, 64, generator=generator)
+
+    with (
+        torch.inference_mode(),
+        _LocalErrors({"head": head, "other": other}, {"head": "int8", "other": "int8"}) as errors,
+    ):
+        head(x), other(x)
+
+    assert errors.shares["head"] > 100 * errors.shares["other"] > 0
+
+
 def test_value_near_the_end_of_float16_is_reported_with_the_way_out(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -319,9 +337,12 @@ def test_what_was_not_measured_says_so(tiny_bundle: Path) -> None:
     ("options", "expected"),
     [
         (("half",), "--quantize half: expected one of measured, all"),
-        (("measured", "--target", "macos27"), "--quantize measured needs --target macos14 or macos15"),
+        (("measured", "--target", "macos27"), "measured needs --target macos14 or macos15, and"),
         (("measured", "--no-measure"), "--no-measure: --quantize measured measures; leave one of them out"),
-        (("measured", "--max-length", "8"), "--quantize measured needs a --max-length of 16 or more"),
+        (
+            ("measured", "--max-length", "8"),
+            "--quantize measured needs --target macos14 or macos15, and a --max-length of 16",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
