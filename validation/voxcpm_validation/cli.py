@@ -15,7 +15,7 @@ from voxcpm_constants.errors import InputError, one_of, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.step_models import PRECISIONS
-from voxcpm_runtime.commands.shared_arguments import Json
+from voxcpm_runtime.commands.shared_arguments import Json, Quiet
 from voxcpm_runtime.commands.status_line import table_console
 from voxcpm_runtime.storage.atomic_file import report_folder
 
@@ -48,6 +48,7 @@ def validate(
     backend: Annotated[
         str, typer.Option(help="Backend of the end-to-end cases: auto, coreml, coreai or portable.")
     ] = "auto",
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Compare step models and the loop with upstream's PyTorch code. Exits with 1 if a figure is below its floor."""
@@ -60,7 +61,7 @@ def validate(
     from voxcpm_validation.default_text import DEFAULT_TEXT
     from voxcpm_validation.validate import validate_bundle
 
-    with status_line("") as note:
+    with status_line("", shown=not quiet) as note:
         findings = validate_bundle(
             Path(bundle),
             checkpoint,

@@ -23,7 +23,7 @@ from voxcpm_runtime.backends.core_ml.loading import check_system
 from voxcpm_runtime.backends.loading import INSTALL_PORTABLE, choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption
+from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption, Quiet
 from voxcpm_runtime.doctor.report import Report, this_machine
 from voxcpm_runtime.doctor.trials import endurance, trials
 from voxcpm_runtime.doctor.worker import FLOORS
@@ -41,6 +41,7 @@ def doctor(
     bundle: BundleArgument = None,
     precision: PrecisionOption = None,
     backend: Annotated[str, typer.Option(help="coreml, coreai, portable, or auto: all available.")] = "auto",
+    quiet: Quiet = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON without names or paths, to attach to an issue.")
     ] = False,
@@ -62,7 +63,7 @@ def doctor(
             f"--minutes needs Core ML's compute units, but only {', '.join(units)} is available: leave it out"
         )
     check_files(opened.folder, opened.manifest.vector_files(), digests=True)
-    with status_line("starting …", shown=not as_json) as note:
+    with status_line("starting …", shown=not (quiet or as_json)) as note:
 
         def on_start(name: str, unit: str) -> None:
             note(f"{name} on {unit} …")

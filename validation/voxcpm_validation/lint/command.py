@@ -11,7 +11,7 @@ from rich.table import Table
 
 from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.progress_lines import status_line
-from voxcpm_runtime.commands.shared_arguments import Json
+from voxcpm_runtime.commands.shared_arguments import Json, Quiet
 from voxcpm_runtime.commands.status_line import table_console
 
 if TYPE_CHECKING:
@@ -26,13 +26,14 @@ def lint(
         list[str] | None,
         typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all in the bundle."),
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Check a bundle's packages for what real hardware rejects. Exits with 1 if there are findings."""
     # onnx and coremltools, which --help does not need.
     from .bundle import lint_bundle
 
-    with status_line("") as note:
+    with status_line("", shown=not quiet) as note:
         report = lint_bundle(bundle, precision or (), report=note)
     if as_json:
         typer.echo(printed_json(report.document()))

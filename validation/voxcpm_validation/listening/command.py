@@ -12,6 +12,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.progress_lines import status_line
 from voxcpm_runtime.bundle.opening import locate_bundle
+from voxcpm_runtime.commands.shared_arguments import Quiet
 from voxcpm_runtime.commands.status_line import table_console
 from voxcpm_runtime.storage.atomic_file import atomic_file, make_folder, report_folder
 
@@ -76,6 +77,7 @@ def listen(
         list[Path] | None,
         typer.Option(help="A saved listening.json to show or merge; repeatable."),
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Test speech: word errors, sound quality and pitch, length, cuts, repetitions, similarity, pace and level."""
     if report is not None:
@@ -106,7 +108,7 @@ def listen(
         if unknown := [p for p in precisions if p not in available]:
             raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
         listener, natural = Listener.of(recogniser), natural_seconds(folder)
-        with status_line("") as note:
+        with status_line("", shown=not quiet) as note:
             options: dict[str, Any] = {"listener": listener, "natural": natural, "seed": seed, "report": note}
             if checkpoint is not None and parts:
                 speak, short = upstream_speaker(checkpoint, folder), [p for p in parts if p != "narration"]
