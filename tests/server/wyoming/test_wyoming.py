@@ -115,6 +115,7 @@ def test_synthesize(server: Any, tts: VoxCPM) -> None:
 
 @pytest.mark.filterwarnings("ignore:this voice knows the letters")
 def test_replaced_characters_are_logged(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
     exchanged(server, Synthesize("Say 中."))
     assert caplog.messages == ["speech: 1 characters that the voice cannot say were replaced"]
 
