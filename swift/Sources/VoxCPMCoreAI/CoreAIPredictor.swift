@@ -32,7 +32,7 @@ public struct CoreAIPredictor: Predictor {
                 }
                 functions.append(loaded)
             }
-            return CoreAIStepFunction(package, program, functions)
+            return CoreAIStepFunction(package, unit, program, functions)
         } catch let error as VoxCPMError {
             throw error
         } catch {
@@ -52,12 +52,14 @@ private final class CoreAIState: StepState, @unchecked Sendable {
 @available(macOS 27, iOS 27, *)
 final class CoreAIStepFunction: StepFunction, @unchecked Sendable {
     private let package: StepPackage
+    private let unit: ComputeUnit
     /// Keeps the functions valid: those of a freed program return garbage.
     private let program: AIModel
     private let functions: [InferenceFunction]
 
-    init(_ package: StepPackage, _ program: AIModel, _ functions: [InferenceFunction]) {
+    init(_ package: StepPackage, _ unit: ComputeUnit, _ program: AIModel, _ functions: [InferenceFunction]) {
         self.package = package
+        self.unit = unit
         self.program = program
         self.functions = functions
     }
@@ -102,7 +104,7 @@ final class CoreAIStepFunction: StepFunction, @unchecked Sendable {
         } catch let error as VoxCPMError {
             throw error
         } catch {
-            throw failed((error as NSError).localizedDescription)
+            throw failed(unit.reason((error as NSError).localizedDescription))
         }
     }
 
