@@ -149,7 +149,8 @@ public final class SpeechPlayer {
         buffer.frameLength = count
         scheduled += 1
         waiting.append((scheduled, samples))
-        node.scheduleBuffer(buffer, completionCallbackType: .dataPlayedBack) { [weak self, scheduled] _ in
+        // `@Sendable`: it is called off the main thread, where one of this actor would trap.
+        node.scheduleBuffer(buffer, completionCallbackType: .dataPlayedBack) { @Sendable [weak self, scheduled] _ in
             Task { @MainActor in self?.heard(scheduled) }
         }
     }
