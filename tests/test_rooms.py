@@ -32,7 +32,12 @@ ROOMS = {
         "server/api/test_markup_request.py",
     ],
     "server/voxcpm_server/cluster": ["server/cluster"],
-    "server/voxcpm_server/elevenlabs": ["server/elevenlabs"],
+    "server/voxcpm_server/elevenlabs": [
+        "server/elevenlabs",
+        "server/api/test_clean_requests.py",
+        "server/streams/test_agents.py",
+        "server/streams/test_unsayable_text.py",
+    ],
     "server/voxcpm_server/jobs": ["server/jobs"],
     "server/voxcpm_server/page": ["server/page"],
     "server/voxcpm_server/wyoming": ["server/wyoming"],
