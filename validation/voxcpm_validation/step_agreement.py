@@ -58,8 +58,8 @@ class StepAgreement(BaseModel, extra="forbid", frozen=True):
     """Agreement of the first output, by the length of the call."""
     near_fp16_limit: tuple[NearLimit, ...] = ()
     heard: dict[str, float] = {}
-    """Of the waveform its bands and the flatness of noisy frames, and how often the stop head decides alike: figures
-    of `voxcpm_conversion.gate.FLOORS`.
+    """Figures of `voxcpm_conversion.gate.FLOORS`: the waveform's bands, the flatness of its noisy frames, and how often
+    the stop head decides alike.
     """
 
     @property
