@@ -1,4 +1,4 @@
-"""Train the language models, local encoder and DiT: `python -m voxcpm_training.language_model data vae -o lm`.
+"""Train the language models, local encoder and DiT: `python -m voxcpm_training.language_model latents -o lm`.
 
 The losses are upstream's (`VoxCPMModel.forward`: flow matching, and cross entropy of the stop head) and two auxiliary
 ones that teach the base LM its position in the text: predicting the phones of the next patch from its hidden state, and
@@ -25,7 +25,7 @@ from voxcpm_training.architecture import CONFIG, LATENT, PATCH
 from voxcpm_training.batches import Batch, Sampler, Shape
 from voxcpm_training.earlier_weights import language_model_weights
 from voxcpm_training.language_model_modules import VoxCPM
-from voxcpm_training.latents import encode_shards, load_audio_vae
+from voxcpm_training.latents import load_latents
 from voxcpm_training.speech import Utterances, finished_shards
 from voxcpm_training.training_loop import (
     AveragedWeights,
@@ -35,7 +35,6 @@ from voxcpm_training.training_loop import (
     Metrics,
     Schedule,
     adamw,
-    cosine,
     factored_moments,
     restore_moments,
     save,
@@ -81,7 +80,7 @@ class LanguageModelTraining:
         self.options, self.device = options, device
         paths = finished_shards(options.data)
         utterances = Utterances.of_shards(paths)
-        latents = encode_shards(load_audio_vae(options.vae, device), paths, device)
+        latents = load_latents(paths, device)
         self.sampler = Sampler(
             utterances, options.tokens, options.paired, options.seed, processes.rank, processes.world
         )
@@ -121,8 +120,11 @@ class LanguageModelTraining:
         self.model.load_state_dict(weights)
         self.averaged.load(self.model, weights)
 
-    def save(self, schedule: Schedule) -> None:
-        """Write language_model.pt to resume from, averaged.pt in fp16 for export, and start.pt for the next part."""
+    def save(self, schedule: Schedule, *, cooled: bool = False) -> None:
+        """Write language_model.pt to resume from, averaged.pt in fp16 for export, and start.pt for the next part.
+
+        The next part starts from the weights before this one's cool-down (`cooled`), at the same learning rate.
+        """
         averaged = self.averaged.state_dict(self.model)
         everything: dict[str, Any] = {
             "model": self.model.state_dict(), "heads": self.heads.state_dict(), "averaged": averaged,
@@ -131,6 +133,8 @@ class LanguageModelTraining:
         save(self.options.output / CHECKPOINT, everything)
         halves = {name: tensor.half() for name, tensor in averaged.items()}
         save(self.options.output / "averaged.pt", halves)
+        if cooled:
+            return
         # All that --initial needs, at a sixth of the size.
         start = {
             "averaged": halves, "heads": {name: tensor.half() for name, tensor in self.heads.state_dict().items()},
@@ -256,11 +260,11 @@ def train(options: argparse.Namespace) -> None:
     elif options.initial:
         training.start_from(options.initial)
     log.write(step=training.step, loading=time.monotonic() - began, patches=training.sampler.total_patches)
-    schedule = Schedule(options.steps, options.minutes, training.seconds)
+    schedule = Schedule(options.steps, options.minutes, training.seconds, options.cool_down)
     steps: dict[Shape, tuple[StaticBatch, CapturedStep]] = {}
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     update: CapturedStep | None = None
-    saved, first = schedule.seconds, training.step
+    saved, first, cooled = schedule.seconds, training.step, False
     for batch in batches(training.sampler):
         if schedule.ended(training.step):
             break
@@ -276,8 +280,11 @@ def train(options: argparse.Namespace) -> None:
             update = CapturedStep(training.update, device)
         # Restored moments are coarse, so each part warms up.
         warm_up = min(1.0, (training.step - first + 1) / 1000)
-        progress = training.step / options.steps
-        set_rate(training.optimizer, warm_up * cosine(progress, options.rate, 0.01 * options.rate))
+        cooling = schedule.cooling(training.step)
+        if cooling < 1 and not cooled:
+            training.save(schedule)
+            cooled = True
+        set_rate(training.optimizer, options.rate * warm_up * cooling)
         static, gradients = steps[batch.shape]
         static.fill(batch)
         metrics = dict(gradients())
@@ -289,21 +296,23 @@ def train(options: argparse.Namespace) -> None:
             log.write(step=training.step, seconds=schedule.seconds, length=batch.shape.length, **values)
             if schedule.seconds - saved > options.save_seconds:
                 saved = schedule.seconds
-                training.save(schedule)
-    training.save(schedule)
+                training.save(schedule, cooled=cooled)
+    training.save(schedule, cooled=cooled)
     processes.stop()
 
 
 def parser() -> argparse.ArgumentParser:
     """The command-line parser."""
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("data", type=Path, help="folder of shards")
-    p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt, or a checkpoint's folder")
+    p.add_argument("data", type=Path, help="folder of shards of latents")
     p.add_argument("-o", "--output", type=Path, required=True)
     p.add_argument("--initial", type=Path, help="start.pt of an earlier part, or a checkpoint's folder")
     p.add_argument("--steps", type=int, default=60_000)
     p.add_argument(
-        "--minutes", type=float, help="end this part after this time; the next one continues the schedule"
+        "--minutes", type=float, help="end this part after this time; start.pt begins the next one"
+    )
+    p.add_argument(
+        "--cool-down", type=float, default=0.2, help="last fraction of this part, down to a rate of 0"
     )
     p.add_argument("--tokens", type=int, default=12_288, help="positions per batch")
     p.add_argument(

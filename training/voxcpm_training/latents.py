@@ -1,10 +1,13 @@
-"""Latents of all utterances from a trained AudioVAE, computed in device memory within seconds."""
+"""Encode the speech: `python -m voxcpm_training.latents data vae/averaged.pt -o latents`.
+
+A shard of latents has the texts and labels of a shard of speech, and latents in 8 bits in place of audio: a fiftieth of
+the size, so that one machine can train on what others have synthesised. The language model is trained on these alone.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import argparse
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from voxcpm_training import processes
 from voxcpm_training.architecture import CONFIG, HOP
 from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.earlier_weights import audio_vae_weights
+from voxcpm_training.speech import finished_shards, keep_path
 
-_READ_AHEAD = 4
+_STEP = 1 / 24
+"""Of the 8-bit values. Latents have unit variance: five standard deviations fit, and the error is a hundredth."""
+_BATCH = 16
 
 
 def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
@@ -27,41 +32,72 @@ def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
     return vae.eval().requires_grad_(requires_grad=False)
 
 
-@torch.no_grad()
-def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, batch: int = 64) -> Tensor:
-    """Normalised latents (frames, latent) of the shards' utterances, concatenated, float32.
-
-    Utterances are padded on the right, which does not change their latents, as the encoder is causal. Each process
-    encodes its share of the shards, and gets the latents of all.
-    """
+def load_latents(paths: list[Path], device: torch.device) -> Tensor:
+    """Normalised latents (frames, latent) of the shards' utterances, concatenated, float32."""
     parts = []
-    for samples, audio in _read(paths[processes.rank :: processes.world]):
-        starts = np.concatenate(([0], np.cumsum(samples)))
-        speech = torch.from_numpy(audio).to(device)
-        latents = torch.empty(int(starts[-1]) // HOP, CONFIG["feat_dim"], device=device)
-        order = np.argsort(samples, kind="stable")
-        for at in range(0, len(order), batch):
-            chosen = order[at : at + batch]
-            padded = torch.zeros(len(chosen), int(samples[chosen].max()), device=device)
-            for row, i in enumerate(chosen):
-                padded[row, : samples[i]] = speech[starts[i] : starts[i + 1]].float() / 32768
-            encoded = vae.encode(padded[:, None]).transpose(1, 2)
-            for row, i in enumerate(chosen):
-                latents[starts[i] // HOP : starts[i + 1] // HOP] = encoded[row, : samples[i] // HOP]
-        parts.append(latents)
-    return torch.cat(processes.gather(parts, CONFIG["feat_dim"], device))
-
-
-def _read(paths: list[Path]) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]]:
-    """Lengths and audio of the shards, in order, with read-ahead."""
-
-    def read(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
+    for path in paths:
         with np.load(path) as shard:
-            return shard["samples"].astype(np.int64), shard["audio"]
+            parts.append(torch.from_numpy(shard["latents"]).to(device))
+    return torch.cat(parts).float() * _STEP
 
-    with ThreadPoolExecutor() as pool:
-        waiting = deque(pool.submit(read, path) for path in paths[:_READ_AHEAD])
-        for path in [*paths[_READ_AHEAD:], *[None] * min(_READ_AHEAD, len(paths))]:
-            yield waiting.popleft().result()
-            if path is not None:
-                waiting.append(pool.submit(read, path))
+
+@torch.no_grad()
+def encode(vae: AudioVAE, samples: npt.NDArray[np.int64], audio: Tensor) -> Tensor:
+    """Latents (frames, latent), int8, of concatenated utterances: int16 audio and its length in samples of each.
+
+    Utterances are padded on the right, which does not change their latents, as the encoder is causal.
+    """
+    starts = np.concatenate(([0], np.cumsum(samples)))
+    latents = torch.empty(int(starts[-1]) // HOP, CONFIG["feat_dim"], dtype=torch.int8, device=audio.device)
+    order = np.argsort(samples, kind="stable")
+    for chosen in (order[at : at + _BATCH] for at in range(0, len(order), _BATCH)):
+        padded = torch.zeros(len(chosen), int(samples[chosen].max()), device=audio.device)
+        for row, i in enumerate(chosen):
+            padded[row, : samples[i]] = audio[starts[i] : starts[i + 1]].float() / 32768
+        encoded = (
+            (vae.encode(padded[:, None]).transpose(1, 2) / _STEP).round().clamp(-127, 127).to(torch.int8)
+        )
+        for row, i in enumerate(chosen):
+            latents[starts[i] // HOP : starts[i + 1] // HOP] = encoded[row, : samples[i] // HOP]
+    return latents
+
+
+def encode_shard(vae: AudioVAE, path: Path, out: Path, device: torch.device) -> None:
+    """Write the latents of a shard of speech, atomically."""
+    with np.load(path) as shard:
+        columns = {name: shard[name] for name in shard.files if name != "audio"}
+        audio = torch.from_numpy(shard["audio"]).to(device)
+    kept = keep_path(path)
+    columns["kept"] = np.load(kept) if kept.exists() else np.ones(len(columns["samples"]), np.bool_)
+    columns["latents"] = encode(vae, columns["samples"].astype(np.int64), audio).cpu().numpy()
+    part = out.with_suffix(".part.npz")
+    np.savez(part, **columns)
+    part.rename(out)
+
+
+def main() -> None:
+    """Encode the shards of a folder that are not encoded yet; with --watch, also those that appear until it is done."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="folder of shards")
+    parser.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt, or a checkpoint's folder")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of shards of latents")
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="interval to poll for new shards")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    vae = load_audio_vae(options.vae, device)
+    options.output.mkdir(parents=True, exist_ok=True)
+    while True:
+        done = (
+            options.watch is None or (options.data / "done").exists()
+        )  # before the listing: no shard is missed
+        for path in finished_shards(options.data):
+            if not (out := options.output / path.name).exists():
+                encode_shard(vae, path, out, device)
+        if done:
+            break
+        time.sleep(options.watch)
+
+
+if __name__ == "__main__":
+    main()

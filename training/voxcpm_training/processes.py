@@ -56,18 +56,3 @@ def broadcast_value(value: float) -> float:
     shared = torch.tensor([value], dtype=torch.float64, device=device)
     dist.broadcast(shared, 0)
     return float(shared.item())
-
-
-def gather(parts: list[Tensor], width: int, device: torch.device) -> list[Tensor]:
-    """All processes' tensors, each (rows, width), float32; process i provides those at i, i + world, and so on."""
-    if world == 1:
-        return parts
-    counts: list[list[int]] = [[] for _ in range(world)]
-    dist.all_gather_object(counts, [len(part) for part in parts])
-    result: list[Tensor] = []
-    for place in range(sum(map(len, counts))):
-        owner, index = place % world, place // world
-        tensor = parts[index] if owner == rank else torch.empty(counts[owner][index], width, device=device)
-        dist.broadcast(tensor, owner)
-        result.append(tensor)
-    return result

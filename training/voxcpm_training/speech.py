@@ -73,15 +73,12 @@ class Utterances:
 
     @classmethod
     def of_shards(cls, paths: list[Path]) -> Utterances:
-        """Load the utterances of shards."""
+        """Load the utterances of shards of latents."""
         columns: dict[str, list[npt.NDArray[Any]]] = {}
         for path in paths:
             with np.load(path) as shard:
-                for name in ("text", "characters", "phones", "samples", "speaker"):
+                for name in ("text", "characters", "phones", "samples", "speaker", "kept"):
                     columns.setdefault(name, []).append(shard[name])
-                kept = keep_path(path)
-                everything = np.ones(len(shard["samples"]), np.bool_)
-                columns.setdefault("kept", []).append(np.load(kept) if kept.exists() else everything)
         joined = {name: np.concatenate(parts) for name, parts in columns.items()}
         return cls(
             text=joined["text"].astype(np.uint8), characters=joined["characters"].astype(np.int64),

@@ -26,13 +26,15 @@ _CLIP, _NORMS = 3.0, 100
 class Schedule:
     """`steps` of training in parts of `minutes` of wall-clock time, for machines that are available for a fixed time.
 
-    The learning rate follows the steps alone, so a training in parts is the same as one in a single run.
+    A cosine follows the steps alone, so a training in parts is the same as one in a single run.
     """
 
-    def __init__(self, steps: int, minutes: float | None, done_seconds: float = 0.0) -> None:
+    def __init__(
+        self, steps: int, minutes: float | None, done_seconds: float = 0.0, cool_down: float = 0.0
+    ) -> None:
         self._steps, self._seconds = steps, math.inf if minutes is None else 60 * minutes
         self._done, self._started = done_seconds, time.monotonic()
-        self._ended = False
+        self._passed, self._cool_down = 0.0, cool_down
 
     @property
     def seconds(self) -> float:
@@ -44,9 +46,17 @@ class Schedule:
         if step >= self._steps:
             return True
         if step % _STEPS_BETWEEN_CLOCKS == 0 and self._seconds < math.inf:
-            passed = time.monotonic() - self._started
-            self._ended = processes.broadcast_value(passed) >= self._seconds
-        return self._ended
+            self._passed = processes.broadcast_value(time.monotonic() - self._started)
+        return self._passed >= self._seconds
+
+    def cooling(self, step: int) -> float:
+        """Factor of a constant learning rate: 1, and over the last part (`cool_down`) down to 0.
+
+        Warm-up, stable, decay, of MiniCPM (arXiv 2404.06395): each part of a training ends with weights to ship, and
+        the next one continues from those before the decay. Its shape is 1 - sqrt (arXiv 2405.18392).
+        """
+        left = 1 - max(step / self._steps, self._passed / self._seconds)
+        return 1 - math.sqrt(min(1.0, max(0.0, 1 - left / self._cool_down)))
 
 
 class CollapseCheck:
