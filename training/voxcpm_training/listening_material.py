@@ -64,22 +64,23 @@ def main() -> None:
     catalogue = folder / "voices.json"
     entries = {entry["name"]: entry for entry in json.loads(catalogue.read_text(encoding="utf-8"))}
     for name, voice, transcript, unheard in PROMPTS:
-        speak = partial(_speak, kokoro, Speaker((voice,), (1.0,), 1.0, 1.0, 1.0))
-        soundfile.write(folder / f"{name}.flac", speak(transcript), SAMPLE_RATE)
+        say = partial(speak, kokoro, Speaker((voice,), (1.0,), 1.0, 1.0, 1.0))
+        soundfile.write(folder / f"{name}.flac", say(transcript), SAMPLE_RATE)
         entries[name] = {
             "name": name,
             "audio": f"{name}.flac",
             "transcript": transcript,
             "natural_seconds": []
             if unheard
-            else [round(len(speak(s)) / SAMPLE_RATE, 2) for s in sentences if s],
+            else [round(len(say(s)) / SAMPLE_RATE, 2) for s in sentences if s],
             "continued": True,
             "unheard": unheard,
         }
     catalogue.write_text(json.dumps(list(entries.values()), indent=1) + "\n", encoding="utf-8")
 
 
-def _speak(kokoro: KokoroVoices, speaker: Speaker, text: str) -> npt.NDArray[np.int16]:
+def speak(kokoro: KokoroVoices, speaker: Speaker, text: str) -> npt.NDArray[np.int16]:
+    """A recording of the text (samples,), at the teacher's own level and pace."""
     spoken = kokoro.speak([Utterance(phonemes(text), speaker, 1.0)], seed=0)[0]
     audio, _ = recording(spoken, speaker, gain=1.0, hop=HOP, multiple=HOP)
     return audio
