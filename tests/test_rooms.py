@@ -29,7 +29,7 @@ ROOMS = {
     "runtime/voxcpm_runtime/markup": [
         "runtime/markup",
         "runtime/speech/test_modes.py",
-        "server/api/test_markup_request.py",
+        "server/api/test_clean_requests.py",
     ],
     "server/voxcpm_server/cluster": ["server/cluster"],
     "server/voxcpm_server/elevenlabs": [

@@ -40,6 +40,7 @@ def test_port_in_use_fails_before_loading(refusal: Callable[..., str]) -> None:
         (("--api-key", ""), "expected a key"),
         (("--api-key-file", "absent"), "cannot read"),
         (("--voice-aliases", "absent"), "cannot read"),
+        (("--voice-aliases", "~nobody-of-this-name/aliases.json"), "no such user"),
         (("absent-bundle", "--port", "0"), "absent-bundle"),
         (("--bundle", "calm=absent"), "absent: no such folder"),
         (("--bundle", "calm=~nobody-of-this-name/calm"), "no such user"),

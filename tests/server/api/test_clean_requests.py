@@ -1,14 +1,15 @@
-"""The server's routes leave Markdown's marks out, unless a request says otherwise."""
+"""The server's routes leave Markdown's marks out, unless a request says otherwise, and read markup where it asks so."""
 
 import base64
 import json
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 
 from speech_socket import heard, said, socket_to, spoken_by
-from voxcpm_runtime import VoxCPM
+from voxcpm_runtime import VoxCPM, pcm16
 
 # An unseeded voice may speak slowly, which is not tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
@@ -31,12 +32,6 @@ def test_requests_are_cleaned_by_default(server: Any) -> None:
     body = {"input": PLAIN, "clean": "html"}
     refused = httpx2.post(f"{server.url}/v1/audio/speech", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "clean")
-
-
-def test_captions_have_no_marks(server: Any) -> None:
-    body = {"input": MARKED, "seed": 7, "stream": False}
-    timestamps = httpx2.post(f"{server.url}/dev/captioned_speech", json=body).json()["timestamps"]
-    assert [word["word"] for word in timestamps] == ["Hi", "there."]
 
 
 def test_text_in_fragments_is_cleaned_by_default(server: Any, tts: VoxCPM) -> None:
@@ -65,3 +60,13 @@ def test_code_over_several_sentences_is_not_read_in_a_session(server: Any) -> No
         said(connection, {"type": "start", "seed": 7}, {"type": "text", "text": "Hi there.\n\nAnd so on."})
         said(connection, {"type": "end"})
         assert with_code == heard(connection)[0]
+
+
+def test_markup_is_read_where_the_request_asks_for_it(client: Any, tts: VoxCPM) -> None:
+    text = "Hello. [pause 0.5s][voice alloy]Hi."
+    given = {"model": "tts-1", "voice": "heart", "response_format": "pcm"}
+    heard = client.audio.speech.create(input=text, **given, extra_body={"seed": 7, "markup": True}).content
+    spoken = tts.generate(text, voice="heart", seed=7, markup=True, retry_badcase=False)
+    assert heard == pcm16(spoken).tobytes()
+    with pytest.raises(openai.BadRequestError, match=r"markup, line 1, column 1: .*nobody"):
+        client.audio.speech.create(input="[voice nobody]Hi.", **given, extra_body={"markup": True})

@@ -31,10 +31,6 @@ def test_variants_mean_the_same(changed: dict[str, Any], server: Any) -> None:
     assert post(server, body).content == post(server, SAID).content
 
 
-def test_empty_voice_is_the_default(server: Any) -> None:
-    assert post(server, SAID | {"voice": ""}).content == post(server, SAID | {"voice": "default"}).content
-
-
 def test_final_slash_and_head(server: Any) -> None:
     assert post(server, SAID, "/v1/audio/speech/").status_code == 200
     for path in ("/v1/models", "/healthz", "/v1/audio/voices/"):

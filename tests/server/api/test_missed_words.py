@@ -1,18 +1,11 @@
 """Words that speech lacks: in headers, events, the websocket and metrics."""
 
 import json
-import warnings
 from typing import Any
 
 import httpx2
 import pytest
-from prometheus_client import generate_latest
 from websockets.sync.client import connect
-
-from voxcpm_runtime import WordsWarning
-from voxcpm_runtime.words.words import Word
-from voxcpm_server.middleware.metrics import Metrics, count_suspicious_warnings
-from voxcpm_server.speech.queueing import FairQueue
 
 TEXT = "Hello there, my friend. How are you today?"
 pytestmark = pytest.mark.filterwarnings("ignore:segment")
@@ -73,16 +66,3 @@ def test_complete_speech_has_none_of_this(server: Any) -> None:
     assert not {"unsaid", "repeated"} & done.keys()
     cut = httpx2.post(f"{server.url}/v1/audio/speech", json={**ASKED, "every_word": False})
     assert len(cut.content) < 0.7 * len(whole.content)
-
-
-def test_they_are_counted_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = Metrics(FairQueue(1, 1, 1), (), lambda: 1)
-    words = [Word("a", 0.0, 0.0, "attention", said=said) for said in (0, 0, 2, 3)]
-
-    with count_suspicious_warnings(metrics):
-        warnings.warn(WordsWarning(1, words), stacklevel=1)
-
-    found = generate_latest(metrics.registry).decode()
-    assert 'voxcpm_missed_words_total{kind="unsaid"} 2.0' in found
-    assert 'voxcpm_missed_words_total{kind="repeated"} 2.0' in found
-    assert capsys.readouterr().err == ""

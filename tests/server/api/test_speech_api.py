@@ -127,15 +127,6 @@ def test_events_carry_the_same_audio(client: openai.OpenAI, spoken: Any) -> None
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > len(spoken.latents)
 
 
-def test_speed_equals_the_runtimes(client: openai.OpenAI, tts: VoxCPM) -> None:
-    with client.audio.speech.with_streaming_response.create(
-        **SAID, response_format="pcm", speed=1.5
-    ) as answer:
-        heard = np.frombuffer(answer.read(), "<i2")
-    spoken = tts.generate(SAID["input"], seed=SAID["extra_body"]["seed"], speed=1.5, retry_badcase=False)
-    assert np.array_equal(heard, pcm16(spoken))
-
-
 def in_pieces(audio: np.ndarray, piece: int, rate: int) -> np.ndarray:
     """The PCM encoding of audio in pieces of that many samples."""
     encoder = Encoder("pcm", rate)
@@ -176,20 +167,6 @@ def test_buffered_response_has_a_content_length(client: openai.OpenAI) -> None:
     assert len(answer.content) == int(answer.headers["content-length"]) == 44 + 2 * round(seconds * 24_000)
 
 
-def test_options_and_recordings_reach_the_runtime(client: openai.OpenAI, tts: Any, spoken: Any) -> None:
-    recording = io.BytesIO()
-    soundfile.write(recording, spoken.audio, spoken.sample_rate, format="WAV", subtype="FLOAT")
-    given = {"seed": 3, "cfg_value": 1.5, "fast": True}
-    encoded = f"data:audio/wav;base64,{base64.b64encode(recording.getvalue()).decode()}"
-    body = {**given, "prompt_audio": encoded, "prompt_text": TEXT}
-
-    said = {"model": "tts-1", "voice": "alloy", "input": "And this.", "response_format": "pcm"}
-    pcm = client.audio.speech.create(**said, extra_body=body).content
-
-    expected = tts.generate("And this.", recording.getvalue(), TEXT, retry_badcase=False, **given)
-    assert np.array_equal(np.frombuffer(pcm, "<i2"), pcm16(expected))
-
-
 def test_ignored_fields_are_reported_and_null_means_omitted(client: openai.OpenAI, spoken: Any) -> None:
     nothing = dict.fromkeys(("speed", "sample_rate", "stream_format", "prompt_text"))
     body = {"seed": 7, **nothing, "volume": 3}
@@ -204,26 +181,6 @@ def test_ignored_fields_are_reported_and_null_means_omitted(client: openai.OpenA
     told = json.loads(answer.headers["x-ignored-fields"])
     assert len(told) == 32
     assert told[0].startswith("0000é")
-
-
-def test_form_with_a_file_equals_json_with_base64(server: Any, spoken: Any, tts: Any) -> None:
-    recording = io.BytesIO()
-    soundfile.write(recording, spoken.audio, spoken.sample_rate, format="WAV")
-    content = recording.getvalue()
-    fields = {"model": "tts-1", "input": "Good morning.", "response_format": "wav", "seed": 5}
-    fields["prompt_text"] = TEXT
-    url = f"{server.url}/v1/audio/speech"
-
-    form = {**{name: str(value) for name, value in fields.items()}, "voice": "", "stream": "false"}
-    uploaded = httpx2.post(url, data=form, files={"prompt_audio": ("me.wav", content)}, timeout=60)
-    encoded = {**fields, "stream": False, "prompt_audio": base64.b64encode(content).decode()}
-    sent = httpx2.post(url, json=encoded, timeout=60)
-
-    assert uploaded.status_code == 200, uploaded.text
-    expected = tts.generate("Good morning.", io.BytesIO(content), TEXT, seed=5)
-    assert np.array_equal(np.frombuffer(uploaded.content[44:], "<i2"), pcm16(expected))
-    assert uploaded.content == sent.content
-    assert uploaded.headers["x-seed"] == "5"
 
 
 def test_models_and_voices_are_listed(client: openai.OpenAI, server: Any) -> None:
@@ -269,3 +226,41 @@ def test_a_servers_lexicon_applies_to_every_request(serve: Any, tts: VoxCPM, tmp
     heard = running.client().audio.speech.create(input="Nguyen!", **said).content
     assert heard == pcm16(tts.generate("win!", voice="heart", seed=7, retry_badcase=False)).tobytes()
     assert not tts.bundle.lexicon
+
+
+def test_complete_flac_has_its_length(server: Any) -> None:
+    body = {"input": "Hello.", "response_format": "flac", "stream": False}
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", json=body, timeout=60)
+
+    info = soundfile.info(io.BytesIO(answer.content))
+    samples, rate = soundfile.read(io.BytesIO(answer.content))
+    assert info.frames == len(samples) > 0
+    assert abs(len(samples) / rate - float(answer.headers["x-audio-duration"])) < 0.001
+
+
+def test_options_and_recordings_reach_the_runtime_from_json_and_forms(
+    server: Any, spoken: Any, tts: Any
+) -> None:
+    recording = io.BytesIO()
+    soundfile.write(recording, spoken.audio, spoken.sample_rate, format="WAV")
+    content = recording.getvalue()
+    options = {"seed": 5, "cfg_value": 1.5, "fast": True, "speed": 1.5}
+    fields = {
+        "model": "tts-1",
+        "input": "Good morning.",
+        "response_format": "wav",
+        "prompt_text": TEXT,
+        **options,
+    }
+    url = f"{server.url}/v1/audio/speech"
+
+    form = {**{name: str(value) for name, value in fields.items()}, "voice": "", "stream": "false"}
+    uploaded = httpx2.post(url, data=form, files={"prompt_audio": ("me.wav", content)}, timeout=60)
+    encoded = f"data:audio/wav;base64,{base64.b64encode(content).decode()}"
+    sent = httpx2.post(url, json={**fields, "stream": False, "prompt_audio": encoded}, timeout=60)
+
+    assert uploaded.status_code == 200, uploaded.text
+    expected = tts.generate("Good morning.", io.BytesIO(content), TEXT, retry_badcase=False, **options)
+    assert np.array_equal(np.frombuffer(uploaded.content[44:], "<i2"), pcm16(expected))
+    assert uploaded.content == sent.content
+    assert uploaded.headers["x-seed"] == "5"

@@ -260,8 +260,3 @@ def test_unreadable_aliases(content: str, tmp_path: Path) -> None:
     path.write_text(content)
     with pytest.raises(InputError, match="aliases"):
         read_aliases(path)
-
-
-def test_aliases_of_an_unknown_user() -> None:
-    with pytest.raises(InputError, match="there is no such user"):
-        read_aliases(Path("~nobody-here/aliases.json"))

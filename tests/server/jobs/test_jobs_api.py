@@ -285,3 +285,48 @@ def test_server_without_jobs_reports_it(serve: Serve, jobs: Any) -> None:
         answer = httpx2.request(method, jobs(serve(max_jobs=0).url).url, json=jobs.said)
         # Not 503, on which clients would retry.
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_jobs")
+
+
+@pytest.mark.filterwarnings("ignore:segment")
+def test_a_job_lists_words_that_are_not_said(
+    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The stop head, which ends this speech after "friend.", is believed at once, and nothing is retried.
+    monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
+    monkeypatch.setattr("voxcpm_runtime.speech.attempts._missed", lambda _: 0)
+    client = jobs(serve().url)
+    done = client.ended(
+        client.submitted(input="Hello there, my friend. How are you today?", voice="emma", seed=0)
+    )
+    assert [word["place"] for word in done["unsaid"]] == [24, 28, 32, 36]
+    assert [word["word"] for word in done["unsaid"]] == ["How", "are", "you", "today?"]
+    assert done["repeated"] == []
+    subtitles = httpx2.get(f"{client.url}/{done['id']}/subtitles").text
+    assert "friend." in subtitles
+    assert "How" not in subtitles
+
+
+@pytest.mark.robustness
+def test_job_resumes_after_finished_segments_when_its_server_was_killed(
+    started: Callable[..., Any], jobs: Any, long_samples: np.ndarray, tmp_path: Path
+) -> None:
+    process, url = started()
+    folder = tmp_path / "jobs"
+    client = jobs(url)
+    id_ = client.submitted(input=client.long)
+    client.when(id_, lambda job: job["segments_done"])
+    process.kill()
+    process.wait()
+    saved = {path: path.stat().st_mtime_ns for path in (folder / id_).rglob("*.segment")}
+    assert saved
+    assert not (folder / id_ / "speech.wav").exists()
+
+    client = jobs(started()[1])
+    resumed = client.when(id_, lambda job: job["state"] == "running")
+    assert resumed["segments_done"] >= len(saved)
+    again = {path: path.stat().st_mtime_ns for path in (folder / id_).rglob("*.segment")}
+    # They are deleted only when the job is done.
+    assert saved.items() <= again.items() or client.job(id_)["state"] == "done"
+    assert client.ended(id_)["error"] is None
+    assert np.array_equal(client.samples(id_), long_samples)
+    until(lambda: {path.name for path in (folder / id_).iterdir()} == {"speech.wav", "speech.srt"})

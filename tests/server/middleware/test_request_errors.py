@@ -15,7 +15,7 @@ import soundfile
 from prometheus_client import generate_latest
 from starlette.datastructures import UploadFile
 
-from voxcpm_runtime import BundleError, SuspiciousWarning
+from voxcpm_runtime import BundleError, SuspiciousWarning, Word, WordsWarning
 from voxcpm_server.middleware.metrics import Metrics, count_suspicious_warnings
 from voxcpm_server.speech.queueing import FairQueue
 from waiting import until
@@ -192,11 +192,27 @@ def test_spooling_errors_are_507(
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
 
 
-def test_suspicious_speech_is_counted_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+UNSAID_AND_REPEATED = [Word("a", 0.0, 0.0, "attention", said=said) for said in (0, 0, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("warning", "counted"),
+    [
+        (SuspiciousWarning("what the user wrote"), ["voxcpm_suspicious_total 1.0"]),
+        (
+            WordsWarning(1, UNSAID_AND_REPEATED),
+            [f'voxcpm_missed_words_total{{kind="{kind}"}} 2.0' for kind in ("unsaid", "repeated")],
+        ),
+    ],
+)
+def test_warnings_about_speech_are_counted_and_not_printed(
+    warning: Warning, counted: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics = Metrics(FairQueue(1, 1, 1), (), lambda: 1)
 
     with count_suspicious_warnings(metrics):
-        warnings.warn("what the user wrote", SuspiciousWarning, stacklevel=1)
+        warnings.warn(warning, stacklevel=1)
 
-    assert b"voxcpm_suspicious_total 1.0" in generate_latest(metrics.registry)
+    told = generate_latest(metrics.registry).decode()
+    assert all(line in told for line in counted)
     assert capsys.readouterr().err == ""

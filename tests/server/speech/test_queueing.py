@@ -25,7 +25,6 @@ from waiting import until
 LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
 EVENTS = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "stream_format": "sse", "seed": 7}
 Serving = Callable[..., ServerOnLoopback]
-SAID = {"model": "tts-1", "input": "Hello."}
 
 
 @contextlib.contextmanager
@@ -207,26 +206,6 @@ def test_stalled_reader_pauses_the_speech_and_times_out(serve: Callable[..., Any
 
     assert outcomes(running) == {"cancelled": 1}
     assert euler_steps.calls == calls
-
-
-def test_concurrent_requests_equal_sequential_ones(serve: Callable[..., Any], tts: VoxCPM) -> None:
-    running = serve(concurrency=4)
-    texts = [f"This is sentence number {word}." for word in ("one", "two", "three", "four")]
-    heard: dict[int, bytes] = {}
-
-    def ask(seed: int) -> None:
-        given = {"model": "tts-1", "voice": "default", "input": texts[seed], "response_format": "pcm"}
-        heard[seed] = running.client().audio.speech.create(**given, extra_body={"seed": seed}).content
-
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    for seed, text in enumerate(texts):
-        alone = np.concatenate(list(tts.generate_streaming(text, seed=seed)))
-        assert np.array_equal(np.frombuffer(heard[seed], "<i2"), np.round(np.clip(alone, -1, 1) * 32767))
 
 
 def is_closed(connection: socket.socket) -> bool:
