@@ -131,14 +131,6 @@ class Payload:
         return exec, (f"open({str(self.trace)!r}, 'w').close()",)
 
 
-def test_pickle_with_code_is_rejected_and_not_executed(copy: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "ran"
-    (copy / "model.safetensors").unlink()
-    torch.save({"state_dict": {NORM: Payload(trace)}}, copy / "pytorch_model.bin")
-    one_line_error(copy, "pytorch_model.bin: expected a PyTorch state dict")
-    assert not trace.exists()
-
-
 def test_mismatched_weights_are_named(copy: Path) -> None:
     weights = model_weights(copy)
     weights["base_lm.norm.wait"] = weights.pop(NORM)
@@ -178,26 +170,7 @@ def infinite(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize(
-    ("damage", "fragment"),
-    [
-        (remove("config.json"), "no config.json"),
-        (remove("tokenizer.json"), "no tokenizer.json"),
-        (remove("audiovae.safetensors"), "expected audiovae.safetensors or audiovae.pth"),
-        (truncate("model.safetensors"), "model.safetensors: expected a safetensors file"),
-        (llama, "not the config.json of a VoxCPM checkpoint"),
-        (infinite, "lm_config.rms_norm_eps: Input should be a finite number"),
-        (lambda folder: as_pickle(folder, lambda t: {"epoch": 3}), "'epoch' is a int, not a tensor"),
-    ],
-)
-def test_invalid_checkpoint_is_a_one_line_error(
-    copy: Path, damage: Callable[[Path], None], fragment: str
-) -> None:
-    damage(copy)
-    one_line_error(copy, fragment)
-
-
-def test_missing_folder_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder_is_looked_up_on_the_hub(tiny_checkpoint, tmp_path, monkeypatch) -> None:
     one_line_error(tmp_path / "absent", "no such checkpoint")
     asked = []
 
@@ -210,14 +183,8 @@ def test_missing_folder_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(CheckpointError, match=r"^openbmb/none at main: .*\(no network\)$"):
         Checkpoint.open("openbmb/none", revision="main")
     assert asked == [("openbmb/none", "main", True)]
-
-
-def test_hub_id_opens_a_snapshot_and_records_its_commit(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     snapshot = shutil.copytree(tiny_checkpoint, tmp_path / "snapshots" / "0123abcd")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
-    monkeypatch.chdir(tmp_path)
     source = Checkpoint.open("openbmb/VoxCPM1.5").source()
     assert (source.checkpoint, source.revision) == ("openbmb/VoxCPM1.5", "0123abcd")
 
@@ -260,7 +227,7 @@ def with_vae_inside(folder: Path, prefix: str = "") -> None:
     (folder / "audiovae.safetensors").unlink()
 
 
-@pytest.mark.parametrize("prefix", ["", "model.", "tts_model.", "_orig_mod.module."])
+@pytest.mark.parametrize("prefix", ["", "model.", "tts_model."])
 def test_audio_vae_inside_the_models_file(tiny_checkpoint: Path, copy: Path, prefix: str) -> None:
     with_vae_inside(copy, prefix)
     open_and_check(copy)
@@ -295,20 +262,21 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12
 @pytest.mark.parametrize(
     ("damage", "fragment"),
     [
+        (remove("config.json"), "no config.json"),
+        (remove("tokenizer.json"), "no tokenizer.json"),
+        (remove("audiovae.safetensors"), "expected audiovae.safetensors or audiovae.pth"),
+        (truncate("model.safetensors"), "model.safetensors: expected a safetensors file"),
+        (llama, "not the config.json of a VoxCPM checkpoint"),
+        (infinite, "lm_config.rms_norm_eps: Input should be a finite number"),
+        (lambda folder: as_pickle(folder, lambda t: {"epoch": 3}), "'epoch' is a int, not a tensor"),
         (mlx, "this is MLX's 4-bit form of openbmb/VoxCPM1.5; convert openbmb/VoxCPM1.5"),
-        (
-            integers("stop_proj.scales"),
-            "this is MLX's quantised form of another checkpoint; convert that one",
-        ),
+        (integers("stop_proj.scales"), "this is MLX's quantised form of another checkpoint"),
         (integers(), "stop_proj.weight and 0 more are integers, of a quantised form; convert the checkpoint"),
-        (
-            replace_weights(POINTER),
-            "model.safetensors: this is a Git LFS pointer, not the weights themselves",
-        ),
+        (replace_weights(POINTER), "this is a Git LFS pointer, not the weights themselves"),
         (replace_weights(b"\n<!DOCTYPE html>\n<html>"), "model.safetensors: this is a web page, not weights"),
     ],
 )
-def test_checkpoints_of_other_programs_are_named(
+def test_invalid_checkpoint_is_a_one_line_error(
     copy: Path, damage: Callable[[Path], None], fragment: str
 ) -> None:
     damage(copy)
@@ -322,6 +290,7 @@ def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy: Path
     ) as caught:
         Checkpoint.open(copy)
     assert "weights_only" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,6 @@ def test_unreadable_file_fails_before_conversion(refusal, checkpoint, tmp_path, 
     assert not (tmp_path / "bundle").exists()
 
 
-def test_max_length_beyond_the_checkpoints_positions(refusal, tiny_checkpoint, tmp_path):
-    line = refusal("convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", "513")
-
-    assert "at most 512 positions" in line
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_solver_steps_without_step_lengths(refusal, checkpoint, tmp_path):
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"dit_mean_mode": True}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from edited_manifest import edit_manifest
 from voxcpm_constants.errors import InputError
@@ -68,40 +68,6 @@ def test_validation_runs_upstream_with_the_lora(bundle: Path, tiny_checkpoint: P
     assert min(step.correlation for step in report.steps) > 0.9999999
     assert report.failures() == []
     assert report.checkpoint.endswith("with LoRA voice")
-
-
-def as_peft(folder: Path) -> None:
-    rename(folder, "adapter_model.safetensors", "base_model.model.{}.weight")
-    config = json.loads((folder / "lora_config.json").read_text())["lora_config"]
-    (folder / "lora_config.json").unlink()
-    document = {"peft_type": "LORA", "r": config["r"], "lora_alpha": config["alpha"]}
-    (folder / "adapter_config.json").write_text(json.dumps(document))
-
-
-def as_compiled(folder: Path) -> None:
-    rename(folder, "lora_weights.safetensors", "module._orig_mod.{}")
-
-
-def rename(folder: Path, file: str, pattern: str) -> None:
-    stored = folder / "lora_weights.safetensors"
-    weights = {pattern.format(name): tensor for name, tensor in load_file(stored).items()}
-    stored.unlink()
-    save_file(weights, folder / file)
-
-
-@pytest.mark.parametrize("form", [as_peft, as_compiled])
-def test_validation_runs_upstream_with_a_lora_in_another_form(
-    form: Callable[[Path], None], bundle: Path, tiny_checkpoint: Path, lora: Path, tmp_path: Path
-) -> None:
-    other = Path(shutil.copytree(lora, tmp_path / "voice"))
-    form(other)
-    folder = Path(shutil.copytree(bundle, tmp_path / "bundle"))
-    record = Checkpoint.open(tiny_checkpoint, lora=other).lora.record()
-    # The same weights in another file.
-    edit_manifest(folder, lambda document: document["source"]["lora"].update(sha256=record.sha256))
-    report = validate_bundle(folder, str(tiny_checkpoint), lora=other, text=TEXT, patches=2)
-    assert min(step.correlation for step in report.steps) > 0.9999999
-    assert report.failures() == []
 
 
 def test_upstream_applies_peft_to_layers_beyond_its_own(tiny_checkpoint: Path, tmp_path: Path) -> None:
