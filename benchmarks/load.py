@@ -45,7 +45,8 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from voxcpm_runtime import VoxCPM, pcm16
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 
 TEXTS = (
     "Hello there.", "It is late, and nobody is here.", "Come in, please.", "We shall see what comes of it.",

@@ -10,32 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from voxcpm_constants.errors import BundleError, InputError, VoxCPMError
-    from voxcpm_runtime.audio.pcm import Audio, pcm16
-    from voxcpm_runtime.audio.reading import decode_audio
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
     from voxcpm_runtime.speech.plan import Plan
-    from voxcpm_runtime.speech.results import (
-        Progress,
-        Speech,
-        SpokenSegment,
-        SuspiciousWarning,
-        TooLongWarning,
-        TooShortWarning,
-        UnspokenWarning,
-        WordsWarning,
-    )
-    from voxcpm_runtime.speech.saved_segments import SavedSegments
-    from voxcpm_runtime.text.lexicon import lexicon_entries
+    from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
-    from voxcpm_runtime.words.files import timestamps_file
-    from voxcpm_runtime.words.words import Word, character_times, missed_words
+    from voxcpm_runtime.words.words import Word
 
 __all__ = [
-    "Audio",
     "AudioChunk",
     "BundleError",
     "CancelToken",
@@ -44,40 +29,23 @@ __all__ = [
     "InputError",
     "Plan",
     "Progress",
-    "SavedSegments",
     "Session",
     "Speech",
-    "SpokenSegment",
     "SuspiciousWarning",
-    "TooLongWarning",
-    "TooShortWarning",
-    "UnspokenWarning",
     "Voice",
     "VoiceStore",
     "VoxCPM",
     "VoxCPMError",
     "Word",
-    "WordsWarning",
-    "character_times",
-    "decode_audio",
-    "lexicon_entries",
-    "missed_words",
-    "pcm16",
-    "timestamps_file",
 ]
 
 # In order of lookup, cheap imports first.
 _MODULES = (
     "voxcpm_constants.errors",
     "voxcpm_runtime.options",
-    "voxcpm_runtime.text.lexicon",
     "voxcpm_runtime.words.words",
-    "voxcpm_runtime.words.files",
     "voxcpm_runtime.speech.arguments",
     "voxcpm_runtime.speech.results",
-    "voxcpm_runtime.speech.saved_segments",
-    "voxcpm_runtime.audio.pcm",
-    "voxcpm_runtime.audio.reading",
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",

@@ -60,7 +60,8 @@ def speech(bundles: Path) -> Record:
     """Digests of samples, by bundle, precision and mode."""
     import numpy as np
 
-    from voxcpm_runtime import InputError, VoxCPM, pcm16
+    from voxcpm_runtime import InputError, VoxCPM
+    from voxcpm_runtime.audio.pcm import pcm16
 
     warnings.simplefilter("ignore")
     noise = np.random.default_rng(3).standard_normal(8_000).astype(np.float32) * 0.1

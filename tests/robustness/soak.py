@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from voxcpm_runtime import CancelToken, VoxCPM, pcm16
+from voxcpm_runtime import CancelToken, VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.speech.arguments import Cancelled
 
 THREADS = 16

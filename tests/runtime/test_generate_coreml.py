@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import VoxCPM, pcm16
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 
 SCRIPT = Path(__file__).parents[2] / "generate_coreml.py"
 TEXT, TRANSCRIPT = "hello there, my friend.", "what i say. "

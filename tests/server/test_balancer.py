@@ -19,7 +19,8 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
-from voxcpm_runtime import VoxCPM, pcm16
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 from waiting import until
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "haproxy.cfg"

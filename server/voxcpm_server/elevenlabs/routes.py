@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from voxcpm_runtime import Word, character_times
+from voxcpm_runtime import Word
+from voxcpm_runtime.words.words import character_times
 from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.api.speech_routes import respond
 from voxcpm_server.elevenlabs import contexts

@@ -24,18 +24,11 @@ import anyio
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
-from voxcpm_runtime import (
-    Cancelled,
-    CancelToken,
-    InputError,
-    Plan,
-    Progress,
-    SavedSegments,
-    SpokenSegment,
-    Voice,
-    missed_words,
-    timestamps_file,
-)
+from voxcpm_runtime import Cancelled, CancelToken, InputError, Plan, Progress, Voice
+from voxcpm_runtime.speech.results import SpokenSegment
+from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.words.files import timestamps_file
+from voxcpm_runtime.words.words import missed_words
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_capacity, speech_too_long
 from voxcpm_server.jobs.options import JobSettings
 from voxcpm_server.jobs.store import (

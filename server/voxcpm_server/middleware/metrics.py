@@ -12,7 +12,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from voxcpm_runtime import SuspiciousWarning, WordsWarning, missed_words
+from voxcpm_runtime import SuspiciousWarning
+from voxcpm_runtime.speech.results import WordsWarning
+from voxcpm_runtime.words.words import missed_words
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, send_error
 from voxcpm_server.speech.queueing import FairQueue
 

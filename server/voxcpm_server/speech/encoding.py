@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, cast
 import av
 import numpy as np
 
-from voxcpm_runtime import Audio, Word, pcm16
+from voxcpm_runtime import Word
+from voxcpm_runtime.audio.pcm import Audio, pcm16
 from voxcpm_server.errors import ApiError
 
 MIN_RATE, MAX_RATE = 8_000, 48_000

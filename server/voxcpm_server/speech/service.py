@@ -7,7 +7,8 @@ from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
 
-from voxcpm_runtime import VoiceStore, VoxCPM, lexicon_entries
+from voxcpm_runtime import VoiceStore, VoxCPM
+from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.settings import Settings

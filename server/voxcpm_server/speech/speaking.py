@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, Word
+from voxcpm_runtime import Cancelled, CancelToken, Plan, Progress, Word
+from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_server.errors import client_closed, speech_too_long
 from voxcpm_server.speech.served_bundles import ServedBundle
 

@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from voxcpm_runtime import CancelToken, Progress, VoxCPM, WordsWarning
+from voxcpm_runtime import CancelToken, Progress, VoxCPM
+from voxcpm_runtime.speech.results import WordsWarning
 from voxcpm_runtime.words.files import timestamps_file
 
 CUT = ("Hello there, my friend. How are you today?", {"voice": "emma", "seed": 0})

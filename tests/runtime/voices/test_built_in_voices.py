@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import InputError, Voice, VoiceStore, VoxCPM, pcm16
+from voxcpm_runtime import InputError, Voice, VoiceStore, VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voices.store import BUILT_IN, built_in_voices

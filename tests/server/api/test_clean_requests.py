@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from speech_socket import heard, said, socket_to, spoken_by
-from voxcpm_runtime import VoxCPM, pcm16
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 
 # An unseeded voice may speak slowly, which is not tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")

@@ -15,7 +15,8 @@ import openai
 import pytest
 import soundfile
 
-from voxcpm_runtime import VoxCPM, pcm16
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_server.settings import OPENAI_VOICES
 from voxcpm_server.speech.encoding import Encoder
 from waiting import until

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import InputError, Voice, pcm16
+from voxcpm_runtime import InputError, Voice
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_server.settings import OPENAI_VOICES
 from voxcpm_server.speech.stored_voices import read_aliases
 

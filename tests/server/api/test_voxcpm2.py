@@ -11,7 +11,8 @@ import pytest
 import soundfile
 
 from server_on_loopback import ServerOnLoopback
-from voxcpm_runtime import VoxCPM, pcm16
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 
 # With random weights, speech stops only when the cache is full.
 pytestmark = [

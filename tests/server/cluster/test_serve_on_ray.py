@@ -15,7 +15,8 @@ import httpx2
 import psutil
 import pytest
 
-from voxcpm_runtime import VoxCPM, pcm16
+from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 from waiting import until
 
 Start = Callable[..., subprocess.Popen[str]]

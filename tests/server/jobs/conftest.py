@@ -6,7 +6,7 @@ import httpx2
 import pytest
 import soundfile
 
-from voxcpm_runtime import pcm16
+from voxcpm_runtime.audio.pcm import pcm16
 from waiting import until
 
 SENTENCE = "one two three four five six seven."

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import pcm16, timestamps_file
+from voxcpm_runtime.audio.pcm import pcm16
+from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
 from voxcpm_server.speech.encoding import Encoder
 from waiting import until

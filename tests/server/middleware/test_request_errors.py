@@ -15,7 +15,8 @@ import soundfile
 from prometheus_client import generate_latest
 from starlette.datastructures import UploadFile
 
-from voxcpm_runtime import BundleError, SuspiciousWarning, Word, WordsWarning
+from voxcpm_runtime import BundleError, SuspiciousWarning, Word
+from voxcpm_runtime.speech.results import WordsWarning
 from voxcpm_server.middleware.metrics import Metrics, count_suspicious_warnings
 from voxcpm_server.speech.queueing import FairQueue
 from waiting import until

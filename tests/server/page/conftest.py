@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import pcm16
+from voxcpm_runtime.audio.pcm import pcm16
 
 BROWSERS = (
     "chromium",

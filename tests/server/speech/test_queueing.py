@@ -17,7 +17,8 @@ import openai
 import pytest
 
 from server_on_loopback import ServerOnLoopback
-from voxcpm_runtime import CancelToken, InputError, VoxCPM, pcm16
+from voxcpm_runtime import CancelToken, InputError, VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_server.errors import CLIENT_CLOSED, ApiError
 from voxcpm_server.speech.speech_responses import StreamedResponse
 from waiting import until

@@ -16,7 +16,8 @@ import pytest
 from websockets.sync.client import connect
 
 from server_on_loopback import ServerOnLoopback
-from voxcpm_runtime import BundleError, InputError, VoxCPM, pcm16
+from voxcpm_runtime import BundleError, InputError, VoxCPM
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
