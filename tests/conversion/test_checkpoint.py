@@ -285,9 +285,7 @@ def test_invalid_checkpoint_is_a_one_line_error(
 
 def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy: Path, tmp_path: Path) -> None:
     as_pickle(copy, lambda weights: {"state_dict": weights, "args": Payload(tmp_path / "ran")})
-    with pytest.raises(
-        CheckpointError, match=r"contains objects such as \S*exec; .* save the state dict"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"objects such as \S*exec; .* state dict") as caught:
         Checkpoint.open(copy)
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "ran").exists()

@@ -230,9 +230,7 @@ def test_names_shapes_and_types_are_the_cards(bundle: Path) -> None:
 
 
 def test_opening_it_says_what_it_is(bundle: Path) -> None:
-    with pytest.raises(
-        BundleError, match=r"FluidInference's.* run: voxcpm-coreml convert CHECKPOINT -o BUNDLE"
-    ):
+    with pytest.raises(BundleError, match=r"FluidInference's.* convert CHECKPOINT -o BUNDLE"):
         VoxCPM.from_bundle(bundle)
 
 

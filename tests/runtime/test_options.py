@@ -15,9 +15,7 @@ from voxcpm_runtime.options import GenerationOptions, checked_options
     ],
 )
 def test_out_of_range_value_is_named_with_its_range(name, value):
-    with pytest.raises(
-        InputError, match=rf"^{name} must be a (whole )?number from .* to .*, got .*$"
-    ) as caught:
+    with pytest.raises(InputError, match=rf"^{name} must be a .*number from .* to .*, got") as caught:
         GenerationOptions(**{name: value})
     assert "\n" not in str(caught.value)
 

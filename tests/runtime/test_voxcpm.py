@@ -157,9 +157,7 @@ def test_unspoken_characters_are_warned_about(tts, monkeypatch):
 def test_overlong_prompt_is_rejected_before_encoding(tts, models):
     audio = (np.resize(np.float32([0.5, -0.5]), 20 * 40), 1000)
 
-    with pytest.raises(
-        InputError, match=r"positions and the speech at least 4: \d+ needed, but the KV cache has 48"
-    ):
+    with pytest.raises(InputError, match=r"\d+ needed, but the KV cache has 48"):
         tts.generate(TEXT, audio, "a ")
 
     assert not models["audio_vae_encoder"].calls
@@ -171,10 +169,7 @@ def test_overlong_prompt_is_rejected_before_encoding(tts, models):
         (lambda tts: list(tts.speak_each("hi.")), "utterances must be a list of texts, .*, got 'hi.'"),
         (lambda tts: tts.batch(["a", None]), "utterance 2: it must be a text, or a mapping .*, got None"),
         (lambda tts: tts.batch([{"seed": 5}]), "utterance 1: .* with the key 'text' .*, got {'seed': 5}"),
-        (
-            lambda tts: tts.generate("hi.", voice=5),
-            "voice must be a Voice, its name, or the path of its file",
-        ),
+        (lambda tts: tts.generate("hi.", voice=5), "voice must be a Voice, its name, or the path of"),
     ],
 )
 def test_wrong_argument_type_is_a_one_line_error(tts, call, message):

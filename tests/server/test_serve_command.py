@@ -17,7 +17,6 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from voxcpm_runtime.commands.cli import _EXTRAS
 from waiting import until
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
@@ -59,7 +58,10 @@ def test_invalid_options_are_one_line_errors(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("module", _EXTRAS["serve"])
+@pytest.mark.parametrize(
+    "module",
+    ["av", "fastapi", "prometheus_client", "psutil", "python_multipart", "uvicorn", "websockets", "wyoming"],
+)
 def test_missing_package_names_the_extra(module: str) -> None:
     # The bundle does not exist either, so a server with all packages exits too.
     arguments = ["voxcpm-coreml", "serve", "absent-bundle", "--port", "0"]
@@ -69,10 +71,7 @@ def test_missing_package_names_the_extra(module: str) -> None:
     )
 
     assert done.returncode == 2
-    assert re.fullmatch(
-        rf'error: serve needs {module}[.a-z]*; install it with: pip install "voxcpm-coreml\[serve\]"\n',
-        done.stderr,
-    )
+    assert re.fullmatch(rf'error: .*{module}.* pip install "voxcpm-coreml\[serve\]"\n', done.stderr)
 
 
 def asked(url: str, words: str, **fields: Any) -> tuple[threading.Thread, list[Any]]:

@@ -92,9 +92,7 @@ def test_sample_limit_is_inclusive(monkeypatch, form):
     with pytest.raises(InputError, match=r"prompt audio: longer than 19\.9 s, the maximum"):
         decode_audio(content, "prompt audio", max_seconds=19.9)
     monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE - 1)
-    with pytest.raises(
-        InputError, match=r"prompt audio: longer than 19\.9999 s, the maximum for a recording"
-    ):
+    with pytest.raises(InputError, match=r"longer than 19\.9999 s, the maximum for a recording"):
         decode_audio(content, "prompt audio")
 
 

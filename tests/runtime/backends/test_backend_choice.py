@@ -122,10 +122,7 @@ def test_threads_are_limited_to_the_affinity_mask(
     bundle = bundle_of("macOS14")
 
     assert check_engine("auto", 3, "auto", bundle) == backend
-    with pytest.raises(
-        InputError,
-        match=r"^threads must be a whole number from 1 to 3 \(the cores that this process may use\), got 4$",
-    ):
+    with pytest.raises(InputError, match=r"^threads must be .* from 1 to 3 \(the cores .*got 4$"):
         check_engine("auto", 4, "auto", bundle)
 
 

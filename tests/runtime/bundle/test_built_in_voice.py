@@ -1,6 +1,5 @@
 """The default bundle: used by commands without a bundle, and usable without converters."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -44,10 +43,8 @@ def test_damaged_installation_advises_reinstalling(damage, tmp_path, monkeypatch
     damage(folder)
     monkeypatch.setattr(opening, "DEFAULT_BUNDLE", folder)
 
-    assert re.fullmatch(
-        r"error: the built-in voice of this installation is damaged \(.*\); install voxcpm-coreml again, .*",
-        refusal("generate", "--text", "Hello.", "-o", tmp_path / "hello.wav"),
-    )
+    line = refusal("generate", "--text", "Hello.", "-o", tmp_path / "hello.wav")
+    assert "install voxcpm-coreml again" in line
 
 
 def test_missing_precision_of_the_default_bundle_says_how_to_convert(refusal):

@@ -111,9 +111,7 @@ def test_altered_manifest_is_rejected(bundle_folder):
     path.write_bytes(content.replace(b'"revision": null', b'"revision": "v"'))
     assert path.read_bytes() != content
 
-    with pytest.raises(
-        BundleError, match=r"manifest.json: content differs from the digest in manifest.sha256"
-    ):
+    with pytest.raises(BundleError, match=r"differs from the digest in manifest\.sha256"):
         open_bundle(bundle_folder)
 
 

@@ -100,9 +100,7 @@ def test_missing_extra_is_named(monkeypatch):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "mps"])
 def test_upstreams_other_devices_are_one_line_errors(converted, checkpoint, capsys, device):
-    with pytest.raises(
-        InputError, match="device must be auto or cpu; on a Mac, compute units choose the GPU, got"
-    ):
+    with pytest.raises(InputError, match="on a Mac, compute units choose the GPU"):
         VoxCPM.from_pretrained(str(checkpoint), device=device)
     assert (
         cli.main(["generate", "--model-path", str(checkpoint), "--device", device, "--text", "hello."]) == 2

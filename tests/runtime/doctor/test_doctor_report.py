@@ -96,11 +96,10 @@ def test_advice_on_what_lasted():
     found, after = report(*trials), report(*trials, endurance=(ended, lasted))
 
     assert (found.chosen["audio_vae_decoder"].unit, after.chosen["audio_vae_decoder"].unit) == ("cpu", "all")
-    assert list(after.advice())[:3] == [
-        "The chosen units failed: audio_vae_decoder crashes on cpu after 1.5 minutes: SIGSEGV",
-        "An fp32 AudioVAE may run on the CPU: convert again with --audio-vae-fp32.",
-        "The chosen units ran for 10.0 minutes without failure: audio_vae_decoder on all.",
-    ]
+    failed, remedy, ran = list(after.advice())[:3]
+    assert "audio_vae_decoder crashes on cpu after 1.5 minutes: SIGSEGV" in failed
+    assert "convert again with --audio-vae-fp32" in remedy
+    assert "ran for 10.0 minutes without failure: audio_vae_decoder on all." in ran
 
 
 def test_choice_is_saved_per_chip_build_and_bundle(tmp_path, monkeypatch):

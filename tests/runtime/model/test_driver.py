@@ -182,7 +182,5 @@ def test_non_finite_embedding_of_a_token_is_an_error(driver, constants, number):
     """With a correct digest too: a conversion can write it."""
     constants[EMBED_TOKENS][25, -1] = number
 
-    with pytest.raises(
-        BundleError, match=r"^constants/embed_tokens\.npy: expected finite .* in the row of a token"
-    ):
+    with pytest.raises(BundleError, match=r"^constants/embed_tokens\.npy: .*the row of a token"):
         driver.prefill(sequences()["zero-shot"])

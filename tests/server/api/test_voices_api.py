@@ -174,10 +174,7 @@ def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
     assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] > 4
     assert httpx2.get(f"{voices}/heart/preview", timeout=60).status_code == 200
     answer = httpx2.delete(f"{voices}/heart")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (
-        409,
-        "voice: heart is built in and cannot be deleted",
-    )
+    assert (answer.status_code, "heart is built in" in answer.json()["error"]["message"]) == (409, True)
 
     assert upload(running.url, recording, name="heart").status_code == 201
     assert listed() == {"id": "heart", "name": "heart", "stored": True, "built_in": False, **PLAIN}

@@ -294,9 +294,7 @@ def test_world_readable_jobs_folder_becomes_private(tmp_path: Path) -> None:
 
 def test_unusable_folder_is_a_one_line_error(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
-    with pytest.raises(
-        InputError, match="another server uses this folder; give each server its own --jobs-folder"
-    ):
+    with pytest.raises(InputError, match="give each server its own --jobs-folder"):
         JobStore(tmp_path / "jobs")
     store.close()
     JobStore(tmp_path / "jobs").close()
@@ -330,8 +328,6 @@ def test_corrupt_row_is_a_one_line_error(tmp_path: Path, change: str) -> None:
             rows.execute("UPDATE sqlite_schema SET sql = replace(sql, ?, ?)", (one, other))
         rows.close()
 
-    with pytest.raises(
-        InputError, match=r"cannot read the jobs \((NULL value in jobs.id|a job's request is)"
-    ) as caught:
+    with pytest.raises(InputError, match=r"NULL value in jobs\.id|a job's request is") as caught:
         JobStore(tmp_path)
     assert "\n" not in str(caught.value)

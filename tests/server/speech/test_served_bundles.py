@@ -324,19 +324,17 @@ def test_two_bundles_are_served_and_one_may_disappear(
         running.stop()
 
 
-def test_probes_respond_during_loading(tts: VoxCPM) -> None:
+def test_probes_respond_during_loading() -> None:
     may_load = threading.Event()
 
     def opened() -> Unloaded:
         assert may_load.wait(30)
-        return Unloaded(1, "voxcpm", lambda: tts)
+        return Unloaded(1, "voxcpm", VoxCPM.from_bundle)
 
     begun: list[Exception | None] = []
     settings = Settings(max_jobs=0)
     app = create_app(opened, settings, Keys(()), on_loaded=begun.append)
     running = ServerOnLoopback(app, settings)
-    # This app does not own the shared model.
-    app.state.service.bundles._owned = False
     try:
         assert httpx2.get(f"{running.url}/healthz").status_code == 200
         loading = httpx2.get(f"{running.url}/ready")

@@ -303,7 +303,7 @@ def test_idle_connection_is_closed(serve: Callable[..., Any]) -> None:
 
 
 def test_connections_are_limited(serve: Callable[..., Any]) -> None:
-    running = serve(keys=("a", "b"), max_conversations=3)
+    running = serve(keys=("a", "b", "c"), max_conversations=2)
     with contextlib.ExitStack() as stack:
 
         def opened(key: str) -> ClientConnection:
@@ -315,9 +315,8 @@ def test_connections_are_limited(serve: Callable[..., Any]) -> None:
             opened("a")
         assert own.value.response.status_code == 429
         said(opened("b"), START)
-        running.service.conversations._maximum = 2
         with pytest.raises(InvalidStatus) as anyones:
-            opened("b")
+            opened("c")
         assert anyones.value.response.status_code == 503
         assert json.loads(anyones.value.response.body)["error"]["type"] == "server_error"
         assert int(anyones.value.response.headers["Retry-After"]) >= 1

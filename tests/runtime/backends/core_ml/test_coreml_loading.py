@@ -88,11 +88,7 @@ def test_package_rejected_by_a_unit_is_not_recompiled(load: Load, core_ml: Stand
     load()
     core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED\nand more")
 
-    with pytest.raises(
-        BundleError,
-        match=r"locdit_step.mlpackage: Core ML rejects it on cpu_and_ne \(ANECCompile\(\) FAILED\); "
-        "try --compute-units locdit_step=cpu or --backend portable",
-    ):
+    with pytest.raises(BundleError, match=r"\(ANECCompile\(\) FAILED\); try --compute-units locdit_step=cpu"):
         load(compute_units="cpu_and_ne")
 
     assert len(core_ml.events("compile")) == 1
@@ -136,10 +132,7 @@ def test_python_threads_run_while_core_ml_compiles_and_first_loads(load: Load, c
 
     assert max(after - before for before, after in pairwise(ticks)) < 2.5
     assert ticks[-1] - ticks[0] > 6
-    assert said == [
-        "Core ML compiles locdit_step, once …",
-        "Core ML prepares locdit_step for cpu_and_gpu, once …",
-    ]
+    assert [line.split()[2] for line in said] == ["compiles", "prepares"]
     assert {e["pid"] for at in ("compile", "first load") for e in core_ml.events(at)}.isdisjoint(
         {os.getpid()}
     )
