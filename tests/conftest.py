@@ -9,6 +9,7 @@ import pytest
 
 from coreml_stand_in.installation import StandIn, install
 from voxcpm_constants import macos
+from voxcpm_constants.errors import VoxCPMError
 from voxcpm_runtime.backends import machine
 
 pytest_plugins = ["shared_bundles"]
@@ -64,6 +65,20 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(machine, "_OWN_CGROUP", folder / "own")
         patched.setattr(machine, "_CGROUPS", folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_line() -> Iterator[None]:
+    """Every error that a user can cause has a message of one line, in every test that meets one."""
+    begin = VoxCPMError.__init__
+
+    def checked(error: VoxCPMError, message: str = "") -> None:
+        assert "\n" not in message, message
+        begin(error, message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(VoxCPMError, "__init__", checked)
         yield
 
 

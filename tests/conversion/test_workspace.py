@@ -251,9 +251,8 @@ def here(tmp_path, monkeypatch):
 
 
 def refused(output, *inputs, match, overwrite=True):
-    with pytest.raises(InputError, match=match) as raised:
+    with pytest.raises(InputError, match=match):
         bundle_folder(Path(output), inputs, overwrite=overwrite)
-    assert "\n" not in str(raised.value)
 
 
 def test_bundle_is_replaced_only_with_overwrite(bundle, here):

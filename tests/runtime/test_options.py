@@ -15,9 +15,8 @@ from voxcpm_runtime.options import GenerationOptions, checked_options
     ],
 )
 def test_out_of_range_value_is_named_with_its_range(name, value):
-    with pytest.raises(InputError, match=rf"^{name} must be a .*number from .* to .*, got") as caught:
+    with pytest.raises(InputError, match=rf"^{name} must be a .*number from .* to .*, got"):
         GenerationOptions(**{name: value})
-    assert "\n" not in str(caught.value)
 
 
 def test_fast_means_five_euler_steps_unless_another_number_is_given():

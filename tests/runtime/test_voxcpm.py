@@ -127,10 +127,9 @@ def test_progress_is_reported_after_every_patch(tts, architecture):
 )
 @pytest.mark.parametrize("call", ["generate", "generate_streaming"])
 def test_invalid_input_is_rejected_before_any_work(tts, models, call, arguments, message):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         getattr(tts, call)(**{"text": TEXT} | arguments)
 
-    assert "\n" not in str(caught.value)
     assert not any(model.calls for model in models.values())
 
 

@@ -88,9 +88,8 @@ def test_other_or_missing_lora_is_rejected(
     bundle: Path, tiny_checkpoint: Path, lora: Path, tmp_path: Path, write_lora: Any
 ) -> None:
     def refused(match: str, folder: Path, given: Path | None) -> None:
-        with pytest.raises(InputError, match=match) as caught:
+        with pytest.raises(InputError, match=match):
             validate_bundle(folder, str(tiny_checkpoint), lora=given)
-        assert "\n" not in str(caught.value)
 
     refused("was converted with the LoRA voice; pass it with --lora", bundle, None)
     other = write_lora(tmp_path / "voice", tiny_checkpoint, seed=1, **EVERYWHERE)

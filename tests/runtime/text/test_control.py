@@ -51,4 +51,3 @@ def test_unbalanced_parenthesis_is_rejected(control):
         described(control)
 
     assert repr(control) in str(caught.value)
-    assert "\n" not in str(caught.value)

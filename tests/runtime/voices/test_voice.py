@@ -132,9 +132,8 @@ def test_invalid_voice_file_is_rejected(tts, audio, tmp_path, spoil, message):
     tts.create_voice(audio[0], "so it is ", name="ada").save(path)
     spoil(path)
 
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         tts.generate(TEXT, voice=path)
-    assert "\n" not in str(caught.value)
 
 
 def _with(path, tensors=None, digest=True, **changes):
