@@ -25,9 +25,10 @@ class RecordedNoise:
         self.drawn.append(self._generator.standard_normal(size).astype(np.float32))
         return self.drawn[-1]
 
-    def first(self, numbers: int) -> npt.NDArray[np.float32]:
-        """The first numbers drawn."""
-        return np.concatenate(self.drawn, axis=None)[:numbers]
+    @property
+    def numbers(self) -> npt.NDArray[np.float32]:
+        """All numbers drawn."""
+        return np.concatenate([*self.drawn, np.zeros(0, np.float32)], axis=None)
 
 
 def write_case(folder: Path, document: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -86,7 +87,7 @@ def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
         "tokens": [int(token) for token in tts.bundle.tokenizer(transcript + TEXT)],
     }
     arrays = {
-        "noise": noise.first(PATCHES * a.feat_dim * a.patch_size),
+        "noise": noise.numbers[: PATCHES * a.feat_dim * a.patch_size],
         "prompt_audio": audio[0], "reference_audio": audio[1],
         "prompt": prompt, "reference": reference,
         "latents": spoken.latents, "samples": spoken.audio,

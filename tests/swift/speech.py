@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift.driver import write_case
+from swift.driver import RecordedNoise, write_case
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.reading import resample, trim_silence
@@ -40,23 +40,6 @@ PROSE = (
     "the roof. Then somebody laughed.\n\nIt was the old man from the mill. He had lost his key, and his lamp, and "
     "every coin he owned. We gave him tea, and a chair by the fire, and asked him nothing until he was warm again."
 )
-
-
-class RecordedNoise:
-    """Standard normal noise that is recorded."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator, self.drawn = np.random.default_rng(seed), []
-
-    def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
-        """Numbers of this shape."""
-        self.drawn.append(self.generator.standard_normal(size).astype(np.float32))
-        return self.drawn[-1]
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """All numbers drawn."""
-        return np.concatenate([part.ravel() for part in self.drawn] or [np.zeros(0, np.float32)])
 
 
 class HalfStates:
