@@ -69,10 +69,6 @@ def script_options() -> set[str]:
     )
 
 
-def command_line(chosen: str) -> Any:
-    return typer.main.get_command(cli.build_app(chosen))
-
-
 def options(command: Any) -> set[str]:
     """Long names of all options, including subcommands' but not hidden ones."""
     own = {
@@ -109,7 +105,9 @@ def test_every_command_parses(document: Path) -> None:
 
 
 def test_documented_options_match_the_command_line() -> None:
-    known = set().union(*(options(parse_root(name)) for name in cli.commands())) - {"--help"}
+    known = set().union(
+        *(options(typer.main.get_command(cli.build_app(name)).commands[name]) for name in cli.commands())
+    ) - {"--help"}
     known |= script_options()
     named = {
         path.name: set(re.findall(r"`(--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
@@ -120,10 +118,6 @@ def test_documented_options_match_the_command_line() -> None:
     assert named["command-line.md"] - known - {"--help", "--version"} == set()
     for name in cli.commands():
         assert f"| [`{name}`](#" in BY_NAME["command-line.md"].read_text(encoding="utf-8"), name
-
-
-def parse_root(name: str) -> Any:
-    return command_line(name).commands[name]
 
 
 def options_table() -> str:

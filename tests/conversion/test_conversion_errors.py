@@ -31,12 +31,6 @@ def checkpoint(tiny_checkpoint, tmp_path):
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
 
 
-def converted(checkpoint, bundle):
-    return conversion.convert(
-        Checkpoint.open(checkpoint), bundle, precisions=["fp16"], sizes=StepSizes(kv_length=128)
-    )
-
-
 def test_non_finite_weight_is_named(checkpoint):
     name = "base_lm.layers.0.mlp.up_proj.weight"
     weights = load_file(checkpoint / "model.safetensors")
@@ -83,7 +77,10 @@ def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, 
     (checkpoint / "tokenizer_config.json").unlink()
     monkeypatch.setattr(conversion, "_add_step_model", lambda *_: None)
 
-    manifest = converted(checkpoint, tmp_path / "bundle")
+    sizes = StepSizes(kv_length=128)
+    manifest = conversion.convert(
+        Checkpoint.open(checkpoint), tmp_path / "bundle", precisions=["fp16"], sizes=sizes
+    )
 
     assert "tokenizer/tokenizer_config.json" in manifest.files
     assert TextTokenizer.from_folder(tmp_path / "bundle" / "tokenizer")("Hello.")

@@ -30,16 +30,12 @@ TOKENS = [3, 120, 45, 200, 77, 101]
 PATCHES = 6
 
 
-def _convert(folder: Path, checkpoint: Path, command: Callable[..., Any]) -> None:
-    done = command("convert", checkpoint, "-o", folder / "bundle", "--layout", "fluid")
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, command: Any) -> Path:
-    folder = tmp_path_factory.mktemp("fluid")
-    _convert(folder, tiny_checkpoint, command)
-    return folder / "bundle"
+    folder = tmp_path_factory.mktemp("fluid") / "bundle"
+    done = command("convert", tiny_checkpoint, "-o", folder, "--layout", "fluid")
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.fixture(scope="module")
