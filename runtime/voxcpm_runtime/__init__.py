@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from voxcpm_runtime.audio.reading import decode_audio
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import AudioChunk, Session
-    from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
     from voxcpm_runtime.speech.plan import Plan
+    from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
     from voxcpm_runtime.speech.results import (
         Progress,
         Speech,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from voxcpm_runtime.speech.saved_segments import SavedSegments
     from voxcpm_runtime.text.lexicon import lexicon_entries
+    from voxcpm_runtime.voices.recordings import Recordings
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
@@ -44,6 +45,8 @@ __all__ = [
     "InputError",
     "Plan",
     "Progress",
+    "Recordings",
+    "Request",
     "SavedSegments",
     "Session",
     "Speech",
@@ -73,12 +76,13 @@ _MODULES = (
     "voxcpm_runtime.text.lexicon",
     "voxcpm_runtime.words.words",
     "voxcpm_runtime.words.files",
-    "voxcpm_runtime.speech.arguments",
+    "voxcpm_runtime.speech.request",
     "voxcpm_runtime.speech.results",
     "voxcpm_runtime.speech.saved_segments",
     "voxcpm_runtime.audio.pcm",
     "voxcpm_runtime.audio.reading",
     "voxcpm_runtime.voices.voice",
+    "voxcpm_runtime.voices.recordings",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",
     "voxcpm_runtime.session.session",

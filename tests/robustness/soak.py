@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from voxcpm_runtime import CancelToken, VoxCPM, pcm16
-from voxcpm_runtime.speech.arguments import Cancelled
+from voxcpm_runtime.speech.request import Cancelled
 
 THREADS = 16
 HANGING = 120.0

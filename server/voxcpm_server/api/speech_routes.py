@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from voxcpm_runtime import Voice, VoxCPM, Word
+from voxcpm_runtime import Recordings, Voice, VoxCPM, Word
+from voxcpm_runtime import Request as RuntimeRequest
 from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import OPENAI_MODELS
@@ -73,12 +74,12 @@ async def respond(
         voice = await run_in_threadpool(service.voices.named, body.voice_name, served.tts.built_in_voices)
         settings, voices = service.settings, service.voices
         maximum = settings.max_characters
-        arguments = await run_in_threadpool(body.arguments, settings, served, maximum, voice, voices)
+        wanted = await run_in_threadpool(body.runtime_request, settings, served, maximum, voice, voices)
         encoder, events = body.encoder(served.tts), body.stream_format == "sse"
         # Headers precede the audio.
         whole = not body.stream or (body.word_timestamps and not events)
         response = await speak(
-            request, served, arguments, encoder,
+            request, served, wanted, encoder,
             events=events, whole=whole, timed=body.word_timestamps, captions=captions,
         )  # fmt: skip
     if ignored:
@@ -238,5 +239,6 @@ async def preview_voice(
     """Speak a fixed sentence with a voice or alias, as MP3. The seed is fixed."""
     with await service.bundles.lease(model) as served:
         voice = await run_in_threadpool(service.voices.named, name, served.tts.built_in_voices)
-        arguments = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED, "voice": voice}
-        return await speak(request, served, arguments, Encoder("mp3", served.tts.sample_rate))
+        spoken = Recordings(voice=voice)
+        wanted = RuntimeRequest(service.settings.preview_text, spoken, seed=_PREVIEW_SEED)
+        return await speak(request, served, wanted, Encoder("mp3", served.tts.sample_rate))
