@@ -37,10 +37,10 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_facts, speech_summary
 from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.planning import plan
 from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
-from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.speech.seeds import first_seed
+from voxcpm_runtime.speech.saved_segments import SavedSegments, segments_folder
 from voxcpm_runtime.storage.atomic_file import replaced_file
 from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS, timestamps_file
@@ -120,14 +120,11 @@ def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions)
 def _write(request: Request, target: Path, bundle: Bundle, flags: GenerateFlags) -> None:
     """Speak into a file. A killed or interrupted run leaves its finished segments next to it, for the next one."""
     token = CancelToken()
-    seed = first_seed(request.seed) or 0
-    digest = replace(request, seed=None).digest(bundle.digest)
-    # Nothing can be saved next to a pipe or a device.
     file = replaced_file(target, overwrite=flags.overwrite)
-    saved = None if file is None else SavedSegments(file, digest, seed, drawn=request.seed is None)
-    request = replace(request, seed=saved.seed if saved else seed, saved_segments=saved, cancel=token)
     with status_line("reading …", shown=not flags.quiet) as note:
-        planned = plan(bundle, replace(request, progress=lambda progress: note(progress_text(progress))))
+        watched = replace(request, cancel=token, progress=lambda progress: note(progress_text(progress)))
+        planned = _resumed(plan(bundle, watched), file)
+        saved = planned.request.saved_segments
         note("loading …")
         tts = load_voxcpm(bundle, flags, note)
         note("prefill …")
@@ -149,6 +146,19 @@ def _write(request: Request, target: Path, bundle: Bundle, flags: GenerateFlags)
         raise Cancelled(f"interrupted: {target} {'is incomplete' if writes else 'was not written'}{done}")
     if saved:
         saved.discard()
+
+
+def _resumed(planned: Plan, file: Path | None) -> Plan:
+    """The plan with the segments that an earlier run saved next to its file, and that run's seed if none is given.
+
+    Unchanged if there is nothing to save or to resume; nothing can be saved next to a pipe or a device.
+    """
+    if file is None or (planned.is_one_segment and not segments_folder(file).exists()):
+        return planned
+    request = planned.request
+    digest = replace(request, seed=None).digest(planned.bundle.digest)
+    saved = SavedSegments(file, digest, planned.seed or 0, drawn=request.seed is None)
+    return replace(planned, seed=saved.seed, request=replace(request, saved_segments=saved))
 
 
 def _stream(request: Request, bundle: Bundle, flags: GenerateFlags) -> None:

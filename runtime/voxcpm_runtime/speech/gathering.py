@@ -30,9 +30,9 @@ class SpeechBuilder:
     def __init__(self, plan: Plan, *, whole: bool = True) -> None:
         self._plan = plan
         self._whole = whole
-        self._is_one_segment = plan.is_read and len(plan.opening) == 1
         self._rate = plan.bundle.architecture.output_sample_rate
-        self._store = None if self._is_one_segment or not whole else plan.request.saved_segments
+        saves = plan.request.saved_segments is not None and whole and not plan.is_one_segment
+        self._store = plan.request.saved_segments if saves else None
         self._segments: list[SpokenSegment] = []
         self._silences: dict[int, int] = {}  # Samples of silence, by the number of segments before it
         # The patches of the current attempt at the current segment.
@@ -129,7 +129,7 @@ class SpeechBuilder:
             audio=audio,
             sample_rate=a.output_sample_rate,
             latents=np.concatenate(latents),
-            seed=spoken[0].seed if self._is_one_segment and spoken else plan.seed,
+            seed=spoken[0].seed if plan.is_one_segment and spoken else plan.seed,
             attempts=max((segment.attempts for segment in spoken), default=0),
             stopped=self._complete and not self.cancelled and all(segment.stopped for segment in spoken),
             elapsed_seconds=time.perf_counter() - self._began,

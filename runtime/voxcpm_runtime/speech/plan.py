@@ -66,6 +66,11 @@ class Plan:
         return self.text is None or (bool(self.opening) and self.opening[-1].followed is False)
 
     @property
+    def is_one_segment(self) -> bool:
+        """Whether the whole text is one segment, so that nothing of it can be saved on the way."""
+        return self.is_read and len(self.opening) == 1
+
+    @property
     def follows_text(self) -> bool:
         """Whether the alignment heads are followed, so that every word is said once."""
         return self.options.every_word and bool(self.bundle.manifest.sizes.alignment)

@@ -46,8 +46,6 @@ from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from voxcpm_runtime.markup.parsing import Part
@@ -215,9 +213,7 @@ class Take:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._stop.cancel()
         if self._pool is not None:
@@ -225,9 +221,9 @@ class Take:
         self._patches.close()
 
     def _next_patch(self) -> Patch | None:
-        if self._predicted is None:
+        if self._pool is None:
             return next(self._patches, None)
-        predicted, self._predicted = self._predicted, None
+        predicted, self._predicted = self._predicted or self._pool.submit(next, self._patches, None), None
         try:
             return predicted.result()
         finally:

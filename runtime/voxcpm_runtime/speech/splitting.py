@@ -12,7 +12,7 @@ from voxcpm_runtime.speech.budget import MIN_SEGMENT_TOKENS, count_tokens, fits_
 from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.text.control import checked_control, leading_control
-from voxcpm_runtime.text.lexicon import Lexicon, pronunciation
+from voxcpm_runtime.text.lexicon import pronunciation
 from voxcpm_runtime.text.segments import Segment, each_segment, one_segment
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def split_sentence(plan: Plan, clean: Callable[[str], str], sentence: str) -> li
 
 
 def split_first_sentence(plan: Plan, clean: Callable[[str], str], sentence: str) -> list[Segment]:
-    """`split_sentence` for the beginning of a session's text, which may be a control. Raises InputError."""
-    control, start = leading_control(sentence, plan.bundle.architecture)
+    """`split_sentence` for the beginning of a session's text, which may be a control (VoxCPM2). Raises InputError."""
+    control, start = leading_control(sentence)
     parts = split_sentence(with_controls(plan, control), clean, sentence[start:])
     return [*(part._replace(control=control) for part in parts[:1]), *parts[1:]]
 
@@ -81,7 +81,7 @@ def in_part(plan: Plan, part: Part) -> Plan:
         return replace(plan, options=options)
     part.voice.check(plan.bundle.architecture)
     lexicon = {**plan.bundle.lexicon, **part.voice.header.lexicon, **plan.request.lexicon}
-    said = pronounced(lexicon)
+    said = pronunciation(tuple(lexicon.items()))
     return replace(plan, options=options, voice=part.voice, description="", lexicon=lexicon, pronounced=said)
 
 
@@ -90,8 +90,3 @@ def with_controls(plan: Plan, *controls: str | None) -> Plan:
     a, continues = plan.bundle.architecture, plan.request.recordings.continues
     given = [checked_control(control, a, continues=continues) for control in controls if control]
     return replace(plan, description=", ".join(filter(None, [plan.description, *given])))
-
-
-def pronounced(lexicon: Lexicon) -> Callable[[str], str]:
-    """The function that says a text as the lexicon does."""
-    return pronunciation(tuple(lexicon.items())) if lexicon else str

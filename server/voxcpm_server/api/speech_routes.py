@@ -29,6 +29,7 @@ from voxcpm_server.speech.speech_requests import (
 from voxcpm_server.speech.speech_responses import Captions, cancel_on_disconnect, speak
 
 speech = APIRouter(tags=["speech"])
+lists = APIRouter(tags=["speech"])
 captioned = APIRouter(tags=["speech"])
 voices = APIRouter(tags=["voices"])
 # Maximum ignored fields in the response header, and characters of each.
@@ -114,26 +115,26 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "voxcpm-coreml"}
 
 
-@speech.get("/models", tags=["lists"])
+@lists.get("/models", tags=["lists"])
 async def list_models(service: TheService) -> dict[str, Any]:
     """List models: all bundles, the default one first, and OpenAI's names for it."""
     return {"object": "list", "data": [_model(name) for name in await service.bundles.named()]}
 
 
-@speech.get("/models/{model}", tags=["lists"], responses={404: ERROR_RESPONSES[404]})
+@lists.get("/models/{model}", tags=["lists"], responses={404: ERROR_RESPONSES[404]})
 async def show_model(model: str, service: TheService) -> dict[str, Any]:
     """Show a model."""
     await service.bundles.find(model)
     return _model(model)
 
 
-@speech.get("/audio/models", tags=["lists"])
+@lists.get("/audio/models", tags=["lists"])
 async def list_speech_models(service: TheService) -> dict[str, Any]:
     """List models in the format that Open WebUI expects."""
     return {"models": [{"id": name, "name": name} for name in await service.bundles.named()]}
 
 
-@speech.get("/audio/voices", tags=["lists"])
+@lists.get("/audio/voices", tags=["lists"])
 async def list_voices(service: TheService) -> dict[str, Any]:
     """List the names that `voice` accepts with the default bundle: the checkpoint's own, stored, built-in, aliases."""
     with await service.bundles.lease() as served:
