@@ -210,7 +210,7 @@ class VoxCPM:
         """The speech of a plan for this bundle. Errors and warnings: see `speak`."""
         try:
             builder = SpeechBuilder(plan)
-            for _ in self._stream(plan, plan.each_segment, builder):
+            for _ in self._stream(plan, plan.each_segment(), builder):
                 pass
             return builder.speech()
         finally:
@@ -271,7 +271,7 @@ class VoxCPM:
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         first, others = checked_chunking(chunk_patches, first_chunk_patches)
-        return chunked(self._stream(plan, plan.each_segment, first=first), first, others)
+        return chunked(self._stream(plan, plan.each_segment(), first=first), first, others)
 
     def session(
         self, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,

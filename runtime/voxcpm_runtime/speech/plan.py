@@ -55,7 +55,6 @@ class Plan:
     def _all_segments(self) -> tuple[PlannedSegment, ...]:
         return tuple(self.read(self))
 
-    @property
     def each_segment(self) -> Iterable[PlannedSegment]:
         """The segments of the whole text; a long one is read lazily. Errors: see `segments`."""
         return self.opening if self.is_read else self.read(self)

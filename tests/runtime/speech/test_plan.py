@@ -100,6 +100,21 @@ def test_a_plan_is_spoken_whole_and_in_chunks(tts):
         tts.stream_plan(plan, chunk_patches=0)
 
 
+def test_a_request_is_planned_and_spoken_like_its_keywords(tts):
+    given = {"seed": 3, "max_len": 6, "lexicon": {"there": "here"}}
+    options = GenerationOptions(max_len=6)
+    request = Request("hello there.", options=options, seed=3, lexicon={"there": "here"})
+
+    planned = tts.plan_request(request)
+
+    assert planned.request is request
+    assert planned.segments == tts.plan("hello there.", **given).segments
+    np.testing.assert_array_equal(tts.speak_plan(planned).audio, tts.generate("hello there.", **given))
+    for empty in ("", " \n"):
+        with pytest.raises(InputError, match="the text is empty"):
+            Request(empty)
+
+
 def test_plan_of_another_bundle_is_rejected(tts, bundle_folder):
     other = open_bundle(bundle_folder, "fp16")
     plan = VoxCPM(other, tts.driver).plan("a")
