@@ -92,7 +92,7 @@ def attempt(
                         break
                     patches.append(patch)
                     before, reason = reason, _reason(utterance, patch, judged=plan.options.retry_badcase)
-                    last = patch.stops or patch.index + 1 == utterance.limit
+                    last = utterance.ends_with(patch)
                     rows = None if patch.before is None else patch.before.attention
                     seconds = utterance.length.seconds
                     piece = Piece(
@@ -103,6 +103,7 @@ def attempt(
                         attempt=number,
                         attempts=number,
                         stops=patch.stops,
+                        last=last,
                         reason=reason,
                         expected_seconds=None if seconds is None else seconds / segment.speed,
                         planned=segment,

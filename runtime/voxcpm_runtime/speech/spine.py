@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from voxcpm_runtime.markup.parsing import Part
 
 
-# ── Text to tokens ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def tokenised(plan: Plan, segment: Segment, anchored: str = "", continued: int = 0) -> PlannedSegment:
     """The segment as it is said, with its tokens. Raises InputError if it cannot be spoken or does not fit.
 
@@ -98,9 +95,6 @@ def tokenised(plan: Plan, segment: Segment, anchored: str = "", continued: int =
     return planned
 
 
-# ── Tokens in a voice, and the room that is left ──────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Utterance:
     """One segment in one voice: what to prefill, and how many patches may follow; create one with `prepared`."""
@@ -113,6 +107,10 @@ class Utterance:
     """Maximum number of patches: upstream's, or less by the KV cache, `ExpectedLength.maximum` or `max_len`."""
     limited_by_cache: bool  # Whether the KV cache determines `limit`
     length: ExpectedLength
+
+    def ends_with(self, patch: Patch) -> bool:
+        """Whether a patch is the last one, by the stop head or by `limit`."""
+        return patch.stops or patch.index + 1 == self.limit
 
     @property
     def text(self) -> slice:
@@ -157,9 +155,6 @@ def prepared(
         limited_by_cache=fitting <= room and fitting < bound,
         length=length,
     )
-
-
-# ── Prefill, patches, audio ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def prefilled(plan: Plan, driver: Driver, utterance: Utterance, prefix: Prefix | None) -> Prefilled:
@@ -245,6 +240,6 @@ class Take:
         # In a session it is unknown whether another sentence follows; there, only speech cut off by a limit is faded.
         followed = utterance.segment.followed
         joins = not patch.stops if followed is None else followed
-        last = patch.stops or patch.index + 1 == utterance.limit
+        last = utterance.ends_with(patch)
         audio = self._stretch(audio, last=last)
         return faded_out(audio, self._rate) if last and joins else audio

@@ -65,17 +65,13 @@ def stream(
                 yield from builder.pause(index, segment, usual if segment.before is None else segment.before)
             spoken = builder.saved(index, segment) if plan.request.saved_segments else None
             if spoken is None:
-                limit, pieces = speaker.pieces(index, segment, held)
-                for piece in pieces:
+                for piece in speaker.pieces(index, segment, held):
                     builder.add(piece)
-                    last = piece.stops or piece.patches == limit
                     if held is None:
                         yield piece
                     else:
-                        spoken = builder.finish(index, segment) if last else None
-                        yield from held.hand_out(
-                            replace(piece, spoken=spoken) if spoken else piece, last=last
-                        )
+                        spoken = builder.finish(index, segment) if piece.last else None
+                        yield from held.hand_out(replace(piece, spoken=spoken))
                 spoken = spoken or builder.finish(index, segment)
             speaker.heard(segment, spoken)
             if segment.after:
@@ -103,15 +99,15 @@ class _Speaker:
     @system_errors_as(InputError)
     def pieces(
         self, index: int, segment: PlannedSegment, held: _HeldPieces | None
-    ) -> tuple[int, Generator[Piece, None, None]]:
-        """The maximum number of patches of a segment, and its pieces; without `held` it may be retried."""
+    ) -> Generator[Piece, None, None]:
+        """The pieces of a segment; without `held` it may be retried."""
         plan, driver, voice = self._plan, self._driver, segment.voice or self._voice
         letters = _spoken_letters(segment.voice, plan.bundle) if segment.voice else self._letters or 0
         utterance = prepared(plan, index, segment, voice, prompt_letters=letters, left=self.left)
         start = prefilled(plan, driver, utterance, None if voice is None else self._prefix(voice))
         if held is None:
-            return utterance.limit, attempts(plan, driver, utterance, start)
-        return utterance.limit, attempt(plan, driver, utterance, start, held=held.__len__)
+            return attempts(plan, driver, utterance, start)
+        return attempt(plan, driver, utterance, start, held=held.__len__)
 
     def heard(self, segment: PlannedSegment, spoken: SpokenSegment) -> None:
         """Count a segment, which may become part of the voice."""
@@ -137,8 +133,8 @@ class _HeldPieces(deque[Piece]):
         self._maximum = _MAX_HELD if plan.follows_text else 0
         self._first, self._plays = first, False
 
-    def hand_out(self, piece: Piece, *, last: bool) -> Iterator[Piece]:
-        """Add a piece, and yield those to hand out. last: whether the segment ends with this one."""
+    def hand_out(self, piece: Piece) -> Iterator[Piece]:
+        """Add a piece, and yield those to hand out."""
         if piece.latents is None:
             while self and self[-1].patches > piece.patches:
                 self.pop()
@@ -146,8 +142,8 @@ class _HeldPieces(deque[Piece]):
         self.append(piece)
         begins = self._plays or piece.patches < self._first
         keep = min(piece.patches if begins else max(piece.patches - _AT_ONCE, 0) // 2, self._maximum)
-        self._plays = self._plays or last
-        while len(self) > (0 if last else keep):
+        self._plays = self._plays or piece.last
+        while len(self) > (0 if piece.last else keep):
             yield self.popleft()
 
 
