@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.plan import Plan
-    from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
+    from voxcpm_runtime.speech.request import Cancelled, CancelToken
     from voxcpm_runtime.speech.results import (
         Progress,
         Speech,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from voxcpm_runtime.speech.saved_segments import SavedSegments
     from voxcpm_runtime.text.lexicon import lexicon_entries
-    from voxcpm_runtime.voices.recordings import Recordings
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
@@ -45,8 +44,6 @@ __all__ = [
     "InputError",
     "Plan",
     "Progress",
-    "Recordings",
-    "Request",
     "SavedSegments",
     "Session",
     "Speech",
@@ -82,7 +79,6 @@ _MODULES = (
     "voxcpm_runtime.audio.pcm",
     "voxcpm_runtime.audio.reading",
     "voxcpm_runtime.voices.voice",
-    "voxcpm_runtime.voices.recordings",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",
     "voxcpm_runtime.session.session",

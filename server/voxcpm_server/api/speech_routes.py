@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from voxcpm_runtime import Recordings, Voice, VoxCPM, Word
-from voxcpm_runtime import Request as RuntimeRequest
+from voxcpm_runtime import Voice, VoxCPM, Word
+from voxcpm_runtime.speech.request import Request as RuntimeRequest
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import OPENAI_MODELS

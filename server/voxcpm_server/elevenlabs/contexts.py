@@ -11,7 +11,9 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import GenerationOptions, Recordings, Request, character_times, missed_words
+from voxcpm_runtime import GenerationOptions, character_times, missed_words
+from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.elevenlabs.fields import checked_speed, invalid_field, output_format, split_after
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.speech.encoding import Encoder

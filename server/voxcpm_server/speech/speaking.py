@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, Request, Word
+from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, Word
+from voxcpm_runtime.speech.request import Request
 from voxcpm_server.errors import client_closed, speech_too_long
 from voxcpm_server.speech.served_bundles import ServedBundle
 

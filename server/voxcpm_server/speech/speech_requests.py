@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect
 
 from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime import Audio, GenerationOptions, InputError, Recordings, Voice, VoxCPM, decode_audio
-from voxcpm_runtime import Request as RuntimeRequest
+from voxcpm_runtime import Audio, GenerationOptions, InputError, Voice, VoxCPM, decode_audio
+from voxcpm_runtime.speech.request import Request as RuntimeRequest
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.errors import ApiError, client_closed
 from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES, Settings
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder

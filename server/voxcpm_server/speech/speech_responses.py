@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from voxcpm_runtime import Request as RuntimeRequest
 from voxcpm_runtime import Word, missed_words
+from voxcpm_runtime.speech.request import Request as RuntimeRequest
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle

@@ -14,7 +14,7 @@ import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from voxcpm_runtime import Request
+from voxcpm_runtime.speech.request import Request
 from voxcpm_server.errors import CLIENT_CLOSED, ApiError, as_api_error, client_closed
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder

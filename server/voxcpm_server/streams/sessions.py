@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import AudioChunk, Cancelled, Request, Session, Word
+from voxcpm_runtime import AudioChunk, Cancelled, Session, Word
+from voxcpm_runtime.speech.request import Request
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle

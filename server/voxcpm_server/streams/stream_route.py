@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import Field
 
-from voxcpm_runtime import InputError, Request, missed_words
+from voxcpm_runtime import InputError, missed_words
+from voxcpm_runtime.speech.request import Request
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle

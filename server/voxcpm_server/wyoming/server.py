@@ -19,7 +19,9 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime import GenerationOptions, Recordings, Request
+from voxcpm_runtime import GenerationOptions
+from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.errors import CLIENT_CLOSED, ApiError
 from voxcpm_server.middleware.authentication import is_loopback
 from voxcpm_server.rooms import Address, Room
