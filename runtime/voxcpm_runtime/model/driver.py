@@ -224,10 +224,10 @@ class Driver:
         position: int, last_patch: Latents,
     ) -> Prefilled:  # fmt: skip
         """Run both language models on embeddings (n, hidden), which are those of `audio` where is_audio (n, 1)."""
-        outputs = self._lm_step(BASE_LM_STEP, states[0], embeddings, position)
+        outputs = self.lm_step(BASE_LM_STEP, states[0], embeddings, position)
         hidden = np.where(is_audio, outputs["fsq_hidden"], outputs["hidden"])
         residual_input = self._projections.residual_input(hidden, audio)
-        residual = self._lm_step(RESIDUAL_LM_STEP, states[1], residual_input, position)
+        residual = self.lm_step(RESIDUAL_LM_STEP, states[1], residual_input, position)
         rows = outputs.get(ATTENTION)
         return Prefilled(
             *states, position + len(embeddings), hidden=hidden[-1], residual_hidden=residual["hidden"][-1],
@@ -267,7 +267,7 @@ class Driver:
         self.check()
         return self.models[name](inputs, state)
 
-    def _lm_step(self, name: str, state: StepState, embeddings: Floats, position: int) -> dict[str, Floats]:
+    def lm_step(self, name: str, state: StepState, embeddings: Floats, position: int) -> dict[str, Floats]:
         """Run a language model on embeddings (n, hidden) from cache `position` on: outputs (n, width) by name."""
         plan = plan_chunks(
             len(embeddings), self.sizes.prefill_chunks, position=position, capacity=self.sizes.kv_length

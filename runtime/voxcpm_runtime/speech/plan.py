@@ -46,14 +46,10 @@ class Plan:
     opening: tuple[PlannedSegment, ...] = ()
     """All segments, or only the first one of a long text."""
 
-    @property
+    @cached_property
     def segments(self) -> tuple[PlannedSegment, ...]:
         """The segments of the whole text, which is read to its end. Raises InputError, and Cancelled."""
-        return self.opening if self.is_read else self._all_segments
-
-    @cached_property
-    def _all_segments(self) -> tuple[PlannedSegment, ...]:
-        return tuple(self.read(self))
+        return self.opening if self.is_read else tuple(self.read(self))
 
     def each_segment(self) -> Iterable[PlannedSegment]:
         """The segments of the whole text; a long one is read lazily. Errors: see `segments`."""
