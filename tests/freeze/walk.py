@@ -1,12 +1,13 @@
 """How long the way of a text is: the project's own functions that run before ONNX Runtime first computes a step model.
 
-    python tests/freeze/walk.py [--list]
+    python tests/freeze/walk.py [--list] [--part PART]
 
 Counts distinct functions, comprehensions and lambdas, not modules' or classes' bodies, of the built-in voice speaking
 "hello there.": from `VoxCPM.generate` of an open bundle, from the command `generate`, and from the second request to a
 running server. A function called in another thread counts too; a generator that is resumed is a call. Then the
 generators that lie on each other in a stream: the longest stack of generator frames while a step model computes, all of
-which a chunk passes on its way out. Last, all functions of a conversion of the tiny checkpoint.
+which a chunk passes on its way out. With `--part convert`, all functions of a conversion of the built-in voice, which
+takes minutes.
 """
 
 # ruff: noqa: T201 - a script that prints
