@@ -8,7 +8,7 @@ import numpy as np
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import AudioChunk, Session
-from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
+from voxcpm_runtime.speech.request import Cancelled, CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment
 

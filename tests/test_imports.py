@@ -83,8 +83,8 @@ def test_conversion_imports_the_runtime_only_to_measure() -> None:
 OF_SPEECH = {
     f"voxcpm_runtime.{module}"
     for module in (
-        *("audio.pcm", "audio.reading", "speech.results", "speech.saved_segments"),
-        *("text.lexicon", "words.files", "words.words"),
+        *("audio.pcm", "audio.reading", "speech.request", "speech.results", "speech.saved_segments"),
+        *("text.lexicon", "voices.recordings", "words.files", "words.words"),
     )
 }
 # A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from voxcpm_constants.errors import BundleError, InputError, VoxCPMError
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import AudioChunk, Session
-    from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
     from voxcpm_runtime.speech.plan import Plan
+    from voxcpm_runtime.speech.request import Cancelled, CancelToken
     from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
@@ -44,7 +44,7 @@ _MODULES = (
     "voxcpm_constants.errors",
     "voxcpm_runtime.options",
     "voxcpm_runtime.words.words",
-    "voxcpm_runtime.speech.arguments",
+    "voxcpm_runtime.speech.request",
     "voxcpm_runtime.speech.results",
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",

@@ -233,9 +233,9 @@ def checked_options(kwargs: Mapping[str, Any]) -> GenerationOptions:
         raise InputError(
             "streaming is not supported: use generate for whole speech, generate_streaming for chunks"
         )
-    names = [declared.name for declared in option_table()]
-    if unknown := [name for name in options if name not in names]:
-        close = difflib.get_close_matches(unknown[0], names, 1, 0.5)
+    if not options.keys() <= (names := vars(GenerationOptions())).keys():
+        unknown = next(name for name in options if name not in names)
+        close = difflib.get_close_matches(unknown, names, 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else "see GenerationOptions for those that exist"
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: {hint}")
+        raise TypeError(f"unexpected keyword argument {unknown!r}: {hint}")
     return GenerationOptions(**options)

@@ -20,23 +20,20 @@ from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
-from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, CancelToken, Keywords
-from voxcpm_runtime.speech.plan import Plan, plan
+from voxcpm_runtime.speech.gathering import SpeechBuilder
+from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.planning import plan, read
+from voxcpm_runtime.speech.request import AnyRequest, CancelToken, Keywords, Request, request_of
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
-from voxcpm_runtime.speech.stream import (
-    DEFAULT_CHUNK_PATCHES,
-    SpeechBuilder,
-    checked_chunking,
-    chunked,
-    stream,
-)
+from voxcpm_runtime.speech.splitting import split_first_sentence, split_sentence
+from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, stream
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.cleaning import Cleaner
 from voxcpm_runtime.text.lexicon import LexiconSource, lexicon_entries
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes, computed_prefix
-from voxcpm_runtime.voices.recordings import Recordings
+from voxcpm_runtime.voices.recordings import Recordings, encoded
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
 
@@ -183,14 +180,13 @@ class VoxCPM:
 
         prompt_wav_path, prompt_text: a recording to continue, and its transcript. reference_wav_path: a recording of
         the voice (VoxCPM2). options: positional options, in upstream's order (`UPSTREAM_ORDER`). kwargs: `voice`, and
-        fields of `Arguments` and `GenerationOptions`.
+        fields of `Request` and `GenerationOptions`.
 
         Raises a one-line InputError before any work is done, and Cancelled. Warns (SuspiciousWarning) if a segment is
         too long or too short for its text in every attempt.
         """
-        return self.speak_plan(
-            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **kwargs)
-        )
+        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **kwargs)
+        return self.speak_plan(planned)
 
     def plan(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
@@ -201,9 +197,14 @@ class VoxCPM:
         A text of more than 5000 characters is read lazily, while it is spoken; the plan has its first segment.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        named = named_options(options, kwargs) if options else kwargs
+        named = named_options(options, kwargs) if options else dict(kwargs)
         with system_errors_as(InputError):
-            return plan(self.bundle, Arguments.of(checked_text(text, "text"), recordings, named))
+            return plan(self.bundle, request_of(checked_text(text, "text"), recordings, named))
+
+    @system_errors_as(InputError)
+    def plan_request(self, request: Request) -> Plan:
+        """`plan` for a whole request."""
+        return plan(self.bundle, request)
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan for this bundle. Errors and warnings: see `speak`."""
@@ -213,13 +214,13 @@ class VoxCPM:
                 pass
             return builder.speech()
         finally:
-            if plan.arguments.saved_segments is not None:
-                plan.arguments.saved_segments.release()
+            if plan.request.saved_segments is not None:
+                plan.request.saved_segments.release()
 
-    def batch(self, utterances: Iterable[AnyArguments]) -> list[Speech]:
+    def batch(self, utterances: Iterable[AnyRequest]) -> list[Speech]:
         """Speak several utterances, each with its own text, voice, seed and options, one after another.
 
-        utterances: texts, or arguments of `speak` by name, including `text`.
+        utterances: texts, requests, or arguments of `speak` by name, including `text`.
 
         All are checked before the first one is spoken. Errors: see `speak`.
         """
@@ -231,7 +232,7 @@ class VoxCPM:
             raise InputError(f"utterance {len(plans) + 1}: {error}") from None
         return [self.speak_plan(planned) for planned in plans]
 
-    def speak_each(self, utterances: Sequence[AnyArguments]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
+    def speak_each(self, utterances: Sequence[AnyRequest]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
         """Yield the index of each utterance with its speech, or its error if it failed.
 
         utterances: see `batch`; each is planned, and its recordings are read, only when it is reached.
@@ -284,20 +285,28 @@ class VoxCPM:
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         with system_errors_as(InputError):
-            planned = plan(self.bundle, Arguments.of(None, recordings, kwargs))
-        voice = planned.encoded_voice(self.driver)
+            request = request_of(None, recordings, dict(kwargs))
+        return self.session_for(request, buffer_seconds=buffer_seconds, turn=turn)
+
+    def session_for(
+        self, request: Request, *, buffer_seconds: float = BUFFER_SECONDS,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Session:  # fmt: skip
+        """`session` for a request without a text."""
+        planned = self.plan_request(request)
+        voice = encoded(planned.voice, self.driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
-            return self._stream(either, either.read(segments))
+            return self._stream(either, read(either, segments))
 
         digest, clean = voice.digest if voice else "", Cleaner(planned.options.clean)
         takes_control = self.bundle.architecture.traits.takes_reference
         said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.seed}{planned.lexicon or ''}"
         return Session(
-            narrate, self.sample_rate, split=partial(planned.split_sentence, clean=clean), seed=said.encode(),
+            narrate, self.sample_rate, split=partial(split_sentence, planned, clean), seed=said.encode(),
             buffer_seconds=buffer_seconds, turn=turn,
-            split_first=partial(planned.split_first_sentence, clean=clean) if takes_control else None,
+            split_first=partial(split_first_sentence, planned, clean) if takes_control else None,
         )  # fmt: skip
 
     @system_errors_as(InputError)
@@ -322,8 +331,8 @@ class VoxCPM:
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
         return unencoded.encode(self.driver, name, origin, entries)
 
-    def _planned(self, utterance: AnyArguments) -> Plan:
-        if isinstance(utterance, Arguments):
+    def _planned(self, utterance: AnyRequest) -> Plan:
+        if isinstance(utterance, Request):
             return plan(self.bundle, utterance)
         if isinstance(utterance, str):
             return self.plan(utterance)
@@ -342,11 +351,11 @@ class VoxCPM:
     ) -> Iterator[Piece]:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
-        voice = plan.encoded_voice(self.driver)
+        voice = None if plan.voice is None else encoded(plan.voice, self.driver)
         return stream(plan, segments, self.driver, voice, self._prefix, whole, first)
 
 
-def _as_list(utterances: object) -> list[AnyArguments]:
+def _as_list(utterances: object) -> list[AnyRequest]:
     """Utterances as a list. Raises InputError for a single one: a str would be iterated by characters."""
     if isinstance(utterances, str | bytes | Mapping) or not isinstance(utterances, Iterable):
         raise wrong_type(utterances, "utterances", "a list of texts, or of arguments by name")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
 
@@ -92,8 +91,8 @@ def create_app(
     )  # fmt: skip
     app.state.service, app.state.rooms = service, by_name
     add_error_handlers(app)
-    routers = [router for room in rooms for router in room.first]
-    routers += [speech_routes.speech, speech_routes.voices, stream_route.router]
+    routers = [speech_routes.speech, *(router for room in rooms for router in room.first)]
+    routers += [speech_routes.lists, speech_routes.voices, stream_route.router]
     routers += [router for room in rooms for router in room.routers]
     routers.append(status_routes.about_router(service, rooms))
     # Clients may be configured with a base URL with or without /v1.
@@ -109,7 +108,10 @@ def create_app(
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, settings=settings)
     app.add_middleware(
-        AuthenticationMiddleware, keys=keys, settings=settings, is_public=partial(_is_public, rooms)
+        AuthenticationMiddleware,
+        keys=keys,
+        settings=settings,
+        public_paths=PUBLIC_PATHS.union(*(room.public_paths for room in rooms)),
     )
     app.add_middleware(ConnectionLimitMiddleware, settings=settings)
     if settings.cors_origin:
@@ -124,11 +126,6 @@ def create_app(
     app.add_middleware(ErrorAndMetricsMiddleware, metrics=service.metrics)
     app.add_middleware(LenientRequestMiddleware)
     return app
-
-
-def _is_public(rooms: Collection[Room], path: str) -> bool:
-    """Whether a path needs no key."""
-    return path in PUBLIC_PATHS or any(room.is_public(path) for room in rooms)
 
 
 async def _close(service: Service, rooms: Collection[Room]) -> None:

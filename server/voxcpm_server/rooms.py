@@ -28,9 +28,10 @@ Address = tuple[str, int, str]
 class Room:
     """Base class of optional rooms. Subclasses override what they add to the app."""
 
-    first: tuple[APIRouter, ...] = ()  # routes that are tried before the core's, with and without /v1
+    first: tuple[APIRouter, ...] = ()  # routes that are tried before the core's lists, with and without /v1
     routers: tuple[APIRouter, ...] = ()  # routes, with and without the prefix /v1
     unprefixed: tuple[APIRouter, ...] = ()  # routes without the prefix only
+    public_paths: frozenset[str] = frozenset()  # paths that need no key
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -47,10 +48,6 @@ class Room:
     def address(cls, settings: Any, *, has_keys: bool) -> Address | None:  # noqa: ARG003
         """Address of its own listener; None if it has none."""
         return None
-
-    def is_public(self, path: str) -> bool:  # noqa: ARG002
-        """Whether a path of this room needs no key."""
-        return False
 
     async def open(self) -> None:
         """Called at startup. Raises InputError if the room cannot start with these settings."""

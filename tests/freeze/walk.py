@@ -1,11 +1,13 @@
 """How long the way of a text is: the project's own functions that run before ONNX Runtime first computes a step model.
 
-    python tests/freeze/walk.py [--list]
+    python tests/freeze/walk.py [--list] [--part PART]
 
 Counts distinct functions, comprehensions and lambdas, not modules' or classes' bodies, of the built-in voice speaking
-"hello there.": from `VoxCPM.generate` of an open bundle, and from the command `generate`. A function called in another
-thread counts too; a generator that is resumed is a call. Then the generators that lie on each other in a stream: the
-longest stack of generator frames while a step model computes, all of which a chunk passes on its way out.
+"hello there.": from `VoxCPM.generate` of an open bundle, from the command `generate`, and from the second request to a
+running server. A function called in another thread counts too; a generator that is resumed is a call. Then the
+generators that lie on each other in a stream: the longest stack of generator frames while a step model computes, all of
+which a chunk passes on its way out. With `--part convert`, all functions of a conversion of the built-in voice, which
+takes minutes.
 """
 
 # ruff: noqa: T201 - a script that prints
@@ -25,7 +27,6 @@ from typing import Any
 ROOTS = tuple(f"{Path(__file__).resolve().parents[2] / root}/" for root in (
     "constants", "conversion", "runtime", "server", "training", "validation"))  # fmt: skip
 TEXT = "hello there."
-PARTS = ("generate", "command", "stream")
 
 
 class Walk:
@@ -77,47 +78,87 @@ def _place(code: CodeType) -> str:
     return f"{code.co_filename.removeprefix(root)}:{code.co_firstlineno} {name}"
 
 
+def _generate(walk: Walk) -> None:
+    from voxcpm_runtime import VoxCPM
+
+    with VoxCPM.from_bundle(None) as tts, walk.watching():
+        tts.generate(TEXT, seed=7)
+
+
+def _stream(walk: Walk) -> None:
+    from voxcpm_runtime import VoxCPM
+
+    with VoxCPM.from_bundle(None) as tts, walk.watching():
+        list(tts.generate_streaming(TEXT, seed=7))
+
+
+def _command(walk: Walk) -> None:
+    from voxcpm_runtime.commands.cli import main as run
+
+    with tempfile.TemporaryDirectory() as folder, walk.watching():
+        run(["generate", "--text", TEXT, "--seed", "7", "--quiet", "-o", str(Path(folder, "hello.wav"))])
+
+
+def _request(walk: Walk) -> None:
+    """A request to a server that has spoken before; its threads are watched from their start."""
+    from starlette.testclient import TestClient
+
+    from voxcpm_runtime import VoxCPM
+    from voxcpm_server.application import create_app
+
+    body = {"input": TEXT, "seed": 7, "response_format": "pcm"}
+    with (
+        VoxCPM.from_bundle(None) as tts,
+        walk.watching(),
+        TestClient(create_app(tts), base_url="http://127.0.0.1") as client,
+    ):
+        client.post("/v1/audio/speech", json=body).raise_for_status()
+        walk.calls.clear()
+        walk.before_call = walk.before = None
+        client.post("/v1/audio/speech", json=body).raise_for_status()
+
+
+def _convert(walk: Walk) -> None:
+    from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+    from voxcpm_runtime.commands.cli import main as run
+
+    with tempfile.TemporaryDirectory() as folder, walk.watching():
+        run(["convert", str(DEFAULT_CHECKPOINT), "-o", str(Path(folder, "bundle"))])
+
+
+PARTS = {
+    "generate": _generate,
+    "command": _command,
+    "request": _request,
+    "stream": _stream,
+    "convert": _convert,
+}
+
+
 def main() -> None:
     """Print the counts, and with `--list` the functions."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="each function with its number of calls")
-    parser.add_argument(
-        "--part", choices=PARTS, help="one alone; all have a process each, as caches stay filled"
-    )
+    parser.add_argument("--part", choices=PARTS, help="one alone; each has a process, as caches stay filled")
     part, listed = (given := parser.parse_args()).part, given.list
     if part is None:
-        for each in PARTS:
+        for each in [part for part in PARTS if part != "convert"]:  # which takes minutes
             subprocess.run([sys.executable, __file__, "--part", each, *sys.argv[1:]], check=True)
         return
     walk = Walk()
-    if part == "command":
-        from voxcpm_runtime.commands.cli import main as run
-
-        with tempfile.TemporaryDirectory() as folder, walk.watching():
-            run(["generate", "--text", TEXT, "--seed", "7", "--quiet", "-o", str(Path(folder, "hello.wav"))])
-    else:
-        from voxcpm_runtime import VoxCPM
-
-        with VoxCPM.from_bundle(None) as tts, walk.watching():
-            if part == "generate":
-                tts.generate(TEXT, seed=7)
-            else:
-                list(tts.generate_streaming(TEXT, seed=7))
+    PARTS[part](walk)
     if part == "stream":
-        print(f"generate_streaming: {len(walk.generators)} generators")
+        print(f"stream: {len(walk.generators)} generators")
         for code in walk.generators if listed else ():
             print(f"         {_place(code)}")
         return
-    for end, before in (("is called", walk.before_call), ("computes", walk.before)):
-        if before is None:
-            sys.exit(f"{part}: no step model {end}")
-        modules = {code.co_filename for code in before}
-        calls = sum(before.values())
-        print(
-            f"{part}, until a step model {end}: {len(before)} functions in {len(modules)} modules, {calls} calls"
-        )
-    for code in sorted(walk.before, key=_place) if listed else ():
-        print(f"  {walk.before[code]:6} {_place(code)}")
+    passed = walk.calls if part == "convert" else walk.before
+    if passed is None:
+        sys.exit(f"{part}: no step model computes")
+    modules = {code.co_filename for code in passed}
+    print(f"{part}: {len(passed)} functions in {len(modules)} modules, {sum(passed.values())} calls")
+    for code in sorted(passed, key=_place) if listed else ():
+        print(f"  {passed[code]:6} {_place(code)}")
 
 
 if __name__ == "__main__":

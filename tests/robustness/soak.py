@@ -18,7 +18,7 @@ import numpy as np
 
 from voxcpm_runtime import CancelToken, VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
-from voxcpm_runtime.speech.arguments import Cancelled
+from voxcpm_runtime.speech.request import Cancelled
 
 THREADS = 16
 HANGING = 120.0

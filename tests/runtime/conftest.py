@@ -29,7 +29,7 @@ from voxcpm_runtime.backends.loading import PlacedStepModel
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech import room
+from voxcpm_runtime.speech import budget
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 
@@ -80,7 +80,7 @@ def architecture(request):
 @pytest.fixture(autouse=True)
 def _swift(monkeypatch):
     """Shorten the estimates: with the tiny architectures' patches of 20 ms, a token would need 25 patches."""
-    monkeypatch.setattr(room, "SECONDS_PER_TOKEN", 0.01)
+    monkeypatch.setattr(budget, "SECONDS_PER_TOKEN", 0.01)
 
 
 @pytest.fixture

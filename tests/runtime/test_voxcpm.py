@@ -6,7 +6,8 @@ import pytest
 
 from voxcpm_constants.errors import InputError, VoxCPMWarning
 from voxcpm_runtime.speech.results import TooLongWarning
-from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.speech.spine import prepared
+from voxcpm_runtime.voices.recordings import encoded
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
 
@@ -62,7 +63,7 @@ def test_noise_is_drawn_once_a_patch_in_upstreams_shape(tts):
 
 def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
     plan = tts.plan("b\n c", prompt_audio, "a ")
-    request = utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver))
+    request = prepared(plan, 0, plan.segments[0], encoded(plan.voice, tts.driver))
 
     # ▁ a ▁ b ▁ c, audio start, five patches
     assert request.sequence.tokens.tolist() == [3, 4, 3, 5, 3, 6, 101, 0, 0, 0, 0, 0]

@@ -19,6 +19,7 @@ from voxcpm_runtime.audio.reading import resample, trim_silence
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech import stream
+from voxcpm_runtime.speech.budget import max_segment_tokens
 from voxcpm_runtime.speech.expected_length import expected_length
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader
@@ -199,7 +200,9 @@ def write_rooms(folder: Path, tts: VoxCPM, bundle: Path, voice: Voice) -> None:
     for ratio in np.linspace(0.1, 7, 40):
         options = {"retry_badcase_ratio_threshold": float(ratio)}
         plans = [tts.plan(SHORT, voice=given, **options) for given in (None, voice)]
-        longest = [plan.max_segment_tokens(anchored=anchored) for plan in plans for anchored in (False, True)]
+        longest = [
+            max_segment_tokens(plan, anchored=anchored) for plan in plans for anchored in (False, True)
+        ]
         rooms.append({"ratio": float(ratio), "longest": longest})
     none = np.zeros(0, np.float32)
     write(folder, bundle, tts, voice, RecordedNoise(0), none, none, rooms=rooms)

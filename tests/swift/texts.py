@@ -8,8 +8,6 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.english import conventions, numbers, reading, words
@@ -31,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent.parent / "shared/data"
 LETTERS = ROOT / "runtime/voxcpm_runtime/default_bundle/tokenizer"
 TARGETS = (8, 40, 200)
-VOXCPM2: Any = SimpleNamespace(traits=SimpleNamespace(takes_reference=True))
 FOREIGN = ("Say 中 please.", "Привет, мир!", "He said Ελλάδα.", "The 北京 opera.", "A б and a д.")
 """Letters that a vocabulary of letters lacks; no sign of a unit, which only Python reads."""
 
@@ -215,7 +212,7 @@ def _case(text: str, tokenizers: dict[str, TextTokenizer]) -> Iterator[dict[str,
     except InputError:
         case["control"] = None
     with contextlib.suppress(InputError):
-        control, start = leading_control(text, VOXCPM2)
+        control, start = leading_control(text)
         case["leading"] = [control, text[start:]]
     cutter = ControlledCutter()
     case["controlled"] = [

@@ -224,7 +224,8 @@ def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same noise, and later segments continuing the first, as in the runtime."""
-    monkeypatch.setattr("voxcpm_runtime.speech.plan.Plan.max_segment_tokens", lambda *_, **__: 24)
+    for module in ("budget", "splitting", "planning"):
+        monkeypatch.setattr(f"voxcpm_runtime.speech.{module}.max_segment_tokens", lambda *_, **__: 24)
     text = "the cat sat on a mat. a dog came in from the rain."
 
     ours = bundle_speaker(speaking_bundle, "fp32")(text, None, 3, None)

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.options import SEGMENT_TOKENS
-from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.speech.spine import prepared
 from voxcpm_runtime.text.control import with_control
+from voxcpm_runtime.voices.recordings import encoded
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import traits_of, upstream_generate
@@ -136,7 +137,7 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: SpokenCase) -> EndToEnd:
     shared = min(len(speech.latents), len(upstream.latents))
     samples = min(len(speech.audio), len(upstream.audio))
     plan, driver = tts.plan(case.text, **arguments), tts.driver
-    planned = utterance(plan, 0, plan.segments[0], plan.encoded_voice(driver))
+    planned = prepared(plan, 0, plan.segments[0], encoded(plan.voice, driver))
     forced = driver.generate_patches(
         driver.prefill(planned.sequence),
         plan.options,

@@ -54,9 +54,10 @@ def check_engine(
     if threads is not None and not (whole and 1 <= threads <= cores()):
         expected = f"a whole number from 1 to {cores()} (the cores that this process may use)"
         raise wrong_type(threads, "threads", expected)
-    chosen_units(compute_units, (*STEP_MODEL_NAMES, LOCDIT_SOLVE))
-    if chosen == "coreai" and compute_units != AUTO:
-        raise InputError("compute units are for Core ML only; leave them out")
+    if compute_units != AUTO:
+        chosen_units(compute_units, (*STEP_MODEL_NAMES, LOCDIT_SOLVE))
+        if chosen == "coreai":
+            raise InputError("compute units are for Core ML only; leave them out")
     return chosen
 
 
@@ -122,7 +123,7 @@ def place_step_models(
         models = CoreAIWorker(bundle.folder, bundle.precision, selected).step_models
         return {name: PlacedStepModel(models[name], COREAI) for name in selected}
     portable = partial(load_portable_step_model, *source, threads=threads)
-    has_fallback = backend == "auto" and PORTABLE in backends()
+    has_fallback = chosen == "coreml" and backend == "auto" and PORTABLE in backends()
     if chosen == "coreml":
         try:
             check_system(bundle.folder, bundle.manifest.target, macos())

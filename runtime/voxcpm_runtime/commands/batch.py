@@ -45,7 +45,7 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.commands.status_line import progress_text
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
+from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
 from voxcpm_runtime.speech.results import Progress
 from voxcpm_runtime.storage.atomic_file import make_folder, refuse_inputs
 from voxcpm_runtime.text.control import checked_control
@@ -119,7 +119,7 @@ def batch(
     ending = f".{timestamps}" if timestamps else ""
     if ending not in ("", *TIMESTAMP_ENDINGS):
         raise InputError(f"--timestamps: expected json, srt or vtt, got {timestamps}")
-    defaults = Arguments(
+    defaults = Request(
         recordings=voice.recordings(), control=voice.control, lexicon=lexicon_entries(voice.lexicon), options=options,
         seed=seed,
     )  # fmt: skip
@@ -189,8 +189,8 @@ def _local_executor(
         def show(progress: Progress, place: str = place) -> None:
             note(f"{place}: {progress_text(progress)}")
 
-        arguments = replace(line.arguments, cancel=cancel, progress=show)
-        yield line, spoken_file(tts, arguments, line.output, partial(warn, line.number), line.timestamps)
+        request = replace(line.request, cancel=cancel, progress=show)
+        yield line, spoken_file(tts, request, line.output, partial(warn, line.number), line.timestamps)
 
 
 def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str, timestamps: str) -> None:
@@ -204,7 +204,7 @@ def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: s
         if isinstance(line, BatchLine):
             path = folder / line.output
             for written in (path, path.with_suffix(timestamps) if timestamps else path):
-                refuse_inputs(written, [input_file(source), *line.arguments.recordings.files()])
+                refuse_inputs(written, [input_file(source), *line.request.recordings.files()])
             name = unicodedata.normalize("NFC", os.path.realpath(written)).casefold()
             earlier = seen.setdefault(name, line.number)
             if earlier != line.number:
@@ -274,7 +274,7 @@ class _Run:
                 continue
             try:
                 with system_errors_as(InputError):
-                    digest = line.arguments.digest(self._bundle)
+                    digest = line.request.digest(self._bundle)
                     spoken = self._is_spoken(line.output, digest)
                     if self._is_timed(line.output) and spoken:
                         self._skipped += 1
@@ -284,10 +284,10 @@ class _Run:
             except VoxCPMError as error:
                 self._fail(line.number, error)
                 continue
-            arguments = line.arguments
-            if spoken and arguments.seed is None:  # only its times are missing
-                arguments = replace(arguments, seed=self._recorded[line.output].get("seed"))
-            yield replace(line, arguments=arguments, digest=digest, timestamps=self._timestamps)
+            request = line.request
+            if spoken and request.seed is None:  # only its times are missing
+                request = replace(request, seed=self._recorded[line.output].get("seed"))
+            yield replace(line, request=request, digest=digest, timestamps=self._timestamps)
 
     def _is_spoken(self, output: str, digest: str) -> bool:
         """Whether an earlier run wrote this file for these arguments. Raises InputError if the file is not recorded."""

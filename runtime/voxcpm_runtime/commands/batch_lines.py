@@ -18,9 +18,8 @@ from voxcpm_runtime.audio.files import FORMATS, audio_file
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.shared_arguments import STANDARD_INPUT, VoiceArguments, standard_input
 from voxcpm_runtime.commands.status_line import speech_facts, speech_summary
-from voxcpm_runtime.options import option_table
-from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.plan import plan
+from voxcpm_runtime.options import GenerationOptions, option_table
+from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -40,15 +39,15 @@ class BatchLine:
 
     number: int  # Number of the line, from 1, blank lines included
     output: str  # Path of its audio file below the output folder, in POSIX form
-    arguments: Arguments
-    digest: str = ""  # `Arguments.digest`; empty until the line is reached
+    request: Request
+    digest: str = ""  # `Request.digest`; empty until the line is reached
     timestamps: str = ""  # Ending of a file with the times of its words; empty for none
 
-    def self_contained(self, bundle: Bundle) -> Arguments:
-        """The arguments with the content of the recordings, for another machine. Raises InputError."""
-        recordings = self.arguments.recordings
-        recordings.read(bundle.architecture, trimmed=self.arguments.options.trim_silence_vad)
-        return replace(self.arguments, recordings=recordings.self_contained())
+    def self_contained(self, bundle: Bundle) -> Request:
+        """The request with the content of the recordings, for another machine. Raises InputError."""
+        recordings = self.request.recordings
+        recordings.read(bundle.architecture, trimmed=self.request.options.trim_silence_vad)
+        return replace(self.request, recordings=recordings.self_contained())
 
 
 class Failure(NamedTuple):
@@ -61,7 +60,7 @@ class Failure(NamedTuple):
         return f"line {self.number}: {' '.join(self.reason.split())}"
 
 
-def read_lines(source: str, defaults: Arguments) -> list[BatchLine | Failure]:
+def read_lines(source: str, defaults: Request) -> list[BatchLine | Failure]:
     """Parse the non-blank lines of a .txt or .jsonl file. Raises InputError for a source that cannot be used.
 
     source: "-" is standard input, which is JSONL if its first line starts with a brace. defaults: for what a line does
@@ -94,7 +93,7 @@ def _content(source: str) -> bytes:
         return read_bounded(path, MAX_TEXT_BYTES)
 
 
-def _line(number: int, content: bytes, folder: Path | None, defaults: Arguments) -> BatchLine | Failure:
+def _line(number: int, content: bytes, folder: Path | None, defaults: Request) -> BatchLine | Failure:
     """One line, checked. folder: base of the audio paths in a JSONL line; None for a line of text."""
     try:
         with system_errors_as(InputError):
@@ -105,7 +104,7 @@ def _line(number: int, content: bytes, folder: Path | None, defaults: Arguments)
             given = {"text": text} if folder is None else _json_line(text)
             output = given.get("output")
             name = _output_name(f"output_{number:03d}.wav" if output is None else output)
-            return BatchLine(number, name, _arguments(given, folder or Path(), defaults))
+            return BatchLine(number, name, _request(given, folder or Path(), defaults))
     except VoxCPMError as error:
         return Failure(number, str(error))
 
@@ -128,16 +127,21 @@ def _json_line(text: str) -> dict[str, Any]:
     return document
 
 
-def _arguments(given: dict[str, Any], folder: Path, defaults: Arguments) -> Arguments:
-    named = {"control": defaults.control, "seed": defaults.seed, **defaults.options.changed()}
+def _request(given: dict[str, Any], folder: Path, defaults: Request) -> Request:
+    own = {"control": defaults.control, "seed": defaults.seed, **defaults.options.changed()}
     if "fast" in given or "inference_timesteps" in given:
-        named = {name: value for name, value in named.items() if name not in ("fast", "inference_timesteps")}
-    named |= {name: given[name] for name in ("control", "seed", *_OPTIONS) if name in given}
+        own["fast"] = own["inference_timesteps"] = None
+    own |= {name: given[name] for name in ("control", "seed", *_OPTIONS) if name in given}
     # null unsets what the command line sets.
-    named = {name: value for name, value in named.items() if value is not None}
-    named["lexicon"] = defaults.lexicon
-    text = said_text(checked_text(given["text"], "text"))
-    return Arguments.of(text, _recordings(given, folder, defaults.recordings), named)
+    options = GenerationOptions(**{name: own[name] for name in _OPTIONS if own.get(name) is not None})
+    return Request(
+        text=said_text(checked_text(given["text"], "text")),
+        recordings=_recordings(given, folder, defaults.recordings),
+        control=own["control"],
+        lexicon=defaults.lexicon,
+        options=options,
+        seed=own["seed"],
+    )
 
 
 def _recordings(given: dict[str, Any], folder: Path, defaults: Recordings) -> Recordings:
@@ -177,7 +181,7 @@ class SpokenFile:
 
 
 def spoken_file(
-    tts: VoxCPM, arguments: Arguments, output: str, warn: Callable[[str], None], timestamps: str = ""
+    tts: VoxCPM, request: Request, output: str, warn: Callable[[str], None], timestamps: str = ""
 ) -> SpokenFile | VoxCPMError:
     """The file of an utterance, or its error. output: the file's name, whose suffix selects the format.
 
@@ -192,9 +196,9 @@ def spoken_file(
         with warnings.catch_warnings(), system_errors_as(InputError):
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = show  # type: ignore[assignment]
-            speech = tts.speak_plan(plan(tts.bundle, arguments))
+            speech = tts.speak_plan(tts.plan_request(request))
             content, clipped = audio_file(output, speech.audio, speech.sample_rate)
-            times = timestamps_file(speech.words, timestamps, arguments.text or "") if timestamps else None
+            times = timestamps_file(speech.words, timestamps, request.text or "") if timestamps else None
     except VoxCPMError as error:
         return error
     return SpokenFile(content, speech_facts(speech), speech_summary(speech, clipped), times)

@@ -37,9 +37,10 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_facts, speech_summary
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken, first_seed
-from voxcpm_runtime.speech.plan import plan
-from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.planning import plan
+from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
+from voxcpm_runtime.speech.saved_segments import SavedSegments, segments_folder
 from voxcpm_runtime.storage.atomic_file import replaced_file
 from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS, timestamps_file
@@ -99,7 +100,7 @@ def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions)
         check_output_path(
             flags.timestamps, inputs=[*inputs, target], overwrite=flags.overwrite, endings=TIMESTAMP_ENDINGS
         )
-    arguments = Arguments(
+    request = Request(
         text=flags.text_to_speak(),
         recordings=flags.recordings(),
         control=flags.control,
@@ -108,25 +109,22 @@ def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions)
         seed=flags.seed,
         keep_partial=True,
     )
-    arguments.recordings.check_files()
+    request.recordings.check_files()
     opened_bundle = open_with_engine(bundle, flags, checkpoint=flags)
     if target is None:
-        _stream(arguments, opened_bundle, flags)
+        _stream(request, opened_bundle, flags)
     else:
-        _write(arguments, target, opened_bundle, flags)
+        _write(request, target, opened_bundle, flags)
 
 
-def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFlags) -> None:
+def _write(request: Request, target: Path, bundle: Bundle, flags: GenerateFlags) -> None:
     """Speak into a file. A killed or interrupted run leaves its finished segments next to it, for the next one."""
     token = CancelToken()
-    seed = first_seed(arguments.seed) or 0
-    digest = replace(arguments, seed=None).digest(bundle.digest)
-    # Nothing can be saved next to a pipe or a device.
     file = replaced_file(target, overwrite=flags.overwrite)
-    saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
-    arguments = replace(arguments, seed=saved.seed if saved else seed, saved_segments=saved, cancel=token)
     with status_line("reading …", shown=not flags.quiet) as note:
-        planned = plan(bundle, replace(arguments, progress=lambda progress: note(progress_text(progress))))
+        watched = replace(request, cancel=token, progress=lambda progress: note(progress_text(progress)))
+        planned = _resumed(plan(bundle, watched), file)
+        saved = planned.request.saved_segments
         note("loading …")
         tts = load_voxcpm(bundle, flags, note)
         note("prefill …")
@@ -135,7 +133,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFl
     writes = not speech.cancelled or (flags.keep_partial and len(speech.audio) > 0)
     if writes:
         clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=flags.overwrite)
-        _write_timestamps(flags, speech.words if flags.timestamps else (), arguments)
+        _write_timestamps(flags, speech.words if flags.timestamps else (), request)
         summary = f"{target}: {speech_summary(speech, clipped)}"
         if flags.as_json:
             summary = json.dumps({"output": str(target), **speech_facts(speech)}, ensure_ascii=False)
@@ -150,7 +148,20 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, flags: GenerateFl
         saved.discard()
 
 
-def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
+def _resumed(planned: Plan, file: Path | None) -> Plan:
+    """The plan with the segments that an earlier run saved next to its file, and that run's seed if none is given.
+
+    Unchanged if there is nothing to save or to resume; nothing can be saved next to a pipe or a device.
+    """
+    if file is None or (planned.is_one_segment and not segments_folder(file).exists()):
+        return planned
+    request = planned.request
+    digest = replace(request, seed=None).digest(planned.bundle.digest)
+    saved = SavedSegments(file, digest, planned.seed or 0, drawn=request.seed is None)
+    return replace(planned, seed=saved.seed, request=replace(request, saved_segments=saved))
+
+
+def _stream(request: Request, bundle: Bundle, flags: GenerateFlags) -> None:
     """Speak to standard output as 16-bit little-endian mono, each chunk as soon as it is spoken."""
     rate, quiet = bundle.architecture.output_sample_rate, flags.quiet
     if flags.as_json:
@@ -165,7 +176,7 @@ def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
     token = CancelToken()
     words: list[Word] = []
     on_words = None if flags.timestamps is None else words.extend
-    planned = plan(bundle, replace(arguments, cancel=token, on_words=on_words))
+    planned = plan(bundle, replace(request, cancel=token, on_words=on_words))
     tts = load_voxcpm(bundle, flags)
     if not quiet:
         # Raw samples have no header.
@@ -177,16 +188,16 @@ def _stream(arguments: Arguments, bundle: Bundle, flags: GenerateFlags) -> None:
             sys.stdout.buffer.flush()
             samples += len(chunk)
             clipped += clipped_samples(chunk)
-    _write_timestamps(flags, words, arguments)
+    _write_timestamps(flags, words, request)
     if not quiet:
         typer.echo(f"{samples / rate:.2f} s of speech{clipped_text(clipped)}", err=True)
     if token.cancelled:
         raise Cancelled("interrupted")
 
 
-def _write_timestamps(flags: GenerateFlags, words: Sequence[Word], arguments: Arguments) -> None:
+def _write_timestamps(flags: GenerateFlags, words: Sequence[Word], request: Request) -> None:
     if flags.timestamps is not None:
-        content = timestamps_file(words, Path(flags.timestamps).suffix.lower(), arguments.text or "")
+        content = timestamps_file(words, Path(flags.timestamps).suffix.lower(), request.text or "")
         write_audio_file(flags.timestamps, content, overwrite=flags.overwrite)
 
 

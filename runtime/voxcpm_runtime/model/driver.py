@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -121,11 +121,10 @@ class Driver:
 
     def prefix(self, lead: Sequence, prompt: Latents) -> Prefix:
         """The prefix of a voice. lead: its positions before the text. prompt: its prompt's patches."""
-        states = self._new_states()
+        base, residual = states = self._new_states()
         if len(lead):
             self._run_language_models(lead, self.embed_patches(lead.patches), states, 0)
-        base_rows, residual_rows = (state.rows(0, len(lead)) for state in states.values())
-        return Prefix(base_rows, residual_rows, self.embed_patches(prompt))
+        return Prefix(base.rows(0, len(lead)), residual.rows(0, len(lead)), self.embed_patches(prompt))
 
     def prefill(self, sequence: Sequence, prefix: Prefix | None = None, shared: int = 0) -> Prefilled:
         """Run a sequence, which must fit the caches, through both language models.
@@ -136,14 +135,10 @@ class Driver:
         if prefix is None:
             rest, embeddings = sequence, self.embed_patches(sequence.patches)
         else:
-            for state, rows in zip(states.values(), (prefix.base_rows, prefix.residual_rows), strict=True):
+            for state, rows in zip(states, (prefix.base_rows, prefix.residual_rows), strict=True):
                 state.set_rows(0, {name: array[:, :, :shared] for name, array in rows.items()})
             rest, embeddings = sequence.after(shared), prefix.prompt_embeddings
-        hidden, residual_hidden, stop_logits = self._run_language_models(rest, embeddings, states, shared)
-        return Prefilled(
-            states[BASE_LM_STEP], states[RESIDUAL_LM_STEP], len(sequence), hidden=hidden,
-            residual_hidden=residual_hidden, stop_logits=stop_logits, last_patch=sequence.last_patch,
-        )  # fmt: skip
+        return self._run_language_models(rest, embeddings, states, shared)
 
     def generate_patches(
         self, prefilled: Prefilled, options: GenerationOptions, rng: NoiseSource, limit: int, *, start: int = 0,
@@ -171,9 +166,10 @@ class Driver:
             yield Patch(index, patch, stops, prefilled)
             if index + 1 == count or (stops and teacher is None):
                 return
-            prefilled = self._fed(
-                prefilled, patch if teacher is None else np.asarray(teacher[index], np.float32)
-            )
+            fed = patch if teacher is None else np.asarray(teacher[index], np.float32)
+            states = prefilled.base_state, prefilled.residual_state
+            audio = self.embed_patches(fed[np.newaxis])
+            prefilled = self._run(audio, audio, np.array([[True]]), states, prefilled.position, fed)
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,); the prompt's end is its context."""
@@ -208,37 +204,35 @@ class Driver:
             ]
         return embeddings
 
-    def _new_states(self) -> dict[str, StepState]:
-        """The states of both language models at the start of a stream, by name of the step model."""
-        return {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
+    def _new_states(self) -> tuple[StepState, StepState]:
+        """The states of the base and the residual language model at the start of a stream."""
+        return self.models[BASE_LM_STEP].new_state(), self.models[RESIDUAL_LM_STEP].new_state()
 
     def _run_language_models(
-        self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, StepState], position: int
-    ) -> tuple[Floats, Floats, Floats]:
-        """Run both language models from cache `position` on: hidden, residual hidden and stop logits at the end."""
-        audio = sequence.is_audio[:, np.newaxis]
-        audio_embeddings = np.zeros((len(sequence), self.architecture.lm_config.hidden_size), np.float32)
-        audio_embeddings[sequence.is_audio] = patch_embeddings
-        embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
-        outputs = self._lm_step(BASE_LM_STEP, states[BASE_LM_STEP], embeddings, position)
-        hidden = np.where(audio, outputs["fsq_hidden"], outputs["hidden"])
-        residual_input = self._projections.residual_input(hidden, audio_embeddings)
-        residual = self._lm_step(RESIDUAL_LM_STEP, states[RESIDUAL_LM_STEP], residual_input, position)
-        return hidden[-1], residual["hidden"][-1], outputs["stop_logits"][-1]
+        self, sequence: Sequence, patch_embeddings: Floats, states: tuple[StepState, StepState], position: int
+    ) -> Prefilled:
+        """Run a sequence through both language models from cache `position` on."""
+        is_audio = sequence.is_audio[:, np.newaxis]
+        audio = np.zeros((len(sequence), self.architecture.lm_config.hidden_size), np.float32)
+        audio[sequence.is_audio] = patch_embeddings
+        embeddings = np.where(is_audio, audio, self.embed_tokens(sequence.tokens))
+        prefilled = self._run(embeddings, audio, is_audio, states, position, sequence.last_patch)
+        return replace(prefilled, attention=None)
 
-    def _fed(self, prefilled: Prefilled, patch: Latents) -> Prefilled:
-        """Feed a patch (frames, latent_dim) to both language models: what the next one needs."""
-        embedding = self.embed_patches(patch[np.newaxis])
-        outputs = self._lm_step(BASE_LM_STEP, prefilled.base_state, embedding, prefilled.position)
-        residual_input = self._projections.residual_input(outputs["fsq_hidden"], embedding)
-        residual = self._lm_step(
-            RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, prefilled.position
-        )
+    def _run(
+        self, embeddings: Floats, audio: Floats, is_audio: npt.NDArray[np.bool_], states: tuple[StepState, StepState],
+        position: int, last_patch: Latents,
+    ) -> Prefilled:  # fmt: skip
+        """Run both language models on embeddings (n, hidden), which are those of `audio` where is_audio (n, 1)."""
+        outputs = self.lm_step(BASE_LM_STEP, states[0], embeddings, position)
+        hidden = np.where(is_audio, outputs["fsq_hidden"], outputs["hidden"])
+        residual_input = self._projections.residual_input(hidden, audio)
+        residual = self.lm_step(RESIDUAL_LM_STEP, states[1], residual_input, position)
         rows = outputs.get(ATTENTION)
         return Prefilled(
-            prefilled.base_state, prefilled.residual_state, prefilled.position + 1, hidden=outputs["fsq_hidden"][0],
-            residual_hidden=residual["hidden"][0], stop_logits=outputs["stop_logits"][0], last_patch=patch,
-            attention=None if rows is None else rows[0, :, : prefilled.position].copy(),
+            *states, position + len(embeddings), hidden=hidden[-1], residual_hidden=residual["hidden"][-1],
+            stop_logits=outputs["stop_logits"][-1], last_patch=last_patch,
+            attention=None if rows is None else rows[-1, :, :position].copy(),
         )  # fmt: skip
 
     def _encode(self, audio: Audio) -> Latents:
@@ -273,7 +267,7 @@ class Driver:
         self.check()
         return self.models[name](inputs, state)
 
-    def _lm_step(self, name: str, state: StepState, embeddings: Floats, position: int) -> dict[str, Floats]:
+    def lm_step(self, name: str, state: StepState, embeddings: Floats, position: int) -> dict[str, Floats]:
         """Run a language model on embeddings (n, hidden) from cache `position` on: outputs (n, width) by name."""
         plan = plan_chunks(
             len(embeddings), self.sizes.prefill_chunks, position=position, capacity=self.sizes.kv_length

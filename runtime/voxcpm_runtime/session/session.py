@@ -19,7 +19,7 @@ from voxcpm_constants.bounds import MAX_BUFFER_SECONDS, MAX_CHARACTERS, MAX_SENT
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import real_number, text_argument, valid_unicode, wrong_type
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
-from voxcpm_runtime.speech.arguments import CancelToken
+from voxcpm_runtime.speech.request import CancelToken
 from voxcpm_runtime.speech.results import Piece, SpokenSegment
 from voxcpm_runtime.text.control import ControlledCutter, with_control
 from voxcpm_runtime.text.segments import Segment, has_words, one_segment, require_words

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.budget import min_anchor
 from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.results import PlannedSegment, Reason
-from voxcpm_runtime.speech.room import min_anchor
 from voxcpm_runtime.voices.voice import Voice
 
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold

@@ -58,6 +58,7 @@ class Piece:
     attempt: int = 1  # Number of the attempt at the segment, from 1; each starts the segment over
     attempts: int = 1  # Number of attempts so far; more than `attempt` if an earlier one was best
     stops: bool = False  # Whether the stop head ended the segment with this patch
+    last: bool = False  # Whether the segment ends with this patch, by the stop head or a limit
     reason: Reason = ""  # What is suspicious about the segment so far
     expected_seconds: float | None = None  # Expected seconds as played; None without a `speech.json`
     planned: PlannedSegment | None = None  # The segment; None for the signal

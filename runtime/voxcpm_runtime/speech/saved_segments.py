@@ -36,7 +36,7 @@ class SavedSegments:
 
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
         self._output = file_argument(output, "output")
-        self.folder = hidden_sibling(self._output, "segments")
+        self.folder = segments_folder(self._output)
         self._discard_folder = hidden_sibling(self._output, "discarded")
         self.seed = seed
         self._digest = digest
@@ -142,6 +142,11 @@ class SavedSegments:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:05d}.segment"
+
+
+def segments_folder(output: Path) -> Path:
+    """The folder of the saved segments of an output file."""
+    return hidden_sibling(output, "segments")
 
 
 def _plan_in(folder: Path) -> dict[str, Any]:

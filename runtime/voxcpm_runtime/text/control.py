@@ -64,13 +64,13 @@ def without_control(text: str) -> str:
     return text
 
 
-def leading_control(text: str, a: Architecture) -> tuple[str, int]:
+def leading_control(text: str) -> tuple[str, int]:
     """The description in parentheses that a text begins with, and the index of the text after it (upstream's README).
 
-    ("", 0) without one, and before VoxCPM2. Raises InputError if nothing follows it.
+    ("", 0) without one. Raises InputError if nothing follows it.
     """
     start = len(text) - len(text.lstrip())
-    if not a.traits.takes_reference or text[start : start + 1] not in tuple(_OPENING):
+    if text[start : start + 1] not in tuple(_OPENING):
         return "", 0
     rest = without_control(text[start:])
     end = len(text) - len(rest.lstrip())

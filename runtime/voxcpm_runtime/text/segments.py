@@ -27,7 +27,7 @@ _SENTENCE_EDGE = 0.1
 # A longer paragraph is split in blocks of so many characters: the minimum, and per token of a segment.
 _MIN_BLOCK = 4000
 _BLOCK_CHARACTERS = 20
-_GAP = re.compile(r"\s+")
+_WORD, _BLANK_LINE = re.compile(r"[^\W_]"), re.compile(r"\n\s*\n")
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -74,7 +74,7 @@ def one_segment(sentence: str) -> list[Segment]:
 
 def has_words(text: str) -> bool:
     """Whether the text has anything to say: a letter or a digit."""
-    return any(char.isalnum() for char in text)
+    return _WORD.search(text) is not None
 
 
 def require_words(text: str) -> None:
@@ -85,7 +85,7 @@ def require_words(text: str) -> None:
 
 def has_blank_lines(text: str) -> bool:
     """Whether the text has several paragraphs."""
-    return any(gap.count("\n") > 1 for gap in _GAP.findall(text.strip()))
+    return _BLANK_LINE.search(text.strip()) is not None
 
 
 def _paragraphs(text: str, max_characters: int) -> Iterator[tuple[str, list[int], bool]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError, warn
+from voxcpm_constants.errors import InputError, system_errors_as, warn
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
 from voxcpm_runtime.argument_types import checked_text, wrong_type
@@ -212,6 +212,12 @@ class UnencodedVoice:
 
     def _patches(self, audio: Audio | None) -> int:
         return 0 if audio is None else -(-len(audio) // self.architecture.patch_input_samples)
+
+
+@system_errors_as(InputError)
+def encoded(voice: Voice | UnencodedVoice | None, driver: Driver) -> Voice | None:
+    """The voice, with recordings encoded by `driver`. Raises InputError for a system error, such as no memory."""
+    return voice.encode(driver) if isinstance(voice, UnencodedVoice) else voice
 
 
 def _read_recording(

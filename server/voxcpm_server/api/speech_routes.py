@@ -14,6 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from voxcpm_runtime import Voice, VoxCPM, Word
+from voxcpm_runtime.speech.request import Request as RuntimeRequest
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import OPENAI_MODELS
@@ -28,6 +30,7 @@ from voxcpm_server.speech.speech_requests import (
 from voxcpm_server.speech.speech_responses import Captions, cancel_on_disconnect, speak
 
 speech = APIRouter(tags=["speech"])
+lists = APIRouter(tags=["speech"])
 captioned = APIRouter(tags=["speech"])
 voices = APIRouter(tags=["voices"])
 # Maximum ignored fields in the response header, and characters of each.
@@ -73,12 +76,12 @@ async def respond(
         voice = await run_in_threadpool(service.voices.named, body.voice_name, served.tts.built_in_voices)
         settings, voices = service.settings, service.voices
         maximum = settings.max_characters
-        arguments = await run_in_threadpool(body.arguments, settings, served, maximum, voice, voices)
+        wanted = await run_in_threadpool(body.runtime_request, settings, served, maximum, voice, voices)
         encoder, events = body.encoder(served.tts), body.stream_format == "sse"
         # Headers precede the audio.
         whole = not body.stream or (body.word_timestamps and not events)
         response = await speak(
-            request, served, arguments, encoder,
+            request, served, wanted, encoder,
             events=events, whole=whole, timed=body.word_timestamps, captions=captions,
         )  # fmt: skip
     if ignored:
@@ -113,26 +116,26 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "voxcpm-coreml"}
 
 
-@speech.get("/models", tags=["lists"])
+@lists.get("/models", tags=["lists"])
 async def list_models(service: TheService) -> dict[str, Any]:
     """List models: all bundles, the default one first, and OpenAI's names for it."""
     return {"object": "list", "data": [_model(name) for name in await service.bundles.named()]}
 
 
-@speech.get("/models/{model}", tags=["lists"], responses={404: ERROR_RESPONSES[404]})
+@lists.get("/models/{model}", tags=["lists"], responses={404: ERROR_RESPONSES[404]})
 async def show_model(model: str, service: TheService) -> dict[str, Any]:
     """Show a model."""
     await service.bundles.find(model)
     return _model(model)
 
 
-@speech.get("/audio/models", tags=["lists"])
+@lists.get("/audio/models", tags=["lists"])
 async def list_speech_models(service: TheService) -> dict[str, Any]:
     """List models in the format that Open WebUI expects."""
     return {"models": [{"id": name, "name": name} for name in await service.bundles.named()]}
 
 
-@speech.get("/audio/voices", tags=["lists"])
+@lists.get("/audio/voices", tags=["lists"])
 async def list_voices(service: TheService) -> dict[str, Any]:
     """List the names that `voice` accepts with the default bundle: the checkpoint's own, stored, built-in, aliases."""
     with await service.bundles.lease() as served:
@@ -238,5 +241,6 @@ async def preview_voice(
     """Speak a fixed sentence with a voice or alias, as MP3. The seed is fixed."""
     with await service.bundles.lease(model) as served:
         voice = await run_in_threadpool(service.voices.named, name, served.tts.built_in_voices)
-        arguments = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED, "voice": voice}
-        return await speak(request, served, arguments, Encoder("mp3", served.tts.sample_rate))
+        spoken = Recordings(voice=voice)
+        wanted = RuntimeRequest(service.settings.preview_text, spoken, seed=_PREVIEW_SEED)
+        return await speak(request, served, wanted, Encoder("mp3", served.tts.sample_rate))

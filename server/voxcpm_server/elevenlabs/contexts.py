@@ -11,6 +11,9 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from starlette.concurrency import run_in_threadpool
 
+from voxcpm_runtime import GenerationOptions
+from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.words.words import character_times, missed_words
 from voxcpm_server.elevenlabs.fields import checked_speed, invalid_field, output_format, split_after
 from voxcpm_server.errors import ApiError, as_api_error
@@ -102,11 +105,8 @@ class _MultiContextSocket(JsonSocket):
         seed = query.get("seed")
         if seed is not None and (not seed.isdecimal() or len(seed) > _MAX_DIGITS):
             raise invalid_field("seed", f"expected a non-negative integer, got {seed[:20]!r}")
-        self._arguments: dict[str, Any] = {"clean": "markdown"}
-        if seed is not None:
-            self._arguments["seed"] = int(seed)
-        if (named := service.voices.named(voice, served.tts.built_in_voices)) is not None:
-            self._arguments["voice"] = named
+        self._seed = None if seed is None else int(seed)
+        self._voice = service.voices.named(voice, served.tts.built_in_voices)
         super().__init__(websocket, service)
         self._model = served.name
         # Pipecat accumulates times per message; LiveKit sets this to get times since the start.
@@ -152,9 +152,10 @@ class _MultiContextSocket(JsonSocket):
             raise invalid_field("context_id", f"too many contexts: {_MAX_OPEN} are open")
         speed = checked_speed(voice_settings)
 
-        def prepare(served: ServedBundle) -> tuple[dict[str, Any], Encoder]:
-            arguments = {**self._arguments, "speed": speed}
-            return arguments, Encoder(self._codec, served.tts.sample_rate, self._rate)
+        def prepare(served: ServedBundle) -> tuple[Request, Encoder]:
+            options = GenerationOptions(clean="markdown", speed=speed)
+            request = Request(recordings=Recordings(voice=self._voice), options=options, seed=self._seed)
+            return request, Encoder(self._codec, served.tts.sample_rate, self._rate)
 
         stream = await self.open_stream(self._model, prepare)
         stream.timed = True

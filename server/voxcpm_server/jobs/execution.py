@@ -15,7 +15,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -180,11 +180,9 @@ class Jobs(Room):
     def _plan(self, body: SpeechRequest, served: ServedBundle) -> tuple[Voice | None, Plan]:
         body.encoder(served.tts)
         voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
-        arguments = body.arguments(
-            self._settings, served, self._settings.max_job_characters, voice, self.service.voices
-        )
-        plan = served.tts.plan(**arguments)
-        return voice, plan
+        maximum = self._settings.max_job_characters
+        request = body.runtime_request(self._settings, served, maximum, voice, self.service.voices)
+        return voice, served.tts.plan_request(request)
 
     def _delete_old(self, store: JobStore) -> None:
         for id_ in store.ended_before(time.time() - self._settings.jobs_keep_days * _DAY):
@@ -305,11 +303,11 @@ def speak_job(
 ) -> int:  # fmt: skip
     """Speak a job segment by segment into its folder, then into one file. Returns its size in bytes."""
     job, folder, tts = running.job, store.path(running.job.id), served.tts
-    request = SpeechRequest.model_validate({**job.fields, "seed": job.seed})
-    request.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
+    body = SpeechRequest.model_validate({**job.fields, "seed": job.seed})
+    body.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
     with _input_errors_as_os_errors():
         voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
-    arguments = request.arguments(settings, served, settings.max_job_characters, voice, voices)
+    request = body.runtime_request(settings, served, settings.max_job_characters, voice, voices)
 
     def on_progress(progress: Progress) -> None:
         running.audio_seconds = progress.audio_seconds
@@ -328,7 +326,8 @@ def speak_job(
     saved = _JobSegments(folder / job.audio_name, tts.bundle.digest, job.seed, on_saved)
     running.segments_done = saved.count
     running.audio_seconds = job.audio_seconds if saved.count else 0.0
-    plan = tts.plan(**arguments, progress=on_progress, cancel=running.cancel, saved_segments=saved)
+    watched = replace(request, progress=on_progress, cancel=running.cancel, saved_segments=saved)
+    plan = tts.plan_request(watched)
     speech = tts.speak_plan(plan)
     running.audio_seconds = speech.audio_seconds
     # Before the file: once it exists, the job counts as finished, even if the server is killed.
@@ -337,9 +336,9 @@ def speak_job(
     store.change(
         job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds, missed=missed
     )
-    encoder, piece = request.encoder(tts), _PIECE_SECONDS * tts.sample_rate
+    encoder, piece = body.encoder(tts), _PIECE_SECONDS * tts.sample_rate
     with atomic_write(folder / SUBTITLES_FILE) as file:
-        file.write(timestamps_file(encoder.heard(speech.words), ".srt", request.input))
+        file.write(timestamps_file(encoder.heard(speech.words), ".srt", body.input))
     with atomic_write(folder / job.audio_name) as file:
         file.write(encoder.header())
         start = b""

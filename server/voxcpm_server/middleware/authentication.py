@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -88,18 +88,16 @@ class AuthenticationMiddleware:
     which have no Origin. Without a key, the Host must be loopback, against DNS rebinding.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, keys: Keys, settings: Settings, is_public: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, settings: Settings, public_paths: frozenset[str]) -> None:
         self._app = app
-        self._is_public = is_public
+        self._public_paths = public_paths
         self._keys = keys
         self._origins = frozenset(settings.cors_origin or ())
         self._only_loopback = not len(keys) and not settings.insecure_serve_without_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Set the owner in `scope["state"]["owner"]` and continue, or respond with 401 or 403."""
-        if scope["type"] in ("http", "websocket") and not self._is_public(scope["path"]):
+        if scope["type"] in ("http", "websocket") and scope["path"] not in self._public_paths:
             try:
                 owner = self._owner(Headers(scope=scope), scope.get("subprotocols", ()))
             except ApiError as error:

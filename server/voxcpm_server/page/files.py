@@ -8,6 +8,7 @@ from importlib import resources
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.service import Service
@@ -37,11 +38,9 @@ class Page(Room):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.unprefixed = (_router(),)
-
-    def is_public(self, path: str) -> bool:
-        """Whether a path is the page or one of its assets."""
-        return path == "/" or path.startswith(_FOLDER)
+        router = _router()
+        self.unprefixed = (router,)
+        self.public_paths = frozenset(route.path for route in router.routes if isinstance(route, Route))
 
 
 def _router() -> APIRouter:

@@ -10,7 +10,8 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
@@ -18,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import Cancelled, CancelToken, Plan, Progress, Word
 from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.speech.request import Request
 from voxcpm_server.errors import client_closed, speech_too_long
 from voxcpm_server.speech.served_bundles import ServedBundle
 
@@ -187,16 +189,11 @@ class SpeechStream(Stream[Audio]):
         """Text tokens spoken so far."""
         return sum(self._tokens_of.values())
 
-    async def prepare(self, arguments: Mapping[str, Any], *, timed: bool = False) -> None:
-        """Plan before queueing. arguments: those of `VoxCPM.plan`, whose errors it raises. timed: find word times."""
+    async def prepare(self, request: Request, *, timed: bool = False) -> None:
+        """Plan before queueing. Raises the errors of `VoxCPM.plan`. timed: find word times."""
         self._timed = timed
-        self.plan = await run_in_threadpool(
-            self._tts.plan,
-            **arguments,
-            progress=self._on_progress,
-            cancel=self.cancel,
-            on_words=self._on_words,
-        )
+        watched = replace(request, progress=self._on_progress, cancel=self.cancel, on_words=self._on_words)
+        self.plan = await run_in_threadpool(self._tts.plan_request, watched)
         self.replaced = "".join(dict.fromkeys("".join(s.replaced for s in self.plan.opening)))
 
     def take_words(self) -> list[Word]:

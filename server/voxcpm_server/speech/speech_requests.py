@@ -1,4 +1,4 @@
-"""Speech requests, as JSON or multipart forms, and their conversion to runtime arguments."""
+"""Speech requests, as JSON or multipart forms, and their conversion to requests of the runtime."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from starlette.requests import ClientDisconnect
 
 from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime import InputError, Voice, VoxCPM
+from voxcpm_runtime import GenerationOptions, InputError, Voice, VoxCPM
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import decode_audio
+from voxcpm_runtime.speech.request import Request as RuntimeRequest
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.errors import ApiError, client_closed
 from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES, Settings
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE, Encoder
@@ -31,10 +33,10 @@ if TYPE_CHECKING:
 
     from voxcpm_server.speech.stored_voices import StoredVoices
 
-RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
-"""Fields that hold audio files, and the runtime's arguments for them."""
+RECORDINGS = ("prompt_audio", "reference_audio")  # Fields that hold audio files
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
+_OPTIONS = ("speed", "cfg_value", "inference_timesteps", "fast", "every_word", "strict", "markup")
 _RECORDING_RATES = (8_000, 192_000)
 _TIMESTAMPS = "Report when each word is said: in sse events, or in a header, which makes the response whole."
 _STREAM = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
@@ -160,33 +162,34 @@ class SpeechRequest(BaseModel):
         """The encoder for its speech. Raises ApiError (400) for a rate that the format does not support."""
         return Encoder(self.response_format, tts.sample_rate, self.sample_rate)
 
-    def arguments(
+    def runtime_request(
         self, settings: Settings, served: ServedBundle, max_characters: int, voice: Voice | None, voices: StoredVoices
-    ) -> dict[str, Any]:  # fmt: skip
-        """The arguments of `VoxCPM.speak`. voice: the requested one. voices: those that markup may name.
+    ) -> RuntimeRequest:  # fmt: skip
+        """What the runtime is asked for. voice: the requested one. voices: those that markup may name.
 
         Raises ApiError and InputError.
         """
         if (count := len(self.input)) > max_characters:
             message = f"input: expected at most {max_characters} characters, got {count}"
             raise ApiError(400, message, param="input", code="string_above_max_length")
-        arguments: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
-        for name in ("speed", "cfg_value", "inference_timesteps", "fast", "every_word", "strict"):
-            if (value := getattr(self, name)) is not None:
-                arguments[name] = value
-        if self.markup:
-            arguments |= {"markup": True, "find_voice": voices.finder(served.tts.built_in_voices)}
-        elif self.clean != "none":
-            arguments["clean"] = self.clean
-        for field, content in self.recordings():
-            arguments[RECORDINGS[field]] = decode_recording(content, field, settings.max_recording_seconds)
-        if self.instructions and served.takes_instructions:
-            arguments["control"] = self.instructions
-        # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
-        is_replaced = self.voice_name in OPENAI_VOICES and not arguments.keys().isdisjoint(
-            RECORDINGS.values()
+        maximum = settings.max_recording_seconds
+        audio = {field: decode_recording(content, field, maximum) for field, content in self.recordings()}
+        if audio and self.voice_name in OPENAI_VOICES:
+            # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
+            voice = None
+        given = {name: getattr(self, name) for name in _OPTIONS}
+        if not self.markup and self.clean != "none":
+            given["clean"] = self.clean
+        return RuntimeRequest(
+            text=self.input or None,  # None for streamed text
+            recordings=Recordings(
+                audio.get("prompt_audio"), self.prompt_text, audio.get("reference_audio"), voice
+            ),
+            control=self.instructions if self.instructions and served.takes_instructions else None,
+            options=GenerationOptions(**{name: value for name, value in given.items() if value is not None}),
+            seed=self.seed,
+            find_voice=voices.finder(served.tts.built_in_voices) if self.markup else None,
         )
-        return arguments if voice is None or is_replaced else {**arguments, "voice": voice}
 
 
 def decode_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:

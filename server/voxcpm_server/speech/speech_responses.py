@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from voxcpm_runtime import Word
+from voxcpm_runtime.speech.request import Request as RuntimeRequest
 from voxcpm_runtime.words.words import missed_words
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
@@ -35,10 +36,10 @@ _SILENT_SECONDS = 3.0
 
 
 async def speak(
-    request: Request, served: ServedBundle, arguments: dict[str, Any], encoder: Encoder, *, events: bool = False,
+    request: Request, served: ServedBundle, wanted: RuntimeRequest, encoder: Encoder, *, events: bool = False,
     whole: bool = False, timed: bool = False, captions: Captions | None = None
 ) -> Response:  # fmt: skip
-    """Respond with audio, streamed or whole, or with server-sent events. arguments: those of `VoxCPM.speak`.
+    """Respond with audio, streamed or whole, or with server-sent events. wanted: what to speak.
 
     timed: include word times. captions: respond with JSON instead, one line per piece if streamed.
 
@@ -48,7 +49,7 @@ async def speak(
     stream = SpeechStream(service, served, state.owner, whole=whole, requested_at=state.began)
     try:
         await cancel_on_disconnect(
-            request.receive, stream.prepare(arguments, timed=timed or captions is not None)
+            request.receive, stream.prepare(wanted, timed=timed or captions is not None)
         )
         first_piece = stream.begin()
         # A request that cannot be spoken fails within this time, and gets a status.

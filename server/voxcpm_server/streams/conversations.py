@@ -14,6 +14,7 @@ import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from voxcpm_runtime.speech.request import Request
 from voxcpm_server.errors import CLIENT_CLOSED, ApiError, as_api_error, client_closed
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.encoding import Encoder
@@ -75,17 +76,17 @@ class Conversation(ABC):
         return _CLOSED if error is None else error.status_code
 
     async def open_stream(
-        self, model: str | None, prepare: Callable[[ServedBundle], tuple[dict[str, Any], Encoder]]
+        self, model: str | None, prepare: Callable[[ServedBundle], tuple[Request, Encoder]]
     ) -> SessionStream:
         """Start a speech, to which text can be pushed.
 
-        model: the bundle's name; None for the default. prepare: returns the arguments of `VoxCPM.session` and the
+        model: the bundle's name; None for the default. prepare: returns the request, without a text, and the
         encoder, on a thread. Raises what it raises, and ApiError if the queue is full or the bundle cannot be loaded.
         """
         self.service.queue.check(self.owner)
         with await self.service.bundles.lease(model) as served:
-            arguments, encoder = await run_in_threadpool(prepare, served)
-            return await SessionStream.open(self.service, served, self.owner, arguments, encoder)
+            request, encoder = await run_in_threadpool(prepare, served)
+            return await SessionStream.open(self.service, served, self.owner, request, encoder)
 
     def speak(self, stream: SessionStream, send: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Run `send` in a task, then close the stream. An error ends the conversation, whose end cancels the task."""

@@ -12,13 +12,15 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import AudioChunk, Cancelled, Session, Word
+from voxcpm_runtime.speech.request import Request
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -76,15 +78,18 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
 
     @classmethod
     async def open(
-        cls, service: Service, served: ServedBundle, owner: str, arguments: Mapping[str, Any], encoder: Encoder
+        cls, service: Service, served: ServedBundle, owner: str, request: Request, encoder: Encoder
     ) -> SessionStream:  # fmt: skip
-        """Open a session and start its stream. arguments: those of `VoxCPM.session`, whose errors it raises."""
-        seed = arguments.get("seed")
-        seed = secrets.randbits(_SEED_BITS) if seed is None else seed
-        arguments = {**arguments, "seed": seed, "buffer_seconds": service.settings.buffer_seconds}
+        """Open a session and start its stream. Raises the errors of `VoxCPM.session`."""
+        seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         # The session takes a turn only when there is text, by which time `stream` is set.
         stream: SessionStream
-        session = await run_in_threadpool(served.tts.session, **arguments, turn=lambda: stream.turn())  # noqa: PLW0108
+        session = await run_in_threadpool(
+            served.tts.session_for,
+            replace(request, seed=seed),
+            buffer_seconds=service.settings.buffer_seconds,
+            turn=lambda: stream.turn(),  # noqa: PLW0108
+        )
         stream = cls(service, served, owner, session, seed, encoder)
         stream.start()
         return stream

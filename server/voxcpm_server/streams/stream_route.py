@@ -11,6 +11,7 @@ from fastapi import APIRouter, WebSocket
 from pydantic import Field
 
 from voxcpm_runtime import InputError
+from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.words.words import missed_words
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.speech.encoding import Encoder
@@ -99,14 +100,13 @@ class _Speaker(JsonSocket):
         ignored += sorted(body.model_fields_set & set(_WITHOUT_EFFECT))
         bare = body.model_copy(update={**dict.fromkeys(_WITHOUT_EFFECT), "input": ""})
 
-        def prepare(served: ServedBundle) -> tuple[dict[str, Any], Encoder]:
+        def prepare(served: ServedBundle) -> tuple[Request, Encoder]:
             if body.instructions and not served.takes_instructions:
                 ignored.append("instructions")
             settings, voices = self.service.settings, self.service.voices
             voice = voices.named(body.voice_name, served.tts.built_in_voices)
-            arguments = bare.arguments(settings, served, settings.max_characters, voice, voices)
-            del arguments["text"], arguments["prompt_text"]
-            return arguments, body.encoder(served.tts)
+            request = bare.runtime_request(settings, served, settings.max_characters, voice, voices)
+            return request, body.encoder(served.tts)
 
         self._stream = stream = await self.open_stream(body.model, prepare)
         self._ended = False

@@ -19,6 +19,9 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
+from voxcpm_runtime import GenerationOptions
+from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.errors import CLIENT_CLOSED, ApiError
 from voxcpm_server.middleware.authentication import is_loopback
 from voxcpm_server.rooms import Address, Room
@@ -133,10 +136,11 @@ class _WyomingConnection(Conversation):
         if not isinstance(name, str | None):
             raise ApiError(400, "voice.name: expected a string", param="voice")
 
-        def prepare(served: ServedBundle) -> tuple[dict[str, Any], Encoder]:
+        def prepare(served: ServedBundle) -> tuple[Request, Encoder]:
             voice = self.service.voices.named(name or DEFAULT_VOICE, served.tts.built_in_voices)
             rate = served.tts.sample_rate
-            return {"clean": "markdown", "voice": voice}, Encoder("pcm", rate, rate)
+            request = Request(recordings=Recordings(voice=voice), options=GenerationOptions(clean="markdown"))
+            return request, Encoder("pcm", rate, rate)
 
         self._stream = await self.open_stream(None, prepare)
         self._takes_text = True

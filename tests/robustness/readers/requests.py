@@ -68,7 +68,7 @@ def _speech(kind: str) -> Callable[[bytes], str | None]:
 
         request = await speech_request(Request(scope, receive))
         request.ignored_fields(served)
-        request.arguments(settings, served, 4096, None, voices)
+        request.runtime_request(settings, served, 4096, None, voices)
 
     return _refusal(read)
 

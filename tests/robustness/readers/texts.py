@@ -22,12 +22,12 @@ _LINE = {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "infere
 def batch_lines(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """A JSONL file. Each invalid line is reported in one line; the others are read."""
     from voxcpm_runtime.commands.batch_lines import Failure, read_lines
-    from voxcpm_runtime.speech.arguments import Arguments
+    from voxcpm_runtime.speech.request import Request
 
     def read(content: bytes) -> str | None:
         (folder / "lines.jsonl").write_bytes(content)
         refused = 0
-        for line in read_lines(str(folder / "lines.jsonl"), Arguments()):
+        for line in read_lines(str(folder / "lines.jsonl"), Request()):
             if isinstance(line, Failure):
                 refused += 1
                 assert len(str(line).splitlines()) == 1, line

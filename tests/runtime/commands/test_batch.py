@@ -15,7 +15,7 @@ from voxcpm_runtime.commands import batch as commands_batch
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.commands.batch_lines import read_lines
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments
+from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -217,5 +217,5 @@ def test_cluster_opens_the_bundle_of_a_checkpoint(folder, speaking, monkeypatch)
 def test_a_line_overrides_fast(tmp_path, line, steps):
     source = tmp_path / "lines.jsonl"
     source.write_text(json.dumps({"text": "one.", **line}))
-    (read,) = read_lines(str(source), Arguments(options=GenerationOptions(fast=True)))
-    assert read.arguments.options.inference_timesteps == steps
+    (read,) = read_lines(str(source), Request(options=GenerationOptions(fast=True)))
+    assert read.request.options.inference_timesteps == steps

@@ -13,7 +13,7 @@ import soundfile
 
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.commands.generate import interruptible
-from voxcpm_runtime.speech.arguments import CancelToken
+from voxcpm_runtime.speech.request import CancelToken
 from voxcpm_runtime.voxcpm import VoxCPM
 
 BOOK = "\n\n".join(f"It was the {day} day of the week. Nobody said a word about it." for day in (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError, system_reason
-from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
+from voxcpm_runtime.speech.request import Cancelled, CancelToken
 from waiting import until
 
 TEXT = "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."

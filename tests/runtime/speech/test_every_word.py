@@ -7,6 +7,8 @@ import pytest
 
 from voxcpm_runtime import CancelToken, Progress, VoxCPM
 from voxcpm_runtime.speech.results import WordsWarning
+from voxcpm_runtime.speech.spine import prepared
+from voxcpm_runtime.voices.recordings import encoded
 from voxcpm_runtime.words.files import timestamps_file
 
 CUT = ("Hello there, my friend. How are you today?", {"voice": "emma", "seed": 0})
@@ -67,10 +69,8 @@ def test_a_repetition_is_repaired_with_the_same_samples_each_time(tts: VoxCPM) -
 
 
 def _sequence(tts: VoxCPM, text: str, given: dict):
-    from voxcpm_runtime.speech.utterance import utterance
-
     plan = tts.plan(text, **given)
-    return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver)).sequence
+    return prepared(plan, 0, plan.segments[0], encoded(plan.voice, tts.driver)).sequence
 
 
 @pytest.mark.filterwarnings("ignore:.*suspiciously")

@@ -11,7 +11,7 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
-from voxcpm_runtime.speech import expected_length, room
+from voxcpm_runtime.speech import budget, expected_length
 from voxcpm_runtime.speech.results import Progress, Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.voices.voice import Voice
@@ -26,7 +26,7 @@ PROFILE = SpeechProfile(longest_seconds=1, longest_tokens=13, seconds_per_letter
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> VoxCPM:
     """A voice with a `speech.json`, in which a prompt of ten tokens tells a pace."""
     monkeypatch.setattr(expected_length, "_SLACK", 0.0)
-    monkeypatch.setattr(room, "_ANCHOR_SECONDS", 0.1)
+    monkeypatch.setattr(budget, "_ANCHOR_SECONDS", 0.1)
     Manifest.read(bundle_folder).model_copy(update={"speech": PROFILE}).write(bundle_folder)
     return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech import room
+from voxcpm_runtime.speech import budget
 from voxcpm_runtime.voices.voice import Voice, VoiceHeader
 
 CHAPTER = """it is so. it is not. who is it? come in! why not.
@@ -94,7 +94,7 @@ def test_speech_truncated_by_the_cache_is_retried(tts):
 @pytest.mark.usefixtures("stopping")
 def test_anchor_grows_until_long_enough(tts, monkeypatch):
     """Later segments are added to the continued audio until it is long enough."""
-    monkeypatch.setattr(room, "_ANCHOR_SECONDS", 0.1)  # ten tokens
+    monkeypatch.setattr(budget, "_ANCHOR_SECONDS", 0.1)  # ten tokens
     text = "so.\n\nit is so.\n\nso be it.\n\nand it is so."
 
     # Segments as long as if speech were short, for which there is room.

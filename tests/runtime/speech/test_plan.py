@@ -12,10 +12,12 @@ from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech import room
-from voxcpm_runtime.speech.arguments import Arguments, Cancelled, CancelToken
-from voxcpm_runtime.speech.plan import plan
-from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.speech import budget
+from voxcpm_runtime.speech.planning import plan
+from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
+from voxcpm_runtime.speech.spine import prepared
+from voxcpm_runtime.speech.splitting import split_sentence
+from voxcpm_runtime.voices.recordings import encoded
 from voxcpm_runtime.voxcpm import VoxCPM
 
 RATE = 1000  # of the tiny architectures, whose patch is 20 samples
@@ -35,7 +37,7 @@ def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch):
 def sequence(tts: VoxCPM, *arguments, **options) -> Sequence:
     """The sequence that is prefilled for the first segment."""
     plan = tts.plan(*arguments, **options)
-    return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver)).sequence
+    return prepared(plan, 0, plan.segments[0], encoded(plan.voice, tts.driver)).sequence
 
 
 def text_of(prefilled: Sequence) -> str:
@@ -62,7 +64,7 @@ def test_only_the_target_is_normalized(tts):
 
 def test_continued_segment_is_spelled_out_once(tts, letters, monkeypatch):
     """Read again, max. would be maximum and ed. edition."""
-    monkeypatch.setattr(room, "_ANCHOR_SECONDS", 0)
+    monkeypatch.setattr(budget, "_ANCHOR_SECONDS", 0)
     tts.bundle = replace(tts.bundle, tokenizer=letters)
     text = "I met Max.\n\nHe was with Ed.\n\nThey left."
 
@@ -96,6 +98,21 @@ def test_a_plan_is_spoken_whole_and_in_chunks(tts):
     np.testing.assert_array_equal(np.concatenate(list(tts.stream_plan(plan))), whole)
     with pytest.raises(InputError, match="chunk_patches must be a whole number of patches from 1, got 0"):
         tts.stream_plan(plan, chunk_patches=0)
+
+
+def test_a_request_is_planned_and_spoken_like_its_keywords(tts):
+    given = {"seed": 3, "max_len": 6, "lexicon": {"there": "here"}}
+    options = GenerationOptions(max_len=6)
+    request = Request("hello there.", options=options, seed=3, lexicon={"there": "here"})
+
+    planned = tts.plan_request(request)
+
+    assert planned.request is request
+    assert planned.segments == tts.plan("hello there.", **given).segments
+    np.testing.assert_array_equal(tts.speak_plan(planned).audio, tts.generate("hello there.", **given))
+    for empty in ("", " \n"):
+        with pytest.raises(InputError, match="the text is empty"):
+            Request(empty)
 
 
 def test_plan_of_another_bundle_is_rejected(tts, bundle_folder):
@@ -149,9 +166,9 @@ def test_segments_fit_the_checkpoints_positions():
     def expected(texts) -> float:
         return max(profile.expected_seconds(sum(map(str.isalnum, text))) for text in texts)
 
-    planned = plan(bundle, Arguments(text=SENTENCE * 20 + LONG_SENTENCE + SENTENCE * 5))
-    sentence = planned.split_sentence(LONG_SENTENCE)
-    asked = replace(planned.arguments, options=GenerationOptions(segment_tokens=60))
+    planned = plan(bundle, Request(text=SENTENCE * 20 + LONG_SENTENCE + SENTENCE * 5))
+    sentence = split_sentence(planned, str, LONG_SENTENCE)
+    asked = replace(planned.request, options=GenerationOptions(segment_tokens=60))
 
     assert 0.4 < expected(part.text for part in planned.segments) / profile.longest_seconds <= 1
     assert 0.4 < expected(part.text for part in sentence) / profile.longest_seconds <= 1

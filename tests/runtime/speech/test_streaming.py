@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech.arguments import Cancelled, CancelToken
+from voxcpm_runtime.speech.request import Cancelled, CancelToken
 
 TEXT = "hello there."
 MODES = {

@@ -138,10 +138,10 @@ def test_overlong_speech_is_ended(serve: Callable[..., Any]) -> None:
 def test_bundle_failures_send_retry_after(
     serve: Callable[..., Any], tts: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(**_: object) -> Any:
+    def failing(*_: object) -> Any:
         raise BundleError("/secret/bundle: not enough memory")
 
-    monkeypatch.setattr(tts, "plan", failing)
+    monkeypatch.setattr(tts, "plan_request", failing)
     answer = httpx2.post(f"{serve().url}/v1/audio/speech", json=SAID)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
@@ -169,7 +169,7 @@ def test_unexpected_errors_log_one_line_without_the_text(
     assert events.count('"server_error"') == 1
     assert "secret" not in events + caplog.text
     assert caplog.text.count("ZeroDivisionError at ") == 2
-    monkeypatch.setattr(tts, "plan", broken)
+    monkeypatch.setattr(tts, "plan_request", broken)
     answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
 
     assert answer.status_code == 500

@@ -53,7 +53,7 @@ def test_replaced_characters_are_reported(
     assert httpx2.get(url).json()["replaced"] == "中ə"
 
     # Those of a long text are known when they are spoken.
-    monkeypatch.setattr("voxcpm_runtime.speech.plan.MAX_READ_AT_ONCE", 5)
+    monkeypatch.setattr("voxcpm_runtime.speech.planning.MAX_READ_AT_ONCE", 5)
     body |= {"input": f"Hi you.\n\n{text}", "stream_format": "sse"}
     speech = httpx2.post(f"{server.url}/v1/audio/speech", json=body)
     assert "X-Replaced-Characters" not in speech.headers

@@ -19,9 +19,11 @@ from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.audio_vae import patch_decoder
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech.arguments import Arguments, CancelToken
-from voxcpm_runtime.speech.plan import Plan, plan
+from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.planning import plan
+from voxcpm_runtime.speech.request import CancelToken, Request
 from voxcpm_runtime.speech.results import PlannedSegment, Progress
+from voxcpm_runtime.speech.seeds import noise
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -93,13 +95,13 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
     opened = open_bundle(bundle)
 
     def speak(text: str, voice: PromptVoice | None, seed: int, _: float | None) -> Reading:
-        planned = plan(opened, Arguments.of(text, Recordings(*_prompt(voice)), {"seed": seed}))
+        planned = plan(opened, Request(text, Recordings(*_prompt(voice)), seed=seed))
         cache = None if voice is None else _voice_cache(model, voice, planned)
         spoken = []
         for index, segment in enumerate(planned.segments):
             words = _spoken_words(planned, segment)
-            noise = planned.noise(index, 0)
-            audio, latents = upstream_generate(model, words, rng=noise, prompt_cache=cache)
+            rng = noise(planned.seed, index, 0)
+            audio, latents = upstream_generate(model, words, rng=rng, prompt_cache=cache)
             if segment.anchors:
                 transcript = _as_prompt(planned, segment.transcript)
                 cache = model.merge_prompt_cache(cache, transcript, torch.from_numpy(latents))

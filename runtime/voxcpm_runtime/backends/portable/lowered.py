@@ -67,7 +67,7 @@ def checked_inputs(
         # Fast path for the usual dtype and shape: names of dtypes and lists of shapes take longer.
         if array.dtype != dtype and array.dtype.name not in (accepted := _ACCEPTED_DTYPES[interface.dtype]):
             raise ValueError(f"{name} must be {' or '.join(accepted)}, not {array.dtype.name}")
-        if array.shape != interface.fixed_shape and not interface.allows(array.shape):
+        if array.shape not in interface.shapes and not interface.allows(array.shape):
             raise ValueError(f"{name} must have shape {interface.describe()}, not {array.shape}")
         array = np.ascontiguousarray(array, dtype)
         if mode == "faithful" and interface.dtype == "FLOAT16":

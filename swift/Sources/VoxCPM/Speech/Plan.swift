@@ -1,4 +1,4 @@
-// The plan of one call, checked without a step model, as in runtime/voxcpm_runtime/speech/plan.py:
+// The plan of one call, checked without a step model, as in runtime/voxcpm_runtime/speech/planning.py:
 //
 //     options, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
 

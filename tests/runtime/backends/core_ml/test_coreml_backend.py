@@ -16,7 +16,7 @@ from coreml_stand_in.installation import StandIn
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech import attempts
+from voxcpm_runtime.speech import spine
 from voxcpm_runtime.voxcpm import VoxCPM
 
 GIVEN = {"seed": 3, "min_len": 4, "max_len": 4, "retry_badcase": False}
@@ -99,8 +99,8 @@ def test_core_ml_decodes_in_the_calling_thread(
 ) -> None:
     """coremltools holds the GIL during predictions, so a second thread would gain nothing."""
     asked = []
-    pool = attempts.ThreadPoolExecutor
-    monkeypatch.setattr(attempts, "ThreadPoolExecutor", lambda *given: asked.append(1) or pool(*given))
+    pool = spine.ThreadPoolExecutor
+    monkeypatch.setattr(spine, "ThreadPoolExecutor", lambda *given: asked.append(1) or pool(*given))
 
     with VoxCPM.from_bundle(tiny_bundle, precision="fp16", backend=backend) as tts:
         tts.generate(TEXT, **GIVEN)

@@ -1,39 +1,36 @@
-"""The arguments of `VoxCPM.speak`, and the token that cancels it."""
+"""What a call asks for: one frozen `Request`, built once by Python, command line, JSONL or HTTP, and never changed.
+
+The token that cancels it, and the names of its parts as keywords of Python's API.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
 
-from voxcpm_constants.errors import InputError, MissingExtraError, VoxCPMError
+from voxcpm_constants.errors import VoxCPMError
 from voxcpm_runtime.argument_types import (
+    checked_text,
     instance,
     switch,
     text_argument,
     valid_unicode,
-    whole_number,
     wrong_type,
 )
 from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import Clean, GenerationOptions, checked_options
 from voxcpm_runtime.speech.results import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.cleaning import Cleaner
 from voxcpm_runtime.text.control import described, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, LexiconSource, lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.words.words import Word
 
-if TYPE_CHECKING:
-    from voxcpm_runtime.markup.parsing import Part
-
-_SEED_BITS = 32  # Length of a random seed
 WordsCallback = Callable[[tuple[Word, ...]], object]
 
 
@@ -72,8 +69,8 @@ class CancelToken:
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """The arguments of one call. The options are checked; `plan` reads and checks the rest."""
+class Request:
+    """What to speak, how, and who listens. The options are checked; `planning.plan` reads and checks the rest."""
 
     text: str | None = None  # The text to speak; None in a session, whose text arrives later
     recordings: Recordings = field(default_factory=Recordings)  # The voice to speak in
@@ -94,6 +91,8 @@ class Arguments:
     """Called with the words of each segment when it is spoken, before a stream yields its last samples."""
 
     def __post_init__(self) -> None:
+        if self.text is not None:
+            checked_text(self.text, "text")
         if self.control is not None:
             valid_unicode(text_argument(self.control, "control"), "control", "control")
         for name in ("progress", "on_words"):
@@ -104,27 +103,6 @@ class Arguments:
         switch(self.keep_partial, "keep_partial")
         if self.saved_segments is not None:
             instance(self.saved_segments, SavedSegments, "saved_segments", "a SavedSegments")
-
-    @classmethod
-    def of(cls, text: str | None, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
-        """The arguments of a call with keywords: `voice`, fields of this class, and options.
-
-        Raises InputError for an option out of range and a file that is not a voice, TypeError for an unknown keyword.
-        """
-        own = {name: value for name, value in given.items() if name in _FIELDS}
-        options = {name: value for name, value in given.items() if name not in _FIELDS}
-        if (voice := options.pop("voice", None)) is not None:
-            recordings = recordings.with_voice(voice)
-        if (lexicon := own.pop("lexicon", None)) is not None:
-            own["lexicon"] = lexicon_entries(lexicon)
-        return cls(text, recordings, options=checked_options(options), **own)
-
-    def cleaned(self) -> Arguments:
-        """A copy whose text is as `clean` reads it; that of a session is cleaned as it arrives."""
-        if self.text is None or self.options.clean is None:
-            return self
-        options = replace(self.options, clean=None)
-        return replace(self, text=Cleaner(self.options.clean)(self.text), options=options)
 
     def digest(self, bundle: str) -> str:
         """SHA-256 over everything that determines the speech, including audio files and the bundle's digest.
@@ -144,30 +122,29 @@ class Arguments:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-_FIELDS = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
-AnyArguments = str | Mapping[str, Any] | Arguments
-"""One of several utterances: its text, the arguments of `speak` by name, or `Arguments`."""
+_FIELDS = {f.name for f in fields(Request)} - {"text", "recordings", "options"}
+AnyRequest = str | Mapping[str, Any] | Request
+"""One of several utterances: its text, the arguments of `speak` by name, or a `Request`."""
 
 
-def first_seed(seed: object, rng: NoiseSource | None = None) -> int | None:
-    """The seed of a call, by default a random one, so that all speech can be reproduced; None with an rng.
+def request_of(text: str | None, recordings: Recordings, given: dict[str, Any]) -> Request:
+    """The request of a call with keywords: `voice`, fields of `Request`, and options.
 
-    Raises InputError for a seed that is not a whole number of at least 0, for an rng without `standard_normal`, and
-    for both together.
+    Raises InputError for an option out of range and a file that is not a voice, TypeError for an unknown keyword.
     """
-    if rng is None:
-        return secrets.randbits(_SEED_BITS) if seed is None else whole_number(seed, "seed", 0)
-    if seed is not None:
-        raise InputError("give a seed or an rng, not both")
-    if not callable(getattr(rng, "standard_normal", None)):
-        raise wrong_type(rng, "rng", "a source of noise with the method standard_normal")
-    return None
+    voice, lexicon = given.pop("voice", None), given.pop("lexicon", None)
+    if voice is not None:
+        recordings = recordings.with_voice(voice)
+    own: dict[str, Any] = {} if lexicon is None else {"lexicon": lexicon_entries(lexicon)}
+    for name in _FIELDS & given.keys():
+        own[name] = given.pop(name)
+    return Request(text, recordings, options=checked_options(given), **own)
 
 
 class Keywords(TypedDict, total=False):
     """Names and types of a call's keywords, for type checkers.
 
-    A test compares them with `Arguments` and `GenerationOptions`, which define them.
+    A test compares them with `Request` and `GenerationOptions`, which define them.
     """
 
     voice: VoiceSource | None
@@ -202,14 +179,3 @@ class Keywords(TypedDict, total=False):
     strict: bool
     trim_silence_vad: bool
     denoise: bool
-
-
-def parts_of(text: str, arguments: Arguments) -> tuple[Part, ...]:
-    """The parts of a text with markup. Raises InputError, with the place, for what is not markup."""
-    try:
-        from voxcpm_runtime.markup.parsing import spoken_parts, stored_voice
-    except ImportError as error:
-        raise MissingExtraError(f"markup needs {error.name}: reinstall voxcpm-coreml") from None
-    speed = arguments.options.speed
-    pause = arguments.options.paragraph_pause / speed
-    return spoken_parts(text, pause, arguments.find_voice or stored_voice, speed)
