@@ -24,10 +24,15 @@ let all: [Target.Dependency] = [
     "VoxCPM", "VoxCPMCoreML", "VoxCPMCoreAI", "VoxCPMPlayback", "VoxCPMBuiltInVoice",
 ]
 
-// Resources must be below their target, which has a link to the runtime's bundle. A link itself would be copied as one.
-let voice: [Resource] = ["manifest.json", "manifest.sha256", "constants", "int8", "tokenizer", "vectors"].map {
+// Resources must be below their target, which has links to the runtime's bundle and voices. A link itself would be
+// copied as one.
+let bundle: [Resource] = ["manifest.json", "manifest.sha256", "constants", "int8", "tokenizer", "vectors"].map {
     .copy("bundle/\($0)")
 }
+let voices: [Resource] = [
+    "alloy", "aoede", "daniel", "emma", "eric", "fable", "fenrir", "george", "heart", "isabella", "liam", "michael",
+    "river",
+].map { .copy("voices/\($0).voice") }
 
 // A separate constant: as one expression, the package takes half a minute to type-check.
 let targets: [Target] = [
@@ -37,7 +42,7 @@ let targets: [Target] = [
     .target(name: "VoxCPMPlayback", dependencies: audio, path: "swift/Sources/VoxCPMPlayback"),
     .target(
         name: "VoxCPMBuiltInVoice", dependencies: ["VoxCPM"], path: "swift/Sources/VoxCPMBuiltInVoice",
-        exclude: ["bundle/README.md"], resources: voice),
+        exclude: ["bundle/README.md", "voices/README.md"], resources: bundle + voices),
     .executableTarget(name: "voxcpm-speak", dependencies: all, path: "swift/Sources/voxcpm-speak"),
     .testTarget(name: "VoxCPMTests", dependencies: all, path: "swift/Tests/VoxCPMTests"),
 ]

@@ -9,8 +9,8 @@
     python generate_coreml.py --bundle voxcpm-1.5 --text "Hello." --prompt me.wav --prompt-text "What I say."
 
 Core ML runs the step models on a Mac, ONNX Runtime elsewhere. The samples are those of `voxcpm-coreml generate
---no-retry --no-every-word` for a text of one segment. What that adds is left out here: long texts, reading numbers
-aloud, retries, word times, raising quiet recordings.
+--no-retry --no-every-word --zero-shot` for a text of one segment. What that adds is left out here: long texts, reading
+numbers aloud, retries, word times, default voices, raising quiet recordings.
 
 A patch is `patch_size` latent frames; `hidden` is the width of the language models.
 """

@@ -121,6 +121,10 @@ class GenerationOptions:
     paragraph_pause: Annotated[float, Option(
         "Silence between the paragraphs of a text.", (0.0, 60.0), "seconds",
     )] = 0.6
+    zero_shot: Annotated[bool, Option(
+        "Without a voice, speak in another one with each seed, even if the checkpoint names one.",
+        flags=("--zero-shot",),
+    )] = False
     speed: Annotated[float, Option(
         "Speed factor at constant pitch; also applies to pauses between paragraphs.", (MIN_SPEED, MAX_SPEED),
     )] = 1.0

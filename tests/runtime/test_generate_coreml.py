@@ -68,7 +68,7 @@ def test_samples_are_those_of_generate(bundle, precision, mode, request, run):
                "--min-len", 4, "--max-len", 12, "--output", "script.wav", *flags) == 0  # fmt: skip
     said = tts.generate(
         TEXT, seed=7, inference_timesteps=6, cfg_value=1.7, min_len=4, max_len=12, retry_badcase=False,
-        every_word=False, **text, **{f"{kind}_wav_path": path for kind, path in given.items()},
+        every_word=False, zero_shot=True, **text, **{f"{kind}_wav_path": path for kind, path in given.items()},
     )  # fmt: skip
     samples, rate = soundfile.read("script.wav", dtype="int16")
     assert rate == tts.sample_rate

@@ -169,8 +169,8 @@ def write_speech(
     """One speech."""
     noise = RecordedNoise(7)
     given = {} if "seed" in options else {"rng": noise}
-    planned = tts.plan(text, voice=voice, **options).segments
-    speech = tts.speak(text, voice=voice, **given, **options)
+    planned = tts.plan(text, voice=voice, zero_shot=True, **options).segments
+    speech = tts.speak(text, voice=voice, zero_shot=True, **given, **options)
     write(
         folder, bundle, tts, voice, noise, speech.latents, speech.audio,
         text=text, options=options,

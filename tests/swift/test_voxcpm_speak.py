@@ -119,7 +119,7 @@ struct Session {}
 let session: VoxCPM.Session? = nil
 
 let tts = TextToSpeech(.builtInVoice, Configuration(predictor: CoreMLPredictor()))
-print("samples", try await tts.speak("Hello.").samples.count)
+print("samples", try await tts.speak("Hello.", voice: .builtIn()).samples.count)
 """
 
 

@@ -128,6 +128,7 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: SpokenCase) -> EndToEnd:
         "reference_wav_path": case.reference_wav,
         "retry_badcase": False,
         "every_word": False,
+        "zero_shot": True,
         "min_len": case.min_len,
         "max_len": None if case.patches is None else case.max_len,
         # As a single utterance, like upstream.

@@ -172,6 +172,7 @@ class Keywords(TypedDict, total=False):
     every_word: bool
     segment_tokens: int | None
     paragraph_pause: float
+    zero_shot: bool
     speed: float
     markup: bool
     normalize: bool

@@ -11,9 +11,10 @@ from pathlib import Path
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import DEFAULT_VOICE, voices_folder
 from voxcpm_runtime.argument_types import path_argument, text_argument
+from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.storage.atomic_file import make_folder
 from voxcpm_runtime.voices.prefix_cache import prefix_files
-from voxcpm_runtime.voices.voice import SUFFIX, Voice
+from voxcpm_runtime.voices.voice import SUFFIX, Voice, latent_space
 
 BUILT_IN = Path(__file__).with_name("built_in_voices")
 """Recordings of the speakers that the built-in voice's checkpoint was trained with."""
@@ -24,6 +25,13 @@ _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
 def built_in_voices() -> dict[str, Voice]:
     """The built-in voices by name, sorted; without paths, so that no prefixes are cached in the package."""
     return {path.stem: replace(Voice.load(path), path=None) for path in sorted(BUILT_IN.glob(f"*{SUFFIX}"))}
+
+
+def default_voice(bundle: Bundle) -> Voice | None:
+    """The built-in voice that the checkpoint's `speech.json` names; None if it names none."""
+    profile = bundle.manifest.speech
+    voice = built_in_voices().get(profile.voice) if profile and profile.voice else None
+    return voice if voice and voice.header.latent_space == latent_space(bundle.architecture) else None
 
 
 class VoiceStore:

@@ -36,7 +36,16 @@ if TYPE_CHECKING:
 RECORDINGS = ("prompt_audio", "reference_audio")  # Fields that hold audio files
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
-_OPTIONS = ("speed", "cfg_value", "inference_timesteps", "fast", "every_word", "strict", "markup")
+_OPTIONS = (
+    "speed",
+    "cfg_value",
+    "inference_timesteps",
+    "fast",
+    "every_word",
+    "zero_shot",
+    "strict",
+    "markup",
+)
 _RECORDING_RATES = (8_000, 192_000)
 _TIMESTAMPS = "Report when each word is said: in sse events, or in a header, which makes the response whole."
 _STREAM = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
@@ -87,6 +96,9 @@ class SpeechRequest(BaseModel):
     every_word: Annotated[
         bool, _field("Whether to wait for the last word, and to repair skips and repetitions.")
     ] = True
+    zero_shot: Annotated[
+        bool, _field("Whether the default voice is another one with each seed, not the checkpoint's.")
+    ] = False
     clean: Annotated[
         Literal["markdown", "none"],
         _field("Whether to leave out Markdown's marks and the URLs of its links; not with `markup`."),

@@ -98,6 +98,7 @@ private func run(_ asked: Arguments) async throws {
         return
     }
     var voice = try asked.voice.map { try Voice(contentsOf: URL(fileURLWithPath: $0)) }
+    if voice == nil, asked.bundle == nil { voice = try .builtIn() }
     if asked.prompt != nil || asked.reference != nil {
         voice = try await tts.makeVoice(
             prompt: asked.prompt.map { try Recording(contentsOf: URL(fileURLWithPath: $0)) },

@@ -103,6 +103,7 @@ OPTIONS = {
     "strict": (["--strict"], True),
     "trim_silence_vad": (["--trim-silence"], True),
     "every_word": (["--no-every-word"], False),
+    "zero_shot": (["--zero-shot"], True),
     "segment_tokens": (["--segment-tokens", "9"], 9),
     "paragraph_pause": (["--paragraph-pause", "1.5"], 1.5),
     "speed": (["--speed", "1.5"], 1.5),

@@ -87,6 +87,15 @@ def test_users_voice_overrides_a_built_in_one(folder: Path, capsys: pytest.Captu
     assert (BUILT_IN / "heart.voice").is_file()
 
 
+def test_without_a_voice_the_checkpoints_own_speaks(tts: VoxCPM) -> None:
+    own = tts.generate(TEXT, seed=SEED)
+
+    assert np.array_equal(own, tts.generate(TEXT, voice="heart", seed=SEED))
+    assert np.array_equal(own, tts.generate(TEXT, voice="default", seed=SEED))
+    assert not np.array_equal(own, tts.generate(TEXT, seed=SEED, zero_shot=True))
+    assert tts.plan(TEXT, zero_shot=True).voice is None
+
+
 def test_built_in_voices_require_the_same_audio_vae(speaking: Callable[..., str]) -> None:
     other = VoxCPM.from_bundle(speaking)
 

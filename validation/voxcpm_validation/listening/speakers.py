@@ -48,7 +48,13 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
                 stop.cancel()
 
         planned = tts.plan(
-            text, *_prompt(voice), seed=seed, progress=on_progress, cancel=stop, keep_partial=True
+            text,
+            *_prompt(voice),
+            zero_shot=True,
+            seed=seed,
+            progress=on_progress,
+            cancel=stop,
+            keep_partial=True,
         )
         with warnings.catch_warnings():
             # The result has the same information.
@@ -95,7 +101,10 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
     opened = open_bundle(bundle)
 
     def speak(text: str, voice: PromptVoice | None, seed: int, _: float | None) -> Reading:
-        planned = plan(opened, Request(text, Recordings(*_prompt(voice)), seed=seed))
+        request = Request(
+            text, Recordings(*_prompt(voice)), options=GenerationOptions(zero_shot=True), seed=seed
+        )
+        planned = plan(opened, request)
         cache = None if voice is None else _voice_cache(model, voice, planned)
         spoken = []
         for index, segment in enumerate(planned.segments):
