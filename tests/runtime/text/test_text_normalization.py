@@ -33,6 +33,20 @@ OTHER_LANGUAGES = (
     "Mám 3 kočky.",
     "Saya punya 3 kucing.",
     "Tôi có 3 con mèo.",
+    # Without a function word.
+    "Ali 3 elma yedi.",
+    "Mamy 3 koty",
+    "Peter isst 3 Brote.",
+    "Juan compra 3 manzanas.",
+    "María come 3 peras",
+    "Lan mua 3 cam",
+    "Marco mangia 3 mele.",
+    "Luc mange 3 pommes.",
+    "Jan eet 3 appels.",
+    "Kati osti 3 omenaa.",
+    "Budi makan 3 apel",
+    "Seite 5",
+    "Phòng 12",
 )
 
 
@@ -53,6 +67,14 @@ NAMES = (
         "Dvořák's Symphony No. 9",
         "The Polish word że has 2 letters",
         "my iPhone 15",
+        "3 eggs",
+        "Room 12B",
+        "5 km",
+        "Dr. Li, 2 p.m.",
+        "Ali ate 3 apples.",
+        "Add 2 eggs.",
+        "Boeing 747",
+        "2 cups sugar",
         pytest.param(NAMES, id="a list"),
     ],
 )

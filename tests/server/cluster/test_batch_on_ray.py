@@ -113,7 +113,9 @@ def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs:
 
     monkeypatch.setattr(batch, "speak", speak)
     lines = (
-        SimpleNamespace(number=number, output=output, timestamps="", self_contained=lambda _, output=output: output)
+        SimpleNamespace(
+            number=number, output=output, timestamps="", self_contained=lambda _, output=output: output
+        )
         for number, output in enumerate(outputs)
     )
     executor = batch.RayExecutor(address, None, SimpleNamespace(digest=""), Engine())
