@@ -28,7 +28,7 @@ from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MergedLora, record_file
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
-from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name
+from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name, stored_keys
 
 LORA_CONFIG_FILE = "lora_config.json"
 # In upstream's order of preference (`load_lora_weights`).
@@ -99,7 +99,8 @@ class Lora:
         self.weights = file.paths[0]
         self.config_file = config_file
         self._name = name
-        self._keys = _plain_keys(file)
+        # Upstream's names, such as base_lm.layers.0.mlp.up_proj.lora_A.
+        self._keys = stored_keys(file, lambda key: _PEFT_KEY.sub("", plain_name(key), count=1))
         self._shapes = {name: file.shapes[key] for name, key in self._keys.items()}
         self._file = file
         document = {} if config_file is None else _document(config_file)
@@ -220,17 +221,6 @@ class Lora:
                     f"{self.weights}: expected {layer}.{half} of shape {expected} ({rank}), "
                     f"found {'none' if found is None else found}; {self._hint}"
                 )
-
-
-def _plain_keys(file: WeightFile) -> dict[str, str]:
-    """Upstream's name of each tensor, `layer.lora_A` or `layer.lora_B`, and its key in the file."""
-    keys: dict[str, str] = {}
-    for key in file.shapes:
-        name = plain_name(key)
-        name = _PEFT_KEY.sub("", name, count=1)
-        if keys.setdefault(name, key) != key:
-            raise CheckpointError(f"{file.paths[0]}: {name} appears twice, under different names")
-    return keys
 
 
 def _download(repository: str, cache_dir: Path | None, local_files_only: bool) -> Path:

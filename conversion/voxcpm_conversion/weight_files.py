@@ -56,6 +56,15 @@ def plain_name(key: str) -> str:
     return name
 
 
+def stored_keys(file: WeightFile, name_of: Callable[[str], str] = plain_name) -> dict[str, str]:
+    """The key in the file of each tensor, by its name. Raises CheckpointError for a name that appears twice."""
+    keys: dict[str, str] = {}
+    for key in file.shapes:
+        if keys.setdefault(name := name_of(key), key) != key:
+            raise CheckpointError(f"{file.paths[0]}: {name} appears twice, under different names")
+    return keys
+
+
 def open_weight_file(path: Path) -> WeightFile:
     """Open a weight file; its name decides its format.
 
