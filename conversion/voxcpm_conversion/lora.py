@@ -23,12 +23,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError, first_line, first_wrong_field
+from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MergedLora, record_file
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
-from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name, stored_keys
+from voxcpm_conversion.weight_files import (
+    Shape,
+    WeightFile,
+    downloaded,
+    open_weight_file,
+    plain_name,
+    stored_keys,
+)
 
 LORA_CONFIG_FILE = "lora_config.json"
 # In upstream's order of preference (`load_lora_weights`).
@@ -140,7 +147,9 @@ class Lora:
         name = str(path)
         path = user_path(path)
         if not path.exists() and is_hub_id(name):
-            path = _download(name, cache_dir, local_files_only)
+            names = [*WEIGHT_FILES, LORA_CONFIG_FILE, PEFT_CONFIG_FILE]
+            names += [f"{_LATEST}/{file}" for file in names]
+            path = downloaded(name, names, "LoRA", cache_dir=cache_dir, local_files_only=local_files_only)
         else:
             name = path.resolve().name
         weights = _weight_file(path)
@@ -221,24 +230,6 @@ class Lora:
                     f"{self.weights}: expected {layer}.{half} of shape {expected} ({rank}), "
                     f"found {'none' if found is None else found}; {self._hint}"
                 )
-
-
-def _download(repository: str, cache_dir: Path | None, local_files_only: bool) -> Path:
-    # Slow to import, and needed for hub ids only.
-    from huggingface_hub import snapshot_download
-
-    names = [*WEIGHT_FILES, LORA_CONFIG_FILE, PEFT_CONFIG_FILE]
-    patterns = [*names, *(f"{_LATEST}/{name}" for name in names)]
-    try:
-        return Path(
-            snapshot_download(
-                repository, allow_patterns=patterns, cache_dir=cache_dir, local_files_only=local_files_only
-            )
-        )
-    except Exception as error:  # noqa: BLE001 - no network, repository, access or disk
-        raise CheckpointError(
-            f"{repository}: no such LoRA, and the download failed ({first_line(error)})"
-        ) from None
 
 
 def _weight_file(path: Path) -> Path:

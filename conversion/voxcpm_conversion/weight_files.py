@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,23 @@ class WeightFile:
     """read(name): the tensor in its stored dtype. Raises CheckpointError if its data cannot be read."""
     integers: frozenset[str] = frozenset()
     """Names of the tensors of integers: quantised weights, or buffers."""
+
+
+def downloaded(repository: str, names: Iterable[str], what: str, **options: Any) -> Path:
+    """The folder of the hub's cache with these files of a repository; those already there are not downloaded again.
+
+    what: what the repository should be. options: of `snapshot_download`. Raises CheckpointError.
+    """
+    # Slow to import, and needed for hub ids only.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(names), **options))
+    except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
+        at = f" at {options['revision']}" if options.get("revision") else ""
+        raise CheckpointError(
+            f"{repository}{at}: no such {what}, and the download failed ({first_line(error)})"
+        ) from None
 
 
 def plain_name(key: str) -> str:
