@@ -110,12 +110,10 @@ class Lora:
         self._keys = stored_keys(file, lambda key: _PEFT_KEY.sub("", plain_name(key), count=1))
         self._shapes = {name: file.shapes[key] for name, key in self._keys.items()}
         self._file = file
-        document = {} if config_file is None else _document(config_file)
-        base = document.get("base_model") or document.get("base_model_name_or_path")
+        self.config, base = (_assumed(self._shapes), None) if config_file is None else _settings(config_file)
         differs = base and Path(str(base)).name.lower() != Path(checkpoint).name.lower()
         self._hint = f"it was trained on {base}" if differs else "is it for another model?"
         found = self._layers_with_weights(layers)
-        self.config = _assumed(self._shapes) if config_file is None else _config(config_file, document)
         self.is_peft = config_file is not None and config_file.name == PEFT_CONFIG_FILE
         # PEFT applies all weights that it saves.
         self._merged = [layer for layer in found if self.is_peft or self.config.enables(layer)]
@@ -250,46 +248,38 @@ def _weight_file(path: Path) -> Path:
     return path
 
 
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document: Any = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
-    if path.name == PEFT_CONFIG_FILE and isinstance(document, dict):
-        return document
-    # Upstream's training writes this block, and its loading fails without it.
-    if not isinstance(document, dict) or not isinstance(document.get("lora_config"), dict):
-        raise CheckpointError(
-            f"{path}: expected upstream's layout, an object lora_config with r, alpha, …; found none"
-        )
-    return document
-
-
-def _config(path: Path, document: dict[str, Any]) -> LoraConfig:
-    if path.name == PEFT_CONFIG_FILE:
-        return _of_peft(path, document)
-    try:
-        return LoraConfig.model_validate(document["lora_config"])
-    except ValidationError as error:
-        raise CheckpointError(f"{path}: lora_config.{first_wrong_field(error)}") from None
-
-
 # Settings of PEFT that change the result, and the values that leave it a plain LoRA.
 _PLAIN_PEFT = {"use_dora": False, "use_rslora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {},
                "fan_in_fan_out": False, "modules_to_save": None}  # fmt: skip
 
 
-def _of_peft(path: Path, document: dict[str, Any]) -> LoraConfig:
-    other = [key for key, plain in _PLAIN_PEFT.items() if document.get(key, plain) not in (plain, None)]
-    if document.get("peft_type", "LORA") != "LORA" or other:
-        found = f"{other[0]} {document[other[0]]}" if other else f"peft_type {document['peft_type']}"
+def _settings(path: Path) -> tuple[LoraConfig, object]:
+    """The settings in a file of upstream's or PEFT's form, and the base that it was made for, if known."""
+    try:
+        document: Any = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+    is_peft = path.name == PEFT_CONFIG_FILE and isinstance(document, dict)
+    # Upstream's training writes this block, and its loading fails without it.
+    if not is_peft and not (isinstance(document, dict) and isinstance(document.get("lora_config"), dict)):
         raise CheckpointError(
-            f"{path}: expected a plain LoRA, found {found}; merge it with PEFT, and convert that"
+            f"{path}: expected upstream's layout, an object lora_config with r, alpha, …; found none"
         )
     try:
-        return LoraConfig(r=document.get("r", 8), alpha=document.get("lora_alpha", 8))
+        if not is_peft:
+            return LoraConfig.model_validate(document["lora_config"]), document.get("base_model")
+        other = [key for key, plain in _PLAIN_PEFT.items() if document.get(key, plain) not in (plain, None)]
+        if document.get("peft_type", "LORA") != "LORA" or other:
+            found = f"{other[0]} {document[other[0]]}" if other else f"peft_type {document['peft_type']}"
+            raise CheckpointError(
+                f"{path}: expected a plain LoRA, found {found}; merge it with PEFT, and convert that"
+            )
+        config = LoraConfig(r=document.get("r", 8), alpha=document.get("lora_alpha", 8))
+        return config, document.get("base_model_name_or_path")
     except ValidationError as error:
-        raise CheckpointError(f"{path}: {first_wrong_field(error)}") from None
+        raise CheckpointError(
+            f"{path}: {'' if is_peft else 'lora_config.'}{first_wrong_field(error)}"
+        ) from None
 
 
 def _assumed(shapes: Mapping[str, Shape]) -> LoraConfig:
