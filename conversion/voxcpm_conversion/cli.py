@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -139,7 +139,8 @@ def convert(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
-    say = _ignore if quiet else _say
+    # Lines are not wrapped, whatever the width.
+    say: Callable[[str], object] = (lambda _: None) if quiet else partial(typer.echo, err=True)
     precisions = _precisions(precision or ["fp16", "int8"])
     deployment = one_of("--target", target, TARGETS)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
@@ -288,15 +289,6 @@ def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[s
             f"--max-length {sizes.kv_length}: the Neural Engine needs a multiple of {STATE_MULTIPLE} for Core ML's "
             "states, so the LM steps will run elsewhere"
         )
-
-
-def _say(line: str) -> None:
-    # Not wrapped, whatever the width.
-    typer.echo(line, err=True)
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 @contextmanager

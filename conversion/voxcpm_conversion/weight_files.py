@@ -29,8 +29,7 @@ _WRAPPER_PREFIXES = ("module.", "model.", "tts_model.", "base_model.")
 _COMPILED = "_orig_mod."  # torch.compile puts it before the name of any module
 _STAND_INS = {
     b"version https://git-lfs": "a Git LFS pointer, not the weights themselves; run git lfs pull in its folder",
-    b"<!doctype html": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
-    b"<html": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
+    b"<": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
 }
 _FOREIGN_CLASS = re.compile(r"GLOBAL (\S+)")  # In torch's message about a pickle that it does not load
 

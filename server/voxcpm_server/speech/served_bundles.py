@@ -106,9 +106,8 @@ class Bundles:
         else:
             self.default = ServedBundle(default_name or "", default)
         self._owned = not isinstance(default, VoxCPM)
-        self.is_ready = (
-            not self._owned
-        )  # whether the default bundle has been loaded, even if it is unloaded now
+        # Whether the default bundle has been loaded, even if it is unloaded now.
+        self.is_ready = not self._owned
         self._named = {name: ServedBundle(name, source) for name, source in named.items()}
         self._max_bytes = max_bytes
         self._idle_seconds = idle_seconds
