@@ -55,18 +55,19 @@ for root in map(pathlib.Path, sys.argv[1:]):
 CONVERT = """
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import StepSizes
-from voxcpm_conversion.convert import check_forms, layout_writer
+from voxcpm_conversion.convert import check_forms
+from voxcpm_conversion.forms import LAYOUTS, optional_module
 check_forms(["fp16"], StepSizes(), "macOS14")
 try:
     check_forms(["fp16"], StepSizes(), "macOS27")
 except InputError as error:
-    assert "no Core AI converter" in str(error)
+    assert "--target macos27: this installation lacks core_ai" in str(error)
 else:
     raise AssertionError("Core AI's converter was found")
 try:
-    layout_writer("fluid")
+    optional_module(LAYOUTS["fluid"], "--layout fluid")
 except InputError as error:
-    assert "this installation lacks it" in str(error)
+    assert "this installation lacks fluid" in str(error)
 else:
     raise AssertionError("the layout was found")
 """

@@ -141,7 +141,8 @@ def is_out_of_memory(error: Exception) -> bool:
     Python itself loses a MemoryError that it has no memory for: "error return without exception set".
     """
     known = "failed to map segment|[Cc]an(no|')t allocate memory|bad_alloc|without (setting an )?exception"
-    return re.search(known, str(error)) is not None
+    one_dnn = "could not create a (primitive|memory)"  # PyTorch's convolutions
+    return re.search(f"{known}|{one_dnn}", str(error)) is not None
 
 
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}

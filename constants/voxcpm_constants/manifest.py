@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
@@ -256,11 +256,17 @@ def _check_own_digest(bundle: Path, content: bytes) -> None:
 
 def record_file(path: Path) -> FileRecord:
     """Size and digest of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return FileRecord(bytes=path.stat().st_size, sha256=digest.hexdigest())
+        return record_open_file(file)
+
+
+def record_open_file(file: BinaryIO) -> FileRecord:
+    """Size and digest of a file that is open for reading, whose position is then its end."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
 
 
 def record_folder(folder: Path) -> dict[str, FileRecord]:

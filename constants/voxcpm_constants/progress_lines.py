@@ -8,35 +8,28 @@ import threading
 from collections.abc import Callable, Iterator
 
 LINE_SECONDS = 10.0  # Seconds before the first line, and between lines
-
-
 Notes = Callable[[str], None]
 
 
 @contextlib.contextmanager
 def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
-    """Show one line on standard error, which the yielded function updates; without a terminal, print new lines."""
+    """Show one line on standard error, which the yielded function updates.
+
+    Without a terminal, print the latest text every LINE_SECONDS, if it has changed.
+    """
     if not shown:
         yield lambda _: None
         return
-    if not sys.stderr.isatty():
-        with progress_lines(message) as note:
-            yield note
+    if sys.stderr.isatty():
+        # Slow to import, and a script does not need it.
+        from rich.console import Console
+        from rich.markup import escape
+
+        # Not `stderr=True`: converters replace sys.stderr while they run.
+        with Console(file=sys.stderr).status(escape(message)) as status:
+            yield lambda text: status.update(escape(text))
         return
-    # Slow to import, and a script does not need it.
-    from rich.console import Console
-    from rich.markup import escape
-
-    # Not `stderr=True`: converters replace sys.stderr while they run.
-    with Console(file=sys.stderr).status(escape(message)) as status:
-        yield lambda text: status.update(escape(text))
-
-
-@contextlib.contextmanager
-def progress_lines(text: str = "") -> Iterator[Notes]:
-    """Write the latest text to standard error every LINE_SECONDS, if it has changed. The yielded function sets it."""
-    # Converters replace sys.stderr while they run.
-    stream, latest, ended = sys.stderr, [text], threading.Event()
+    stream, latest, ended = sys.stderr, [message], threading.Event()
 
     def write() -> None:
         written = ""

@@ -40,7 +40,7 @@ from voxcpm_conversion.checkpoint_files import (
     mlx_error,
 )
 from voxcpm_conversion.lora import Lora
-from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name
+from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name, stored_keys
 
 VAE_PREFIX = "audio_vae."
 
@@ -224,11 +224,7 @@ def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.
 
 def _weights(file: WeightFile) -> dict[str, _Weight]:
     """The weights of a file by name, without wrapper prefixes, and with weight norm's pairs joined."""
-    stored: dict[str, str] = {}
-    for key in file.shapes:
-        name = plain_name(key)
-        if stored.setdefault(name, key) != key:
-            raise CheckpointError(f"{file.paths[0]}: the weight {name} appears twice, under different names")
+    stored = stored_keys(file)
     pairs: dict[str, tuple[str, ...]] = {}
     for name in list(stored):
         for magnitude, direction in _WEIGHT_NORM:

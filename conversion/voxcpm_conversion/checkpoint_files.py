@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from voxcpm_constants.errors import CheckpointError, first_line
+from voxcpm_constants.errors import CheckpointError
 from voxcpm_constants.json_files import read_bounded, read_json
 from voxcpm_constants.manifest import MANIFEST_FILE, MODEL_CARD_FILE
 from voxcpm_constants.speech_profile import SPEECH_FILE
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
+from voxcpm_conversion.weight_files import downloaded
 
 CONFIG_FILE = "config.json"
 # In upstream's order of preference (`from_local`); the sharded form occurs on the hub.
@@ -100,40 +101,24 @@ def missing_file(where: str | Path, there: Iterable[str], names: tuple[str, ...]
 def download_checkpoint(
     repository: str, revision: str | None, cache_dir: Path | None, local_files_only: bool
 ) -> Path:
-    """Download a checkpoint's files into the hub's cache, except those already there."""
-    # Slow to import, and needed for hub checkpoints only.
-    from huggingface_hub import HfApi, snapshot_download
-
-    def download(names: Sequence[str]) -> Path:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision,
-                allow_patterns=list(names),
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            )
-        )
-
+    """Download a checkpoint's files into the hub's cache, except those already there. Raises CheckpointError."""
+    options = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only}
+    if not local_files_only and (sizes := _sizes_on_hub(repository, revision)):
+        # Before gigabytes are downloaded.
+        check_files(repository, sizes)
+        configured = downloaded(repository, [CONFIG_FILE, MODEL_CARD_FILE], "folder", **options)
+        check_not_mlx(repository, configured)
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
     names = [CONFIG_FILE, SPEECH_FILE, MODEL_CARD_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
+    return downloaded(repository, names, "folder", **options)
+
+
+def _sizes_on_hub(repository: str, revision: str | None) -> dict[str, int | None]:
+    """The sizes of a repository's files by name; empty if the hub does not say, which the download then reports."""
+    from huggingface_hub import HfApi  # slow to import
+
     try:
-        if not local_files_only:
-            try:
-                hub = HfApi()
-                info = hub.model_info(repository, revision=revision, files_metadata=True, timeout=10)
-                sizes = {file.rfilename: file.size for file in info.siblings or ()}
-            except Exception:  # noqa: BLE001 - the download reports it, or uses the cache
-                sizes = {}
-            if sizes:
-                # Before gigabytes are downloaded.
-                check_files(repository, sizes)
-                check_not_mlx(repository, download([CONFIG_FILE, MODEL_CARD_FILE]))
-        return download(names)
-    except CheckpointError:
-        raise
-    except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
-        at = f" at {revision}" if revision else ""
-        raise CheckpointError(
-            f"{repository}{at}: no such folder, and the download failed ({first_line(error)})"
-        ) from None
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=10)
+    except Exception:  # noqa: BLE001 - the cache may have the files
+        return {}
+    return {file.rfilename: file.size for file in info.siblings or ()}

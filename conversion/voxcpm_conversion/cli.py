@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
-from voxcpm_conversion.forms import OWN_LAYOUT, check_solver_steps, layout_writer
+from voxcpm_conversion.forms import LAYOUTS, check_solver_steps, optional_module
 from voxcpm_conversion.replacing import bundle_folder
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def convert(
         typer.Option(
             help="bundle; or fluid: the six packages of FluidInference's VoxCPM 1.5, for code written for those."
         ),
-    ] = OWN_LAYOUT,
+    ] = "bundle",
     kv_cache: Annotated[
         str,
         typer.Option(
@@ -139,7 +139,8 @@ def convert(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
-    say = _ignore if quiet else _say
+    # Lines are not wrapped, whatever the width.
+    say: Callable[[str], object] = (lambda _: None) if quiet else partial(typer.echo, err=True)
     precisions = _precisions(precision or ["fp16", "int8"])
     deployment = one_of("--target", target, TARGETS)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
@@ -172,7 +173,18 @@ def convert(
         checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
     )
     if room is not None:
-        _write_layout(room, opened, output, precisions, max_length, overwrite=overwrite, quiet=quiet)
+        for remark in opened.lora.remarks() if opened.lora else ():
+            say(remark)
+        with _progress(quiet=quiet) as report:
+            room.write(
+                opened,
+                output,
+                precisions=precisions,
+                positions=max_length,
+                overwrite=overwrite,
+                report=report,
+            )
+        say(f"{output}: six packages in {', '.join(precisions)}")
         if as_json:
             _print_json(output, layout, precisions)
         return
@@ -238,33 +250,13 @@ def _print_json(output: Path, layout: str, precisions: Sequence[Precision], **fa
 
 def _room(layout: str, precisions: list[Precision], forms: list[str]) -> ModuleType | None:
     """The module that writes another layout; None for our own. forms: given options that only our own layout has."""
-    if layout == OWN_LAYOUT:
+    if not (module := LAYOUTS[one_of("--layout", layout, LAYOUTS)]):
         return None
-    room = layout_writer(layout)
+    room = optional_module(module, f"--layout {layout}")
     room.check(precisions)
     if forms:
         raise InputError(f"--layout {layout} has one form only; leave out {', '.join(forms)}")
     return room
-
-
-def _write_layout(
-    room: ModuleType,
-    opened: Checkpoint,
-    output: Path,
-    precisions: list[Precision],
-    positions: int | None,
-    *,
-    overwrite: bool,
-    quiet: bool,
-) -> None:
-    say = _ignore if quiet else _say
-    for remark in opened.lora.remarks() if opened.lora else ():
-        say(remark)
-    with _progress(quiet=quiet) as report:
-        room.write(
-            opened, output, precisions=precisions, positions=positions, overwrite=overwrite, report=report
-        )
-    say(f"{output}: six packages in {', '.join(precisions)}")
 
 
 def _precisions(requested: list[str]) -> list[Precision]:
@@ -297,15 +289,6 @@ def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[s
             f"--max-length {sizes.kv_length}: the Neural Engine needs a multiple of {STATE_MULTIPLE} for Core ML's "
             "states, so the LM steps will run elsewhere"
         )
-
-
-def _say(line: str) -> None:
-    # Not wrapped, whatever the width.
-    typer.echo(line, err=True)
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE
 from voxcpm_conversion.core_ml.packages import compile_packages
-from voxcpm_conversion.forms import check_solver_steps
+from voxcpm_conversion.forms import check_solver_steps, optional_module
 from voxcpm_conversion.gate import Gate, measurements
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
@@ -121,15 +120,9 @@ def check_checkpoint(checkpoint: Checkpoint, sizes: StepSizes) -> None:
 
 def _converter(target: Target) -> ModuleType:
     """The module that writes a target's packages: `core_ml.packages`, or that of the optional room `core_ai`."""
-    name = "core_ai" if target == CORE_AI else "core_ml"
-    try:
-        return importlib.import_module(f"voxcpm_conversion.{name}.packages")
-    except ModuleNotFoundError as error:
-        if error.name != f"voxcpm_conversion.{name}":
-            raise
-        raise InputError(
-            f"--target {target.lower()}: this installation has no Core AI converter; reinstall voxcpm-coreml"
-        ) from None
+    return optional_module(
+        f"{'core_ai' if target == CORE_AI else 'core_ml'}.packages", f"--target {target.lower()}"
+    )
 
 
 def _add_step_model(

@@ -1,4 +1,4 @@
-"""Forms of a conversion's result that are checked before PyTorch is imported."""
+"""Forms of a conversion's result: checks before PyTorch is imported, and the optional rooms that write some."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from types import ModuleType
 from voxcpm_constants.bounds import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.errors import InputError
 
-OWN_LAYOUT = "bundle"
-LAYOUTS = {"fluid": "fluid.layout"}
-"""Other layouts of a folder with step models, each the module of an optional room."""
+LAYOUTS = {"bundle": "", "fluid": "fluid.layout"}
+"""Layouts of a folder with step models, the first one our own, and the optional modules that write the others."""
 
 
-def layout_writer(layout: str) -> ModuleType:
-    """The module with `check` and `write` for a layout other than our own. Raises InputError for an unknown one."""
+def optional_module(name: str, option: str) -> ModuleType:
+    """A module of an optional room. Raises InputError, which names the option that needs it, if the room is missing."""
+    room = name.partition(".")[0]
     try:
-        return importlib.import_module(f"voxcpm_conversion.{LAYOUTS[layout]}")
-    except (KeyError, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name != f"voxcpm_conversion.{layout}":
+        return importlib.import_module(f"voxcpm_conversion.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"voxcpm_conversion.{room}":
             raise
-        known = ", ".join((OWN_LAYOUT, *LAYOUTS))
-        missing = (
-            f"expected one of {known}" if layout not in LAYOUTS else "this installation lacks it; reinstall"
-        )
-        raise InputError(f"--layout {layout}: {missing}") from None
+        raise InputError(f"{option}: this installation lacks {room}; reinstall voxcpm-coreml") from None
 
 
 def check_solver_steps(steps: int) -> None:

@@ -23,12 +23,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError, first_line, first_wrong_field
+from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MergedLora, record_file
 from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
-from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file, plain_name
+from voxcpm_conversion.weight_files import (
+    Shape,
+    WeightFile,
+    downloaded,
+    open_weight_file,
+    plain_name,
+    stored_keys,
+)
 
 LORA_CONFIG_FILE = "lora_config.json"
 # In upstream's order of preference (`load_lora_weights`).
@@ -99,15 +106,14 @@ class Lora:
         self.weights = file.paths[0]
         self.config_file = config_file
         self._name = name
-        self._keys = _plain_keys(file)
+        # Upstream's names, such as base_lm.layers.0.mlp.up_proj.lora_A.
+        self._keys = stored_keys(file, lambda key: _PEFT_KEY.sub("", plain_name(key), count=1))
         self._shapes = {name: file.shapes[key] for name, key in self._keys.items()}
         self._file = file
-        document = {} if config_file is None else _document(config_file)
-        base = document.get("base_model") or document.get("base_model_name_or_path")
+        self.config, base = (_assumed(self._shapes), None) if config_file is None else _settings(config_file)
         differs = base and Path(str(base)).name.lower() != Path(checkpoint).name.lower()
         self._hint = f"it was trained on {base}" if differs else "is it for another model?"
         found = self._layers_with_weights(layers)
-        self.config = _assumed(self._shapes) if config_file is None else _config(config_file, document)
         self.is_peft = config_file is not None and config_file.name == PEFT_CONFIG_FILE
         # PEFT applies all weights that it saves.
         self._merged = [layer for layer in found if self.is_peft or self.config.enables(layer)]
@@ -139,7 +145,9 @@ class Lora:
         name = str(path)
         path = user_path(path)
         if not path.exists() and is_hub_id(name):
-            path = _download(name, cache_dir, local_files_only)
+            names = [*WEIGHT_FILES, LORA_CONFIG_FILE, PEFT_CONFIG_FILE]
+            names += [f"{_LATEST}/{file}" for file in names]
+            path = downloaded(name, names, "LoRA", cache_dir=cache_dir, local_files_only=local_files_only)
         else:
             name = path.resolve().name
         weights = _weight_file(path)
@@ -222,35 +230,6 @@ class Lora:
                 )
 
 
-def _plain_keys(file: WeightFile) -> dict[str, str]:
-    """Upstream's name of each tensor, `layer.lora_A` or `layer.lora_B`, and its key in the file."""
-    keys: dict[str, str] = {}
-    for key in file.shapes:
-        name = plain_name(key)
-        name = _PEFT_KEY.sub("", name, count=1)
-        if keys.setdefault(name, key) != key:
-            raise CheckpointError(f"{file.paths[0]}: {name} appears twice, under different names")
-    return keys
-
-
-def _download(repository: str, cache_dir: Path | None, local_files_only: bool) -> Path:
-    # Slow to import, and needed for hub ids only.
-    from huggingface_hub import snapshot_download
-
-    names = [*WEIGHT_FILES, LORA_CONFIG_FILE, PEFT_CONFIG_FILE]
-    patterns = [*names, *(f"{_LATEST}/{name}" for name in names)]
-    try:
-        return Path(
-            snapshot_download(
-                repository, allow_patterns=patterns, cache_dir=cache_dir, local_files_only=local_files_only
-            )
-        )
-    except Exception as error:  # noqa: BLE001 - no network, repository, access or disk
-        raise CheckpointError(
-            f"{repository}: no such LoRA, and the download failed ({first_line(error)})"
-        ) from None
-
-
 def _weight_file(path: Path) -> Path:
     if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
         path = path / _LATEST if (path / _LATEST).is_dir() else path
@@ -269,46 +248,38 @@ def _weight_file(path: Path) -> Path:
     return path
 
 
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document: Any = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
-    if path.name == PEFT_CONFIG_FILE and isinstance(document, dict):
-        return document
-    # Upstream's training writes this block, and its loading fails without it.
-    if not isinstance(document, dict) or not isinstance(document.get("lora_config"), dict):
-        raise CheckpointError(
-            f"{path}: expected upstream's layout, an object lora_config with r, alpha, …; found none"
-        )
-    return document
-
-
-def _config(path: Path, document: dict[str, Any]) -> LoraConfig:
-    if path.name == PEFT_CONFIG_FILE:
-        return _of_peft(path, document)
-    try:
-        return LoraConfig.model_validate(document["lora_config"])
-    except ValidationError as error:
-        raise CheckpointError(f"{path}: lora_config.{first_wrong_field(error)}") from None
-
-
 # Settings of PEFT that change the result, and the values that leave it a plain LoRA.
 _PLAIN_PEFT = {"use_dora": False, "use_rslora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {},
                "fan_in_fan_out": False, "modules_to_save": None}  # fmt: skip
 
 
-def _of_peft(path: Path, document: dict[str, Any]) -> LoraConfig:
-    other = [key for key, plain in _PLAIN_PEFT.items() if document.get(key, plain) not in (plain, None)]
-    if document.get("peft_type", "LORA") != "LORA" or other:
-        found = f"{other[0]} {document[other[0]]}" if other else f"peft_type {document['peft_type']}"
+def _settings(path: Path) -> tuple[LoraConfig, object]:
+    """The settings in a file of upstream's or PEFT's form, and the base that it was made for, if known."""
+    try:
+        document: Any = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+    is_peft = path.name == PEFT_CONFIG_FILE and isinstance(document, dict)
+    # Upstream's training writes this block, and its loading fails without it.
+    if not is_peft and not (isinstance(document, dict) and isinstance(document.get("lora_config"), dict)):
         raise CheckpointError(
-            f"{path}: expected a plain LoRA, found {found}; merge it with PEFT, and convert that"
+            f"{path}: expected upstream's layout, an object lora_config with r, alpha, …; found none"
         )
     try:
-        return LoraConfig(r=document.get("r", 8), alpha=document.get("lora_alpha", 8))
+        if not is_peft:
+            return LoraConfig.model_validate(document["lora_config"]), document.get("base_model")
+        other = [key for key, plain in _PLAIN_PEFT.items() if document.get(key, plain) not in (plain, None)]
+        if document.get("peft_type", "LORA") != "LORA" or other:
+            found = f"{other[0]} {document[other[0]]}" if other else f"peft_type {document['peft_type']}"
+            raise CheckpointError(
+                f"{path}: expected a plain LoRA, found {found}; merge it with PEFT, and convert that"
+            )
+        config = LoraConfig(r=document.get("r", 8), alpha=document.get("lora_alpha", 8))
+        return config, document.get("base_model_name_or_path")
     except ValidationError as error:
-        raise CheckpointError(f"{path}: {first_wrong_field(error)}") from None
+        raise CheckpointError(
+            f"{path}: {'' if is_peft else 'lora_config.'}{first_wrong_field(error)}"
+        ) from None
 
 
 def _assumed(shapes: Mapping[str, Shape]) -> LoraConfig:

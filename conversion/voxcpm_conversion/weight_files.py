@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ _WRAPPER_PREFIXES = ("module.", "model.", "tts_model.", "base_model.")
 _COMPILED = "_orig_mod."  # torch.compile puts it before the name of any module
 _STAND_INS = {
     b"version https://git-lfs": "a Git LFS pointer, not the weights themselves; run git lfs pull in its folder",
-    b"<!doctype html": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
-    b"<html": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
+    b"<": f"a web page, not weights; {_AGAIN}, from the link for the file itself",
 }
 _FOREIGN_CLASS = re.compile(r"GLOBAL (\S+)")  # In torch's message about a pickle that it does not load
 
@@ -48,12 +47,38 @@ class WeightFile:
     """Names of the tensors of integers: quantised weights, or buffers."""
 
 
+def downloaded(repository: str, names: Iterable[str], what: str, **options: Any) -> Path:
+    """The folder of the hub's cache with these files of a repository; those already there are not downloaded again.
+
+    what: what the repository should be. options: of `snapshot_download`. Raises CheckpointError.
+    """
+    # Slow to import, and needed for hub ids only.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(names), **options))
+    except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
+        at = f" at {options['revision']}" if options.get("revision") else ""
+        raise CheckpointError(
+            f"{repository}{at}: no such {what}, and the download failed ({first_line(error)})"
+        ) from None
+
+
 def plain_name(key: str) -> str:
     """A stored name without what wrappers added to it."""
     name = key.replace(_COMPILED, "")
     while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if name.startswith(prefix)), None):
         name = name.removeprefix(prefix)
     return name
+
+
+def stored_keys(file: WeightFile, name_of: Callable[[str], str] = plain_name) -> dict[str, str]:
+    """The key in the file of each tensor, by its name. Raises CheckpointError for a name that appears twice."""
+    keys: dict[str, str] = {}
+    for key in file.shapes:
+        if keys.setdefault(name := name_of(key), key) != key:
+            raise CheckpointError(f"{file.paths[0]}: {name} appears twice, under different names")
+    return keys
 
 
 def open_weight_file(path: Path) -> WeightFile:

@@ -140,32 +140,20 @@ def _export(name: str, package: Package, checkpoint: Checkpoint, sizes: StepSize
     ct = import_coremltools()
     register_index_copy("scatter")
     frames = ct.RangeDim(checkpoint.architecture.patch_size, _MAX_FRAMES, default=_DEFAULT_FRAMES)
-    inputs = [
-        ct.TensorType(
-            tensor,
-            [frames if axis is None else axis for axis in shape],
-            np.int32 if tensor == _POSITION else np.float16,
-        )
-        for tensor, shape in package.inputs.items()
-    ]
-    examples = tuple(
-        torch.zeros(
-            [axis or _DEFAULT_FRAMES for axis in shape], dtype=torch.int32 if tensor == _POSITION else None
-        )
-        for tensor, shape in package.inputs.items()
-    )
+    inputs, examples = [], []
+    for tensor, axes in package.inputs.items():
+        is_position, shape = tensor == _POSITION, [frames if axis is None else axis for axis in axes]
+        inputs.append(ct.TensorType(tensor, shape, np.int32 if is_position else np.float16))
+        example = [axis or _DEFAULT_FRAMES for axis in axes]
+        examples.append(torch.zeros(example, dtype=torch.int32 if is_position else None))
     with torch.inference_mode():
-        traced = torch.jit.trace(build(name, checkpoint, sizes), examples, check_trace=False)
+        traced = torch.jit.trace(build(name, checkpoint, sizes), tuple(examples), check_trace=False)
     return ct.convert(
-        traced,
-        convert_to="mlprogram",
-        minimum_deployment_target=ct.target.macOS14,
+        traced, convert_to="mlprogram", minimum_deployment_target=ct.target.macOS14, skip_model_load=True,
         compute_precision=ct.transform.FP16ComputePrecision(op_selector=partial(_in_half, name)),
-        inputs=inputs,
-        outputs=[ct.TensorType(tensor, dtype=np.float16) for tensor in package.outputs],
+        inputs=inputs, outputs=[ct.TensorType(tensor, dtype=np.float16) for tensor in package.outputs],
         pass_pipeline=pass_pipeline(ct),
-        skip_model_load=True,
-    )
+    )  # fmt: skip
 
 
 def _in_half(name: str, operation: Any) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import soundfile
@@ -15,7 +14,6 @@ import soundfile
 from voxcpm_constants.errors import InputError, naming_errors
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
-from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.storage.atomic_file import access_error, atomic_file, refuse_inputs, replaced_file
 
 
@@ -69,65 +67,100 @@ def check_output_path(
     return path
 
 
-def write_audio(path: str | Path, audio: Audio, sample_rate: int, *, overwrite: bool = False) -> int:
+def write_audio(
+    path: str | Path, audio: Audio, sample_rate: int, *, overwrite: bool = False,
+    record: Callable[[BinaryIO], None] | None = None,
+) -> int:  # fmt: skip
     """Write mono audio (samples,) in the format of the path's extension. Returns the number of clipped samples.
 
     Lossless formats hold 16-bit samples; a pipe or a device without an extension gets WAV. Missing folders are created,
-    and the file is written atomically. If the codec does not support `sample_rate`, audio is resampled to the next
-    higher rate, or its highest. overwrite: also replace a read-only file. Raises InputError, also for NaN or infinite
+    and the file is written in blocks, atomically. If the codec does not support `sample_rate`, audio is resampled to
+    the next higher rate, or its highest. overwrite: also replace a read-only file. record: called with the complete
+    file just before the atomic rename; if it raises, there is no file. Raises InputError, also for NaN or infinite
     samples.
     """
-    content, clipped = audio_file(path, audio, sample_rate)
-    write_audio_file(path, content, overwrite=overwrite)
+    path = user_path(path)
+    format_, rate, clipped = _format(path), sample_rate, 0
+    if format_.rates and rate not in format_.rates:
+        rate = min((one for one in format_.rates if one > rate), default=format_.rates[-1])
+    with _written(path, overwrite) as file:
+        sink = _Sink(file)
+        try:
+            with soundfile.SoundFile(
+                sink, "w", rate, channels=1, format=format_.container, subtype=format_.subtype
+            ) as encoder:
+                for block in _blocks(audio, sample_rate, rate):
+                    require_finite(block, str(path))
+                    clipped += clipped_samples(block)
+                    encoder.write(pcm16(block) if format_.subtype == "PCM_16" else np.clip(block, -1.0, 1.0))
+                    sink.check()
+        except soundfile.LibsndfileError as error:
+            raise InputError(f"{path}: cannot be written ({error.error_string})") from None
+        sink.check()
+        # Fails here on a full disk, before the record is written.
+        file.flush()
+        if record is not None:
+            record(file)
     return clipped
 
 
-def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes, int]:
-    """The content of the file that `write_audio` would write to the path, and the number of clipped samples."""
-    path = user_path(path)
-    format_ = _format(path)
-    for block in _blocks(audio):
-        require_finite(block, str(path))
-    if format_.rates and sample_rate not in format_.rates:
-        nearest = min((rate for rate in format_.rates if rate > sample_rate), default=format_.rates[-1])
-        audio, sample_rate = resample(audio, sample_rate, nearest), nearest
-    # Encoded in memory, because libsndfile does not report a full disk.
-    encoded = io.BytesIO()
-    try:
-        with soundfile.SoundFile(
-            encoded, "w", sample_rate, channels=1, format=format_.container, subtype=format_.subtype
-        ) as file:
-            for block in _blocks(audio):
-                file.write(pcm16(block) if format_.subtype == "PCM_16" else np.clip(block, -1.0, 1.0))
-    except (soundfile.LibsndfileError, OSError) as error:
-        reason = getattr(error, "error_string", "") or getattr(error, "strerror", "") or error
-        raise InputError(f"{path}: cannot be written ({reason})") from None
-    return encoded.getvalue(), sum(map(clipped_samples, _blocks(audio)))
+def write_audio_file(path: str | Path, content: bytes, *, overwrite: bool = False) -> None:
+    """Write a file that belongs to audio. Folders, `overwrite` and errors: see `write_audio`."""
+    with _written(user_path(path), overwrite) as file:
+        file.write(content)
 
 
-def _blocks(audio: Audio) -> Iterator[Audio]:
-    """The audio in parts, so that what is computed for hours of it takes little memory."""
-    for at in range(0, len(audio), _BLOCK):
-        yield audio[at : at + _BLOCK]
+def _blocks(audio: Audio, sample_rate: int, rate: int) -> Iterator[Audio]:
+    """The audio in parts, resampled if the rates differ, so that hours of it take little memory."""
+    parts = (audio[at : at + _BLOCK] for at in range(0, len(audio), _BLOCK))
+    if rate == sample_rate:
+        yield from parts
+        return
+    import soxr  # needed only if the rates differ
+
+    resampler, left = soxr.ResampleStream(sample_rate, rate, 1, dtype="float32"), len(audio)
+    for part in parts:
+        left -= len(part)
+        yield resampler.resample_chunk(part, last=not left)
 
 
-def write_audio_file(
-    path: str | Path, content: bytes, *, overwrite: bool = False, record: Callable[[], None] | None = None
-) -> None:
-    """Write the content from `audio_file`. Folders, `overwrite` and errors: see `write_audio`.
-
-    record: called after all is written, just before the atomic rename; if it raises, there is no file.
-    """
-    path = user_path(path)
+@contextlib.contextmanager
+def _written(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
     with naming_errors(f"{path}: cannot be written"):
         if (target := replaced_file(path, overwrite=overwrite)) is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, overwrite=overwrite) as file:
-            file.write(content)
-            # Fails here on a full disk, before the record is written.
-            file.flush()
-            if record is not None:
-                record()
+            yield file
+
+
+class _Sink:
+    """The file that libsndfile writes to, through callbacks that cannot raise: the first error is kept for `check`."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        self._keep_error(self._file.write, data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> None:
+        self._keep_error(self._file.seek, offset, whence)
+
+    def tell(self) -> int:
+        return self._keep_error(self._file.tell)
+
+    def check(self) -> None:
+        """Raises the OSError of an earlier call."""
+        if self._error is not None:
+            raise self._error
+
+    def _keep_error(self, call: Callable[..., int], *given: object) -> int:
+        try:
+            return call(*given)
+        except OSError as error:
+            self._error = self._error or error
+            return 0
 
 
 def _format(path: Path) -> _Format:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,21 +16,13 @@ from voxcpm_runtime.audio.channels import Decoded, Downmix
 
 _AFCONVERT = "/usr/bin/afconvert"
 _TIMEOUT_SECONDS = 120
-# What AAC, ALAC, QuickTime, WebM and CAF files begin with, after an offset.
-_SIGNATURES = (
-    (4, b"ftyp"),
-    (4, b"moov"),
-    (4, b"mdat"),
-    (0, b"\x1aE\xdf\xa3"),
-    (0, b"caff"),
-    (0, b"\xff\xf1"),
-    (0, b"\xff\xf9"),
-)
+# What QuickTime and MPEG-4 (AAC, ALAC), WebM, CAF and AAC files begin with
+_SIGNATURE = re.compile(rb"(?s).{4}(?:ftyp|moov|mdat)|\x1aE\xdf\xa3|caff|\xff[\xf1\xf9]")
 
 
 def is_phone_format(content: bytes) -> bool:
     """Whether a file is m4a, mov, webm, caf or AAC by its first bytes."""
-    return any(content.startswith(mark, at) for at, mark in _SIGNATURES)
+    return _SIGNATURE.match(content) is not None
 
 
 def decode_with_system(content: bytes) -> bytes | None:

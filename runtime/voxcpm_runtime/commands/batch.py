@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -25,10 +25,10 @@ from voxcpm_constants.errors import (
 )
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json, printed_json
-from voxcpm_constants.manifest import record_file
+from voxcpm_constants.manifest import record_file, record_open_file
 from voxcpm_constants.progress_lines import Notes, status_line
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.audio.files import check_output_path, write_audio_file
+from voxcpm_runtime.audio.files import check_output_path, write_audio, write_audio_file
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine, Failure, SpokenFile, read_lines, spoken_file
 from voxcpm_runtime.commands.generate import interruptible
@@ -43,7 +43,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     open_with_engine,
     takes_groups,
 )
-from voxcpm_runtime.commands.status_line import progress_text
+from voxcpm_runtime.commands.status_line import clipped_text, progress_text
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
 from voxcpm_runtime.speech.results import Progress
@@ -190,7 +190,7 @@ def _local_executor(
             note(f"{place}: {progress_text(progress)}")
 
         request = replace(line.request, cancel=cancel, progress=show)
-        yield line, spoken_file(tts, request, line.output, partial(warn, line.number), line.timestamps)
+        yield line, spoken_file(tts, request, partial(warn, line.number), line.timestamps)
 
 
 def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str, timestamps: str) -> None:
@@ -244,13 +244,13 @@ class _Run:
                     if isinstance(result, VoxCPMError):
                         raise result
                     with system_errors_as(InputError):
-                        self._write(line, result)
+                        clipped = self._write(line, result)
                 except VoxCPMError as error:
                     self._fail(line.number, error)
                     continue
                 self._spoken += 1
                 if not self._quiet:
-                    typer.echo(f"{self._folder / line.output}: {result.summary}")
+                    typer.echo(f"{self._folder / line.output}: {result.summary}{clipped_text(clipped)}")
 
     def report(self, lines: int, *, as_json: bool) -> None:
         left = lines - self._spoken - self._skipped - len(self.failures)
@@ -307,40 +307,38 @@ class _Run:
             raise _foreign(path)
         return self._recorded.get(output, {}).get("timestamps", {}).get(self._timestamps) == found
 
-    def _write(self, line: BatchLine, spoken: SpokenFile) -> None:
-        """Write a line's file, and its record just before the file appears.
+    def _write(self, line: BatchLine, spoken: SpokenFile) -> int:
+        """Write a line's file, and its record just before the file appears. Returns the number of clipped samples.
 
         If the process is killed in between, the file is missing or an earlier one with a different SHA-256.
         """
         path, times = self._folder / line.output, spoken.timestamps
-        sha256, recorded = hashlib.sha256(spoken.content).hexdigest(), self._recorded.get(line.output, {})
-        timestamps = recorded.get("timestamps", {}) if recorded.get("sha256") == sha256 else {}
-        if times is not None:
-            timestamps = {**timestamps, line.timestamps: hashlib.sha256(times).hexdigest()}
-        entry = {
-            "line": line.number,
-            "output": line.output,
-            "digest": line.digest,
-            **spoken.facts,
-            "bytes": len(spoken.content),
-            "sha256": sha256,
-            "timestamps": timestamps,
-        }
+        recorded, timestamps = self._recorded.get(line.output, {}), {}
 
-        def record() -> None:
+        def record(audio: BinaryIO) -> None:
+            written = record_open_file(audio)
+            if recorded.get("sha256") == written.sha256:
+                timestamps.update(recorded.get("timestamps", {}))
+            if times is not None:
+                timestamps[line.timestamps] = hashlib.sha256(times).hexdigest()
+            entry = {"line": line.number, "output": line.output, "digest": line.digest, **spoken.facts}
+            entry |= {**written.model_dump(), "timestamps": timestamps}
             with (self._folder / RECORD_FILE).open("ab+") as file:
                 # The last line may be incomplete after a killed run or a full disk.
                 file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
                 separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
                 file.write(separator + json.dumps(entry).encode() + b"\n")
 
-        write_audio_file(path, spoken.content, overwrite=self._overwrite, record=record)
+        clipped = write_audio(
+            path, spoken.audio, spoken.sample_rate, overwrite=self._overwrite, record=record
+        )
         if times is not None:
             write_audio_file(path.with_suffix(line.timestamps), times, overwrite=self._overwrite)
         for ending in TIMESTAMP_ENDINGS:  # those of earlier speech do not fit
             other = path.with_suffix(ending)
             if ending not in timestamps and other.is_file() and record_file(other).sha256 in self._own:
                 other.unlink()
+        return clipped
 
     def _fail(self, number: int, reason: object) -> None:
         self.failures.append(Failure(number, str(reason)))

@@ -1,11 +1,11 @@
-"""The lines of a batch: parsed from a text or JSONL file, and spoken into the contents of audio files."""
+"""The lines of a batch: parsed from a text or JSONL file, and spoken for audio files."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from voxcpm_constants.errors import InputError, VoxCPMError, naming_errors, syst
 from voxcpm_constants.json_files import parsed_json, read_bounded
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text, shown
-from voxcpm_runtime.audio.files import FORMATS, audio_file
+from voxcpm_runtime.audio.files import FORMATS
+from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.shared_arguments import STANDARD_INPUT, VoiceArguments, standard_input
 from voxcpm_runtime.commands.status_line import speech_facts, speech_summary
@@ -27,7 +28,7 @@ from voxcpm_runtime.words.files import timestamps_file
 
 _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
-_VOICE = tuple(field.name for field in fields(VoiceArguments) if field.name not in ("prompt_file", "lexicon"))
+_VOICE = tuple(one.name for one in fields(VoiceArguments) if one.name not in ("prompt_file", "lexicon"))
 _RECORDINGS = ("prompt", "prompt_text", "reference")
 _KEYS = ("text", "output", "seed", *_VOICE, *_OPTIONS)
 _STRINGS = ("text", "output", *_VOICE)
@@ -170,23 +171,21 @@ def _output_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class SpokenFile:
-    """The speech of a line as the content of its file."""
+    """The speech of a line, for its file."""
 
-    content: bytes
+    audio: Audio = field(repr=False)  # (samples,) in [-1, 1]
+    sample_rate: int  # Hz
     facts: dict[str, Any]
     """For the record: seed, seconds, samples, the reasons of suspicious segments by number, from 1, and the words that
     are unsaid or repeated."""
-    summary: str  # What the command prints about it
+    summary: str  # What the command prints about it, before the number of clipped samples
     timestamps: bytes | None = None  # Content of the file with the times of its words
 
 
 def spoken_file(
-    tts: VoxCPM, request: Request, output: str, warn: Callable[[str], None], timestamps: str = ""
+    tts: VoxCPM, request: Request, warn: Callable[[str], None], timestamps: str = ""
 ) -> SpokenFile | VoxCPMError:
-    """The file of an utterance, or its error. output: the file's name, whose suffix selects the format.
-
-    timestamps: see `BatchLine`.
-    """
+    """What an utterance's file holds, or its error. timestamps: see `BatchLine`."""
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
@@ -197,8 +196,7 @@ def spoken_file(
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = show  # type: ignore[assignment]
             speech = tts.speak_plan(tts.plan_request(request))
-            content, clipped = audio_file(output, speech.audio, speech.sample_rate)
             times = timestamps_file(speech.words, timestamps, request.text or "") if timestamps else None
     except VoxCPMError as error:
         return error
-    return SpokenFile(content, speech_facts(speech), speech_summary(speech, clipped), times)
+    return SpokenFile(speech.audio, speech.sample_rate, speech_facts(speech), speech_summary(speech), times)

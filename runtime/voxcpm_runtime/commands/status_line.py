@@ -38,7 +38,7 @@ def progress_text(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def speech_summary(speech: Speech, clipped: int) -> str:
+def speech_summary(speech: Speech, clipped: int = 0) -> str:
     """Length, speed and seed of finished speech, in one line. clipped: number of clipped samples."""
     return (
         f"{speech.audio_seconds:.2f} s of speech in {speech.elapsed_seconds:.2f} s "

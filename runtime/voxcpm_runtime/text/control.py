@@ -86,40 +86,38 @@ def leading_control(text: str) -> tuple[str, int]:
 
 
 class ControlledCutter:
-    """A `SentenceCutter` that keeps a control in parentheses at the beginning of the text in the first sentence."""
+    """A `SentenceCutter` whose first sentence has the whole control in parentheses that the text begins with."""
 
     def __init__(self) -> None:
         self._cutter = SentenceCutter()
-        self._held: str | None = ""  # Text that may be a control; None after the first sentence
-        self._is_complete = False  # Whether `_held` is a complete control
+        self._start: str | None = ""  # Sentences of a control that is not followed by text yet; None after it
 
     def push(self, fragment: str) -> list[Sentence]:
         """Add text, and return the sentences that are now complete."""
-        if self._held is None or self._is_complete:
-            return self._with_control(self._cutter.push(fragment))
-        text = self._held + fragment
-        opening = text.lstrip()
-        if not opening or (opening[0] in _OPENING and len(text) < MAX_SENTENCE_CHARACTERS):
-            rest = without_control(opening)
-            if rest is opening or not opening:
-                self._held = text
-                return []
-            self._held, self._is_complete = text[: len(text) - len(rest)], True
-            return self._with_control(self._cutter.push(rest))
-        self._held = None
-        return self._cutter.push(text)
+        return self._joined(self._cutter.push(fragment))
 
     def flush(self) -> list[Sentence]:
         """Return the remaining sentences, as if the text ended here."""
-        return self._with_control(self._cutter.flush()) or self._with_control(
-            [Sentence("", ends_paragraph=False)]
-        )
+        sentences = self._joined(self._cutter.flush())
+        left, self._start = self._start, None
+        return [Sentence(left, ends_paragraph=False), *sentences] if left else sentences
 
-    def _with_control(self, sentences: list[Sentence]) -> list[Sentence]:
-        if sentences and self._held is not None:
-            first, self._held = self._held + sentences[0].text, None
-            return [sentences[0]._replace(text=first), *sentences[1:]] if first else sentences[1:]
-        return [sentence for sentence in sentences if sentence.text]
+    def _joined(self, sentences: list[Sentence]) -> list[Sentence]:
+        while self._start is not None and sentences:
+            text = self._start + sentences[0].text
+            opening = text.strip()
+            rest = without_control(opening)
+            if (
+                opening[:1] in tuple(_OPENING)
+                and rest in ("", opening)
+                and len(text) < MAX_SENTENCE_CHARACTERS
+            ):
+                self._start = text
+                sentences = sentences[1:]
+            else:
+                self._start = None
+                sentences = [sentences[0]._replace(text=text), *sentences[1:]]
+        return sentences
 
 
 def require_references(a: Architecture, what: str, instead: str) -> None:

@@ -23,9 +23,7 @@ class Word(NamedTuple):
     end: float
     method: Method
     place: int = 0  # Index of its first character in the text as it is written
-    said: int = (
-        1  # How many times it is said: 0 if the speech lacks it; 1 in a bundle without alignment heads
-    )
+    said: int = 1  # How many times it is said, 0 if the speech lacks it; 1 without alignment heads
 
 
 def word_times(

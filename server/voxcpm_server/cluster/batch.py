@@ -37,10 +37,8 @@ def _tts(name: str | None, engine: str, digest: str) -> VoxCPM:
     return load_voxcpm(open_same_bundle(name, chosen, digest), chosen)
 
 
-def speak(
-    bundle: tuple[str | None, str, str], request: Any, output: str, timestamps: str
-) -> tuple[Any, list[str]] | str:
-    """The file or error of a line, and its warnings; or a message if this machine cannot load the bundle.
+def speak(bundle: tuple[str | None, str, str], request: Any, timestamps: str) -> tuple[Any, list[str]] | str:
+    """The speech or error of a line, and its warnings; or a message if this machine cannot load the bundle.
 
     bundle: arguments of `_tts`.
     """
@@ -49,7 +47,7 @@ def speak(
     except VoxCPMError as error:
         return f"{ray.util.get_node_ip_address()}: {error}"
     warned: list[str] = []
-    return spoken_file(tts, request, output, warned.append, timestamps), warned
+    return spoken_file(tts, request, warned.append, timestamps), warned
 
 
 def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) -> RayExecutor:
@@ -92,9 +90,7 @@ class RayExecutor:
                 except VoxCPMError as error:
                     yield line, error
                 else:
-                    submitted = remote.options(**needs).remote(
-                        self._named, request, line.output, line.timestamps
-                    )
+                    submitted = remote.options(**needs).remote(self._named, request, line.timestamps)
                     running[submitted] = line
             note(f"{done} spoken …")
             if not running:

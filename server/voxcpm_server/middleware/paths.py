@@ -31,11 +31,7 @@ class LenientRequestMiddleware:
             scope["method"] = "GET"
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] in (
-                "http.response.start",
-                "websocket.accept",
-                "websocket.http.response.start",
-            ):
+            if message["type"].endswith(("http.response.start", "websocket.accept")):
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 

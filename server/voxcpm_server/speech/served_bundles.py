@@ -106,9 +106,8 @@ class Bundles:
         else:
             self.default = ServedBundle(default_name or "", default)
         self._owned = not isinstance(default, VoxCPM)
-        self.is_ready = (
-            not self._owned
-        )  # whether the default bundle has been loaded, even if it is unloaded now
+        # Whether the default bundle has been loaded, even if it is unloaded now.
+        self.is_ready = not self._owned
         self._named = {name: ServedBundle(name, source) for name, source in named.items()}
         self._max_bytes = max_bytes
         self._idle_seconds = idle_seconds
@@ -156,29 +155,25 @@ class Bundles:
         return served
 
     async def find(self, name: str | None) -> ServedBundle:
-        """The bundle of this name, loaded or not. Raises ApiError (404) for an unknown name."""
-        if name is not None:
-            name = self._canonical(name)
-        # The default bundle's name may be unknown until it is loaded.
-        if (
-            name is not None
-            and name not in self.names
-            and (name := self._canonical(name)) not in await self.named()
-        ):
+        """The bundle of this name, loaded or not; None is the default. Raises ApiError (404) for an unknown name."""
+        if name is None:
+            return self.default
+        if (known := self._canonical(name)) is None:
+            await self.named()  # The default bundle's name may be unknown until it is loaded.
+            known = self._canonical(name)
+        if known is None:
             message = f"model: expected one of {', '.join(self.names)}, got {name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        # None and unassigned OpenAI names select the default bundle; so does its own name, even if not unique.
-        if name is None or name == self.default.name:
-            return self.default
-        return self._named.get(name, self.default)
+        # Unassigned OpenAI names select the default bundle; so does its own name, even if not unique.
+        return self.default if known == self.default.name else self._named.get(known, self.default)
 
-    def _canonical(self, name: str) -> str:
-        """The model of that name in any case; other servers' names mean the default bundle."""
+    def _canonical(self, name: str) -> str | None:
+        """The model of that name in any case, or None; other servers' names mean the default bundle."""
         if name in self.names:
             return name
         if name.lower() in _OTHER_SERVERS_MODELS:
             return OPENAI_MODELS[0]
-        return next((known for known in self.names if known.lower() == name.lower()), name)
+        return next((known for known in self.names if known.lower() == name.lower()), None)
 
     def patch_seconds(self, voice: Voice) -> float:
         """Seconds per patch of a voice, from a loaded bundle that accepts it, otherwise from the default bundle."""

@@ -1,5 +1,7 @@
 """Writing audio: complete files or none, 16-bit samples, and edges without clicks."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import soundfile
@@ -53,6 +55,19 @@ def test_every_extension_round_trips(tmp_path, ending):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("ending", [".wav", ".flac", ".opus"])
+def test_a_long_file_is_encoded_and_resampled_in_pieces(tmp_path, ending):
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 60 * 44_100).astype(np.float32)  # 5 MB as WAV
+    tracemalloc.start()
+
+    write_audio(tmp_path / f"long{ending}", noise, 44_100)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3_000_000
+    assert soundfile.info(tmp_path / f"long{ending}").duration == pytest.approx(60, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -83,11 +98,11 @@ def test_interrupted_write_preserves_the_old_file(tmp_path, interruption):
     path = tmp_path / "out.wav"
     path.write_bytes(b"old")
 
-    def interrupted():
+    def interrupted(_):
         raise interruption
 
     with pytest.raises((KeyboardInterrupt, InputError)):
-        write_audio_file(path, b"half a", record=interrupted)
+        write_audio(path, sine(RATE), RATE, record=interrupted)
 
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
@@ -97,9 +112,9 @@ def test_writers_use_separate_temporary_files_and_stale_ones_are_removed(tmp_pat
     path = tmp_path / "out.wav"
     (tmp_path / ".out.wav.0.part").write_bytes(b"left by a process that was killed")
 
-    write_audio_file(path, b"first", record=lambda: write_audio_file(path, b"meanwhile"))
+    write_audio(path, sine(RATE), RATE, record=lambda _: write_audio_file(path, b"meanwhile"))
 
-    assert path.read_bytes() == b"first"
+    assert soundfile.info(path).frames == RATE // 2
     assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
 
 

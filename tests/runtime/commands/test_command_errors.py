@@ -47,6 +47,7 @@ def raising(error):
             "not enough memory",
         ),
         (RuntimeError("std::bad_alloc"), "not enough memory"),
+        (RuntimeError("could not create a primitive"), "not enough memory"),
         (SystemError("error return without exception set"), "not enough memory"),
         (SystemError("<function f at 0x7> returned NULL without setting an exception"), "not enough memory"),
     ],

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.control import described, with_control, without_control
+from voxcpm_runtime.text.control import ControlledCutter, described, with_control, without_control
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +51,20 @@ def test_unbalanced_parenthesis_is_rejected(control):
         described(control)
 
     assert repr(control) in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("(Warm.) Hello there. You.", ["(Warm.) Hello there. ", "You."]),
+        (f"({'He is old. ' * 40}) Hello. You.", [f"({'He is old. ' * 40}) Hello. ", "You."]),
+        ("(Warm.)", ["(Warm.)"]),
+        ("(Hello there. You.", ["(Hello there. You."]),
+        ("Hello (you). You.", ["Hello (you). ", "You."]),
+    ],
+)
+def test_streamed_sentences_keep_the_leading_control_whole(text, sentences, size):
+    cutter = ControlledCutter()
+    found = [one for at in range(0, len(text), size) for one in cutter.push(text[at : at + size])]
+    assert [one.text for one in (*found, *cutter.flush())] == sentences

@@ -102,3 +102,8 @@ def test_built_in_voices_require_the_same_audio_vae(speaking: Callable[..., str]
     assert other.built_in_voices == {}
     with pytest.raises(InputError, match="voice heart was made for another AudioVAE"):
         other.generate(TEXT, voice="heart")
+
+
+def test_letters_that_the_voice_cannot_say_are_warned_of(tts: VoxCPM) -> None:
+    with pytest.warns(UserWarning, match="knows the letters a to z only: '中' transliterated or left out"):
+        tts.plan("Say 中 please.")

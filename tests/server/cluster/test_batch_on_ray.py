@@ -113,7 +113,9 @@ def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs:
 
     monkeypatch.setattr(batch, "speak", speak)
     lines = (
-        SimpleNamespace(number=number, output=output, timestamps="", self_contained=lambda _: "spoken")
+        SimpleNamespace(
+            number=number, output=output, timestamps="", self_contained=lambda _, output=output: output
+        )
         for number, output in enumerate(outputs)
     )
     executor = batch.RayExecutor(address, None, SimpleNamespace(digest=""), Engine())
@@ -125,20 +127,20 @@ def executed(address: str, monkeypatch: pytest.MonkeyPatch, speak: Any, outputs:
 def test_line_that_crashes_every_process_fails_and_the_others_are_spoken(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies(_: Any, asked: str, output: str, timestamps: str) -> Any:  # noqa: ARG001 - the task's
-        return os._exit(1) if output == "bad" else (asked, [])
+    def dies(_: Any, asked: str, timestamps: str) -> Any:  # noqa: ARG001 - the task's
+        return os._exit(1) if asked == "bad" else (asked, [])
 
     results = executed(cluster.address, monkeypatch, dies, ["good", "bad", *["good"] * 6])
     assert "all processes failed" in str(results.pop(1))
-    assert results == ["spoken"] * 7
+    assert results == ["good"] * 7
 
 
 @pytest.mark.usefixtures("nodes")
 def test_machine_that_cannot_load_the_bundle_ends_the_batch(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(_: Any, asked: str, output: str, timestamps: str) -> Any:  # noqa: ARG001 - the task's
-        return "10.0.0.7: no bundle" if output == "bad" else (asked, [])
+    def refuses(_: Any, asked: str, timestamps: str) -> Any:  # noqa: ARG001 - the task's
+        return "10.0.0.7: no bundle" if asked == "bad" else (asked, [])
 
     with pytest.raises(InputError, match=r"^10\.0\.0\.7: no bundle$"):
         executed(cluster.address, monkeypatch, refuses, ["good", "bad", *["good"] * 6])

@@ -134,6 +134,7 @@ def test_unsupported_cluster_options_are_one_line_errors(
         ((*there,), "requires --voices-folder"),
         ((*there, "--voices-folder", tmp_path, "--port", 0), "expected a fixed port"),
         ((*there, "--bundle", "a=b"), "--bundle is not supported with --ray"),
+        ((*there, "--idle-unload", "10m"), "--idle-unload is not supported with --ray"),
         (("--ray", "--replicas", 10_000), "replicas need 10000 CPUs"),
         (("--ray", "--ray-address", "127.0.0.1:1"), "cannot connect"),
         (("--replicas", 2), "need --ray"),

@@ -32,6 +32,7 @@ def test_convert_and_stream_return_audio_bytes(server: Any, tts: VoxCPM) -> None
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "audio/pcm"
         assert answer.content == spoken_by(tts, TEXT, seed=7)
+        assert ("content-length" in answer.headers) == (path == "default")
     mp3 = post(server, "default", "mp3_44100_128")
     assert mp3.headers["content-type"] == "audio/mpeg"
     assert soundfile.info(io.BytesIO(mp3.content)).samplerate == 44_100
