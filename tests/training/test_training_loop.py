@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from voxcpm_training.architecture import CONFIG
 from voxcpm_training.audio_vae import prior_loss
-from voxcpm_training.audio_vae_modules import Normalisation
+from voxcpm_training.audio_vae_modules import AudioVAE, Normalisation
 from voxcpm_training.discriminators import Discriminators, discriminator_loss, generator_losses
+from voxcpm_training.language_model import LanguageModelTraining, parser
+from voxcpm_training.latents import encode_shard, load_latents
 from voxcpm_training.recogniser_filter import Filter, watch
 from voxcpm_training.spectral_losses import SpectralLoss
-from voxcpm_training.speech import Utterances
+from voxcpm_training.speech import Utterances, finished_shards, keep_path
 from voxcpm_training.text import character_ids, encode
 from voxcpm_training.training_loop import (
     CollapseCheck,
@@ -173,6 +176,38 @@ def test_misrecognised_utterances_are_dropped(tmp_path: Path, capsys: pytest.Cap
     assert watch(tmp_path, Filter(heard, maximum=0.25, batch=2).judge, None) == 0
 
     assert np.load(tmp_path / "shard-00007.keep.npy").tolist() == [True, False, True]
-    assert Utterances.of_shards([shard]).kept.tolist() == [True, False, True]
     line = json.loads(capsys.readouterr().out)
     assert (line["shard"], line["utterances"], line["kept"]) == ("shard-00007", 3, 2)
+
+
+def test_the_language_model_is_trained_on_latents_and_continues_elsewhere(tmp_path: Path) -> None:
+    """The shard of latents has the recogniser's choice; start.pt is close to the weights, and has the step."""
+    torch.manual_seed(0)
+    shard, folder = tmp_path / "shard-00007.npz", tmp_path / "latents"
+    write_shard(shard)
+    np.save(keep_path(shard), np.array([True, False, True]))
+    vae = AudioVAE(CONFIG["audio_vae_config"]).eval()
+    folder.mkdir()
+    encode_shard(vae, shard, folder / shard.name, torch.device("cpu"))
+
+    assert Utterances.of_shards(finished_shards(folder)).kept.tolist() == [True, False, True]
+    with np.load(shard) as file:
+        first = torch.from_numpy(file["audio"][: file["samples"][0]]).float() / 32768
+    expected = vae.encode(first[None, None])[0].T
+    found = load_latents(finished_shards(folder), torch.device("cpu"))[: len(expected)]
+    torch.testing.assert_close(found, expected, atol=1 / 48 + 1e-4, rtol=0)
+
+    options = parser().parse_args([str(folder), "-o", str(tmp_path)])
+    before = LanguageModelTraining(options, torch.device("cpu"))
+    before.step = 70
+    before.save(Schedule(100, None))
+    after = LanguageModelTraining(options, torch.device("cpu"))
+    after.start_from(tmp_path / "start.pt")
+    assert after.step == 70
+    for one, other in zip(before.model.parameters(), after.model.parameters(), strict=True):
+        assert (one - other).norm() <= 0.02 * one.norm()
+
+
+def test_each_part_cools_down() -> None:
+    factors = [Schedule(100, None, cool_down=0.2).cooling(step) for step in (0, 79, 80, 85, 100)]
+    assert factors == pytest.approx([1, 1, 1, 0.5, 0], abs=1e-6)

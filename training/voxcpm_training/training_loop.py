@@ -233,7 +233,7 @@ def restore_moments(optimizer: torch.optim.Optimizer, moments: list[dict[str, Te
 
 
 def weights_to_bytes(state: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Weights in 8 bits with a scale per output channel; sufficient for discriminators, which go on learning."""
+    """Weights in 8 bits with a scale per output channel; sufficient for what goes on learning."""
     found = {}
     for name, tensor in state.items():
         flat = tensor.float().reshape(len(tensor), -1) if tensor.dim() else tensor.float().reshape(1, 1)
