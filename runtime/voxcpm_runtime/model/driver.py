@@ -220,18 +220,18 @@ class Driver:
         audio_embeddings = np.zeros((len(sequence), self.architecture.lm_config.hidden_size), np.float32)
         audio_embeddings[sequence.is_audio] = patch_embeddings
         embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
-        outputs = self._lm_step(BASE_LM_STEP, states[BASE_LM_STEP], embeddings, position)
+        outputs = self.lm_step(BASE_LM_STEP, states[BASE_LM_STEP], embeddings, position)
         hidden = np.where(audio, outputs["fsq_hidden"], outputs["hidden"])
         residual_input = self._projections.residual_input(hidden, audio_embeddings)
-        residual = self._lm_step(RESIDUAL_LM_STEP, states[RESIDUAL_LM_STEP], residual_input, position)
+        residual = self.lm_step(RESIDUAL_LM_STEP, states[RESIDUAL_LM_STEP], residual_input, position)
         return hidden[-1], residual["hidden"][-1], outputs["stop_logits"][-1]
 
     def _fed(self, prefilled: Prefilled, patch: Latents) -> Prefilled:
         """Feed a patch (frames, latent_dim) to both language models: what the next one needs."""
         embedding = self.embed_patches(patch[np.newaxis])
-        outputs = self._lm_step(BASE_LM_STEP, prefilled.base_state, embedding, prefilled.position)
+        outputs = self.lm_step(BASE_LM_STEP, prefilled.base_state, embedding, prefilled.position)
         residual_input = self._projections.residual_input(outputs["fsq_hidden"], embedding)
-        residual = self._lm_step(
+        residual = self.lm_step(
             RESIDUAL_LM_STEP, prefilled.residual_state, residual_input, prefilled.position
         )
         rows = outputs.get(ATTENTION)
@@ -273,7 +273,7 @@ class Driver:
         self.check()
         return self.models[name](inputs, state)
 
-    def _lm_step(self, name: str, state: StepState, embeddings: Floats, position: int) -> dict[str, Floats]:
+    def lm_step(self, name: str, state: StepState, embeddings: Floats, position: int) -> dict[str, Floats]:
         """Run a language model on embeddings (n, hidden) from cache `position` on: outputs (n, width) by name."""
         plan = plan_chunks(
             len(embeddings), self.sizes.prefill_chunks, position=position, capacity=self.sizes.kv_length
