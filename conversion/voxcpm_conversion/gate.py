@@ -6,6 +6,7 @@ not show, so a conversion measures its own weights.
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -179,6 +180,7 @@ class Gate:
         )
         # Step models need neither constants nor a tokenizer.
         bundle = Bundle(folder, alone, precision, {}, cast(Any, None))
+        gc.collect()  # coremltools' programs have reference cycles
         return_freed_memory()
         with _without_cache():
             model = load_step_models(bundle, names=[package.name])[package.name]
@@ -277,24 +279,20 @@ def _stored(rows: Tensor, form: Format) -> Tensor:
 
 def figures(found: Outputs, reference: Outputs, rate: int) -> dict[str, float]:
     """Every figure of a step model's outputs, by its name in `FLOORS`. rate: of audio, in Hz."""
-    return {
-        name: value
-        for output in reference
-        for name, value in _of(output, found[output], reference[output], rate)
+    values = {
+        name: _decibels(found[name], array) for name, array in reference.items() if name != "stop_logits"
     }
-
-
-def _of(output: str, found: Array, reference: Array, rate: int) -> Iterator[tuple[str, float]]:
-    if output == "stop_logits":
-        decided, expected = found[:, 1] - found[:, 0], reference[:, 1] - reference[:, 0]
-        yield "stop margin", _decibels(decided, expected)
-        yield "stop agreement", float(((decided > 0) == (expected > 0)).mean())
-        return
-    yield output, _decibels(found, reference)
-    if output == "audio":
-        yield from _by_band(found, reference, rate)
-        pair = flatness(found, rate, like=reference), flatness(reference, rate)
-        yield "flatness", min(pair) / max(pair) if any(pair) else 1.0
+    if "audio" in reference:
+        audio, original = found["audio"], reference["audio"]
+        pair = flatness(audio, rate, like=original), flatness(original, rate)
+        values |= _by_band(audio, original, rate) | {"flatness": min(pair) / max(pair) if any(pair) else 1.0}
+    if "stop_logits" in reference:
+        decided, expected = (
+            each["stop_logits"][:, 1] - each["stop_logits"][:, 0] for each in (found, reference)
+        )
+        values["stop margin"] = _decibels(decided, expected)
+        values["stop agreement"] = float(((decided > 0) == (expected > 0)).mean())
+    return values
 
 
 def _decibels(found: Array, reference: Array) -> float:
@@ -305,14 +303,17 @@ def _decibels(found: Array, reference: Array) -> float:
     return float(10 * np.log10((np.square(reference.astype(np.float64)).sum() + 1e-20) / (error + 1e-20)))
 
 
-def _by_band(found: Array, reference: Array, rate: int) -> Iterator[tuple[str, float]]:
+def _by_band(found: Array, reference: Array, rate: int) -> dict[str, float]:
     frequencies = np.fft.rfftfreq(len(reference), 1 / rate)
     power, error = (np.square(np.abs(np.fft.rfft(x))) for x in (reference, np.nan_to_num(found) - reference))
-    for band, (low, high) in _BANDS.items():
-        inside = (frequencies >= low) & (frequencies < high)
-        if inside.any():
-            signal = max(power[inside].sum(), _QUIET * power.sum()) + 1e-20
-            yield f"audio {band} kHz", float(10 * np.log10(signal / (error[inside].sum() + 1e-20)))
+    inside = {band: (frequencies >= low) & (frequencies < high) for band, (low, high) in _BANDS.items()}
+    return {
+        f"audio {band} kHz": float(
+            10 * np.log10((max(power[own].sum(), _QUIET * power.sum()) + 1e-20) / (error[own].sum() + 1e-20))
+        )
+        for band, own in inside.items()
+        if own.any()
+    }
 
 
 def flatness(audio: Array, rate: int, like: Array | None = None) -> float:
@@ -323,17 +324,13 @@ def flatness(audio: Array, rate: int, like: Array | None = None) -> float:
     if len(audio) < 4 * _FRAME:
         return 0.0
     above = np.fft.rfftfreq(_FRAME, 1 / rate) > 1000
-    spectra = [
-        np.square(np.abs(np.fft.rfft(np.nan_to_num(_frames(x)) * np.hanning(_FRAME))))[:, above]
-        for x in (audio, audio if like is None else like)
-    ]
+    pair = (
+        x[: len(x) // _FRAME * _FRAME].reshape(-1, _FRAME) for x in (audio, audio if like is None else like)
+    )
+    spectra = [np.square(np.abs(np.fft.rfft(np.nan_to_num(x) * np.hanning(_FRAME))))[:, above] for x in pair]
     mine, theirs = (np.exp(np.log(s + 1e-12).mean(1)) / (s.mean(1) + 1e-12) for s in spectra)
     loud = spectra[1].sum(1) >= _QUIET * spectra[1].sum(1).max()
     return float(mine[loud & (theirs >= np.quantile(theirs[loud], 0.75))].mean())
-
-
-def _frames(audio: Array) -> Array:
-    return audio[: len(audio) // _FRAME * _FRAME].reshape(-1, _FRAME)
 
 
 def _floor(figure: str, precision: Precision) -> float:

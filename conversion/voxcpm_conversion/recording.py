@@ -60,9 +60,7 @@ class Heard(NamedTuple):
     inputs: Any = 0.0
     """Of a matrix or a convolution: the sum of squares of each input channel (inputs,)."""
     outputs: float = 0.0
-    """The sum of squares of its outputs, each less the mean of all output channels: only the difference of both stop
-    logits decides, however large they are.
-    """
+    """The sum of squares of its outputs, less their mean: only the difference of both stop logits decides."""
 
 
 @contextmanager
@@ -170,19 +168,17 @@ class Recording:
                 return {"embeddings": driver.embed_patches(self._patches)}
             case names.LOCDIT_STEP | names.LOCDIT_SOLVE:
                 options = GenerationOptions(inference_timesteps=sizes.solver_steps or DEFAULT_STEPS)
-                patches = [
-                    next(driver.generate_patches(before, options, np.random.default_rng(index), 1)).latents
-                    for index, before in enumerate(self._prefilled)
-                ]
-                return {"patch": np.stack(patches)}
-        is_residual, text = name == names.RESIDUAL_LM_STEP, self._text_length
+                solved = range(min(_MAX_SOLVED, len(self._patches)))
+                found = (
+                    driver.generate_patches(self._before(i), options, np.random.default_rng(i), 1)
+                    for i in solved
+                )
+                return {"patch": np.stack([next(patches).latents for patches in found])}
+        is_residual, text, state = name == names.RESIDUAL_LM_STEP, self._text_length, model.new_state()
         embeddings = self._residual_input if is_residual else self._base_input(package)
-        spans = [(0, text), *((index, index + 1) for index in range(text, len(embeddings)))]
-        state = model.new_state()
-        rows = [
-            driver.lm_step(name, state, embeddings[start:end], start)
-            for start, end in ([(0, len(embeddings))] if whole else spans)
-        ]
+        steps = [0] if whole else [0, *range(text, len(embeddings))]
+        spans = zip(steps, [*steps[1:], len(embeddings)], strict=True)
+        rows = [driver.lm_step(name, state, embeddings[start:end], start) for start, end in spans]
         outputs = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
         if "stop_logits" not in outputs:
             return outputs
@@ -222,10 +218,6 @@ class Recording:
     def _constants(self) -> Mapping[str, Any]:
         return load_constants(self._folder / CONSTANTS_FOLDER, self._manifest.architecture)
 
-    @cached_property
-    def _projections(self) -> Projections:
-        return Projections(self._manifest.architecture.traits, self._constants)
-
     def _base_input(self, package: StepModel) -> Floats:
         own = self._manifest.parts(names.BASE_LM_STEP)
         index = [part.name for part in own].index(package.name)
@@ -244,17 +236,14 @@ class Recording:
     def _residual_input(self) -> Floats:
         heard = np.zeros_like(self._hidden)
         heard[self._text_length :] = self._of(names.FEAT_ENCODER)["embeddings"]
-        return self._projections.residual_input(self._hidden, heard)
+        projections = Projections(self._manifest.architecture.traits, self._constants)
+        return projections.residual_input(self._hidden, heard)
 
-    @cached_property
-    def _prefilled(self) -> list[Prefilled]:
-        """What the DiT gets for each patch that it solves."""
-        residual, before = self._of(names.RESIDUAL_LM_STEP)["hidden"], np.zeros_like(self._patches[:1])
-        rows, no_state = range(self._text_length - 1, len(self._sequence) - 1), cast(Any, None)
-        return [
-            Prefilled(
-                no_state, no_state, row, hidden=self._hidden[row], residual_hidden=residual[row],
-                stop_logits=np.zeros(2, np.float32), last_patch=patch,
-            )
-            for row, patch in zip(rows[:_MAX_SOLVED], np.concatenate((before, self._patches)), strict=False)
-        ]  # fmt: skip
+    def _before(self, index: int) -> Prefilled:
+        """What the DiT gets for a patch; it needs no states."""
+        row, no_state = self._text_length - 1 + index, cast(Any, None)
+        return Prefilled(
+            no_state, no_state, row, hidden=self._hidden[row],
+            residual_hidden=self._of(names.RESIDUAL_LM_STEP)["hidden"][row], stop_logits=np.zeros(2, np.float32),
+            last_patch=self._patches[index - 1] if index else np.zeros_like(self._patches[0]),
+        )  # fmt: skip
