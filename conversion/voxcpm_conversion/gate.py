@@ -33,9 +33,7 @@ from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 
-_LEAST = (
-    "a correlation of 0.998; the built-in voice and random weights have 34 dB or more in int8, 19 in int4"
-)
+_LEAST = "a correlation of 0.998; random weights and the built-in voice have 33 dB in int8, 18 in int4"
 _EIGHT_BITS = "these step models have 8 bits in every recipe"
 FLOORS: dict[str, tuple[float, float, str]] = {
     "latents": (25, 25, _EIGHT_BITS),
@@ -84,10 +82,6 @@ class Measured(BaseModel, extra="forbid", frozen=True):
     bytes: int
     unmeasured: str = ""
     """Why there are no figures; empty if there are."""
-
-    def write(self, path: Path) -> None:
-        """Write a JSON file."""
-        path.write_text(f"{self.model_dump_json(indent=1)}\n", encoding="utf-8")
 
     def row(self) -> tuple[str, str, str, str, str]:
         """Precision, package, worst figure by the recipe, weights in fp16 with the figure now, and size."""
@@ -196,7 +190,8 @@ class Gate:
         """Quantise the float32 module, and restore as many weights as the floors need. modules: see `float_step`."""
         if (key := (package.name, precision)) in self._choices:
             return self._choices[key]
-        heard, step = self._recording.heard(package), self._recording.float_step(package, modules)
+        self._recording.reference(package)
+        heard, step = self._recording.heard[package.name], self._recording.float_step(package, modules)
         layers, harm = dict[str, nn.Module](), dict[str, float]()
         for name, layer in step.module.named_modules():
             if name in heard and isinstance(layer, WEIGHTED) and layer.weight.numel() > MIN_ELEMENTS:
@@ -224,7 +219,8 @@ class Gate:
             for package in self._manifest.parts(step_model):
                 if package.precision_in("fp16") == "fp32":
                     continue
-                heard = self._recording.heard(package)
+                self._recording.reference(package)
+                heard = self._recording.heard[package.name]
                 layer = max(heard, key=lambda name: heard[name].peak)
                 if not heard[layer].peak < _NEAR_LIMIT:
                     way_out = "--audio-vae-fp32" if step_model.startswith("audio_vae") else "--precision fp32"

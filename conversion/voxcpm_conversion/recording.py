@@ -124,7 +124,9 @@ class Recording:
 
     def __init__(self, checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> None:
         self._checkpoint, self._manifest, self._folder = checkpoint, manifest, folder
-        self._references: dict[str, tuple[Outputs, dict[str, Heard]]] = {}
+        self._references: dict[str, Outputs] = {}
+        self.heard: dict[str, Mapping[str, Heard]] = {}
+        """What the layers of each package with a reference hear, by name; nothing of those that are never called."""
         # Modules take any length in one call, and their attention is not needed.
         lengths = tuple(range(1, min(_WHOLE, manifest.sizes.kv_length) + 1))
         sizes = {"prefill_chunks": lengths, "encode_patches": lengths, "alignment": ()}
@@ -143,13 +145,9 @@ class Recording:
         if package.name not in self._references:
             step = self.float_step(package, modules)
             with hearing(step.module) as heard:
-                self._references[package.name] = self.run(package, step), heard
-        return self._references[package.name][0]
-
-    def heard(self, package: StepModel) -> Mapping[str, Heard]:
-        """What the layers of a package's float32 module hear, by name; nothing of those that are never called."""
-        self.reference(package)
-        return self._references[package.name][1]
+                self._references[package.name] = self.run(package, step)
+            self.heard[package.name] = heard
+        return self._references[package.name]
 
     def run(self, package: StepModel, model: StepFunction) -> Outputs:
         """What a step model returns for the sentence; a module gets as much as possible in one call."""

@@ -83,8 +83,11 @@ def add_packages(
                 shutil.rmtree(trial)
                 _join(export(scratch, [precision], {precision: kept})[precision], trial)
 
-            measured = gate.judge(scratch / _TRIAL, package, precision, rebuild)
-            workspace.add(measured_path(precision, package.name), measured.write)
+            measured = gate.judge(scratch / _TRIAL, package, precision, rebuild).model_dump_json(indent=1)
+            workspace.add(
+                measured_path(precision, package.name),
+                partial(Path.write_text, data=measured, encoding="utf-8"),
+            )
             workspace.add(path, trial.replace)
 
 
@@ -111,12 +114,8 @@ def _models(
     # The module's float32 weights are twice as large as the program's: VoxCPM2's base LM would need 17 GB for both.
     del step, modules
     for precision in of_half:
-        yield (
-            precision,
-            half
-            if precision == "fp16"
-            else compress(half, declared.name, precision, kept.get(precision, ())),
-        )
+        fp16 = precision == "fp16"
+        yield precision, half if fp16 else compress(half, declared.name, precision, kept.get(precision, ()))
 
 
 def _describe(model: Any, declared: StepModel, precision: Precision, state: StateForm) -> None:
