@@ -108,8 +108,8 @@ def convert(
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="measured: weights of int8 and int4 that do too much harm on a recorded sentence stay in fp16; "
-            "all: none do. Default: measured, where that is possible."
+            help="measured (default): weights of int8 and int4 that do too much harm on a recorded sentence stay in "
+            "fp16; all: none do."
         ),
     ] = None,
     no_measure: Annotated[
@@ -146,11 +146,13 @@ def convert(
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
     caches = one_of("--kv-cache", kv_cache, KV_CACHES)
-    measure = _measure(quantize, no_measure=no_measure)
+    measure = one_of("--quantize", quantize or QUANTIZE[0], QUANTIZE) == QUANTIZE[0] and not no_measure
+    if no_measure and quantize == QUANTIZE[0]:
+        raise InputError(f"--no-measure: --quantize {quantize} measures; leave one of them out")
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
     from voxcpm_conversion.alignment import with_alignment
     from voxcpm_conversion.checkpoint import Checkpoint
-    from voxcpm_conversion.convert import can_measure, check_checkpoint, check_forms
+    from voxcpm_conversion.convert import check_checkpoint, check_forms
     from voxcpm_conversion.convert import convert as convert_checkpoint
     from voxcpm_conversion.core_ml.packages import why_not_compiled
     from voxcpm_conversion.recipes import base_lm_parts, check_split
@@ -160,10 +162,10 @@ def convert(
         "--target": deployment != TARGETS[0], "--kv-cache": caches != KV_CACHES[0],
         "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
         "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
-        "--quantize": bool(measure),
+        "--quantize": quantize is not None,
     }  # fmt: skip
     room = _room(layout, precisions, [option for option, given in forms.items() if given])
-    check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32, measure=bool(measure))
+    check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32)
     # Exempt imported modules from garbage collection, which runs for every package: saves seconds.
     gc.freeze()
     if split_gigabytes is not None:
@@ -192,7 +194,7 @@ def convert(
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
     sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
-    check_forms(precisions, sizes, deployment, caches, measure=bool(measure))
+    check_forms(precisions, sizes, deployment, caches)
     for remark in _remarks(opened, sizes, deployment):
         say(remark)
     if split_gigabytes is not None:
@@ -211,7 +213,7 @@ def convert(
             target=deployment,
             kv_cache=caches,
             audio_vae_fp32=audio_vae_fp32,
-            measure=can_measure(sizes, deployment) if measure is None else measure,
+            measure=measure,
             overwrite=overwrite,
             report=report,
             say=remarks.append,
@@ -262,16 +264,6 @@ def _room(layout: str, precisions: list[Precision], forms: list[str]) -> ModuleT
 def _precisions(requested: list[str]) -> list[Precision]:
     known = {one_of("--precision", name, PRECISIONS) for name in requested}
     return [p for p in PRECISIONS if p in known]
-
-
-def _measure(quantize: str | None, *, no_measure: bool) -> bool | None:
-    """Whether to measure the quantised weights; None: where that is possible."""
-    if quantize is None:
-        return False if no_measure else None
-    measured = one_of("--quantize", quantize, QUANTIZE) == "measured"
-    if no_measure and measured:
-        raise InputError(f"--no-measure: --quantize {quantize} measures; leave one of them out")
-    return measured
 
 
 def _remarks(opened: Checkpoint, sizes: StepSizes, target: Target) -> Iterator[str]:

@@ -69,7 +69,7 @@ def convert(
     """
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
-    check_forms(precisions, sizes, target, kv_cache, audio_vae_fp32=audio_vae_fp32, measure=measure)
+    check_forms(precisions, sizes, target, kv_cache, audio_vae_fp32=audio_vae_fp32)
     check_checkpoint(checkpoint, sizes)
     converter = _converter(target)
     manifest = Manifest(
@@ -93,19 +93,23 @@ def convert(
         # The workspace has restored a bundle that an interrupted run had renamed.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         _add_constants(workspace, checkpoint)
-        gate = None
-        if measure and {*precisions} != {"fp32"}:
+        gate, measured = None, measure and {*precisions} != {"fp32"}
+        if measured and (target == CORE_AI or sizes.kv_length < MIN_POSITIONS):
+            needs = f"--target macos14 or macos15, and a --max-length of {MIN_POSITIONS} or more"
+            say(f"No weights or values are measured, as that needs {needs}.")
+        elif measured:
             gate = Gate(Recording(checkpoint, manifest, workspace.folder), manifest)
         for declaration in manifest.step_models.values():
             _add_step_model(converter, workspace, checkpoint, manifest, declaration, report, gate)
-        measured = measurements(workspace.folder, manifest)
-        for line in (*(each.line() for each in measured), *(gate.overflow_lines() if gate else ())):
+        rows = [each.row() for each in measurements(workspace.folder, manifest)]
+        lines = (f"{precision}/{package}: {', '.join(row)}" for precision, package, *row in rows)
+        for line in (*lines, *(gate.overflow_lines() if gate else ())):
             say(line)
         if target != CORE_AI:
             compile_packages(workspace, manifest)
         manifest = manifest.model_copy(update={"files": workspace.files()})
         manifest.write(workspace.folder)
-        write_model_card(workspace.folder, manifest, [each.row() for each in measured])
+        write_model_card(workspace.folder, manifest, rows)
         # Again: the output may have changed meanwhile.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         workspace.publish()
@@ -165,7 +169,6 @@ def check_forms(
     kv_cache: KVCache = "scatter",
     *,
     audio_vae_fp32: bool = False,
-    measure: bool = False,
 ) -> None:
     """Validate options that do not depend on the checkpoint, before it is downloaded.
 
@@ -174,9 +177,6 @@ def check_forms(
     check_target(precisions, target)
     if audio_vae_fp32 and target == CORE_AI:
         raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
-    if measure and not can_measure(sizes, target):
-        needs = f"--target macos14 or macos15, and a --max-length of {MIN_POSITIONS} or more"
-        raise InputError(f"--quantize measured needs {needs}")
     if target == CORE_AI:
         _converter(target).check_toolchain()
     if kv_cache != "scatter" and target == "macOS15":
@@ -193,11 +193,6 @@ def check_forms(
         raise InputError(
             f"--prefill-chunk {max(sizes.prefill_chunks)} does not fit into a KV cache of {sizes.kv_length} positions"
         )
-
-
-def can_measure(sizes: StepSizes, target: Target) -> bool:
-    """Whether the gate can run a target's packages on the recorded sentence."""
-    return target != CORE_AI and sizes.kv_length >= MIN_POSITIONS
 
 
 def _check_architecture(a: Architecture, sizes: StepSizes) -> None:

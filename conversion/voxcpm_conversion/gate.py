@@ -6,62 +6,59 @@ not show, so a conversion measures its own weights.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import gc
+import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 from pydantic import BaseModel
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.errors import BundleError, VoxCPMWarning, first_line
 from voxcpm_constants.manifest import VECTORS_FOLDER, Manifest, record_folder
 from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_constants.vectors import Array
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
-from voxcpm_conversion.recipes import BLOCK, Format
-from voxcpm_conversion.recording import Outputs, Recording
+from voxcpm_conversion.recipes import BLOCK, MIN_ELEMENTS, RECIPES, Format, chosen_format
+from voxcpm_conversion.recording import WEIGHTED, Heard, Outputs, Recording
+from voxcpm_runtime.backends.core_ml.compute_units import PORTABLE
 from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.storage.process_memory import return_freed_memory
 
-Formats = Mapping[str, Format]
-"""The format of each compressible weight, by its name in the fp16 program."""
-
-
-class Floor(NamedTuple):
-    """The lowest acceptable values of a figure."""
-
-    int8: float
-    int4: float
-    reason: str
-
-
-_LEAST = (
-    "a correlation of 0.998; the built-in voice and random weights have 34 dB or more in int8, 19 in int4"
-)
+_LEAST = "a correlation of 0.998; random weights and the built-in voice have 33 dB in int8, 18 in int4"
 _EIGHT_BITS = "these step models have 8 bits in every recipe"
-FLOORS: dict[str, Floor] = {
-    "latents": Floor(25, 25, _EIGHT_BITS),
-    "embeddings": Floor(25, 15, _LEAST),
-    "hidden": Floor(25, 15, _LEAST),
-    "hidden_states": Floor(25, 15, _LEAST),
-    "fsq_hidden": Floor(18, 8, "values near the boundary of two levels flip: fp16 has only 38 to 45 dB"),
-    "stop margin": Floor(20, 12, "the difference of both logits, which decides, however large they are"),
-    "stop agreement": Floor(0.98, 0.95, "a wrong decision cuts speech off, or adds 160 ms"),
-    "patch": Floor(25, 25, f"after all Euler steps, which accumulate errors; {_EIGHT_BITS}"),
-    "audio": Floor(25, 25, _EIGHT_BITS),
-    "audio 0-1 kHz": Floor(25, 25, _EIGHT_BITS),
-    "audio 1-4 kHz": Floor(25, 25, _EIGHT_BITS),
-    "audio 4-8 kHz": Floor(20, 20, "sibilants: broken ones are reported, the built-in voice has 35 dB"),
-    "audio 8- kHz": Floor(15, 15, "little energy, whose error the bands below mask"),
-    "flatness": Floor(0.9, 0.9, "of noisy frames, found over reference; 0.71 was heard as metallic (speech-core 76)"),
+FLOORS: dict[str, tuple[float, float, str]] = {
+    "latents": (25, 25, _EIGHT_BITS),
+    "embeddings": (25, 15, _LEAST),
+    "hidden": (25, 15, _LEAST),
+    "hidden_states": (25, 15, _LEAST),
+    "fsq_hidden": (18, 8, "values near the boundary of two levels flip: fp16 has only 38 to 45 dB"),
+    "stop margin": (20, 12, "the difference of both logits, which decides, however large they are"),
+    "stop agreement": (0.98, 0.95, "a wrong decision cuts speech off, or adds 160 ms"),
+    "patch": (25, 25, f"after all Euler steps, which accumulate errors; {_EIGHT_BITS}"),
+    "audio": (25, 25, _EIGHT_BITS),
+    "audio 0-1 kHz": (25, 25, _EIGHT_BITS),
+    "audio 1-4 kHz": (25, 25, _EIGHT_BITS),
+    "audio 4-8 kHz": (20, 20, "sibilants: broken ones are reported, the built-in voice has 35 dB"),
+    "audio 8- kHz": (15, 15, "little energy, whose error the bands below mask"),
+    "flatness": (0.9, 0.9, "of noisy frames, found over reference; 0.71 was heard as metallic (speech-core 76)"),
 }  # fmt: skip
-"""Figures in dB are ratios of signal to error. Any other is a share, of which 1 is the best."""
+"""The lowest acceptable value of each figure in int8 and in int4, and the reason. Ratios of signal to error in dB;
+`_SHARES` are shares, of which 1 is the best.
+"""
 
 _SHARES = ("stop agreement", "flatness")
 _BANDS = {"0-1": (0, 1000), "1-4": (1000, 4000), "4-8": (4000, 8000), "8-": (8000, 1e9)}
+_SPARE, _STEP = 0.5, 3.0
+"""In dB: how far above its floor a figure is to be, and how far errors are to fall for a share below its floor."""
 _QUIET = 1e-4
 """A band's error is compared with at least this share of the whole power: 40 dB below."""
 _FRAME = 1024
@@ -85,14 +82,6 @@ class Measured(BaseModel, extra="forbid", frozen=True):
     bytes: int
     unmeasured: str = ""
     """Why there are no figures; empty if there are."""
-
-    def write(self, path: Path) -> None:
-        """Write a JSON file."""
-        path.write_text(f"{self.model_dump_json(indent=1)}\n", encoding="utf-8")
-
-    def line(self) -> str:
-        """What was measured, and why weights were kept."""
-        return f"{self.precision}/{self.package}: {', '.join(self.row()[2:])}"
 
     def row(self) -> tuple[str, str, str, str, str]:
         """Precision, package, worst figure by the recipe, weights in fp16 with the figure now, and size."""
@@ -126,48 +115,52 @@ def measurements(bundle: Path, manifest: Manifest) -> list[Measured]:
     return [Measured.model_validate_json(path.read_bytes()) for path in found if path.is_file()]
 
 
+_Choice = tuple[dict[str, float], list[str], int]
+"""Figures by the recipe, the compressible weights with the most harmful first, and how many of them stay in fp16."""
+
+
 class Gate:
     """Measures the packages of one conversion."""
 
     def __init__(self, recording: Recording, manifest: Manifest) -> None:
         self._recording, self._manifest = recording, manifest
+        self._choices: dict[tuple[str, Precision], _Choice] = {}
 
     def record(self, step_model: str, modules: VoxCPMModules) -> None:
-        """Compute what the float32 modules of a step model return, while they are in memory."""
-        for package in self._manifest.parts(step_model):
+        """Compute what the float32 modules of a step model return, and choose; both need weights, and change them."""
+        packages, precisions = self._manifest.parts(step_model), self._manifest.precisions
+        for package in packages:
             self._recording.reference(package, modules)
+        for precision in [p for p in precisions if packages[0].precision_in(p) in RECIPES][:1]:
+            for package in packages:
+                self._choose(package, precision, modules)
+
+    def kept(self, package: StepModel, precision: Precision) -> list[str]:
+        """The weights that stay in fp16, by their names in the module."""
+        _, order, count = self._choose(package, precision)
+        return order[:count]
 
     def judge(
-        self, folder: Path, package: StepModel, precision: Precision, formats: Formats,
-        rebuild: Callable[[Collection[str]], object],
+        self, folder: Path, package: StepModel, precision: Precision, rebuild: Callable[[Collection[str]], object]
     ) -> Measured:  # fmt: skip
         """Measure the package in `folder`, a bundle's folder with nothing else, and repair it if it is below a floor.
 
         rebuild(kept): writes the package again, with these weights in fp16.
         """
-        recipe, kept, reason = dict[str, float](), list[str](), ""
+        recipe, order, count = self._choose(package, precision)
+        figures, reason = recipe, ""
         try:
-            recipe = self._figures(folder, package, precision)
+            figures = self._figures(folder, package, precision)
+            while below(figures, precision) and count < len(order):
+                count += 1 + count // 4
+                rebuild(order[:count])
+                figures = self._figures(folder, package, precision)
         except BundleError as error:  # As on a Mac whose Core ML rejects the package
             reason = first_line(error)
-        figures = recipe
-        if below(figures, precision):
-            order = self._by_effect(package, formats)
-
-            def holds(count: int) -> bool:
-                return not below(self._expected(package, formats, order[:count]), precision)
-
-            # A trial of the module takes a fraction of a conversion.
-            count = bisect_left(range(len(order)), True, lo=1, key=holds)
-            while below(figures, precision) and len(kept) < len(order):
-                kept = order[:count]
-                rebuild(kept)
-                figures = self._figures(folder, package, precision)
-                count += 1 + count // 4
         path = folder / self._manifest.package_path(precision, package.name)
         return Measured(
-            package=package.name, precision=precision, recipe=recipe, figures=figures, kept=tuple(kept),
-            unmeasured=reason, compressible=sum(form != "fp16" for form in formats.values()),
+            package=package.name, precision=precision, recipe=recipe, figures=figures, kept=tuple(order[:count]),
+            unmeasured=reason, compressible=len(order),
             bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         )  # fmt: skip
 
@@ -181,27 +174,44 @@ class Gate:
         )
         # Step models need neither constants nor a tokenizer.
         bundle = Bundle(folder, alone, precision, {}, cast(Any, None))
-        model = load_step_models(bundle, names=[package.name])[package.name]
-        return self._compared(package, self._recording.run(package, model))
+        gc.collect()  # coremltools' programs have reference cycles
+        return_freed_memory()
+        with _without_cache():
+            model = load_step_models(bundle, names=[package.name])[package.name]
+            return self._compared(package, self._recording.run(package, model))
 
     def _compared(self, package: StepModel, outputs: Outputs) -> dict[str, float]:
         rate = self._manifest.architecture.output_sample_rate
         return figures(outputs, self._recording.reference(package), rate)
 
-    def _expected(self, package: StepModel, formats: Formats, kept: Collection[str] = ()) -> dict[str, float]:
-        """The figures of the float32 module with weights in these formats, except those that are kept."""
-        step = self._recording.float_step(package)
-        for name, layer in _compressed_layers(step.module, formats).items():
-            if name not in kept:
-                layer.weight.data = quantised(layer.weight, formats[name])
-        return self._compared(package, self._recording.run(package, step, whole=True))
-
-    def _by_effect(self, package: StepModel, formats: Formats) -> list[str]:
-        """The compressed weights, the most harmful first: by the error that each adds to its own layer's output."""
-        step = self._recording.float_step(package)
-        with _LocalErrors(_compressed_layers(step.module, formats), formats) as errors:
-            self._recording.run(package, step, whole=True)
-        return sorted(errors.shares, key=lambda name: -errors.shares[name])
+    def _choose(
+        self, package: StepModel, precision: Precision, modules: VoxCPMModules | None = None
+    ) -> _Choice:
+        """Quantise the float32 module, and restore as many weights as the floors need. modules: see `float_step`."""
+        if (key := (package.name, precision)) in self._choices:
+            return self._choices[key]
+        self._recording.reference(package)
+        heard, step = self._recording.heard[package.name], self._recording.float_step(package, modules)
+        layers, harm = dict[str, nn.Module](), dict[str, float]()
+        for name, layer in step.module.named_modules():
+            if name in heard and isinstance(layer, WEIGHTED) and layer.weight.numel() > MIN_ELEMENTS:
+                weight = f"{name}.weight".replace(".", "_")
+                form = chosen_format(precision, package.name, weight, tuple(layer.weight.shape))
+                layers[weight], harm[weight] = layer, quantise(layer, form, heard[name])
+        order = sorted(harm, key=lambda name: -harm[name])
+        # The errors of the weights from each one on; in the sum of independent errors, powers add up.
+        rest = np.cumsum([harm[name] for name in reversed(order)])[::-1]
+        recipe = found = self._compared(package, self._recording.run(package, step))
+        count = 0
+        while (low := below(found, precision)) and count < len(order):
+            lacking = max(_STEP if name in _SHARES else -margin(name, found[name], precision) for name in low)
+            enough = np.searchsorted(-rest, -rest[count] * 10 ** (-(lacking + _SPARE) / 10))
+            restored, count = count, max(count + 1, int(enough))
+            for name in order[restored:count]:
+                step.restore(layers[name])
+            found = self._compared(package, self._recording.run(package, step))
+        self._choices[key] = recipe, order, count
+        return self._choices[key]
 
     def overflow_lines(self) -> Iterator[str]:
         """A line for each package with values near fp16's largest one on the recorded sentence."""
@@ -209,75 +219,76 @@ class Gate:
             for package in self._manifest.parts(step_model):
                 if package.precision_in("fp16") == "fp32":
                     continue
-                peak, layer = self._recording.peak(package)
-                if not peak < _NEAR_LIMIT:
+                self._recording.reference(package)
+                heard = self._recording.heard[package.name]
+                layer = max(heard, key=lambda name: heard[name].peak)
+                if not heard[layer].peak < _NEAR_LIMIT:
                     way_out = "--audio-vae-fp32" if step_model.startswith("audio_vae") else "--precision fp32"
                     yield (
-                        f"{package.name}: values up to {peak:.0f} at {layer}, and float16 ends at {_LIMIT:.0f}; "
-                        f"if it sounds wrong, convert with {way_out}"
+                        f"{package.name}: values up to {heard[layer].peak:.0f} at {layer}, and float16 ends at "
+                        f"{_LIMIT:.0f}; if it sounds wrong, convert with {way_out}"
                     )
 
 
-class _LocalErrors(TorchFunctionMode):
-    """While active, compares each product or convolution with that of its quantised weight, on the same input."""
+@contextmanager
+def _without_cache() -> Iterator[None]:
+    """Keep no compiled or prepared form of packages, which may be rejected: no cache can be written below a file."""
+    if PORTABLE in backends():
+        from voxcpm_runtime.backends.portable.kernels import available_operators
 
-    def __init__(self, layers: Mapping[str, Any], formats: Formats) -> None:
-        super().__init__()
-        self._names, self._formats = {id(layer.weight): name for name, layer in layers.items()}, formats
-        self.shares = {name: 0.0 for name, form in formats.items() if form != "fp16"}
-        """The sum over all calls of error to signal, by the weight's name."""
-
-    def __torch_function__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:
-        output = function(*arguments, **(named or {}))
-        # x, weight, bias, …
-        if len(arguments) > 2 and (name := self._names.get(id(arguments[1]))):
-            x, weight, *others = arguments
-            error = function(x, quantised(weight, self._formats[name]), *others, **(named or {})) - output
-            # Only the difference of both stop logits decides, however large they are; other means matter little.
-            noise, signal = (y - y.mean(-1, keepdim=True) for y in (error, output))
-            self.shares[name] += float(noise.square().sum() / (signal.square().sum() + 1e-20))
-        return output
+        available_operators()  # These are kept
+    variables = {CACHE_VARIABLE: str(Path(__file__, "none"))}
+    with mock.patch.dict(os.environ, variables), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*cannot be saved", VoxCPMWarning)
+        yield
 
 
-def _compressed_layers(module: nn.Module, formats: Formats) -> dict[str, Any]:
-    """The layers of a float32 module whose weights are compressed, by the weight's name in the fp16 program."""
-    layers = {f"{name}.weight".replace(".", "_"): layer for name, layer in module.named_modules()}
-    stems = {name: name.removesuffix("_to_fp16") for name, form in formats.items() if form != "fp16"}
-    found = {name: layers.get(stem, layers.get(stem.removeprefix("step_"))) for name, stem in stems.items()}
-    return {name: layer for name, layer in found.items() if layer is not None}
+def quantise(layer: Any, form: Format, heard: Heard) -> float:
+    """Give a layer's weight a format's values in place. Returns the error of its outputs, as a share of their power.
+
+    It is estimated by the squares of errors of weights times those of their inputs, as if inputs were independent.
+    """
+    weight = layer.weight.data
+    # Formats have scales per output, which is a transposed convolution's second axis.
+    rows = weight.transpose(0, 1) if isinstance(layer, nn.ConvTranspose1d) else weight
+    found = _stored(rows, form)
+    errors = found - rows
+    rows.copy_(found)
+    groups, stride = getattr(layer, "groups", 1), layer.stride[0] if isinstance(layer, nn.Conv1d) else 1
+    if groups == 1:
+        errors -= errors.mean(0)
+    powers = errors.square_().view(*errors.shape[:2], -1).sum(2)
+    energies = heard.inputs.view(groups, -1).repeat_interleave(len(rows) // groups, 0)
+    return float((powers * energies).sum()) / stride / (heard.outputs + 1e-20)
 
 
-def quantised(weight: Tensor, form: Format) -> Tensor:
-    """The weight as a format stores it, in float32: per row (int8), or per block of a row with an offset (int4)."""
+def _stored(rows: Tensor, form: Format) -> Tensor:
+    """Weights in a format, as float32: scaled per row (int8), or per block of a row with an offset (int4)."""
     if form == "int8":
-        scale = weight.abs().flatten(1).amax(1).clamp(min=1e-12).div(127).view(-1, *[1] * (weight.ndim - 1))
-        return (weight / scale).round() * scale
-    blocks = weight.view(len(weight), -1, BLOCK)
+        scale = rows.abs().flatten(1).amax(1).clamp(min=1e-12).div(127).view(-1, *[1] * (rows.ndim - 1))
+        return (rows / scale).round() * scale
+    blocks = rows.view(len(rows), -1, BLOCK)
     low, high = blocks.amin(2, keepdim=True), blocks.amax(2, keepdim=True)
     scale = ((high - low) / 15).clamp(min=1e-12)
-    return (((blocks - low) / scale).round() * scale + low).view_as(weight)
+    return (((blocks - low) / scale).round() * scale + low).view_as(rows)
 
 
 def figures(found: Outputs, reference: Outputs, rate: int) -> dict[str, float]:
     """Every figure of a step model's outputs, by its name in `FLOORS`. rate: of audio, in Hz."""
-    return {
-        name: value
-        for output in reference
-        for name, value in _of(output, found[output], reference[output], rate)
+    values = {
+        name: _decibels(found[name], array) for name, array in reference.items() if name != "stop_logits"
     }
-
-
-def _of(output: str, found: Array, reference: Array, rate: int) -> Iterator[tuple[str, float]]:
-    if output == "stop_logits":
-        decided, expected = found[:, 1] - found[:, 0], reference[:, 1] - reference[:, 0]
-        yield "stop margin", _decibels(decided, expected)
-        yield "stop agreement", float(((decided > 0) == (expected > 0)).mean())
-        return
-    yield output, _decibels(found, reference)
-    if output == "audio":
-        yield from _by_band(found, reference, rate)
-        pair = flatness(found, rate, like=reference), flatness(reference, rate)
-        yield "flatness", min(pair) / max(pair) if any(pair) else 1.0
+    if "audio" in reference:
+        audio, original = found["audio"], reference["audio"]
+        pair = flatness(audio, rate, like=original), flatness(original, rate)
+        values |= _by_band(audio, original, rate) | {"flatness": min(pair) / max(pair) if any(pair) else 1.0}
+    if "stop_logits" in reference:
+        decided, expected = (
+            each["stop_logits"][:, 1] - each["stop_logits"][:, 0] for each in (found, reference)
+        )
+        values["stop margin"] = _decibels(decided, expected)
+        values["stop agreement"] = float(((decided > 0) == (expected > 0)).mean())
+    return values
 
 
 def _decibels(found: Array, reference: Array) -> float:
@@ -288,14 +299,17 @@ def _decibels(found: Array, reference: Array) -> float:
     return float(10 * np.log10((np.square(reference.astype(np.float64)).sum() + 1e-20) / (error + 1e-20)))
 
 
-def _by_band(found: Array, reference: Array, rate: int) -> Iterator[tuple[str, float]]:
+def _by_band(found: Array, reference: Array, rate: int) -> dict[str, float]:
     frequencies = np.fft.rfftfreq(len(reference), 1 / rate)
     power, error = (np.square(np.abs(np.fft.rfft(x))) for x in (reference, np.nan_to_num(found) - reference))
-    for band, (low, high) in _BANDS.items():
-        inside = (frequencies >= low) & (frequencies < high)
-        if inside.any():
-            signal = max(power[inside].sum(), _QUIET * power.sum()) + 1e-20
-            yield f"audio {band} kHz", float(10 * np.log10(signal / (error[inside].sum() + 1e-20)))
+    inside = {band: (frequencies >= low) & (frequencies < high) for band, (low, high) in _BANDS.items()}
+    return {
+        f"audio {band} kHz": float(
+            10 * np.log10((max(power[own].sum(), _QUIET * power.sum()) + 1e-20) / (error[own].sum() + 1e-20))
+        )
+        for band, own in inside.items()
+        if own.any()
+    }
 
 
 def flatness(audio: Array, rate: int, like: Array | None = None) -> float:
@@ -306,21 +320,18 @@ def flatness(audio: Array, rate: int, like: Array | None = None) -> float:
     if len(audio) < 4 * _FRAME:
         return 0.0
     above = np.fft.rfftfreq(_FRAME, 1 / rate) > 1000
-    spectra = [
-        np.square(np.abs(np.fft.rfft(np.nan_to_num(_frames(x)) * np.hanning(_FRAME))))[:, above]
-        for x in (audio, audio if like is None else like)
-    ]
+    pair = (
+        x[: len(x) // _FRAME * _FRAME].reshape(-1, _FRAME) for x in (audio, audio if like is None else like)
+    )
+    spectra = [np.square(np.abs(np.fft.rfft(np.nan_to_num(x) * np.hanning(_FRAME))))[:, above] for x in pair]
     mine, theirs = (np.exp(np.log(s + 1e-12).mean(1)) / (s.mean(1) + 1e-12) for s in spectra)
     loud = spectra[1].sum(1) >= _QUIET * spectra[1].sum(1).max()
     return float(mine[loud & (theirs >= np.quantile(theirs[loud], 0.75))].mean())
 
 
-def _frames(audio: Array) -> Array:
-    return audio[: len(audio) // _FRAME * _FRAME].reshape(-1, _FRAME)
-
-
 def _floor(figure: str, precision: Precision) -> float:
-    return FLOORS[figure].int4 if precision == "int4" else FLOORS[figure].int8
+    int8, int4, _ = FLOORS[figure]
+    return int4 if precision == "int4" else int8
 
 
 def margin(figure: str, value: float, precision: Precision) -> float:

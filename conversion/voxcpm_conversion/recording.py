@@ -6,19 +6,21 @@ one step model's weights are in memory at a time. Each step model of a bundle ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import soxr
+import torch
 from torch import Tensor, nn
 
 from voxcpm_constants import step_models as names
-from voxcpm_constants.arrays import EMBED_TOKENS, load_constants
+from voxcpm_constants.arrays import load_constants
 from voxcpm_constants.manifest import CONSTANTS_FOLDER, Manifest
-from voxcpm_constants.step_models import StepModel, declare_step_models, encoder_patches, parts
+from voxcpm_constants.step_models import StepModel, declare_step_models
 from voxcpm_constants.tokenizer_file import open_tokenizer
 from voxcpm_constants.vectors import Array
 from voxcpm_conversion.alignment import TEXTS
@@ -27,10 +29,10 @@ from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.vectors import call_step
 from voxcpm_runtime.backends.step_function import Floats, StepFunction
-from voxcpm_runtime.model.audio_vae import encode_audio, patch_decoder
-from voxcpm_runtime.model.flow_matching import solve, solve_at_once
+from voxcpm_runtime.model.audio_vae import patch_decoder
+from voxcpm_runtime.model.driver import Driver, Prefilled
 from voxcpm_runtime.model.projections import Projections
-from voxcpm_runtime.model.sequence import Sequence, build_sequence, plan_chunks
+from voxcpm_runtime.model.sequence import Sequence, build_sequence
 from voxcpm_runtime.options import DEFAULT_STEPS, GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -42,9 +44,52 @@ MIN_POSITIONS = 16
 """A shorter KV cache does not hold the sentence."""
 _MAX_PATCHES, _MAX_SOLVED = 16, 3
 """Patches of speech, and those that the DiT solves, which takes as long as all other step models."""
+_WHOLE = 128
+"""Positions that a language model's module takes in one call: more than the sentence has."""
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
+"""The layers whose weights can be quantised."""
 _LOUD = 0.1
 """Speech begins at this share of its peak."""
-_OPTIONS = GenerationOptions()
+
+
+class Heard(NamedTuple):
+    """What a layer of a module gets and returns in the sentence."""
+
+    peak: float = 0.0
+    """The largest |value| of its inputs and outputs."""
+    inputs: Any = 0.0
+    """Of a matrix or a convolution: the sum of squares of each input channel (inputs,)."""
+    outputs: float = 0.0
+    """The sum of squares of its outputs, less their mean: only the difference of both stop logits decides."""
+
+
+@contextmanager
+def hearing(module: nn.Module) -> Iterator[dict[str, Heard]]:
+    """What the innermost layers of a module hear until the end of the context, by name."""
+    heard: dict[str, Heard] = {}
+
+    def hook(name: str, layer: nn.Module) -> Any:
+        def hear(_: nn.Module, inputs: Any, outputs: Any) -> None:
+            tensors = (*inputs, *(outputs if isinstance(outputs, tuple) else (outputs,)))
+            # Without copies: |tensor| takes thirteen times as long.
+            ends = [abs(end) for t in tensors if isinstance(t, Tensor) and t.numel() for end in t.aminmax()]
+            was = heard.get(name, Heard())
+            heard[name] = was._replace(peak=float(np.max([was.peak, *ends])))
+            if isinstance(layer, WEIGHTED):
+                x, axis = inputs[0], -1 if isinstance(layer, nn.Linear) else -2
+                others = [each for each in range(-x.ndim, 0) if each != axis]
+                energies = was.inputs + torch.linalg.vector_norm(x, dim=others).square()
+                power = was.outputs + float(outputs.var(axis, correction=0).sum()) * outputs.shape[axis]
+                heard[name] = heard[name]._replace(inputs=energies, outputs=power)
+
+        return layer.register_forward_hook(hear)
+
+    hooks = [hook(name, layer) for name, layer in module.named_modules() if not any(layer.children())]
+    try:
+        yield heard
+    finally:
+        for each in hooks:
+            each.remove()
 
 
 class FloatStep:
@@ -53,14 +98,14 @@ class FloatStep:
     def __init__(
         self, checkpoint: Checkpoint, manifest: Manifest, package: StepModel, modules: VoxCPMModules | None
     ) -> None:
-        a = checkpoint.architecture
-        # Language models take any length, and do not return attention.
-        lengths = {"prefill_chunks": (1, manifest.sizes.kv_length), "alignment": ()}
-        sizes = manifest.sizes.model_copy(update=lengths)
-        declared = (part for model in declare_step_models(a, sizes).values() for part in parts(model, sizes))
-        self._declared = next(part for part in declared if part.name == package.name)
-        modules = modules or loaded_modules(checkpoint, self._declared, sizes)
-        self.module = build_step(self._declared, modules, a, sizes)
+        self._declared, self._checkpoint, sizes = package, checkpoint, manifest.sizes
+        self._modules = modules or loaded_modules(checkpoint, package, sizes)
+        self.module = build_step(package, self._modules, checkpoint.architecture, sizes)
+
+    def restore(self, layer: Any) -> None:
+        """Read the weight of one of the module's layers again."""
+        (name,) = (name for name, weight in self._modules.named_parameters() if weight is layer.weight)
+        layer.weight.data.copy_(self._checkpoint.tensor(name))
 
     def new_state(self) -> Any:
         """See `StepFunction`."""
@@ -74,101 +119,70 @@ class FloatStep:
         return outputs
 
 
-def watched_peaks(module: nn.Module) -> dict[str, float]:
-    """The largest |value| of each layer's inputs and outputs so far, by its name; grows with each call of `module`."""
-    peaks: dict[str, float] = {}
-
-    def watch(name: str, layer: nn.Module) -> None:
-        def seen(_: nn.Module, inputs: Any, outputs: Any) -> None:
-            tensors = (*inputs, *(outputs if isinstance(outputs, tuple) else (outputs,)))
-            # Not of |tensor|, which would be a copy: thirteen times as long.
-            ends = [end for t in tensors if isinstance(t, Tensor) and t.numel() for end in t.aminmax()]
-            peaks[name] = float(np.max([peaks.get(name, 0.0), *map(abs, ends)]))
-
-        layer.register_forward_hook(seen)
-
-    for name, layer in module.named_modules():
-        if not any(layer.children()):
-            watch(name, layer)
-    return peaks
-
-
 class Recording:
     """The sentence in one checkpoint; every part is computed on first use. folder: a bundle's, with its constants."""
 
     def __init__(self, checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> None:
         self._checkpoint, self._manifest, self._folder = checkpoint, manifest, folder
         self._references: dict[str, Outputs] = {}
-        self._peaks: dict[str, tuple[float, str]] = {}
+        self.heard: dict[str, Mapping[str, Heard]] = {}
+        """What the layers of each package with a reference hear, by name; nothing of those that are never called."""
+        # Modules take any length in one call, and their attention is not needed.
+        lengths = tuple(range(1, min(_WHOLE, manifest.sizes.kv_length) + 1))
+        sizes = {"prefill_chunks": lengths, "encode_patches": lengths, "alignment": ()}
+        whole = manifest.sizes.model_copy(update=sizes)
+        update = {"sizes": whole, "step_models": declare_step_models(manifest.architecture, whole)}
+        self._whole = manifest.model_copy(update=update)
 
     def float_step(self, package: StepModel, modules: VoxCPMModules | None = None) -> FloatStep:
         """The float32 module of a package. modules: with its weights, if they are in memory."""
-        return FloatStep(self._checkpoint, self._manifest, package, modules)
+        parts = (part for model in self._whole.step_models for part in self._whole.parts(model))
+        declared = next(part for part in parts if part.name == package.name)
+        return FloatStep(self._checkpoint, self._whole, declared, modules)
 
     def reference(self, package: StepModel, modules: VoxCPMModules | None = None) -> Outputs:
         """What the float32 module of a package returns. modules: see `float_step`."""
         if package.name not in self._references:
             step = self.float_step(package, modules)
-            peaks = watched_peaks(step.module)
-            self._references[package.name] = self.run(package, step, whole=True)
-            self._peaks[package.name] = max((peak, name) for name, peak in peaks.items())
+            with hearing(step.module) as heard:
+                self._references[package.name] = self.run(package, step)
+            self.heard[package.name] = heard
         return self._references[package.name]
 
-    def peak(self, package: StepModel) -> tuple[float, str]:
-        """The largest |value| that any layer of a package gets or returns, and that layer's name."""
-        self.reference(package)
-        return self._peaks[package.name]
-
-    def run(self, package: StepModel, model: StepFunction, *, whole: bool = False) -> Outputs:
-        """What a step model returns for the sentence. whole: in one call, where a module allows it."""
-        name, a = package.name, self._manifest.architecture
+    def run(self, package: StepModel, model: StepFunction) -> Outputs:
+        """What a step model returns for the sentence; a module gets as much as possible in one call."""
+        name, whole = package.name, isinstance(model, FloatStep)
+        sizes = (self._whole if whole else self._manifest).sizes
+        if name == names.LOCDIT_STEP:
+            sizes = sizes.model_copy(update={"solver_steps": 0})
+        driver = Driver(self._manifest.architecture, sizes, self._constants, {name: model})
         match name:
             case names.AUDIO_VAE_ENCODER:
-                latents = encode_audio(model, self._speech, a.patch_input_samples, encoder_patches(a))
-                return {"latents": latents}
+                return {"latents": driver.encode_prompt(self._speech)}
             case names.AUDIO_VAE_DECODER:
                 patches = [np.concatenate([*self._patches])] if whole else self._patches
                 return {"audio": np.concatenate([*map(patch_decoder(model), patches)])}
             case names.FEAT_ENCODER:
-                chunks = [self._patches] if whole else self._patches[:, None]
-                rows = (model({"patches": chunk[None]})["embeddings"][0] for chunk in chunks)
-                return {"embeddings": np.concatenate([*rows])}
+                return {"embeddings": driver.embed_patches(self._patches)}
             case names.LOCDIT_STEP | names.LOCDIT_SOLVE:
+                options = GenerationOptions(inference_timesteps=sizes.solver_steps or DEFAULT_STEPS)
                 solved = range(min(_MAX_SOLVED, len(self._patches)))
-                return {"patch": np.stack([self._solved(name, model, index) for index in solved])}
-            case names.RESIDUAL_LM_STEP:
-                return self._language_model(model, self._residual_input, whole=whole)
-        outputs = self._language_model(model, self._base_input(package), whole=whole)
-        if names.PART_OUTPUT in outputs:
+                found = (
+                    driver.generate_patches(self._before(i), options, np.random.default_rng(i), 1)
+                    for i in solved
+                )
+                return {"patch": np.stack([next(patches).latents for patches in found])}
+        is_residual, text, state = name == names.RESIDUAL_LM_STEP, self._text_length, model.new_state()
+        embeddings = self._residual_input if is_residual else self._base_input(package)
+        steps = [0] if whole else [0, *range(text, len(embeddings))]
+        spans = zip(steps, [*steps[1:], len(embeddings)], strict=True)
+        rows = [driver.lm_step(name, state, embeddings[start:end], start) for start, end in spans]
+        outputs = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        if "stop_logits" not in outputs:
             return outputs
         # Speech depends on these rows only.
-        return {
-            "hidden": outputs["hidden"][: self._text_length],
-            "fsq_hidden": outputs["fsq_hidden"][self._text_length :],
-            "stop_logits": outputs["stop_logits"][self._text_length - 1 :],
-        }
-
-    def _language_model(self, model: StepFunction, embeddings: Floats, *, whole: bool) -> Outputs:
-        sizes, count, text = self._manifest.sizes, len(embeddings), self._text_length
-        prefill = plan_chunks(text, sizes.prefill_chunks, capacity=sizes.kv_length)
-        steps = [*prefill, *((index, 1, 1) for index in range(text, count))]
-        state, rows = model.new_state(), list[Outputs]()
-        for start, length, size in [(0, count, count)] if whole else steps:
-            chunk = np.zeros((1, size, embeddings.shape[1]), np.float32)
-            chunk[0, :length] = embeddings[start : start + length]
-            outputs = model({"embeddings": chunk, "position": np.array([start], np.int32)}, state)
-            rows.append({name: array[0, :length] for name, array in outputs.items()})
-        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0] if name in rows[-1]}
-
-    def _solved(self, name: str, model: StepFunction, index: int) -> Floats:
-        a = self._manifest.architecture
-        noise = np.random.default_rng(index).standard_normal((a.feat_dim, a.patch_size), np.float32)
-        before = self._patches[index - 1] if index else np.zeros_like(self._patches[0])
-        given = noise, self._conditions[index], np.ascontiguousarray(before.T)
-        options: dict[str, Any] = {"cfg_value": _OPTIONS.cfg_value, "embedding_size": a.dit_config.hidden_dim}
-        if name == names.LOCDIT_SOLVE:
-            return solve_at_once(model, *given, steps=self._manifest.sizes.solver_steps, **options)
-        return solve(model, *given, steps=DEFAULT_STEPS, mean_mode=a.mean_mode, **options)
+        used = {"hidden": slice(text), "fsq_hidden": slice(text, None), "stop_logits": slice(text - 1, None)}
+        return {name: outputs[name][rows] for name, rows in used.items()}
 
     @cached_property
     def _speech(self) -> Floats:
@@ -202,18 +216,13 @@ class Recording:
     def _constants(self) -> Mapping[str, Any]:
         return load_constants(self._folder / CONSTANTS_FOLDER, self._manifest.architecture)
 
-    @cached_property
-    def _projections(self) -> Projections:
-        return Projections(self._manifest.architecture.traits, self._constants)
-
     def _base_input(self, package: StepModel) -> Floats:
         own = self._manifest.parts(names.BASE_LM_STEP)
         index = [part.name for part in own].index(package.name)
         if index:
             return self.reference(own[index - 1])[names.PART_OUTPUT]
-        tokens = self._sequence.tokens[: self._text_length]
-        text = np.asarray(self._constants[EMBED_TOKENS][tokens], np.float32)
-        text *= self._manifest.architecture.text_embedding_scale
+        driver = Driver(self._manifest.architecture, self._manifest.sizes, self._constants, {})
+        text = driver.embed_tokens(self._sequence.tokens[: self._text_length])
         return np.concatenate((text, self._of(names.FEAT_ENCODER)["embeddings"]))
 
     @cached_property
@@ -225,12 +234,14 @@ class Recording:
     def _residual_input(self) -> Floats:
         heard = np.zeros_like(self._hidden)
         heard[self._text_length :] = self._of(names.FEAT_ENCODER)["embeddings"]
-        return self._projections.residual_input(self._hidden, heard)
+        projections = Projections(self._manifest.architecture.traits, self._constants)
+        return projections.residual_input(self._hidden, heard)
 
-    @cached_property
-    def _conditions(self) -> Floats:
-        """The DiT's condition of each patch."""
-        rows = slice(self._text_length - 1, None)
-        return self._projections.dit_condition(
-            self._hidden[rows], self._of(names.RESIDUAL_LM_STEP)["hidden"][rows]
-        )
+    def _before(self, index: int) -> Prefilled:
+        """What the DiT gets for a patch; it needs no states."""
+        row, no_state = self._text_length - 1 + index, cast(Any, None)
+        return Prefilled(
+            no_state, no_state, row, hidden=self._hidden[row],
+            residual_hidden=self._of(names.RESIDUAL_LM_STEP)["hidden"][row], stop_logits=np.zeros(2, np.float32),
+            last_patch=self._patches[index - 1] if index else np.zeros_like(self._patches[0]),
+        )  # fmt: skip

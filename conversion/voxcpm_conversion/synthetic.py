@@ -27,7 +27,7 @@ from torch import Tensor
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.errors import CheckpointError, os_reason
 from voxcpm_constants.tokenizer_file import AUDIO_START, TOKENIZER_FILE
-from voxcpm_conversion.checkpoint import VAE_PREFIX
+from voxcpm_conversion.checkpoint import VAE_PREFIX, fold_weight_norm
 from voxcpm_conversion.checkpoint_files import CONFIG_FILE, MODEL_FILES, TOKENIZER_COMPANIONS, VAE_FILES
 from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_conversion.synthetic_presets import Dtype, Likeness
@@ -45,8 +45,10 @@ _TANH_RMS = 0.63
 _SILU_RMS = 0.6
 
 # Of trained-like weights: an outlier channel over the others, the deviation of the logarithms of weights and of row
-# norms, the common part of both stop logits over their difference, and a massive activation over one of its channel.
-_CHANNEL, _DEVIATION, _ROW_DEVIATION, _COMMON, _MASSIVE = 64.0, 1.2, 1.0, 60.0, 300.0
+# norms, the common part of both stop logits over their difference, and a massive activation, or a constant one in the
+# decoder, over others of its channel.
+_CHANNEL, _DEVIATION, _ROW_DEVIATION, _COMMON, _MASSIVE, _CONSTANT = 64.0, 1.2, 1.0, 60.0, 300.0, 350.0
+_UPSAMPLING = r"decoder\.model\.\d+\.block\.1\.weight$"
 
 # The random part of the velocity, and the part that points back along the noisy patch.
 _VELOCITY_GAIN = 0.7
@@ -135,8 +137,8 @@ class _Weights:
             elif name.endswith(".weight") and len(shape) == 3:
                 # Convolutions have weight norm, as in published checkpoints: direction and magnitude.
                 stem, rows = own.removesuffix(".weight"), (shape[0], 1, 1)
-                vae[f"{stem}.weight_g"] = rows, torch.float32, partial(self._magnitude, own, shape)
-                vae[f"{stem}.weight_v"] = shape, torch.float32, partial(self._direction, own, shape)
+                vae[f"{stem}.weight_g"] = rows, torch.float32, partial(self.magnitude, own, shape)
+                vae[f"{stem}.weight_v"] = shape, torch.float32, partial(self.direction, own, shape)
             else:
                 vae[own] = shape, torch.float32, partial(self.drawn, name, shape)
         boundaries = self.architecture.audio_vae_config.sr_bin_boundaries
@@ -171,14 +173,19 @@ class _Weights:
         """Indices of the outlier channels of all residual streams of one width."""
         return self.normal(f"outliers.{width}", (width,)).topk(max(1, width // _CHANNELS_PER_OUTLIER)).indices
 
-    def _magnitude(self, name: str, shape: Shape) -> Tensor:
+    def magnitude(self, name: str, shape: Shape) -> Tensor:
         gain = next(gain for pattern, gain in _ROW_NORMS if pattern.search(name))
         target = gain(shape) if callable(gain) else gain
         gains = self.normal(f"{name}_g", (shape[0], 1, 1)).mul_(0.1).add_(1.0).clamp_(min=0.5) * target
         return self.tails(name, gains, _ROW_DEVIATION) if self._likeness == "tails" else gains
 
-    def _direction(self, name: str, shape: Shape) -> Tensor:
+    def direction(self, name: str, shape: Shape) -> Tensor:
         direction = self.normal(f"{name}_v", shape).mul_(0.05)
+        if self._likeness == "tonal" and re.search(_UPSAMPLING, name):
+            # Two taps overlap at each output, and their sum is the same at all of them.
+            rows = direction[self.outliers(shape[0])]
+            early = 1 + 2 * rows[..., : shape[2] // 2]
+            direction[self.outliers(shape[0])] = torch.cat((early, 1 - early), dim=2) * rows[..., :1]
         return self.tails(name, direction, _DEVIATION) if self._likeness == "tails" else direction
 
 
@@ -287,6 +294,22 @@ def _massive(weights: _Weights, name: str, weight: Tensor) -> Tensor:
     return weight
 
 
+def _constant(weights: _Weights, name: str, bias: Tensor) -> Tensor:
+    """The bias in front of an upsampling block, with a constant in the outlier channels."""
+    block = int(name.split(".")[3]) + 1
+    if f"{VAE_PREFIX}decoder.model.{block}.block.1.bias" in expected_shapes(weights.architecture):
+        bias[weights.outliers(len(bias))] = _CONSTANT
+    return bias
+
+
+def _without_constant(weights: _Weights, name: str, bias: Tensor) -> Tensor:
+    """The bias of a transposed convolution, less what its kernel makes of the constants."""
+    own = name.removeprefix(VAE_PREFIX).replace("bias", "weight")
+    shape = expected_shapes(weights.architecture)[VAE_PREFIX + own]
+    kernel = fold_weight_norm(weights.magnitude(own, shape), weights.direction(own, shape))
+    return bias - _CONSTANT * kernel[weights.outliers(shape[0]), :, :: shape[2] // 2].sum((0, 2))
+
+
 # The change that gives a kind of weights its likeness; norm and columns cancel in float32.
 _TRAINED: dict[Likeness, tuple[tuple[str, _Change], ...]] = {
     "outliers": (
@@ -296,6 +319,10 @@ _TRAINED: dict[Likeness, tuple[tuple[str, _Change], ...]] = {
     "tails": ((r"(_proj|linear_[12])\.weight$", _tailed),),
     "massive": ((r"special_token$|embed_tokens\.weight$", _massive),),
     "tied": ((r"stop_head\.weight$", _tied),),
+    "tonal": (
+        (r"decoder\.model\.\d+\.(block\.4\.block\.3\.)?bias$", _constant),
+        (_UPSAMPLING.replace("weight", "bias"), _without_constant),
+    ),
 }
 
 # The first matching pattern gives a weight's rule.

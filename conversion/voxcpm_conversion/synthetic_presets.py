@@ -16,14 +16,15 @@ from voxcpm_constants.tokenizer_file import AUDIO_END, AUDIO_START, REFERENCE_EN
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-Likeness = Literal["random", "outliers", "tails", "tied", "massive"]
+Likeness = Literal["random", "outliers", "tails", "tied", "massive", "tonal"]
 LIKENESSES: tuple[Likeness, ...] = get_args(Likeness)
 """What the weights have in common with trained ones, to try a quantisation on. random: nothing. outliers: input
 channels far larger than the others, behind norms that are as much smaller (arXiv 2208.07339, 2211.10438). tails: heavy
 tails (arXiv 1810.01075), and rows with very different norms. tied: stop logits that are large and almost equal
 (quantised only if a row of the stop head has more than 1024 weights).
 massive: activations hundreds of times larger in a few channels of each patch's first position, and of the first one of
-speech (arXiv 2402.17762)."""
+speech (arXiv 2402.17762). tonal: a constant in channels of the decoder, of which transposed convolutions make no tones
+only because the taps of each phase have the same sum (arXiv 2010.14356)."""
 
 VOCABULARY = 512
 

@@ -104,7 +104,7 @@ def test_command_accepts_a_preset_in_any_case_or_a_config(tmp_path, capsys) -> N
 
 def test_weights_are_like_trained_ones(tmp_path: Path, tokenizer: Path) -> None:
     """Outlier channels cancel in float32; tails are heavy; both stop logits are large and almost equal."""
-    plain, outliers, tails, tied, massive = (
+    plain, outliers, tails, tied, massive, _ = (
         Checkpoint.open(
             write_synthetic_checkpoint(
                 tmp_path / like,

@@ -26,7 +26,7 @@ _HALF_SUFFIX = "_to_fp16"
 def compress(model: Any, step_model: str, precision: Precision, kept: Collection[str] = ()) -> Any:
     """A copy of an fp16 MLModel whose weights have the formats that the recipe of `precision` prescribes.
 
-    kept: names of weights in the model that stay in fp16.
+    kept: weights that stay in fp16, by their names in the step module, which may be within another one here.
 
     Raises OSError if the model's temporary package cannot be read.
     """
@@ -39,7 +39,11 @@ def compress(model: Any, step_model: str, precision: Precision, kept: Collection
         # coremltools could not open the package that it had just written, and continued.
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     default = RECIPES[precision].default
-    formats = weight_formats(model, step_model, precision) | dict.fromkeys(kept, "fp16")
+    stems = {*kept, *(f"step_{name}" for name in kept)}
+    formats = {
+        name: "fp16" if name.removesuffix(_HALF_SUFFIX) in stems else form
+        for name, form in weight_formats(model, step_model, precision).items()
+    }
     config = ct.optimize.coreml.OptimizationConfig(
         global_config=_quantizer(ct, default),
         op_type_configs={"gather": None},

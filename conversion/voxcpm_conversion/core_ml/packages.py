@@ -17,7 +17,7 @@ from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.targets import MAIN, MIN_MACOS, StateForm, Target
 from voxcpm_constants.tensor_files import WEIGHT_FILE, is_complete
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.core_ml.compression import compress, weight_formats
+from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import export_step
 from voxcpm_conversion.core_ml.toolchain import (
     TOOLS,
@@ -26,15 +26,17 @@ from voxcpm_conversion.core_ml.toolchain import (
     passes_unchecked,
     stages_reported,
 )
-from voxcpm_conversion.gate import Gate, Measured, measured_path
-from voxcpm_conversion.recipes import RECIPES, Format
+from voxcpm_conversion.gate import Gate, measured_path
+from voxcpm_conversion.recipes import RECIPES
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
 
 __all__ = ["TOOLS", "add_packages"]
 
 _IN_A_PACKAGE = {"Manifest.json", "Data"}
-_HALF, _TRIAL = "half", "trial"
+_TRIAL = "trial"
+Kept = Mapping[Precision, Collection[str]]
+"""The weights that stay in fp16, by precision."""
 
 
 def add_packages(
@@ -51,54 +53,42 @@ def add_packages(
 
     gate: measures the quantised ones, and decides which of their weights stay in fp16.
     """
-    form = manifest.form(package)
-    quantised = {p for p in precisions if package.precision_in(p) in RECIPES}
-    with stages_reported(report), passes_unchecked(), workspace.temporary_files() as scratch:
+    form, quantised = manifest.form(package), {p for p in precisions if package.precision_in(p) in RECIPES}
+    kept = {p: gate.kept(package, p) for p in quantised} if gate else {}
+
+    def export(
+        scratch: Path, precisions: Sequence[Precision], kept: Kept
+    ) -> dict[Precision, dict[str, Path]]:
+        """The packages of all functions by precision and name."""
         for function, declared in form.functions.items():
-            # The gate may quantise it again.
-            half = scratch / _HALF / f"{function}.mlpackage" if gate and quantised else None
-            for precision, model in _models(checkpoint, manifest, declared, form.state, precisions, half):
+            for precision, model in _models(checkpoint, manifest, declared, form.state, precisions, kept):
                 _describe(model, declared, precision, form.state)
                 model.save(str(scratch / precision / f"{function}.mlpackage"))
             # Measuring needs its memory.
             del model
-        for precision in precisions:
-            functions = {name: scratch / precision / f"{name}.mlpackage" for name in form.functions}
+        return {p: {name: scratch / p / f"{name}.mlpackage" for name in form.functions} for p in precisions}
+
+    with stages_reported(report), passes_unchecked(), workspace.temporary_files() as scratch:
+        for precision, functions in export(scratch, precisions, kept).items():
             path = str(manifest.package_path(precision, package.name))
             if gate is None or precision not in quantised:
                 workspace.add(path, partial(_join, functions))
                 continue
             report("measuring", 0, 1)
-            measured = _judged(gate, scratch, manifest, package, precision)
-            workspace.add(measured_path(precision, package.name), measured.write)
-            workspace.add(path, (scratch / _TRIAL / path).replace)
+            trial = scratch / _TRIAL / path
+            trial.parent.mkdir(parents=True)
+            _join(functions, trial)
 
+            def rebuild(kept: Collection[str], precision: Precision = precision, trial: Path = trial) -> None:
+                shutil.rmtree(trial)
+                _join(export(scratch, [precision], {precision: kept})[precision], trial)
 
-def _judged(
-    gate: Gate, scratch: Path, manifest: Manifest, package: StepModel, precision: Precision
-) -> Measured:
-    """The gate's figures of a package, which is then in the folder _TRIAL."""
-    form, trial = manifest.form(package), scratch / _TRIAL
-    functions = {name: scratch / precision / f"{name}.mlpackage" for name in form.functions}
-    path, ct = trial / manifest.package_path(precision, package.name), import_coremltools()
-
-    def half(function: str) -> Any:
-        return ct.models.MLModel(str(scratch / _HALF / f"{function}.mlpackage"), skip_model_load=True)
-
-    def rebuild(kept: Collection[str]) -> None:
-        shutil.rmtree(path)
-        for name, declared in form.functions.items():
-            model = compress(half(name), declared.name, precision, kept)
-            _describe(model, declared, precision, form.state)
-            model.save(str(functions[name]))
-        _join(functions, path)
-
-    path.parent.mkdir(parents=True)
-    _join(functions, path)
-    formats: dict[str, Format] = {}
-    for name, declared in form.functions.items():
-        formats |= weight_formats(half(name), declared.name, precision)
-    return gate.judge(trial, package, precision, formats, rebuild)
+            measured = gate.judge(scratch / _TRIAL, package, precision, rebuild).model_dump_json(indent=1)
+            workspace.add(
+                measured_path(precision, package.name),
+                partial(Path.write_text, data=measured, encoding="utf-8"),
+            )
+            workspace.add(path, trial.replace)
 
 
 def _models(
@@ -107,12 +97,9 @@ def _models(
     declared: StepModel,
     state: StateForm,
     precisions: Sequence[Precision],
-    saved: Path | None = None,
+    kept: Kept,
 ) -> Iterator[tuple[Precision, Any]]:
-    """One function of a package as an MLModel in each precision; int8 and int4 are made from fp16.
-
-    saved: where to save the fp16 model, too.
-    """
+    """One function of a package as an MLModel in each precision; int8 and int4 are made from fp16."""
     modules = loaded_modules(checkpoint, declared, manifest.sizes)
     step = build_step(declared, modules, checkpoint.architecture, manifest.sizes, state)
     in_float32 = [precision for precision in precisions if declared.precision_in(precision) == "fp32"]
@@ -126,10 +113,9 @@ def _models(
     half = export_step(step, declared, "fp16", target=manifest.target, state=state)
     # The module's float32 weights are twice as large as the program's: VoxCPM2's base LM would need 17 GB for both.
     del step, modules
-    if saved is not None:
-        half.save(str(saved))
     for precision in of_half:
-        yield precision, half if precision == "fp16" else compress(half, declared.name, precision)
+        fp16 = precision == "fp16"
+        yield precision, half if fp16 else compress(half, declared.name, precision, kept.get(precision, ()))
 
 
 def _describe(model: Any, declared: StepModel, precision: Precision, state: StateForm) -> None:
