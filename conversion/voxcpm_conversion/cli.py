@@ -146,9 +146,7 @@ def convert(
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
     sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
     caches = one_of("--kv-cache", kv_cache, KV_CACHES)
-    measure = one_of("--quantize", quantize or QUANTIZE[0], QUANTIZE) == QUANTIZE[0] and not no_measure
-    if no_measure and quantize == QUANTIZE[0]:
-        raise InputError(f"--no-measure: --quantize {quantize} measures; leave one of them out")
+    measure = _measures(quantize, no_measure=no_measure)
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
     from voxcpm_conversion.alignment import with_alignment
     from voxcpm_conversion.checkpoint import Checkpoint
@@ -248,6 +246,14 @@ def _result(manifest: Manifest, output: Path) -> Iterator[str]:
 def _print_json(output: Path, layout: str, precisions: Sequence[Precision], **facts: Any) -> None:
     result = {"output": str(output), "layout": layout, "precisions": precisions, **facts}
     typer.echo(printed_json(result))
+
+
+def _measures(quantize: str | None, *, no_measure: bool) -> bool:
+    """Whether quantised weights are measured. Raises InputError for an unknown way and for a contradiction."""
+    measured = one_of("--quantize", quantize or QUANTIZE[0], QUANTIZE) == QUANTIZE[0]
+    if no_measure and quantize == QUANTIZE[0]:
+        raise InputError(f"--no-measure: --quantize {quantize} measures; leave one of them out")
+    return measured and not no_measure
 
 
 def _room(layout: str, precisions: list[Precision], forms: list[str]) -> ModuleType | None:
