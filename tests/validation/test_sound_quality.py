@@ -6,7 +6,7 @@ import pytest
 from voxcpm_conversion.gate import flatness
 from voxcpm_validation.listening.copies import copy_scores, passes
 from voxcpm_validation.listening.material import prompt_clip, prompt_voices
-from voxcpm_validation.listening.sound_quality import SoundJudge, comb_share, sibilance
+from voxcpm_validation.listening.sound_quality import SoundJudge, comb_share, envelope_error, sibilance
 
 RATE = 24000
 HEART, _ = prompt_clip(next(voice for voice in prompt_voices() if voice.name == "heart"))
@@ -74,5 +74,14 @@ def test_a_buzz_fails_every_gate_and_a_recording_passes(judge: SoundJudge) -> No
     assert passes([itself])
     assert not passes([copy])
     # Each figure alone.
-    for wrong in ({"mos": 3.7}, {"comb": 0.4}, {"correlation": 0.9}):
+    for wrong in ({"mos": 3.7}, {"comb": 0.4}, {"correlation": 0.9}, {"envelope": 3.6}):
         assert not passes([itself.model_copy(update=wrong)])
+
+
+def test_an_envelope_error_is_of_what_is_audible_and_above_1_khz() -> None:
+    noise = np.random.default_rng(0).standard_normal(RATE).astype(np.float32) * 0.1
+    noise[RATE // 2 :] *= 1e-4  # silence
+    low = np.sin(2 * np.pi * 300 * np.arange(RATE) / RATE).astype(np.float32)
+    assert envelope_error(noise, noise, RATE) == 0
+    assert envelope_error(noise, noise * np.float32(10 ** (-6 / 20)), RATE) == pytest.approx(6, abs=0.1)
+    assert envelope_error(noise, noise + 1e-4 * low, RATE) < 0.1

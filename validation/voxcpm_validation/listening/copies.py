@@ -10,10 +10,10 @@ from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_validation.listening.hearing import Copier
 from voxcpm_validation.listening.material import prompt_clip, prompt_voices
 from voxcpm_validation.listening.scores import CaseScores, column
-from voxcpm_validation.listening.sound_quality import SoundJudge
+from voxcpm_validation.listening.sound_quality import SoundJudge, envelope_error
 
-MIN_CORRELATION, MAX_COMB, MIN_MOS = 0.95, 0.35, 3.8
-"""Gates of an AudioVAE: correlation of the pitch, comb share, and DistillMOS of its copies."""
+MIN_CORRELATION, MAX_COMB, MIN_MOS, MAX_ENVELOPE = 0.95, 0.35, 3.8, 3.5
+"""Gates of an AudioVAE: correlation of the pitch, comb share, DistillMOS and `envelope_error` of its copies."""
 
 
 class CopyScores(CaseScores):
@@ -28,12 +28,15 @@ class CopyScores(CaseScores):
     correlation: float = column("F0 correlation", "{:.2f}")
     within_50_cents: float = column("within 50 cents", "{:.0%}")
     comb: float = column("comb", "{:.0%}")
+    envelope: float = column("envelope error, dB", "{:.1f}")
 
 
 def passes(copies: Sequence[CopyScores]) -> bool:
     """Whether a language model is worth training on an AudioVAE with these scores, in the mean."""
-    correlation, comb, mos = np.mean([(c.correlation, c.comb, c.mos) for c in copies], axis=0)
-    return bool(correlation >= MIN_CORRELATION and comb <= MAX_COMB and mos >= MIN_MOS)
+    of_all = [(c.correlation, c.comb, c.mos, c.envelope) for c in copies]
+    correlation, comb, mos, envelope = np.mean(of_all, axis=0)
+    sounds = comb <= MAX_COMB and mos >= MIN_MOS
+    return bool(sounds and correlation >= MIN_CORRELATION and envelope <= MAX_ENVELOPE)
 
 
 def copy_scores(
@@ -48,6 +51,7 @@ def copy_scores(
         system=system, case=case, recorded_mos=recorded.mos, mos=copied.mos, dnsmos=copied.dnsmos,
         recorded_pitch=recorded.pitch, pitch=None if np.isnan(copied.pitch) else copied.pitch,
         correlation=agreement.correlation, within_50_cents=agreement.within_50_cents, comb=copied.comb,
+        envelope=envelope_error(original, copy, rate),
     )  # fmt: skip
 
 
