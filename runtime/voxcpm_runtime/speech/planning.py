@@ -30,7 +30,6 @@ from voxcpm_runtime.text.control import leading_control
 from voxcpm_runtime.text.lexicon import pronunciation
 from voxcpm_runtime.text.normalization import check_sayable
 from voxcpm_runtime.text.segments import Segment, require_words
-from voxcpm_runtime.voices.store import default_voice
 from voxcpm_runtime.voices.voice import Voice
 
 
@@ -78,9 +77,7 @@ def _without_segments(bundle: Bundle, request: Request) -> Plan:
     # Utterances that share a cancelled token do not start.
     cancel.check()
     control, text_start = leading_control(text) if text and a.traits.takes_reference else ("", 0)
-    voice = request.recordings.read(a, trimmed=options.trim_silence_vad)
-    if voice is None and not options.zero_shot:
-        voice = default_voice(bundle)
+    voice = request.voiced(bundle).read(a, trimmed=options.trim_silence_vad)
     own = voice.header.lexicon if isinstance(voice, Voice) else {}
     lexicon = {**bundle.lexicon, **own, **request.lexicon}
     empty_plan = Plan(

@@ -182,7 +182,8 @@ class Jobs(Room):
         voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
         maximum = self._settings.max_job_characters
         request = body.runtime_request(self._settings, served, maximum, voice, self.service.voices)
-        return voice, served.tts.plan_request(request)
+        plan = served.tts.plan_request(request)
+        return plan.voice if isinstance(plan.voice, Voice) else None, plan
 
     def _delete_old(self, store: JobStore) -> None:
         for id_ in store.ended_before(time.time() - self._settings.jobs_keep_days * _DAY):
@@ -338,7 +339,7 @@ def speak_job(
     )
     encoder, piece = body.encoder(tts), _PIECE_SECONDS * tts.sample_rate
     with atomic_write(folder / SUBTITLES_FILE) as file:
-        file.write(timestamps_file(encoder.heard(speech.words), ".srt", body.input))
+        file.write(timestamps_file(encoder.heard(speech.words), ".srt", plan.text or ""))
     with atomic_write(folder / job.audio_name) as file:
         file.write(encoder.header())
         start = b""
