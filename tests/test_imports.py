@@ -84,7 +84,8 @@ OF_SPEECH = {
     f"voxcpm_runtime.{module}"
     for module in (
         *("audio.pcm", "audio.reading", "speech.request", "speech.results", "speech.saved_segments"),
-        *("text.lexicon", "voices.recordings", "words.files", "words.words"),
+        *("speech.seeds", "storage.atomic_file", "text.lexicon", "voices.recordings"),
+        *("words.files", "words.words"),
     )
 }
 # A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does

@@ -152,7 +152,7 @@ def _conditional(shape: tuple[int, ...]) -> Array:
 
 
 def time_embedding(shape: tuple[int, ...], time: float) -> Array:
-    """Sines and cosines of 1000 · time at geometric frequencies from 1 to 1/10000, in every row (rows, width)."""
+    """In float64, sines and cosines of 1000 · time at frequencies from 1 to 1/10000, in every row (rows, width)."""
     angles = 1000 * time * np.geomspace(1, 1e-4, shape[1] // 2)
     return np.tile(np.concatenate((np.sin(angles), np.cos(angles))), (shape[0], 1))
 

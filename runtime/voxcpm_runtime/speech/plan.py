@@ -34,13 +34,11 @@ class Plan:
     lexicon: Lexicon
     """What is said differently than it is written: the call's entries, the voice's, the bundle's."""
     pronounced: Callable[[str], str]  # Says a text as the lexicon does
-    read: Callable[
-        [Plan], Iterator[PlannedSegment]
-    ]  # Reads the whole text again, lazily: `planning.read_text`
+    read: Callable[[Plan], Iterator[PlannedSegment]]
+    """Reads the whole text again, lazily: `planning.read_text`."""
     description: str = ""  # The control, without its parentheses
-    text: str | None = (
-        None  # The text without the marks of `clean`; None if it arrives later, as in a session
-    )
+    text: str | None = None
+    """The text without the marks of `clean`; None if it arrives later, as in a session."""
     text_start: int = 0  # Index in the text after the control that it begins with
     parts: tuple[Part, ...] = ()  # Those of a text with markup
     opening: tuple[PlannedSegment, ...] = ()

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, CancelToken, InputError, Plan, Progress, Voice
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.storage.atomic_file import atomic_file
 from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_runtime.words.words import missed_words
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_capacity, speech_too_long
@@ -40,7 +42,6 @@ from voxcpm_server.jobs.store import (
     VOICE_FILE,
     Job,
     JobStore,
-    atomic_write,
 )
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.served_bundles import ServedBundle, run_in_dedicated_thread
@@ -338,9 +339,9 @@ def speak_job(
         job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds, missed=missed
     )
     encoder, piece = body.encoder(tts), _PIECE_SECONDS * tts.sample_rate
-    with atomic_write(folder / SUBTITLES_FILE) as file:
+    with atomic_file(folder / SUBTITLES_FILE) as file:
         file.write(timestamps_file(encoder.heard(speech.words), ".srt", plan.text or ""))
-    with atomic_write(folder / job.audio_name) as file:
+    with atomic_file(folder / job.audio_name) as file:
         file.write(encoder.header())
         start = b""
         for at in range(0, len(speech.audio), piece):
@@ -353,6 +354,8 @@ def speak_job(
         size = file.tell()
         file.seek(0)
         file.write(encoder.header(encoder.samples) or encoder.completed(start or last))
+        file.flush()
+        os.fsync(file.fileno())
     return size
 
 

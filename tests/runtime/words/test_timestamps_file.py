@@ -124,7 +124,18 @@ def test_generate_writes_the_times_of_its_words(tmp_path):
 def test_cues_of_markdown_end_with_its_paragraphs(tmp_path):
     times = tmp_path / "words.srt"
     text = "See [the shop](https://example.com/shop)\n\nBuy milk\n\nSell it"
-    arguments = ["generate", "-t", text, "-o", str(tmp_path / "a.wav"), "--seed", "1", "-q", "--clean", "markdown"]
+    arguments = [
+        "generate",
+        "-t",
+        text,
+        "-o",
+        str(tmp_path / "a.wav"),
+        "--seed",
+        "1",
+        "-q",
+        "--clean",
+        "markdown",
+    ]
 
     assert cli.main([*arguments, "--timestamps", str(times)]) == 0
 

@@ -18,7 +18,7 @@ from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.step_function import Array, StepState
 
 LINGER_SECONDS = 10.0
-"""Seconds that input arrays outlive their step model: ten times as long as Core ML was seen to use them."""
+"""Seconds that input arrays outlive their step model: ten times as long as Core ML uses them (coremltools 2827)."""
 # Core ML decrements without the GIL, so that one of two concurrent decrements may be lost.
 _SPARE_REFERENCES = 16
 _DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}
