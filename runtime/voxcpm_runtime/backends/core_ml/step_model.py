@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from voxcpm_constants.errors import BundleError, core_ml_reason
+from voxcpm_constants.core_ml_errors import core_ml_reason
+from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.step_function import Array, StepState
