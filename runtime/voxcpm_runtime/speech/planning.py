@@ -18,13 +18,7 @@ from voxcpm_runtime.speech.request import CancelToken, Request
 from voxcpm_runtime.speech.results import PlannedSegment
 from voxcpm_runtime.speech.seeds import first_seed
 from voxcpm_runtime.speech.spine import tokenised
-from voxcpm_runtime.speech.splitting import (
-    in_part,
-    parts_of,
-    split,
-    split_marked_up,
-    with_controls,
-)
+from voxcpm_runtime.speech.splitting import in_part, parts_of, split, split_marked_up, with_controls
 from voxcpm_runtime.text.cleaning import Cleaner
 from voxcpm_runtime.text.control import leading_control
 from voxcpm_runtime.text.lexicon import pronunciation
@@ -66,12 +60,8 @@ def plan(bundle: Bundle, request: Request) -> Plan:
 
 def _without_segments(bundle: Bundle, request: Request) -> Plan:
     """The plan of everything except the text's segments."""
-    a, options, cancel, text = (
-        bundle.architecture,
-        request.options,
-        request.cancel or CancelToken(),
-        request.text,
-    )
+    a, options, text = bundle.architecture, request.options, request.text
+    cancel = request.cancel or CancelToken()
     if text is not None and options.clean:
         text = Cleaner(options.clean)(text)
     # Utterances that share a cancelled token do not start.
