@@ -308,7 +308,9 @@ def speak_job(
     body = SpeechRequest.model_validate({**job.fields, "seed": job.seed})
     body.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
     with _input_errors_as_os_errors():
-        voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
+        # Without its path: no prefix is cached in the job's folder.
+        stored = folder / VOICE_FILE
+        voice = replace(Voice.load(stored), path=None) if stored.is_file() else None
     request = body.runtime_request(settings, served, settings.max_job_characters, voice, voices)
 
     def on_progress(progress: Progress) -> None:
