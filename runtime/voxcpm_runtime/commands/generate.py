@@ -156,8 +156,7 @@ def _resumed(planned: Plan, file: Path | None) -> Plan:
     if file is None or (planned.is_one_segment and not segments_folder(file).exists()):
         return planned
     request = planned.request
-    digest = replace(request, seed=None).digest(planned.bundle)
-    saved = SavedSegments(file, digest, planned.seed or 0, drawn=request.seed is None)
+    saved = SavedSegments(file, planned.digest, planned.seed or 0, drawn=request.seed is None)
     return replace(planned, seed=saved.seed, request=replace(request, saved_segments=saved))
 
 

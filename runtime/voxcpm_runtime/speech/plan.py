@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,12 @@ class Plan:
     def each_segment(self) -> Iterable[PlannedSegment]:
         """The segments of the whole text; a long one is read lazily. Errors: see `segments`."""
         return self.opening if self.is_read else self.read(self)
+
+    @property
+    def digest(self) -> str:
+        """What determines the speech, except for the seed: `Request.digest`, and those of voices that markup names."""
+        voices = "".join(part.voice.digest for part in self.parts if part.voice)
+        return replace(self.request, seed=None).digest(self.bundle) + voices
 
     @property
     def is_read(self) -> bool:

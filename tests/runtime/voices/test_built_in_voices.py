@@ -105,6 +105,16 @@ def test_speech_is_resumed_only_in_the_same_default_voice(tts: VoxCPM) -> None:
     assert Request(TEXT).digest(tts.bundle) != Request(TEXT, options=seeds).digest(tts.bundle)
 
 
+def test_speech_is_resumed_only_in_the_same_voices_of_its_markup(tts: VoxCPM) -> None:
+    text = "[voice mine] Hello."
+    heart, emma = (
+        tts.plan(text, markup=True, find_voice=lambda _, v=v: built_in_voices()[v]) for v in ("heart", "emma")
+    )
+
+    assert heart.request.digest(tts.bundle) == emma.request.digest(tts.bundle)
+    assert heart.digest != emma.digest
+
+
 def test_built_in_voices_require_the_same_audio_vae(speaking: Callable[..., str]) -> None:
     other = VoxCPM.from_bundle(speaking)
 
