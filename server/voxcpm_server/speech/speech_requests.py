@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 RECORDINGS = ("prompt_audio", "reference_audio")  # Fields that hold audio files
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
-_OPTIONS = (
-    "speed", "cfg_value", "inference_timesteps", "fast", "every_word", "zero_shot", "strict", "markup"
-)  # fmt: skip
+_OPTIONS = {
+    "speed", "cfg_value", "inference_timesteps", "fast", "every_word", "zero_shot", "strict", "markup",
+}  # fmt: skip
 _RECORDING_RATES = (8_000, 192_000)
 _TIMESTAMPS = "Report when each word is said: in sse events, or in a header, which makes the response whole."
 _STREAM = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
