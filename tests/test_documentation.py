@@ -142,6 +142,8 @@ def test_options_table_matches_the_code() -> None:
 class Brief:
     """A base LM that stops every utterance at the minimum, as random weights never would."""
 
+    releases_gil = True
+
     def __init__(self, model: Any) -> None:
         self._model = model
 

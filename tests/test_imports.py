@@ -84,7 +84,8 @@ OF_SPEECH = {
     f"voxcpm_runtime.{module}"
     for module in (
         *("audio.pcm", "audio.reading", "speech.request", "speech.results", "speech.saved_segments"),
-        *("text.lexicon", "voices.recordings", "words.files", "words.words"),
+        *("speech.seeds", "storage.atomic_file", "text.lexicon", "voices.recordings"),
+        *("words.files", "words.words"),
     )
 }
 # A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does
@@ -215,6 +216,20 @@ def test_onnx_runtime_is_imported_only_with_telemetry_off() -> None:
             if library in found:
                 found[library].add(file.relative_to(REPOSITORY).as_posix())
     assert found == AFTER_TELEMETRY
+
+
+def test_a_public_class_has_its_name_alone() -> None:
+    """Not in training, and in the modules that keep upstream's names."""
+    found: dict[str, Path] = {}
+    paths = [path for package in PACKAGES for path in modules_of(package)]
+    for path in (
+        path for path in paths if not {"modules", "training"} & {*path.relative_to(REPOSITORY).parts}
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert found.setdefault(node.name, path) == path, (
+                    f"{node.name}: {found[node.name]} and {path}"
+                )
 
 
 WITHOUT_TORCH = """

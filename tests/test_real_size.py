@@ -16,7 +16,7 @@ from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.doctor.worker import FLOORS, min_correlation
-from voxcpm_validation.report import Report
+from voxcpm_validation.report import ValidationReport
 from voxcpm_validation.validate import validate_bundle
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def converted_27(checkpoint: Path) -> tuple[Path, float, int]:
 
 
 @pytest.fixture(scope="module")
-def report(converted: tuple[Path, float, int], checkpoint: Path) -> Report:
+def report(converted: tuple[Path, float, int], checkpoint: Path) -> ValidationReport:
     return validate_bundle(converted[0], str(checkpoint))
 
 
@@ -84,7 +84,7 @@ def test_conversion_within_six_minutes_and_8_gb(converted: tuple[Path, float, in
     assert peak < 8e9
 
 
-def test_fp16_meets_the_published_correlations_and_follows_upstream(report: Report) -> None:
+def test_fp16_meets_the_published_correlations_and_follows_upstream(report: ValidationReport) -> None:
     assert report.failures() == []
 
 

@@ -32,6 +32,7 @@ class FakeStep:
     declared: StepModel
     function: Callable[[Mapping[str, np.ndarray], dict[str, np.ndarray]], dict[str, np.ndarray]]
     calls: list[tuple[int, ...]] = field(default_factory=list)
+    releases_gil: bool = True
 
     def new_state(self) -> FakeState:
         return FakeState()

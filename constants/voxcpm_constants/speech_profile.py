@@ -28,9 +28,8 @@ class SpeechProfile(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     """Seconds of speech per letter or digit, measured on good speech of this checkpoint."""
     seconds_beside: float = Field(default=0.0, ge=0, le=10)
     """Seconds of an utterance that do not depend on its text, such as silence at both ends."""
-    voice: str | None = (
-        None  # Built-in voice that speaks where a call names none; None for another one with each seed
-    )
+    voice: str | None = None
+    """The built-in voice that speaks where a call names none; None for another one with each seed."""
     language: str | None = None  # Language of the texts, as an ISO 639 code such as "en"
     licence: str = ""  # Licence of the weights, as an SPDX identifier; empty if unknown
     figures: dict[str, str] = {}  # Measured figures by name, for the model card

@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 Vectors = Mapping[str, Array]  # The tensors of one step model by name: floats as float32, positions as int32
 
 
-class Stream(NamedTuple):
+class VectorStream(NamedTuple):
     """Calls of a step model with a shared state."""
 
     name: str
@@ -65,19 +65,19 @@ def vectors_path(step_model: str) -> PurePosixPath:
     return PurePosixPath(VECTORS_FOLDER) / f"{step_model}.safetensors"
 
 
-def streams(model: StepModel, sizes: StepSizes) -> tuple[Stream, ...]:
+def streams(model: StepModel, sizes: StepSizes) -> tuple[VectorStream, ...]:
     """The streams of a step model's test vectors, `chain` first."""
     first, *longer = sorted(range(model.chunk_count), key=lambda chunk: model.chunk_lengths[chunk])
     cached, length = any(map(is_cache, model.state)), model.chunk_lengths[first]
     calls = min(CHAIN_CALLS, sizes.kv_length // length) if cached else CHAIN_CALLS
-    found = [Stream(CHAIN, model.at(first), length, calls)]
+    found = [VectorStream(CHAIN, model.at(first), length, calls)]
     for chunk in longer:
         length = model.chunk_lengths[chunk]
-        found.append(Stream(f"first_{length}", model.at(chunk), length, 1))
+        found.append(VectorStream(f"first_{length}", model.at(chunk), length, 1))
     for chunk in (first, *longer) if cached else ():
         length = model.chunk_lengths[chunk]
         start = sizes.kv_length - length
-        found.append(Stream(f"last_{length}", model.at(chunk), length, 1, start, filled=True))
+        found.append(VectorStream(f"last_{length}", model.at(chunk), length, 1, start, filled=True))
     return tuple(found)
 
 
@@ -91,7 +91,7 @@ def filled_caches(final_rows: Mapping[str, Array], sizes: StepSizes) -> dict[str
     return {name: rows[:, :, np.arange(sizes.kv_length) % rows.shape[2]] for name, rows in final_rows.items()}
 
 
-def stored_state(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:
+def stored_state(stream: VectorStream, state: Mapping[str, Array]) -> dict[str, Array]:
     """The final state of a stream, as stored: whole contexts, and the cache rows that it wrote."""
     return {
         t.name: state[t.name][:, :, stream.rows] if is_cache(t) else state[t.name]

@@ -26,7 +26,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True)
-class Rule:
+class WeightRule:
     """The format of some weights. Names are torch's, with underscores instead of dots."""
 
     step_model: str
@@ -43,7 +43,7 @@ class Recipe:
     target: Target
     """The earliest target that supports the formats."""
     default: Format
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[WeightRule, ...] = ()
 
 
 RECIPES: dict[Precision, Recipe] = {
@@ -53,10 +53,10 @@ RECIPES: dict[Precision, Recipe] = {
         "int8",
         (
             # The DiT runs nine times per patch, and its errors accumulate over the steps; 8 bits are also faster.
-            Rule("locdit_*", "*", "int8"),
+            WeightRule("locdit_*", "*", "int8"),
             # These are a tenth of a layer with grouped queries, but cause a third of its noise (TRIALS.md).
-            Rule("*", "*_self_attn_[kvo]_proj_weight", "int8"),
-            Rule("*", "*_layers_*_weight", "int4"),
+            WeightRule("*", "*_self_attn_[kvo]_proj_weight", "int8"),
+            WeightRule("*", "*_layers_*_weight", "int4"),
         ),
     ),
 }

@@ -95,6 +95,8 @@ def hearing(module: nn.Module) -> Iterator[dict[str, Heard]]:
 class FloatStep:
     """The float32 module of a step model, or of a part of one, as a step function; its state is a dictionary."""
 
+    releases_gil = True
+
     def __init__(
         self, checkpoint: Checkpoint, manifest: Manifest, package: StepModel, modules: VoxCPMModules | None
     ) -> None:

@@ -22,7 +22,7 @@ from voxcpm_constants.manifest import CONSTANTS_FOLDER
 from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec
 from voxcpm_constants.vectors import (
     Array,
-    Stream,
+    VectorStream,
     filled_caches,
     stored_state,
     streams,
@@ -92,7 +92,7 @@ def compute_vectors(
     return arrays
 
 
-def _state_before(stream: Stream, left: dict[str, Array], sizes: StepSizes) -> dict[str, Array]:
+def _state_before(stream: VectorStream, left: dict[str, Array], sizes: StepSizes) -> dict[str, Array]:
     """The state before a stream's first call. left: the state after `chain`."""
     if stream.filled:
         return filled_caches({name: _stored(rows) for name, rows in left.items()}, sizes)
@@ -100,7 +100,7 @@ def _state_before(stream: Stream, left: dict[str, Array], sizes: StepSizes) -> d
 
 
 def _inputs(
-    stream: Stream,
+    stream: VectorStream,
     call: int,
     generator: np.random.Generator,
     tokens: Callable[[np.random.Generator, tuple[int, ...]], Array],
@@ -152,7 +152,7 @@ def _conditional(shape: tuple[int, ...]) -> Array:
 
 
 def time_embedding(shape: tuple[int, ...], time: float) -> Array:
-    """Sines and cosines of 1000 · time at geometric frequencies from 1 to 1/10000, in every row (rows, width)."""
+    """In float64, sines and cosines of 1000 · time at frequencies from 1 to 1/10000, in every row (rows, width)."""
     angles = 1000 * time * np.geomspace(1, 1e-4, shape[1] // 2)
     return np.tile(np.concatenate((np.sin(angles), np.cos(angles))), (shape[0], 1))
 

@@ -333,6 +333,7 @@ class VoxCPM:
 
     def _planned(self, utterance: AnyRequest) -> Plan:
         if isinstance(utterance, Request):
+            checked_text(utterance.text, "text")
             return plan(self.bundle, utterance)
         if isinstance(utterance, str):
             return self.plan(utterance)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import make_dataclass
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -87,9 +87,7 @@ def elsewhere() -> dict[str, Callable[..., bool]]:
 if TYPE_CHECKING:
     AllSettings = Settings
 else:
-    AllSettings = make_dataclass(
-        "AllSettings", (), bases=(*_installed("options").values(), Settings), frozen=True
-    )
-    # For pickle.
-    AllSettings.__module__ = __name__
-"""The settings of the core and all installed rooms."""
+
+    @dataclass(frozen=True)
+    class AllSettings(*_installed("options").values(), Settings):
+        """The settings of the core and all installed rooms."""

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError, VoxCPMWarning
+from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.speech.results import TooLongWarning
 from voxcpm_runtime.speech.spine import prepared
 from voxcpm_runtime.voices.recordings import encoded
@@ -168,6 +169,7 @@ def test_overlong_prompt_is_rejected_before_encoding(tts, models):
     [
         (lambda tts: list(tts.speak_each("hi.")), "utterances must be a list of texts, .*, got 'hi.'"),
         (lambda tts: tts.batch(["a", None]), "utterance 2: it must be a text, or a mapping .*, got None"),
+        (lambda tts: tts.batch([Request()]), "utterance 1: the text must be a str, got NoneType"),
         (lambda tts: tts.batch([{"seed": 5}]), "utterance 1: .* with the key 'text' .*, got {'seed': 5}"),
         (lambda tts: tts.generate("hi.", voice=5), "voice must be a Voice, its name, or the path of"),
     ],

@@ -140,6 +140,8 @@ def without_bundle(tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopback]]:
 class Watched:
     """Counts the calls of a step model, delays each by `seconds`, and waits for `go` if set."""
 
+    releases_gil = True
+
     def __init__(self, model: Any) -> None:
         self._model = model
         self.calls = 0

@@ -144,6 +144,8 @@ if MINUTES:
     class Idle:
         """A step model that returns the outputs of FakePredictor.swift."""
 
+        releases_gil = True
+
         def __init__(self, declared: StepModel) -> None:
             self._declared = declared
 

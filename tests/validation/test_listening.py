@@ -11,8 +11,8 @@ import pytest
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.commands import cli
 from voxcpm_validation.listening.hearing import (
-    Case,
     Listener,
+    ReadingCase,
     TranscribedCase,
     TranscribedSegment,
 )
@@ -55,7 +55,7 @@ def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> 
 
 
 def heard_case(*segments: TranscribedSegment) -> TranscribedCase:
-    return TranscribedCase("system", Case("zero-shot", None, {}), {"story": segments})
+    return TranscribedCase("system", ReadingCase("zero-shot", None, {}), {"story": segments})
 
 
 def test_word_errors_count_words_not_spelling_or_brackets() -> None:
@@ -92,7 +92,7 @@ def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
     # Five segments are half like the prompt, and the last one is like it.
     gallery = {voice.name: np.array([0.5, 1.0])}
     segments[-1] = segments[-1].model_copy(update={"embedding": (0.0, 1.0)})
-    case = TranscribedCase("system", Case("continuation", voice, {}), {"story": segments})
+    case = TranscribedCase("system", ReadingCase("continuation", voice, {}), {"story": segments})
 
     # 37 letters: 3.7 s.
     listener = Listener(None, None, None, [voice], gallery)
@@ -161,7 +161,9 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
     segments = [heard("one", "One."), heard("two", "too", 2.5, embedding=(0.0, 1.0), ends_abruptly=True)]
 
     def scored(voice):
-        case = TranscribedCase("s", Case("continuation", voice, {}), {"1": segments[:1], "2": segments[1:]})
+        case = TranscribedCase(
+            "s", ReadingCase("continuation", voice, {}), {"1": segments[:1], "2": segments[1:]}
+        )
         (scores,) = sentence_scores(case, Listener(None, None, None, [voice], gallery))
         return scores
 

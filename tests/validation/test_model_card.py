@@ -8,7 +8,7 @@ from voxcpm_runtime.commands import cli
 from voxcpm_validation import validate
 from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.measures import Agreement
-from voxcpm_validation.report import Report, add_to_model_card
+from voxcpm_validation.report import ValidationReport, add_to_model_card
 from voxcpm_validation.step_agreement import StepAgreement
 
 CARD = "# Mine\n\n<!-- validation -->\nNot validated yet.\n<!-- /validation -->\n\nThe end.\n"
@@ -19,7 +19,7 @@ def agreement(correlation: float) -> Agreement:
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> ValidationReport:
     steps = [
         StepAgreement(
             step_model=name, precision=precision, arithmetic=arithmetic, floors_of=precision, calls=4,
@@ -38,7 +38,7 @@ def report() -> Report:
         free_running_latents=agreement(0.98), waveform=agreement(0.91), teacher_forced_worst=0.99,
         teacher_forced_median=0.999,
     )  # fmt: skip
-    return Report(
+    return ValidationReport(
         bundle="/home/me/bundle",
         checkpoint="mine",
         tools={"voxcpm": "2.0.3"},
@@ -54,7 +54,10 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_command_writes_correlations_into_the_card(
-    bundle: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Path,
+    report: ValidationReport,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
 
@@ -75,7 +78,10 @@ def test_command_writes_correlations_into_the_card(
 
 
 def test_linked_or_unwritable_card_is_left_unchanged(
-    bundle: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Path,
+    report: ValidationReport,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (bundle / "README.md").rename(bundle / "blob")
     (bundle / "README.md").symlink_to(bundle / "blob")

@@ -13,7 +13,7 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, EndToEnd, SpokenCase, compare_speech, speak_upstream
 from voxcpm_validation.measures import Agreement
-from voxcpm_validation.report import Report
+from voxcpm_validation.report import ValidationReport
 from voxcpm_validation.sensitivity import Sensitivity, measure_sensitivity
 from voxcpm_validation.upstream import load_upstream
 
@@ -104,9 +104,9 @@ def spoken(
     )  # fmt: skip
 
 
-def report_of(*end_to_end: EndToEnd, drift: Sequence[Sensitivity] = (), **given: Any) -> Report:
+def report_of(*end_to_end: EndToEnd, drift: Sequence[Sensitivity] = (), **given: Any) -> ValidationReport:
     whole = {"bundle": "b", "checkpoint": "c", "tools": {}, "steps": (), "sensitivity": tuple(drift), **given}
-    return Report(end_to_end=end_to_end, **whole)
+    return ValidationReport(end_to_end=end_to_end, **whole)
 
 
 def test_floor_is_three_times_upstreams_distance_from_one_and_clamped() -> None:

@@ -19,7 +19,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
 from voxcpm_validation.end_to_end import Case, EndToEnd, SpokenCase, cases, compare_speech, speak_upstream
 from voxcpm_validation.measures import Agreement, agreement
-from voxcpm_validation.report import Report
+from voxcpm_validation.report import ValidationReport
 from voxcpm_validation.sensitivity import Sensitivity
 from voxcpm_validation.step_agreement import NearLimit, StepAgreement
 from voxcpm_validation.upstream import load_upstream
@@ -27,7 +27,7 @@ from voxcpm_validation.validate import validate_bundle
 
 
 @pytest.fixture(scope="module")
-def report(tiny_bundle: Path, tiny_checkpoint: Path) -> Report:
+def report(tiny_bundle: Path, tiny_checkpoint: Path) -> ValidationReport:
     return validate_bundle(tiny_bundle, str(tiny_checkpoint), text="the you and the world", patches=12)
 
 
@@ -38,11 +38,13 @@ def test_every_step_model_is_measured_and_reported_in_every_precision(report, tm
     # One call with an empty cache would not suffice.
     assert min(s.calls for s in report.steps) >= 4
     report.write(tmp_path)
-    assert Report.model_validate(json.loads((tmp_path / "validation.json").read_text())) == report
+    assert ValidationReport.model_validate(json.loads((tmp_path / "validation.json").read_text())) == report
     assert "| base_lm_step | fp16 | faithful | stop_logits |" in (tmp_path / "validation.md").read_text()
 
 
-def test_bands_flatness_and_stop_decisions_of_each_precision_are_beside_fp32(report: Report) -> None:
+def test_bands_flatness_and_stop_decisions_of_each_precision_are_beside_fp32(
+    report: ValidationReport,
+) -> None:
     (_, _, rows) = next(table for table in report.tables() if table[0].startswith("Waveform and stop"))
     figures = {(precision, name): float(value) for _, precision, name, value in rows}
 
@@ -52,7 +54,7 @@ def test_bands_flatness_and_stop_decisions_of_each_precision_are_beside_fp32(rep
     assert {name for precision, name in figures if precision == "int8"} == {name for _, name in figures}
 
 
-def test_fp32_equals_upstream(report: Report) -> None:
+def test_fp32_equals_upstream(report: ValidationReport) -> None:
     for step in report.steps:
         if step.precision == "fp32":
             assert step.correlation > 0.9999999, step.step_model
@@ -84,7 +86,7 @@ def test_solver_package_and_attention_are_compared_with_upstream(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
-def test_low_figure_fails(report: Report, precision: str) -> None:
+def test_low_figure_fails(report: ValidationReport, precision: str) -> None:
     step = next(s for s in report.steps if s.precision == "fp32")
     name, output = next(iter(step.outputs.items()))
     outputs = {name: output.model_copy(update={"correlation": 0.9})}
@@ -111,7 +113,7 @@ def test_command_prints_every_figure_in_80_columns_and_the_verdict(
     disturbed = Sensitivity(
         case=spoken.case, precision="fp16", disturbance=0.00123, free_running=r, forced_worst=r, forced_median=r,
     )  # fmt: skip
-    report = Report(
+    report = ValidationReport(
         bundle="b", checkpoint="c", tools={}, steps=(step,), end_to_end=(spoken,), sensitivity=(disturbed,)
     )
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
@@ -130,7 +132,7 @@ def test_command_prints_every_figure_in_80_columns_and_the_verdict(
     assert "a_long_name_of_an_operation_" * 2 in capsys.readouterr().out
 
     assert cli.main(["validate", str(tmp_path), "--checkpoint", "c", "--json"]) == 1
-    assert Report.model_validate_json(capsys.readouterr().out) == report
+    assert ValidationReport.model_validate_json(capsys.readouterr().out) == report
 
 
 def test_text_longer_than_the_caches_is_rejected(tiny_bundle: Path, tiny_checkpoint: Path) -> None:

@@ -21,7 +21,7 @@ from voxcpm_runtime.storage.atomic_file import report_folder
 
 if TYPE_CHECKING:
     from voxcpm_runtime.backends.loading import Backend
-    from voxcpm_validation.report import Report
+    from voxcpm_validation.report import ValidationReport
 
 _REPORT_ONLY = ("calls", "waveform SNR dB")
 """Columns hidden on the terminal, to keep tables narrow."""
@@ -80,7 +80,7 @@ def validate(
         raise typer.Exit(1)
 
 
-def _show(findings: Report, bundle: Path, report: Path | None, *, as_json: bool) -> None:
+def _show(findings: ValidationReport, bundle: Path, report: Path | None, *, as_json: bool) -> None:
     """Print the tables and the verdict, and write the report and the bundle's model card."""
     from voxcpm_validation.report import add_to_model_card
 

@@ -70,7 +70,7 @@ class MissedFloor(NamedTuple):
     judged: bool
 
 
-class Report(BaseModel, extra="forbid", frozen=True):
+class ValidationReport(BaseModel, extra="forbid", frozen=True):
     """All figures of one bundle, and the versions of the packages that computed them."""
 
     bundle: str
@@ -247,7 +247,7 @@ def _patches(speech: EndToEnd) -> str:
     return str(speech.patches) if same else f"{speech.patches} (upstream {speech.upstream_patches})"
 
 
-def add_to_model_card(bundle: Path, report: Report) -> bool:
+def add_to_model_card(bundle: Path, report: ValidationReport) -> bool:
     """Write the report's correlations into a bundle's README.md, replacing earlier ones.
 
     Returns False without changes if the bundle has no model card from the conversion, or if the card is a symlink, as
@@ -264,7 +264,7 @@ def add_to_model_card(bundle: Path, report: Report) -> bool:
     return True
 
 
-def card_section(report: Report) -> str:
+def card_section(report: ValidationReport) -> str:
     """The correlations of a report in Markdown: each step model by precision, then whole utterances."""
     figures = {(s.step_model, s.precision): s.correlation for s in report.steps if s.arithmetic != "faithful"}
     models = list(dict.fromkeys(model for model, _ in figures))

@@ -21,7 +21,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.default_text import DEFAULT_TEXT
 from voxcpm_validation.end_to_end import Case, EndToEnd, SpokenCase, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import RecordedCall, record_reference
-from voxcpm_validation.report import Report, below_floors
+from voxcpm_validation.report import ValidationReport, below_floors
 from voxcpm_validation.sensitivity import PERTURBATIONS, Sensitivity, measure_sensitivity
 from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
@@ -43,7 +43,7 @@ def validate_bundle(
     seed: int = 0,
     backend: Backend = "auto",
     report: Callable[[str], None] = lambda line: None,
-) -> Report:
+) -> ValidationReport:
     """Compare every step model and the whole loop with upstream. report: called with the name of each part.
 
     The step models run on the portable executor, or on Core AI's runtime if the bundle is for macOS 27.
@@ -128,7 +128,7 @@ def validate_bundle(
             f"{fewer}: utterances and step models' calls of {FEW_PATCHES} patches instead of {patches}, "
             "as Core AI off the Mac emulates half precision slowly; every length is called"
         )
-    return Report(
+    return ValidationReport(
         bundle=str(bundle),
         checkpoint=recorded.checkpoint + (f" with LoRA {recorded.lora.name}" if recorded.lora else ""),
         built_in=recorded.sha256 == Manifest.read(DEFAULT_BUNDLE).source.sha256,

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from voxcpm_constants.errors import core_ml_reason, warn
+from voxcpm_constants.core_ml_errors import core_ml_reason
+from voxcpm_constants.errors import warn
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel

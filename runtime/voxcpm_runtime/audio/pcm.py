@@ -10,7 +10,7 @@ from voxcpm_constants.errors import InputError
 Audio = npt.NDArray[np.float32]  # Mono audio (samples,) in [-1, 1]
 Pcm = npt.NDArray[np.int16]  # 16-bit mono samples (samples,)
 
-_PEAK = 32767
+PEAK = 32767  # Of 16-bit samples
 _FADE_SECONDS = 0.005  # Long enough to remove a click, too short to be heard
 _SILENCE = 10.0 ** (-50.0 / 20.0)  # A peak of -50 dBFS
 
@@ -18,7 +18,7 @@ _SILENCE = 10.0 ** (-50.0 / 20.0)  # A peak of -50 dBFS
 def pcm16(audio: Audio) -> Pcm:
     """Audio (samples,), clipped to [-1, 1], times 32767, rounded. Raises InputError for NaN and infinity."""
     require_finite(audio, "audio")
-    return np.round(np.clip(audio, -1.0, 1.0) * _PEAK).astype(np.int16)
+    return np.round(np.clip(audio, -1.0, 1.0) * PEAK).astype(np.int16)
 
 
 def clipped_samples(audio: Audio) -> int:

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from voxcpm_constants.errors import core_ml_reason, os_reason, warn
+from voxcpm_constants.core_ml_errors import core_ml_reason
+from voxcpm_constants.errors import os_reason, warn
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
 LOCK_SECONDS = 1800

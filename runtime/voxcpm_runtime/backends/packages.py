@@ -71,7 +71,7 @@ class FunctionsByLength:
         tensor, self._axis = declared.chunk_axis
         self._name, self._input = declared.name, tensor.name
         self._chunks = {length: chunk for chunk, length in enumerate(declared.chunk_lengths)}
-        self._load, self._loaded = load, {0: first}
+        self._load, self._loaded, self.releases_gil = load, {0: first}, first.releases_gil
         self._loading = threading.Lock()
 
     def new_state(self) -> StepState:
@@ -111,6 +111,7 @@ class SplitStepModel:
 
     def __init__(self, declared: Sequence[StepModel], parts: Sequence[StepFunction]) -> None:
         self._declared, self._parts = declared, parts
+        self.releases_gil = all(part.releases_gil for part in parts)
 
     def new_state(self) -> SplitState:
         """See `StepFunction`."""

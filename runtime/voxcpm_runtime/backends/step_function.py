@@ -27,6 +27,8 @@ class StepState(Protocol):
 class StepFunction(Protocol):
     """A step model: (inputs, state) -> outputs, by the names of its declaration (`voxcpm_constants.step_models`)."""
 
+    releases_gil: bool  # Whether another thread runs while it computes
+
     def new_state(self) -> StepState:
         """The state at the start of a stream: zeros."""
 

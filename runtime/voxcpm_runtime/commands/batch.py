@@ -144,7 +144,7 @@ def batch(
             f"{path}: another batch is writing into this folder; wait, or choose another"
         ) from None
     try:
-        run = _Run(path, bundle.digest, overwrite=overwrite, quiet=quiet or as_json, timestamps=ending)
+        run = _Run(path, bundle, overwrite=overwrite, quiet=quiet or as_json, timestamps=ending)
         with interruptible(token):
             try:
                 run.speak(lines, executor, token)
@@ -216,7 +216,9 @@ def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: s
 class _Run:
     """One run over a batch. A failed line is reported, and the others continue; finished files are recorded."""
 
-    def __init__(self, folder: Path, bundle: str, *, overwrite: bool, quiet: bool, timestamps: str) -> None:
+    def __init__(
+        self, folder: Path, bundle: Bundle, *, overwrite: bool, quiet: bool, timestamps: str
+    ) -> None:
         self.failures: list[Failure] = []
         self._folder, self._bundle, self._overwrite, self._quiet = folder, bundle, overwrite, quiet
         self._timestamps = timestamps

@@ -46,7 +46,7 @@ class BatchLine:
 
     def self_contained(self, bundle: Bundle) -> Request:
         """The request with the content of the recordings, for another machine. Raises InputError."""
-        recordings = self.request.recordings
+        recordings = self.request.voiced(bundle)
         recordings.read(bundle.architecture, trimmed=self.request.options.trim_silence_vad)
         return replace(self.request, recordings=recordings.self_contained())
 
@@ -195,8 +195,8 @@ def spoken_file(
         with warnings.catch_warnings(), system_errors_as(InputError):
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = show  # type: ignore[assignment]
-            speech = tts.speak_plan(tts.plan_request(request))
-            times = timestamps_file(speech.words, timestamps, request.text or "") if timestamps else None
+            speech = tts.speak_plan(planned := tts.plan_request(request))
+            times = timestamps_file(speech.words, timestamps, planned.text or "") if timestamps else None
     except VoxCPMError as error:
         return error
     return SpokenFile(speech.audio, speech.sample_rate, speech_facts(speech), speech_summary(speech), times)

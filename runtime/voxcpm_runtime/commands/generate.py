@@ -133,7 +133,7 @@ def _write(request: Request, target: Path, bundle: Bundle, flags: GenerateFlags)
     writes = not speech.cancelled or (flags.keep_partial and len(speech.audio) > 0)
     if writes:
         clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=flags.overwrite)
-        _write_timestamps(flags, speech.words if flags.timestamps else (), request)
+        _write_timestamps(flags, speech.words if flags.timestamps else (), planned)
         summary = f"{target}: {speech_summary(speech, clipped)}"
         if flags.as_json:
             summary = json.dumps({"output": str(target), **speech_facts(speech)}, ensure_ascii=False)
@@ -156,8 +156,7 @@ def _resumed(planned: Plan, file: Path | None) -> Plan:
     if file is None or (planned.is_one_segment and not segments_folder(file).exists()):
         return planned
     request = planned.request
-    digest = replace(request, seed=None).digest(planned.bundle.digest)
-    saved = SavedSegments(file, digest, planned.seed or 0, drawn=request.seed is None)
+    saved = SavedSegments(file, planned.digest, planned.seed or 0, drawn=request.seed is None)
     return replace(planned, seed=saved.seed, request=replace(request, saved_segments=saved))
 
 
@@ -188,16 +187,16 @@ def _stream(request: Request, bundle: Bundle, flags: GenerateFlags) -> None:
             sys.stdout.buffer.flush()
             samples += len(chunk)
             clipped += clipped_samples(chunk)
-    _write_timestamps(flags, words, request)
+    _write_timestamps(flags, words, planned)
     if not quiet:
         typer.echo(f"{samples / rate:.2f} s of speech{clipped_text(clipped)}", err=True)
     if token.cancelled:
         raise Cancelled("interrupted")
 
 
-def _write_timestamps(flags: GenerateFlags, words: Sequence[Word], request: Request) -> None:
+def _write_timestamps(flags: GenerateFlags, words: Sequence[Word], planned: Plan) -> None:
     if flags.timestamps is not None:
-        content = timestamps_file(words, Path(flags.timestamps).suffix.lower(), request.text or "")
+        content = timestamps_file(words, Path(flags.timestamps).suffix.lower(), planned.text or "")
         write_audio_file(flags.timestamps, content, overwrite=flags.overwrite)
 
 

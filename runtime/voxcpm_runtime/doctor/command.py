@@ -24,7 +24,7 @@ from voxcpm_runtime.backends.loading import INSTALL_PORTABLE, choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, PrecisionOption, Quiet
-from voxcpm_runtime.doctor.report import Report, this_machine
+from voxcpm_runtime.doctor.report import DoctorReport, this_machine
 from voxcpm_runtime.doctor.trials import endurance, trials
 from voxcpm_runtime.doctor.worker import FLOORS
 
@@ -73,7 +73,7 @@ def doctor(
         endurance_trials = (
             list(endurance(opened, found, minutes, limit=timeout, on_start=on_start)) if minutes else []
         )
-    report = Report(opened, found, refusal, endurance_trials)
+    report = DoctorReport(opened, found, refusal, endurance_trials)
     saved = _save_choice(report)
     if as_json:
         typer.echo(printed_json(report.document(saved=saved)))
@@ -103,7 +103,7 @@ def _units(bundle: Bundle, backend: str) -> tuple[tuple[str, ...], str]:
     return tuple(unit for name in names for unit in UNITS[name]), refusal
 
 
-def _save_choice(report: Report) -> bool:
+def _save_choice(report: DoctorReport) -> bool:
     """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved."""
     units = {name: trial.unit for name, trial in report.chosen.items()}
     if units and any(trial.unit in COMPUTE_UNITS for trial in report.trials):
@@ -113,7 +113,7 @@ def _save_choice(report: Report) -> bool:
     return False
 
 
-def _show(report: Report) -> None:
+def _show(report: DoctorReport) -> None:
     here, bundle, manifest = this_machine(), report.bundle, report.bundle.manifest
     libraries = ", ".join(f"{name} {installed or 'absent'}" for name, installed in here["libraries"].items())
     floor = f"correct if the correlation is at least {FLOORS[bundle.precision]:g}"

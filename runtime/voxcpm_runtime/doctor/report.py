@@ -32,7 +32,7 @@ _FAILURES = {
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """The results of all trials of a bundle on this machine."""
 
     bundle: Bundle

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.doctor.worker import FLOORS, Agreement, Event
+from voxcpm_runtime.doctor.worker import FLOORS, Event, VectorAgreement
 
 Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
 Ending = Literal["done", "crashed", "hung"]
@@ -46,7 +46,7 @@ class Trial(BaseModel, extra="forbid", frozen=True):
     message: str = ""  # Core ML's reason for a rejection; the signal and last output of a crash
     load_seconds: float | None = None
     call_seconds: float | None = None  # Median of a call at the shortest length
-    agreement: Agreement | None = None
+    agreement: VectorAgreement | None = None
 
 
 class Endurance(BaseModel, extra="forbid", frozen=True):

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from voxcpm_constants.errors import core_ml_reason
+from voxcpm_constants.core_ml_errors import core_ml_reason
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.vectors import (
     CHAIN,
     Array,
-    Stream,
     Vectors,
+    VectorStream,
     filled_caches,
     read_vectors,
     stored_state,
@@ -122,7 +122,7 @@ def _vectors(bundle: Bundle, declared: StepModel) -> Vectors | None:
     return read_vectors(bundle.folder, declared, manifest.sizes) if manifest.vector_files() else None
 
 
-class Agreement(BaseModel, extra="forbid", frozen=True):
+class VectorAgreement(BaseModel, extra="forbid", frozen=True):
     """Correlations of a step model's results with its test vectors, each the minimum over several tensors."""
 
     streams: dict[str, float]
@@ -154,7 +154,7 @@ def min_correlation(found: Mapping[str, Array], expected: Mapping[str, Array]) -
     return min(correlation(found[name], array) for name, array in expected.items())
 
 
-def compare(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> Agreement:
+def compare(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> VectorAgreement:
     """The agreement of a step model with its test vectors."""
     by_stream: dict[str, tuple[float, ...]] = {}
     states: list[float] = []
@@ -175,7 +175,7 @@ def compare(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors:
             expected = {t.name: vectors[stream.key("state", t.name)] for t in tensors.state}
             states.append(min_correlation(stored_state(stream, every_row), expected))
     minima = {name: min(calls) for name, calls in by_stream.items()}
-    return Agreement(streams=minima, chain=by_stream[CHAIN], state=min(states, default=None))
+    return VectorAgreement(streams=minima, chain=by_stream[CHAIN], state=min(states, default=None))
 
 
 def _repeatable_call(
@@ -192,5 +192,5 @@ def _repeatable_call(
     return lambda: model(given, state)
 
 
-def _inputs(stream: Stream, call: int, vectors: Vectors) -> dict[str, Array]:
+def _inputs(stream: VectorStream, call: int, vectors: Vectors) -> dict[str, Array]:
     return {t.name: vectors[stream.key("in", t.name)][call] for t in stream.declared.inputs}

@@ -18,7 +18,7 @@ from defusedxml.sax import make_parser
 from voxcpm_constants.bounds import MAX_SPEED, MIN_SPEED
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime.markup.source import HERE, Source
+from voxcpm_runtime.markup.source import HERE, MarkupSource
 from voxcpm_runtime.text.normalization import normalized
 from voxcpm_runtime.text.segments import has_words
 from voxcpm_runtime.voices.store import VoiceStore
@@ -97,7 +97,7 @@ def spoken_parts(
 
     Raises InputError, with line and column, for invalid markup, and if no text is left.
     """
-    source = Source(text)
+    source = MarkupSource(text)
     parser = make_parser()
     parser.forbid_dtd = True
     handler = _Handler(parser, paragraph_pause, find_voice, speed)

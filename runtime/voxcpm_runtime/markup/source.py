@@ -24,7 +24,7 @@ _ELEMENTS = {
 """Tags in brackets; {} is their value."""
 
 
-class Source:
+class MarkupSource:
     """A text as XML: `xml`. A text with a `<` is XML already. Raises InputError for brackets that are not markup."""
 
     def __init__(self, text: str) -> None:

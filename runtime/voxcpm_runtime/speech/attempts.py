@@ -48,8 +48,7 @@ def attempts(
         rejected.append(spoken)
     # Of equally bad attempts the last, as upstream.
     best = min(
-        reversed(rejected),
-        key=lambda a: (_missed(a), *utterance.length.badness(len(a), stopped=a[-1].stops)),
+        reversed(rejected), key=lambda a: (_missed(a), *utterance.length.badness(len(a), stopped=a[-1].stops))
     )
     if best is not rejected[-1]:
         yield Piece(_NO_SAMPLES, utterance.index, attempt=best[0].attempt, attempts=maximum)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,11 @@ class Plan:
     lexicon: Lexicon
     """What is said differently than it is written: the call's entries, the voice's, the bundle's."""
     pronounced: Callable[[str], str]  # Says a text as the lexicon does
-    read: Callable[
-        [Plan], Iterator[PlannedSegment]
-    ]  # Reads the whole text again, lazily: `planning.read_text`
+    read: Callable[[Plan], Iterator[PlannedSegment]]
+    """Reads the whole text again, lazily: `planning.read_text`."""
     description: str = ""  # The control, without its parentheses
-    text: str | None = (
-        None  # The text without the marks of `clean`; None if it arrives later, as in a session
-    )
+    text: str | None = None
+    """The text without the marks of `clean`; None if it arrives later, as in a session."""
     text_start: int = 0  # Index in the text after the control that it begins with
     parts: tuple[Part, ...] = ()  # Those of a text with markup
     opening: tuple[PlannedSegment, ...] = ()
@@ -54,6 +52,12 @@ class Plan:
     def each_segment(self) -> Iterable[PlannedSegment]:
         """The segments of the whole text; a long one is read lazily. Errors: see `segments`."""
         return self.opening if self.is_read else self.read(self)
+
+    @property
+    def digest(self) -> str:
+        """What determines the speech, except for the seed: `Request.digest`, and those of voices that markup names."""
+        voices = "".join(part.voice.digest for part in self.parts if part.voice)
+        return replace(self.request, seed=None).digest(self.bundle) + voices
 
     @property
     def is_read(self) -> bool:

@@ -18,19 +18,12 @@ from voxcpm_runtime.speech.request import CancelToken, Request
 from voxcpm_runtime.speech.results import PlannedSegment
 from voxcpm_runtime.speech.seeds import first_seed
 from voxcpm_runtime.speech.spine import tokenised
-from voxcpm_runtime.speech.splitting import (
-    in_part,
-    parts_of,
-    split,
-    split_marked_up,
-    with_controls,
-)
+from voxcpm_runtime.speech.splitting import in_part, parts_of, split, split_marked_up, with_controls
 from voxcpm_runtime.text.cleaning import Cleaner
 from voxcpm_runtime.text.control import leading_control
 from voxcpm_runtime.text.lexicon import pronunciation
 from voxcpm_runtime.text.normalization import check_sayable
 from voxcpm_runtime.text.segments import Segment, require_words
-from voxcpm_runtime.voices.store import default_voice
 from voxcpm_runtime.voices.voice import Voice
 
 
@@ -67,20 +60,14 @@ def plan(bundle: Bundle, request: Request) -> Plan:
 
 def _without_segments(bundle: Bundle, request: Request) -> Plan:
     """The plan of everything except the text's segments."""
-    a, options, cancel, text = (
-        bundle.architecture,
-        request.options,
-        request.cancel or CancelToken(),
-        request.text,
-    )
+    a, options, text = bundle.architecture, request.options, request.text
+    cancel = request.cancel or CancelToken()
     if text is not None and options.clean:
         text = Cleaner(options.clean)(text)
     # Utterances that share a cancelled token do not start.
     cancel.check()
     control, text_start = leading_control(text) if text and a.traits.takes_reference else ("", 0)
-    voice = request.recordings.read(a, trimmed=options.trim_silence_vad)
-    if voice is None and not options.zero_shot:
-        voice = default_voice(bundle)
+    voice = request.voiced(bundle).read(a, trimmed=options.trim_silence_vad)
     own = voice.header.lexicon if isinstance(voice, Voice) else {}
     lexicon = {**bundle.lexicon, **own, **request.lexicon}
     empty_plan = Plan(

@@ -21,6 +21,7 @@ from voxcpm_runtime.argument_types import (
     valid_unicode,
     wrong_type,
 )
+from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.flow_matching import NoiseSource
 from voxcpm_runtime.options import Clean, GenerationOptions, checked_options
 from voxcpm_runtime.speech.results import ProgressCallback
@@ -28,6 +29,7 @@ from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import described, with_control
 from voxcpm_runtime.text.lexicon import Lexicon, LexiconSource, lexicon_entries
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
+from voxcpm_runtime.voices.store import default_voice
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.words.words import Word
 
@@ -104,20 +106,26 @@ class Request:
         if self.saved_segments is not None:
             instance(self.saved_segments, SavedSegments, "saved_segments", "a SavedSegments")
 
-    def digest(self, bundle: str) -> str:
-        """SHA-256 over everything that determines the speech, including audio files and the bundle's digest.
+    def voiced(self, bundle: Bundle) -> Recordings:
+        """The recordings; without any, and without `zero_shot`, the voice that the bundle's checkpoint names."""
+        is_default = self.recordings.is_empty and not self.options.zero_shot
+        return Recordings(voice=default_voice(bundle)) if is_default else self.recordings
+
+    def digest(self, bundle: Bundle) -> str:
+        """SHA-256 over everything that determines the speech, including audio files, voice and bundle.
 
         Options at their defaults are left out, so that new options do not change the digest.
         Raises InputError for an audio file that cannot be read.
         """
+        recordings = self.voiced(bundle)
         parts = {
-            "bundle": bundle,
+            "bundle": bundle.digest,
             "text": with_control(self.text or "", described(self.control)),
-            **self.recordings.digests(),
+            **recordings.digests(),
             "seed": self.seed,
             "options": self.options.changed(),
         }
-        if lexicon := {**self.recordings.lexicon, **self.lexicon}:
+        if lexicon := {**recordings.lexicon, **self.lexicon}:
             parts["lexicon"] = lexicon
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

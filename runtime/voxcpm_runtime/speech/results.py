@@ -38,9 +38,8 @@ class PlannedSegment:
     ends_paragraph: bool  # Whether a blank line follows
     speed: float = 1.0  # How many times faster it is played
     voice: Voice | None = None  # The voice of this segment alone; None for that of the plan
-    before: float | None = (
-        None  # Seconds of silence before it; None: the usual pause if a paragraph ends there
-    )
+    before: float | None = None
+    """Seconds of silence before it; None for the usual pause if a paragraph ends there."""
     after: float = 0.0  # Seconds of silence after it, at the end of the text
     anchors: bool = False  # Whether its speech becomes part of the voice of later segments
     followed: bool | None = None  # Whether another segment follows; None if unknown, as in a session
@@ -62,9 +61,8 @@ class Piece:
     reason: Reason = ""  # What is suspicious about the segment so far
     expected_seconds: float | None = None  # Expected seconds as played; None without a `speech.json`
     planned: PlannedSegment | None = None  # The segment; None for the signal
-    attention: Floats | None = (
-        None  # To the text's tokens in the alignment heads (heads, tokens), as in `Patch`
-    )
+    attention: Floats | None = None
+    """To the text's tokens in the alignment heads (heads, tokens), as in `Patch`."""
     said_counts: Sequence[int] = ()  # With the last patch, as in `SpokenSegment`
     spoken: SpokenSegment | None = None
     """The whole segment, with the times of its words: with its last patch in a stream, otherwise None."""

@@ -187,7 +187,7 @@ class Take:
             start, plan.options, noise, utterance.limit, start=len(known), ends=ends
         )
         # ONNX Runtime releases the GIL while it computes; coremltools' `predict` holds it, so nothing runs in parallel.
-        parallel = getattr(driver.models[AUDIO_VAE_DECODER], "releases_gil", True)
+        parallel = driver.models[AUDIO_VAE_DECODER].releases_gil
         self._pool = ThreadPoolExecutor(1, "predict") if parallel else None
         self._predicted: Future[Patch | None] | None = None
 

@@ -11,6 +11,7 @@ import re
 
 from voxcpm_runtime.options import Clean
 from voxcpm_runtime.text.substitution import rules, substituted
+from voxcpm_runtime.text.tokenizer import CHINESE
 
 _TARGET = r"""\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+(?:"[^"\n]*"|'[^'\n]*'))?\)"""
 _ATTRIBUTES = r"""(?:\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+))*\s*/?"""
@@ -57,7 +58,7 @@ _MARKDOWN = rules(
 
 def _rows(table: str) -> str:
     """The rows of a table, each a sentence of its cells."""
-    comma, stop = ("，", "。") if re.search("[一-鿿]", table) else (", ", ".")
+    comma, stop = ("，", "。") if CHINESE.search(table) else (", ", ".")
     rows = [[*filter(None, map(str.strip, re.split(r"(?<!\\)\|", line)))] for line in table.split("\n")]
     # Of a row of rules, nothing is said.
     spoken = [comma.join(row) for row in rows if re.search(r"[^\W_]", "".join(row))]

@@ -25,9 +25,8 @@ from voxcpm_constants.errors import InputError, MissingExtraError, install_comma
 from voxcpm_runtime.text.languages import may_be_english
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.substitution import rules, substituted
-from voxcpm_runtime.text.tokenizer import TextTokenizer
+from voxcpm_runtime.text.tokenizer import CHINESE, TextTokenizer
 
-_CHINESE = re.compile(r"[\u4e00-\u9fff]")
 _LAST_LATIN = "\u024f"
 _PAUSES = ";:()[]{}–—"  # Become a comma if the vocabulary lacks them
 _STOPS = ".!?"
@@ -138,7 +137,7 @@ def normalized(text: str, *, letters_only: bool = False) -> str:
     MissingExtraError if the text is Chinese and the extra `normalize` is missing.
     """
     plain = substituted(text, _MARKUP).strip()
-    if _CHINESE.search(text):
+    if CHINESE.search(text):
         return _read_chinese(plain)
     if (read_aloud := english_reader()) is None:
         raise MissingExtraError(
@@ -265,7 +264,7 @@ def _transliterated(char: str, tokenizer: TextTokenizer) -> str:
     unknown = tokenizer.unknown_characters(latin)
     latin = "".join(c for c in latin if c not in unknown)
     # A Chinese character is a syllable, and a word of its own here.
-    return f" {latin} " if _CHINESE.match(char) else latin
+    return f" {latin} " if CHINESE.match(char) else latin
 
 
 def _tidy(text: str) -> str:

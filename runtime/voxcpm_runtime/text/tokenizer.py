@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.tokenizer_file import WORD_START, is_panic, open_tokenizer
 
-_CHINESE = re.compile("[\u4e00-\u9fff]+")
+CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
 class TextTokenizer:
@@ -46,7 +46,8 @@ class TextTokenizer:
             encoding.tokens, encoding.ids, encoding.offsets, strict=True
         ):
             bare = token.replace(WORD_START, "")
-            if len(bare) < 2 or not _CHINESE.fullmatch(bare) or self._tokenizer.token_to_id(bare) is None:
+            is_chinese = len(bare) > 1 and all(map(CHINESE.match, bare))
+            if not is_chinese or self._tokenizer.token_to_id(bare) is None:
                 found.append((token_id, start + (end - start > 1 and text[start].isspace())))
                 continue
             for place, char in enumerate(bare, start=end - len(bare)):

@@ -85,6 +85,11 @@ class Recordings:
         return replace(self, voice=source)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the call names no voice."""
+        return self.prompt is None and self.reference is None and self.voice is None
+
+    @property
     def continues(self) -> bool:
         """Whether there is a prompt to continue."""
         return self.prompt is not None or (self.voice is not None and self.voice.prompt is not None)
@@ -115,9 +120,7 @@ class Recordings:
         if self.voice is not None:
             self.voice.check(a)
             return self.voice
-        if self.prompt is None and self.reference is None:
-            return None
-        return self.decode(a, trimmed=trimmed)
+        return None if self.is_empty else self.decode(a, trimmed=trimmed)
 
     def decode(self, a: Architecture, *, trimmed: bool) -> UnencodedVoice:
         """The recordings, decoded and checked. Arguments and errors: `read`."""

@@ -8,13 +8,14 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
+import fastapi
+from fastapi import APIRouter, Depends, File, Form, Query, UploadFile
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from voxcpm_runtime import Voice, VoxCPM, Word
-from voxcpm_runtime.speech.request import Request as RuntimeRequest
+from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.api.openapi import CAPTION_RESPONSES, ERROR_RESPONSES, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
@@ -40,7 +41,7 @@ _CONSENT = "consent"
 TheService = Annotated[Service, Depends(get_service)]
 
 
-async def _check_queue(request: Request) -> None:
+async def _check_queue(request: fastapi.Request) -> None:
     get_service(request).queue.check(request.state.owner)
 
 
@@ -60,14 +61,14 @@ async def _check_queue(request: Request) -> None:
     openapi_extra=REQUEST_BODY,
 )
 async def create_speech(
-    body: Annotated[SpeechRequest, Depends(speech_request)], request: Request, service: TheService
+    body: Annotated[SpeechRequest, Depends(speech_request)], request: fastapi.Request, service: TheService
 ) -> Response:
     """Speak a text. The first bytes are sent once the first patch is generated."""
     return await respond(body, request, service)
 
 
 async def respond(
-    body: SpeechRequest, request: Request, service: Service, captions: Captions | None = None
+    body: SpeechRequest, request: fastapi.Request, service: Service, captions: Captions | None = None
 ) -> Response:
     """The response to a speech request. captions: makes the JSON objects it consists of. Raises as `speak`."""
     service.queue.check(request.state.owner)
@@ -98,7 +99,7 @@ async def respond(
     openapi_extra=REQUEST_BODY,
 )
 async def create_captioned_speech(
-    body: Annotated[SpeechRequest, Depends(speech_request)], request: Request, service: TheService
+    body: Annotated[SpeechRequest, Depends(speech_request)], request: fastapi.Request, service: TheService
 ) -> Response:
     """Speak like Kokoro-FastAPI: base64 audio and word times, as one JSON object or a stream of lines."""
     if body.model not in service.bundles.names:  # such as kokoro
@@ -170,7 +171,7 @@ def _document(voice: Voice, service: Service) -> VoiceDocument:
 
 @voices.post("/audio/voices", responses={**ERROR_RESPONSES, 201: {"model": VoiceDocument}}, status_code=201)
 async def create_voice(
-    request: Request,
+    request: fastapi.Request,
     service: TheService,
     name: Annotated[str, Form(min_length=1)],
     audio_sample: Annotated[UploadFile, File(description="Audio file with a recording of the voice.")],
@@ -234,7 +235,7 @@ async def delete_voice(name: str, service: TheService) -> dict[str, Any]:
 )
 async def preview_voice(
     name: str,
-    request: Request,
+    request: fastapi.Request,
     service: TheService,
     model: Annotated[str | None, Query(description="Bundle to speak with. Default: the first.")] = None,
 ) -> Response:
@@ -242,5 +243,5 @@ async def preview_voice(
     with await service.bundles.lease(model) as served:
         voice = await run_in_threadpool(service.voices.named, name, served.tts.built_in_voices)
         spoken = Recordings(voice=voice)
-        wanted = RuntimeRequest(service.settings.preview_text, spoken, seed=_PREVIEW_SEED)
+        wanted = Request(service.settings.preview_text, spoken, seed=_PREVIEW_SEED)
         return await speak(request, served, wanted, Encoder("mp3", served.tts.sample_rate))

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, CancelToken, InputError, Plan, Progress, Voice
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.storage.atomic_file import atomic_file
 from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_runtime.words.words import missed_words
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error, check_capacity, speech_too_long
@@ -40,7 +42,6 @@ from voxcpm_server.jobs.store import (
     VOICE_FILE,
     Job,
     JobStore,
-    atomic_write,
 )
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.served_bundles import ServedBundle, run_in_dedicated_thread
@@ -182,7 +183,8 @@ class Jobs(Room):
         voice = self.service.voices.named(body.voice_name, served.tts.built_in_voices)
         maximum = self._settings.max_job_characters
         request = body.runtime_request(self._settings, served, maximum, voice, self.service.voices)
-        return voice, served.tts.plan_request(request)
+        plan = served.tts.plan_request(request)
+        return plan.voice if isinstance(plan.voice, Voice) else None, plan
 
     def _delete_old(self, store: JobStore) -> None:
         for id_ in store.ended_before(time.time() - self._settings.jobs_keep_days * _DAY):
@@ -306,7 +308,9 @@ def speak_job(
     body = SpeechRequest.model_validate({**job.fields, "seed": job.seed})
     body.attach({name: (folder / name).read_bytes() for name in RECORDINGS if (folder / name).is_file()})
     with _input_errors_as_os_errors():
-        voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
+        # Without its path: no prefix is cached in the job's folder.
+        stored = folder / VOICE_FILE
+        voice = replace(Voice.load(stored), path=None) if stored.is_file() else None
     request = body.runtime_request(settings, served, settings.max_job_characters, voice, voices)
 
     def on_progress(progress: Progress) -> None:
@@ -337,9 +341,9 @@ def speak_job(
         job.id, segments_done=count, segments=count, audio_seconds=speech.audio_seconds, missed=missed
     )
     encoder, piece = body.encoder(tts), _PIECE_SECONDS * tts.sample_rate
-    with atomic_write(folder / SUBTITLES_FILE) as file:
-        file.write(timestamps_file(encoder.heard(speech.words), ".srt", body.input))
-    with atomic_write(folder / job.audio_name) as file:
+    with atomic_file(folder / SUBTITLES_FILE) as file:
+        file.write(timestamps_file(encoder.heard(speech.words), ".srt", plan.text or ""))
+    with atomic_file(folder / job.audio_name) as file:
         file.write(encoder.header())
         start = b""
         for at in range(0, len(speech.audio), piece):
@@ -352,6 +356,8 @@ def speak_job(
         size = file.tell()
         file.seek(0)
         file.write(encoder.header(encoder.samples) or encoder.completed(start or last))
+        file.flush()
+        os.fsync(file.fileno())
     return size
 
 

@@ -18,10 +18,10 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import filelock
 
@@ -35,7 +35,6 @@ MAX_STARTS = 3
 """Starts without a finished segment after which a job fails, as it may be what crashes the server."""
 VOICE_FILE = "voice.voice"  # a job's voice in its folder
 SUBTITLES_FILE = "speech.srt"  # its subtitles, once it is done
-_PART = ".part"
 _JOB_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 
 
@@ -240,23 +239,9 @@ class JobStore:
                 continue
             if folder.name not in ids:
                 shutil.rmtree(folder, ignore_errors=True)
-            for part in folder.rglob(f"*{_PART}"):
+            for part in folder.rglob("*.part"):
                 part.unlink(missing_ok=True)
 
     def _execute(self, statement: str, *values: Any) -> list[Any]:
         with self._lock:
             return self._rows.execute(statement, values).fetchall()
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Write a file atomically: a temp file is synced, then renamed; an error deletes it."""
-    partial = path.with_name(path.name + _PART)
-    try:
-        with partial.open("wb+") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

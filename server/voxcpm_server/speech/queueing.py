@@ -49,7 +49,7 @@ class FairQueue:
         """Number of turns taken."""
         return self._turns - self._free
 
-    async def enter(self, key: str) -> Turn:
+    async def enter(self, key: str) -> QueueTurn:
         """Wait for a turn. key: the request's owner.
 
         Raises ApiError with Retry-After immediately if too many requests wait: 429 if this key's, otherwise 503.
@@ -60,12 +60,12 @@ class FairQueue:
         finally:
             if not self._queues.get(key, True):
                 del self._queues[key]
-        return Turn(self, counted=True)
+        return QueueTurn(self, counted=True)
 
-    async def enter_background(self) -> Turn:
+    async def enter_background(self) -> QueueTurn:
         """Wait for an idle turn. The holder must poll `has_requests` and leave."""
         await self._wait(self._background)
-        return Turn(self, counted=False)
+        return QueueTurn(self, counted=False)
 
     def leave(self, seconds: float | None) -> None:
         """Return a turn. seconds: how long a request held it; None for background work."""
@@ -112,7 +112,7 @@ class FairQueue:
                 granted.set_result(None)
 
 
-class Turn:
+class QueueTurn:
     """One of a limited number of concurrent turns to speak."""
 
     def __init__(self, queue: FairQueue, *, counted: bool) -> None:

@@ -24,7 +24,7 @@ from voxcpm_server.errors import client_closed, speech_too_long
 from voxcpm_server.speech.served_bundles import ServedBundle
 
 if TYPE_CHECKING:
-    from voxcpm_server.speech.queueing import Turn
+    from voxcpm_server.speech.queueing import QueueTurn
     from voxcpm_server.speech.service import Service
 
 _log = logging.getLogger("voxcpm_server")
@@ -50,7 +50,7 @@ class Stream(ABC, Generic[Item]):
         self.work_seconds = 0.0  # seconds spent generating so far
         self.audio_seconds = 0.0
         self._served = served
-        self._turn: Turn | None = None
+        self._turn: QueueTurn | None = None
         self._items: deque[Item | Exception | None] = deque()
         self._arrived = asyncio.Event()
         self._slots = threading.Semaphore(capacity)

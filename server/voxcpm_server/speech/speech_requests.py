@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import Request
+import fastapi
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,7 +21,7 @@ from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime import GenerationOptions, InputError, Voice, VoxCPM
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import decode_audio
-from voxcpm_runtime.speech.request import Request as RuntimeRequest
+from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_server.errors import ApiError, client_closed
 from voxcpm_server.settings import OPENAI_MODELS, OPENAI_VOICES, Settings
@@ -36,16 +36,9 @@ if TYPE_CHECKING:
 RECORDINGS = ("prompt_audio", "reference_audio")  # Fields that hold audio files
 _MAX_FIELDS = 64
 _FORM = "multipart/form-data"
-_OPTIONS = (
-    "speed",
-    "cfg_value",
-    "inference_timesteps",
-    "fast",
-    "every_word",
-    "zero_shot",
-    "strict",
-    "markup",
-)
+_OPTIONS = {
+    "speed", "cfg_value", "inference_timesteps", "fast", "every_word", "zero_shot", "strict", "markup",
+}  # fmt: skip
 _RECORDING_RATES = (8_000, 192_000)
 _TIMESTAMPS = "Report when each word is said: in sse events, or in a header, which makes the response whole."
 _STREAM = "False: respond once everything is spoken. Bad attempts are then retried, and the length is known."
@@ -176,7 +169,7 @@ class SpeechRequest(BaseModel):
 
     def runtime_request(
         self, settings: Settings, served: ServedBundle, max_characters: int, voice: Voice | None, voices: StoredVoices
-    ) -> RuntimeRequest:  # fmt: skip
+    ) -> Request:  # fmt: skip
         """What the runtime is asked for. voice: the requested one. voices: those that markup may name.
 
         Raises ApiError and InputError.
@@ -192,7 +185,7 @@ class SpeechRequest(BaseModel):
         given = {name: getattr(self, name) for name in _OPTIONS}
         if not self.markup and self.clean != "none":
             given["clean"] = self.clean
-        return RuntimeRequest(
+        return Request(
             text=self.input or None,  # None for streamed text
             recordings=Recordings(
                 audio.get("prompt_audio"), self.prompt_text, audio.get("reference_audio"), voice
@@ -212,7 +205,7 @@ def decode_recording(content: bytes, field: str, max_seconds: float) -> tuple[Au
         raise ApiError(400, str(error), param=field) from None
 
 
-async def speech_request(request: Request) -> SpeechRequest:
+async def speech_request(request: fastapi.Request) -> SpeechRequest:
     """Parse a request's JSON or form. Raises RequestValidationError and ApiError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
@@ -237,7 +230,7 @@ async def speech_request(request: Request) -> SpeechRequest:
     return await run_in_threadpool(from_json)
 
 
-async def _from_form(request: Request) -> SpeechRequest:
+async def _from_form(request: fastapi.Request) -> SpeechRequest:
     largest = request.app.state.service.settings.max_upload_bytes
     fields: dict[str, str] = {}
     files: dict[str, bytes] = {}

@@ -11,13 +11,13 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import fastapi
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from voxcpm_runtime import Word
-from voxcpm_runtime.speech.request import Request as RuntimeRequest
+from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.words.words import missed_words
 from voxcpm_server.errors import CLIENT_CLOSED, as_api_error, client_closed
 from voxcpm_server.speech.encoding import Encoder
@@ -36,7 +36,7 @@ _SILENT_SECONDS = 3.0
 
 
 async def speak(
-    request: Request, served: ServedBundle, wanted: RuntimeRequest, encoder: Encoder, *, events: bool = False,
+    request: fastapi.Request, served: ServedBundle, wanted: Request, encoder: Encoder, *, events: bool = False,
     whole: bool = False, timed: bool = False, captions: Captions | None = None
 ) -> Response:  # fmt: skip
     """Respond with audio, streamed or whole, or with server-sent events. wanted: what to speak.

@@ -1,7 +1,7 @@
 """The runtime's sessions, which speak streamed text, as asynchronous streams.
 
 text ─► session, on its own thread ─► encoder, on a second thread ─► pieces, on the event loop
-        speaks in its turn
+        speaks when it has a turn
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,9 @@ import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import AudioChunk, Cancelled, Session, Word
+from voxcpm_runtime.audio.pcm import PEAK
 from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.speech.seeds import first_seed
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import ServedBundle
@@ -29,10 +30,8 @@ from voxcpm_server.speech.speaking import Stream
 if TYPE_CHECKING:
     from voxcpm_server.speech.service import Service
 
-_SEED_BITS = 32
 # Encoded pieces buffered for the event loop; the others wait in the session's own buffer.
 _CAPACITY = 4
-_FULL_SCALE = np.float32(32767)
 
 
 class SpokenPiece(NamedTuple):
@@ -58,7 +57,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
     """Speech of streamed text. It holds a turn only while there is a complete sentence to speak."""
 
     def __init__(
-        self, service: Service, served: ServedBundle, owner: str, session: Session, seed: int, encoder: Encoder
+        self, service: Service, served: ServedBundle, owner: str, session: Session, seed: int | None, encoder: Encoder
     ) -> None:  # fmt: skip
         super().__init__(service, served, owner, _CAPACITY)
         self._session = session
@@ -81,7 +80,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         cls, service: Service, served: ServedBundle, owner: str, request: Request, encoder: Encoder
     ) -> SessionStream:  # fmt: skip
         """Open a session and start its stream. Raises the errors of `VoxCPM.session`."""
-        seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
+        seed = first_seed(request.seed)
         # The session takes a turn only when there is text, by which time `stream` is set.
         stream: SessionStream
         session = await run_in_threadpool(
@@ -177,7 +176,7 @@ class SessionStream(Stream[SpokenPiece | Flushed]):
         self.work_seconds *= kept_up
 
     def _encode(self, chunk: AudioChunk, rate: int) -> SpokenPiece:
-        audio = chunk.pcm.astype(np.float32) / _FULL_SCALE
+        audio = chunk.pcm.astype(np.float32) / np.float32(PEAK)
         self.missed += [word for word in chunk.words if word.said != 1]
         if chunk.spoken is not None:
             self.replaced = "".join(dict.fromkeys(self.replaced + chunk.spoken.replaced))

@@ -25,14 +25,8 @@ from voxcpm_server.streams.sessions import Flushed, SessionStream
 router = APIRouter()
 # Fields of an HTTP request that have no effect here.
 _WITHOUT_EFFECT = (
-    "input",
-    "markup",
-    "stream",
-    "stream_format",
-    "prompt_audio",
-    "prompt_text",
-    "reference_audio",
-)
+    "input", "markup", "stream", "stream_format", "prompt_audio", "prompt_text", "reference_audio"
+)  # fmt: skip
 
 
 class StartMessage(SpeechRequest):
@@ -43,8 +37,7 @@ class StartMessage(SpeechRequest):
     input: str = ""
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "pcm"
     audio: Annotated[
-        Literal["binary", "base64"],
-        Field(description="Audio as binary messages, or as JSON with base64."),
+        Literal["binary", "base64"], Field(description="Audio as binary messages, or as JSON with base64.")
     ] = "binary"
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from voxcpm_constants.errors import BundleError, core_ml_reason
+from voxcpm_constants.core_ml_errors import core_ml_reason
+from voxcpm_constants.errors import BundleError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel

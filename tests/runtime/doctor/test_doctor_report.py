@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from voxcpm_runtime.backends.core_ml import compute_units as saved
-from voxcpm_runtime.doctor.report import Report
+from voxcpm_runtime.doctor.report import DoctorReport
 from voxcpm_runtime.doctor.trials import Endurance, Trial
 from voxcpm_runtime.doctor.worker import correlation
 
@@ -40,7 +40,7 @@ def report(*found, **more):
         sizes=SimpleNamespace(kv_length=512),
     )
     bundle = SimpleNamespace(precision="fp16", manifest=manifest, digest="d", folder=Path("/my own/bundle"))
-    return Report(bundle, found, **more)
+    return DoctorReport(bundle, found, **more)
 
 
 def test_the_json_for_an_issue_names_no_path_user_or_host(monkeypatch):

@@ -1,4 +1,4 @@
-"""A plan: which texts are normalised and which recordings trimmed, what is rejected, and long texts."""
+"""A plan: what of a call is normalized, trimmed and rejected, and long texts."""
 
 import time
 from dataclasses import replace

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import InputError, Voice, VoiceStore, VoxCPM
+from voxcpm_runtime import GenerationOptions, InputError, Voice, VoiceStore, VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.commands import cli
+from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import BUILT_IN, built_in_voices
 
 TEXT, SEED = "Hello.", 3
@@ -94,6 +96,23 @@ def test_without_a_voice_the_checkpoints_own_speaks(tts: VoxCPM) -> None:
     assert np.array_equal(own, tts.generate(TEXT, voice="default", seed=SEED))
     assert not np.array_equal(own, tts.generate(TEXT, seed=SEED, zero_shot=True))
     assert tts.plan(TEXT, zero_shot=True).voice is None
+
+
+def test_speech_is_resumed_only_in_the_same_default_voice(tts: VoxCPM) -> None:
+    heart, seeds = Recordings(voice=built_in_voices()["heart"]), GenerationOptions(zero_shot=True)
+
+    assert Request(TEXT).digest(tts.bundle) == Request(TEXT, heart).digest(tts.bundle)
+    assert Request(TEXT).digest(tts.bundle) != Request(TEXT, options=seeds).digest(tts.bundle)
+
+
+def test_speech_is_resumed_only_in_the_same_voices_of_its_markup(tts: VoxCPM) -> None:
+    text = "[voice mine] Hello."
+    heart, emma = (
+        tts.plan(text, markup=True, find_voice=lambda _, v=v: built_in_voices()[v]) for v in ("heart", "emma")
+    )
+
+    assert heart.request.digest(tts.bundle) == emma.request.digest(tts.bundle)
+    assert heart.digest != emma.digest
 
 
 def test_built_in_voices_require_the_same_audio_vae(speaking: Callable[..., str]) -> None:

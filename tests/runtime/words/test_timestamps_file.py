@@ -119,3 +119,24 @@ def test_generate_writes_the_times_of_its_words(tmp_path):
     document = json.loads(times.read_text())
     assert document["method"] in ("pauses", "attention")
     assert [word["word"] for word in document["words"]] == ["It", "costs", "$5.", "Really?"]
+
+
+def test_cues_of_markdown_end_with_its_paragraphs(tmp_path):
+    times = tmp_path / "words.srt"
+    text = "See [the shop](https://example.com/shop)\n\nBuy milk\n\nSell it"
+    arguments = [
+        "generate",
+        "-t",
+        text,
+        "-o",
+        str(tmp_path / "a.wav"),
+        "--seed",
+        "1",
+        "-q",
+        "--clean",
+        "markdown",
+    ]
+
+    assert cli.main([*arguments, "--timestamps", str(times)]) == 0
+
+    assert times.read_text().split("\n")[2::4] == ["See the shop", "Buy milk", "Sell it"]

@@ -151,7 +151,7 @@ def test_job_fails_after_three_failed_writes(
     serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tries: list[Path] = []
-    monkeypatch.setattr(execution, "atomic_write", lambda path: tries.append(path) or full(path))
+    monkeypatch.setattr(execution, "atomic_file", lambda path: tries.append(path) or full(path))
     client = jobs(serve().url)
     failed = client.ended(client.submitted())
 
@@ -163,13 +163,13 @@ def test_job_fails_after_three_failed_writes(
 def test_finished_segment_resets_the_number_of_starts(
     serve: Serve, jobs: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, tries = execution.atomic_write, list[Path]()
+    write, tries = execution.atomic_file, list[Path]()
 
     def fail_once(path: Path) -> Any:
         tries.append(path)
         return full(path) if len(tries) == 1 else write(path)
 
-    monkeypatch.setattr(execution, "atomic_write", fail_once)
+    monkeypatch.setattr(execution, "atomic_file", fail_once)
     # Without the segment that its third start finishes, it could not start again.
     id_, _ = stored(starts=2, input=jobs.long)
     assert jobs(serve().url).ended(id_)["state"] == DONE

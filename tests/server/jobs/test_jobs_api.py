@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_runtime import Voice
 from voxcpm_runtime.audio.pcm import pcm16
+from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
 from voxcpm_server.speech.encoding import Encoder
@@ -307,6 +309,16 @@ def test_a_job_lists_words_that_are_not_said(
     assert "How" not in subtitles
 
 
+def test_a_job_keeps_the_default_voice_with_which_it_was_submitted(
+    serve: Serve, jobs: Any, tmp_path: Path
+) -> None:
+    client = jobs(serve().url)
+    id_ = client.submitted(voice="default")
+    assert Voice.load(tmp_path / "jobs" / id_ / "voice.voice") == built_in_voices()["heart"]
+    assert client.ended(id_)["state"] == "done"
+    assert not list((tmp_path / "jobs").rglob("*.prefix"))
+
+
 @pytest.mark.robustness
 def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     started: Callable[..., Any], jobs: Any, long_samples: np.ndarray, tmp_path: Path
@@ -330,4 +342,8 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     assert saved.items() <= again.items() or client.job(id_)["state"] == "done"
     assert client.ended(id_)["error"] is None
     assert np.array_equal(client.samples(id_), long_samples)
-    until(lambda: {path.name for path in (folder / id_).iterdir()} == {"speech.wav", "speech.srt"})
+    until(
+        lambda: (
+            {path.name for path in (folder / id_).iterdir()} == {"speech.wav", "speech.srt", "voice.voice"}
+        )
+    )

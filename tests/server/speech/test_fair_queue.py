@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from voxcpm_server.errors import ApiError
-from voxcpm_server.speech.queueing import FairQueue, Turn
+from voxcpm_server.speech.queueing import FairQueue, QueueTurn
 from voxcpm_server.speech.speaking import Stream, send_with_timeout
 from voxcpm_server.streams.sessions import SessionStream
 
@@ -110,7 +110,7 @@ def test_random_arrivals_and_cancellations_keep_the_invariants(seed: int) -> Non
         holding = 0
         served: Counter[str] = Counter()
 
-        async def speaks(turn: Turn, kind: str) -> None:
+        async def speaks(turn: QueueTurn, kind: str) -> None:
             nonlocal holding
             holding += 1
             assert holding <= 3

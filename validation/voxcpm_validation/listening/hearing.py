@@ -24,7 +24,7 @@ _ACTIVE_DB = -30.0
 _SILENCE_DB = -120.0
 
 
-class SpokenSegment(NamedTuple):
+class ReadSegment(NamedTuple):
     """One utterance of a reading."""
 
     written: str
@@ -43,7 +43,7 @@ class SpokenSegment(NamedTuple):
 class Reading(NamedTuple):
     """One system's reading of a text."""
 
-    segments: Sequence[SpokenSegment]
+    segments: Sequence[ReadSegment]
     sample_rate: int
     """Hz"""
 
@@ -94,7 +94,7 @@ class TranscribedSegment(BaseModel, extra="forbid", frozen=True):
         return len(self.said.split())
 
 
-class Case(NamedTuple):
+class ReadingCase(NamedTuple):
     """Texts that are read in one voice; text i has the test's seed + i."""
 
     name: str
@@ -110,7 +110,7 @@ class TranscribedCase(NamedTuple):
     """The transcribed segments of each text of a case."""
 
     system: str
-    case: Case
+    case: ReadingCase
     texts: Mapping[str, Sequence[TranscribedSegment]]
 
     @property

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from voxcpm_validation.listening.copies import CopyScores
 from voxcpm_validation.listening.hearing import (
-    Case,
     Listener,
+    ReadingCase,
     Speak,
     TranscribedCase,
     TranscribedSegment,
@@ -69,7 +69,7 @@ class Extent:
     """Minutes of the narration."""
 
 
-class Part(NamedTuple):
+class ListeningPart(NamedTuple):
     """One part of the test."""
 
     texts: Callable[[Extent], Mapping[str, str]]
@@ -78,29 +78,29 @@ class Part(NamedTuple):
     score: Callable[[TranscribedCase, Listener, NaturalSeconds | None], Iterable[BaseModel]]
 
 
-PARTS: dict[str, Part] = {
-    "sentences": Part(
+PARTS: dict[str, ListeningPart] = {
+    "sentences": ListeningPart(
         lambda e: {f"sentence {i}": s for i, s in enumerate(short_sentences(e.sentences), 1)},
         None,
         sentence_scores,
     ),
-    "prose": Part(lambda e: prose(e.words), 1, prose_scores),
-    "short_texts": Part(lambda _: {text: text for text in short_texts()}, 1, short_text_scores),
-    "narration": Part(
+    "prose": ListeningPart(lambda e: prose(e.words), 1, prose_scores),
+    "short_texts": ListeningPart(lambda _: {text: text for text in short_texts()}, 1, short_text_scores),
+    "narration": ListeningPart(
         lambda e: {"narration": narration(round(e.minutes * _WORDS_A_MINUTE))}, 0, narration_scores
     ),
 }
 """The parts of the test, by the names of the fields of `Report`."""
 
 
-def cases(part: str, extent: Extent, voices: Sequence[PromptVoice]) -> list[Case]:
+def cases(part: str, extent: Extent, voices: Sequence[PromptVoice]) -> list[ReadingCase]:
     """The cases of a part: its texts zero-shot, and as continuations."""
     texts = PARTS[part].texts(extent)
     continued = [voice for voice in voices if voice.continued][: PARTS[part].voices]
     seconds = 60 * extent.minutes if part == "narration" else None
     names = [f"continuation, {voice.name}{' (unheard)' if voice.unheard else ''}" for voice in continued]
     return [
-        Case(name, voice, texts, seconds)
+        ReadingCase(name, voice, texts, seconds)
         for name, voice in (("zero-shot", None), *zip(names, continued, strict=True))
     ]
 
@@ -121,7 +121,7 @@ def listen(
     natural: natural duration of letters in this voice. Default: the median over the segments of a case.
     report: called with what is being read. Texts are transcribed while the next ones are spoken.
     """
-    read: list[tuple[str, Case, dict[str, Future[list[TranscribedSegment]]]]] = []
+    read: list[tuple[str, ReadingCase, dict[str, Future[list[TranscribedSegment]]]]] = []
     start = time.monotonic()
     with ThreadPoolExecutor(max_workers=1) as listening:
         for part, case in ((p, case) for p in parts for case in cases(p, extent, listener.voices)):

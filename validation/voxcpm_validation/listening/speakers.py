@@ -27,7 +27,7 @@ from voxcpm_runtime.speech.seeds import noise
 from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening.hearing import Copier, Reading, Speak, SpokenSegment
+from voxcpm_validation.listening.hearing import Copier, Reading, ReadSegment, Speak
 from voxcpm_validation.listening.material import PromptVoice, prompt_clip
 from voxcpm_validation.listening.scores import NaturalSeconds
 from voxcpm_validation.upstream import build_prompt_cache, load_upstream, upstream_generate
@@ -62,7 +62,7 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
             speech = tts.speak_plan(planned)
         complete = speech.segments[:-1] if speech.cancelled and len(speech.segments) > 1 else speech.segments
         segments = [
-            SpokenSegment(
+            ReadSegment(
                 spoken.text,
                 _spoken_words(planned, segment),
                 spoken.audio,
@@ -115,7 +115,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
                 transcript = _as_prompt(planned, segment.transcript)
                 cache = model.merge_prompt_cache(cache, transcript, torch.from_numpy(latents))
             pause = _PAUSE if segment.ends_paragraph else 0.0
-            spoken.append(SpokenSegment(segment.text, words, audio, pause))
+            spoken.append(ReadSegment(segment.text, words, audio, pause))
         return Reading(spoken, int(model.sample_rate))
 
     return speak

@@ -108,6 +108,8 @@ class CoreAIStepModel:
     caches: see `CoreAIState`.
     """
 
+    releases_gil = True
+
     def __init__(
         self, packaged: PackageFunction, model: Any, precision: Precision, caches: Sequence[str]
     ) -> None:

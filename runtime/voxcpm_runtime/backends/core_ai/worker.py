@@ -50,6 +50,8 @@ class WorkerState:
 class WorkerStepModel:
     """A step model in the child process: a `StepFunction`."""
 
+    releases_gil = True
+
     def __init__(self, worker: CoreAIWorker, name: str) -> None:
         self._worker, self._name = worker, name
 

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from voxcpm_constants.errors import BundleError, core_ml_reason, warn
+from voxcpm_constants.core_ml_errors import core_ml_reason
+from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import MIN_MACOS, Target

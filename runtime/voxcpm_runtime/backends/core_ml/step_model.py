@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from voxcpm_constants.errors import BundleError, core_ml_reason
+from voxcpm_constants.core_ml_errors import core_ml_reason
+from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.step_function import Array, StepState
 
 LINGER_SECONDS = 10.0
-"""Seconds that input arrays outlive their step model: ten times as long as Core ML was seen to use them."""
+"""Seconds that input arrays outlive their step model: ten times as long as Core ML uses them (coremltools 2827)."""
 # Core ML decrements without the GIL, so that one of two concurrent decrements may be lost.
 _SPARE_REFERENCES = 16
 _DTYPES = {"float32": np.float32, "int32": np.int32, "compute": np.float32}

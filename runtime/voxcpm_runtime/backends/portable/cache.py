@@ -32,7 +32,7 @@ from voxcpm_runtime.storage.atomic_file import atomic_file
 # Part of every key: increment when the same package lowers to another graph.
 LOWERING_VERSION = 14
 
-# Minimum bytes of weights for operators of our own.
+# Minimum bytes of weights for custom operators.
 _MIN_KERNEL_BYTES = 32 << 20
 
 _DIGEST_BYTES = 32

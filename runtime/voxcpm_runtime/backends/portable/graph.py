@@ -21,7 +21,7 @@ from voxcpm_runtime.backends.portable.package import (
 )
 
 CONTRIB = "com.microsoft"
-# The domain of our own operators (kernels/).
+# The domain of custom operators (kernels/).
 KERNELS = "voxcpm"
 
 # Blobs up to this size are copied into the graph: biases, norm weights and Snake's alphas, but no matrices.
@@ -35,7 +35,7 @@ class UnsupportedOperationError(PackageError):
 class Graph:
     """ONNX nodes, constants and weight references.
 
-    signed_products: see `sessions.has_exact_signed_products`. kernels: our own operators that nodes may be.
+    signed_products: see `sessions.has_exact_signed_products`. kernels: the custom operators that may be used.
     """
 
     def __init__(self, *, signed_products: bool = False, kernels: frozenset[str] = frozenset()) -> None:

@@ -163,7 +163,7 @@ def _cuts(
 
 
 def fused_snakes(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
-    """The nodes, with the last node of each Snake replaced by an operator of our own."""
+    """The nodes, with the last node of each Snake replaced by a custom operator."""
     producers = {output: node for node in nodes for output in node.output}
     return [_snake(node, producers, graph) or node for node in nodes]
 

@@ -77,6 +77,8 @@ class PortableStepModel:
     Raises PackageError for a package that cannot be run, ValueError for a missing `state` tensor.
     """
 
+    releases_gil = True
+
     def __init__(
         self,
         package: Path,
@@ -132,9 +134,8 @@ class PortableStepModel:
                 binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
             names = [*(self.state.values() if self._returns_rows else ()), *self._visible]
             for name in names:
-                binding.bind_output(
-                    name
-                )  # again for each call: a bound output would keep the first call's shape
+                # Again for each call: a bound output would keep the first call's shape.
+                binding.bind_output(name)
             self._session.run_with_iobinding(binding)
             # The outputs of the state were bound first, these after them in order.
             values = binding.get_outputs()[-len(names) :]

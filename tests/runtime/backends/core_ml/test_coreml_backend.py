@@ -107,3 +107,12 @@ def test_core_ml_decodes_in_the_calling_thread(
 
     assert bool(asked) == (backend == "portable")
     assert {event["thread"] for event in core_ml.events("predict")} <= {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("bundle", ["tiny_bundle_15", "tiny_parts_bundle"])
+def test_every_form_of_a_step_model_tells_that_core_ml_holds_the_gil(
+    core_ml: StandIn,  # noqa: ARG001 - in place
+    bundle: str, request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    with VoxCPM.from_bundle(request.getfixturevalue(bundle)) as tts:
+        assert not any(model.releases_gil for model in tts.driver.models.values())

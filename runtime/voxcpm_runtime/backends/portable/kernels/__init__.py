@@ -1,4 +1,4 @@
-"""Operators of our own for ONNX Runtime, compiled once per machine: RowProduct and Snake (`kernels.cpp`).
+"""Custom operators for ONNX Runtime, compiled once per machine: RowProduct and Snake (`kernels.cpp`).
 
 They need a C++ compiler and a processor that they were measured on. Elsewhere ONNX Runtime's operators compute the
 same, slower.

@@ -196,7 +196,7 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
 
 
 def _row_product(call: Call, x: str, weight: _Channelwise, planes: int) -> str | None:
-    """The product as one operator of our own, with the same results; None if that is not possible.
+    """The product as one custom operator, with the same results; None if that is not possible.
 
     planes: of bytes per row; 0 for two planes below _MIN_WHOLE_ROWS rows, otherwise one.
     """
