@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,7 @@ def test_a_failed_step_is_named_and_repeated_by_the_next_run(stage: Stage, broke
     expected = {name: "not run" if name in left else "done" for name in STEPS}
     assert stage.outcomes() == {**expected, broken: "failed with exit code 3"}
     report = (stage.folder / "report.md").read_text()
+    assert "/program" not in report
     assert report.count("it broke") == 1
     assert report.count("printed by ") == len(ran) - 1
 
@@ -119,6 +121,20 @@ def test_a_killed_step_does_not_end_the_others(stage: Stage, monkeypatch: pytest
     assert code == 13
     assert ran == list(STEPS)[:-1]
     assert stage.outcomes()["doctor-fp16"] == "failed with exit code -9"
+
+
+def test_an_interrupted_step_runs_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = subprocess.run
+
+    def interrupted(command: tuple[str, ...], **given: Any) -> Any:
+        if "doctor" in command:
+            raise KeyboardInterrupt
+        return run(command, **given)
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    assert stage.run() == (130, list(STEPS)[:3])
+    monkeypatch.setattr(subprocess, "run", run)
+    assert stage.run() == (0, list(STEPS)[3:])
 
 
 def test_a_new_command_or_another_bundle_repeats_the_steps_that_it_concerns(

@@ -154,7 +154,11 @@ def _report(chosen: Mapping[str, Step], done: Mapping[str, Result], folder: Path
     yield from (f"# {folder.name} for Core ML", "", *table(("machine", ""), machine.items()))
     yield from table(("step", "outcome", "seconds"), rows)
     for name, result in done.items():
-        yield f"## {name}\n\n`{shlex.join(result.command)}`\n"
+        # Without the paths of this machine.
+        command = (
+            shlex.join(result.command).replace(shlex.join(_PROGRAM), "voxcpm-coreml").replace(_HUB, "hf")
+        )
+        yield f"## {name}\n\n`{command}`\n"
         printed = (folder / f"{name}.txt").read_text(encoding="utf-8").rstrip()
         if result.code in (0, 1) and (markdown := folder / name / "validation.md").exists():
             yield re.sub("^#", "###", markdown.read_text(encoding="utf-8"), flags=re.MULTILINE)
