@@ -14,7 +14,7 @@ WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint pytest test test-fast test-all test-wheel test-clients test-ray test-swift freeze torture soak wheel built-in-voice lock audit clean
+.PHONY: help venv lint pytest test test-fast test-all test-wheel test-clients test-ray test-swift freeze torture soak wheel bundle built-in-voice lock audit clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+%?:.*## / { sub("%", "GROUP", $$1); printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,11 @@ wheel:  ## dist/*.whl; needs no environment
 	@rm -f dist/*.whl
 	@$(PYTHON) -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
 	@ls -l dist/*.whl
+
+# Hours, best on a Mac. The same command resumes; report.md in build/bundles/NAME names each step, and its exit code.
+bundle: $(STAMP)  ## convert, check and measure CHECKPOINT=openbmb/VoxCPM1.5; PUBLISH=me/voxcpm-1.5-coreml uploads it
+	@$(BIN)/python -m voxcpm_validation.release $(if $(PUBLISH),--publish "$(PUBLISH)") \
+	  "$(or $(CHECKPOINT),$(error expected make bundle CHECKPOINT=openbmb/VoxCPM1.5))"
 
 # After a change to the checkpoint, conversion or its tools; tests/conversion/test_default_bundle.py fails if needed.
 # Converts the built-in voice's checkpoint again, to the int8 bundle in the tree.

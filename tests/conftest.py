@@ -12,7 +12,7 @@ from voxcpm_constants import macos
 from voxcpm_constants.errors import VoxCPMError
 from voxcpm_runtime.backends import machine
 
-pytest_plugins = ["shared_bundles"]
+pytest_plugins = ["shared_bundles", "hub_stand_in"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.commands import cli
 from voxcpm_validation.listening.hearing import (
     Listener,
+    Reading,
     ReadingCase,
+    ReadSegment,
     TranscribedCase,
     TranscribedSegment,
 )
-from voxcpm_validation.listening.material import prompt_clip, prompt_voices
+from voxcpm_validation.listening.material import chinese_sentences, prompt_clip, prompt_voices
 from voxcpm_validation.listening.parts import Extent, Report, listen, tables
 from voxcpm_validation.listening.recognition import WordErrors, is_repeated, longest_lost_run, word_errors
 from voxcpm_validation.listening.scores import (
@@ -25,6 +28,7 @@ from voxcpm_validation.listening.scores import (
     sentence_scores,
     short_text_scores,
 )
+from voxcpm_validation.listening.sound_quality import SoundQuality
 from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
 
 # Limits of the default voice in a test run: twelve sentences and the beginning of each text.
@@ -125,6 +129,34 @@ def test_homophones_of_short_texts_are_accepted() -> None:
     assert scores.misunderstood == (("Yes.", "Yet."), ("No.", ""))
 
 
+def test_chinese_is_heard_as_chinese_and_scored_by_characters() -> None:
+    """In traditional characters, with numbers as digits and without punctuation, as Whisper may write it."""
+    texts = chinese_sentences(2)
+    transcripts = iter(["今天早上下了1場小雨,空氣很清新", "妈妈在厨房里准备晚饭 孩子在客厅写作业"])
+    languages = []
+
+    def transcribe(_: Any, __: int, language: str) -> str:
+        languages.append(language)
+        return next(transcripts)
+
+    def speak(text: str, *_: object) -> Reading:
+        return Reading([ReadSegment(text, text, np.ones(1600, np.float32))], 16000)
+
+    listener = Listener(
+        SimpleNamespace(transcribe=transcribe),
+        SimpleNamespace(embed=lambda *_: [1.0]),
+        SimpleNamespace(quality=lambda *_: SoundQuality(4.0, 3.0, 200.0, 0.25, 0.3, -10.0)),
+        prompt_voices(),
+        {},
+    )
+    (scores,) = listen("s", speak, ["chinese"], listener=listener, extent=Extent(sentences=2)).chinese
+
+    assert languages == ["zh", "zh"]
+    assert (scores.case, scores.sentences, scores.cut_ends) == ("zero-shot", 2, 2)
+    said = sum(len(text) for text in texts) - 4  # two commas, two full stops
+    assert scores.character_error_rate == pytest.approx(1 / said)
+
+
 def test_narration_scores_track_pace_level_and_voice_over_time() -> None:
     """Six segments of 9 s with pauses a minute, each minute with fewer words and quieter; the last in another voice."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -182,6 +214,7 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--chinese"], "--chinese: expected a multilingual recogniser"),
         (["--recogniser", "."], "expected a Whisper model in CTranslate2 format"),
         (["--precision", "int4"], "--precision int4: the bundle has"),
         (["--saved", "nowhere.json"], "nowhere.json: expected a listening.json of this release"),

@@ -3,11 +3,10 @@
 import importlib.util
 import json
 import shutil
-import threading
 
 import pytest
 
-from hub_stand_in import LARGE, READER, WRITER, Hub
+from hub_stand_in import LARGE, READER
 from voxcpm_constants.manifest import Manifest, record_folder
 from voxcpm_runtime.commands import cli
 
@@ -16,23 +15,6 @@ pytestmark = [
     pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True),
     pytest.mark.usefixtures("architecture"),
 ]
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub for child processes, with an empty download cache and a write token."""
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", server.address)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_TOKEN", WRITER)
-    monkeypatch.delenv("HF_HUB_DISABLE_XET", raising=False)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def record_again(folder):

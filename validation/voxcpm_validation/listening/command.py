@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def listen(
     bundle: Annotated[
-        str | None, typer.Argument(help="Bundle of an English voice. Default: the built-in voice.")
+        str | None, typer.Argument(help="Bundle. Default: the built-in voice, which is English.")
     ] = None,
     prose: Annotated[
         bool, typer.Option("--prose", help="Read three kinds of prose, zero-shot and as a continuation.")
@@ -32,6 +32,9 @@ def listen(
     ] = False,
     narration: Annotated[
         bool, typer.Option("--narration", help="Narrate a story, measured minute by minute.")
+    ] = False,
+    chinese: Annotated[
+        bool, typer.Option("--chinese", help="Read 10 Chinese sentences; needs a multilingual --recogniser.")
     ] = False,
     copy_synthesis: Annotated[
         bool,
@@ -53,7 +56,7 @@ def listen(
         typer.Option(help="Precision to test; repeat for several, or `none`. Default: all of the bundle's."),
     ] = None,
     sentences: Annotated[
-        int | None, typer.Option(help="Number of short sentences to read. Default: all.", min=1)
+        int | None, typer.Option(help="Number of short or Chinese sentences to read. Default: all.", min=1)
     ] = None,
     words: Annotated[
         int | None, typer.Option(help="Words per kind of prose. Default: all, about 760.", min=1)
@@ -96,6 +99,7 @@ def listen(
 
     chosen = {
         "sentences": short_sentences, "prose": prose, "short_texts": short_texts, "narration": narration,
+        "chinese": chinese,
     }  # fmt: skip
     parts = [part for part, selected in chosen.items() if selected] or (
         [] if saved or copy_synthesis else ["sentences"]
@@ -108,6 +112,10 @@ def listen(
         if unknown := [p for p in precisions if p not in available]:
             raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
         listener, natural = Listener.of(recogniser), natural_seconds(folder)
+        if chinese and not listener.recogniser.is_multilingual:
+            raise InputError(
+                "--chinese: expected a multilingual recogniser; pass the folder of one with --recogniser"
+            )
         with status_line("", shown=not quiet) as note:
             options: dict[str, Any] = {"listener": listener, "natural": natural, "seed": seed, "report": note}
             if checkpoint is not None and parts:

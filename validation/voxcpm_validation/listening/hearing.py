@@ -104,6 +104,8 @@ class ReadingCase(NamedTuple):
     """The texts by name."""
     seconds: float | None = None
     """Seconds after which each reading stops; None for the whole text."""
+    language: str = "en"
+    """The texts' ISO 639-1 code."""
 
 
 class TranscribedCase(NamedTuple):
@@ -139,13 +141,13 @@ class Listener:
         gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in voices}
         return cls(Recogniser(recogniser), encoder, SoundJudge(), voices, gallery)
 
-    def transcribe(self, reading: Reading) -> list[TranscribedSegment]:
-        """Every segment of a reading, transcribed and measured."""
+    def transcribe(self, reading: Reading, language: str = "en") -> list[TranscribedSegment]:
+        """Every segment of a reading, transcribed and measured. language: see `Case`."""
         rate = reading.sample_rate
         return [
             TranscribedSegment(
                 **{name: value for name, value in segment._asdict().items() if name != "audio"},
-                heard=self.recogniser.transcribe(segment.audio, rate),
+                heard=self.recogniser.transcribe(segment.audio, rate, language),
                 seconds=len(segment.audio) / rate,
                 ends_abruptly=_ends_abruptly(segment.audio, rate),
                 level=speech_level(segment.audio, rate),

@@ -47,6 +47,11 @@ def short_sentences(count: int | None = None) -> list[str]:
     return _lines("sentences.txt")[:count]
 
 
+def chinese_sentences(count: int | None = None) -> list[str]:
+    """The first `count` Chinese sentences, or all."""
+    return _lines("chinese.txt")[:count]
+
+
 def short_texts() -> list[str]:
     """Texts of one or two words."""
     return _lines("prose/short_words.txt")

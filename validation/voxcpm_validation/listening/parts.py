@@ -22,17 +22,20 @@ from voxcpm_validation.listening.hearing import (
 )
 from voxcpm_validation.listening.material import (
     PromptVoice,
+    chinese_sentences,
     narration,
     prose,
     short_sentences,
     short_texts,
 )
 from voxcpm_validation.listening.scores import (
+    ChineseScores,
     NarrationScores,
     NaturalSeconds,
     ProseScores,
     SentenceScores,
     ShortTextScores,
+    chinese_scores,
     narration_scores,
     prose_scores,
     sentence_scores,
@@ -50,6 +53,7 @@ class Report(BaseModel, extra="forbid", frozen=True):
     prose: tuple[ProseScores, ...] = ()
     short_texts: tuple[ShortTextScores, ...] = ()
     narration: tuple[NarrationScores, ...] = ()
+    chinese: tuple[ChineseScores, ...] = ()
     copies: tuple[CopyScores, ...] = ()
 
     def __add__(self, other: Report) -> Report:
@@ -76,6 +80,7 @@ class ListeningPart(NamedTuple):
     voices: int | None
     """Number of prompts to continue; None for all."""
     score: Callable[[TranscribedCase, Listener, NaturalSeconds | None], Iterable[BaseModel]]
+    language: str = "en"
 
 
 PARTS: dict[str, ListeningPart] = {
@@ -89,6 +94,12 @@ PARTS: dict[str, ListeningPart] = {
     "narration": ListeningPart(
         lambda e: {"narration": narration(round(e.minutes * _WORDS_A_MINUTE))}, 0, narration_scores
     ),
+    "chinese": ListeningPart(
+        lambda e: {f"sentence {i}": s for i, s in enumerate(chinese_sentences(e.sentences), 1)},
+        0,
+        chinese_scores,
+        "zh",
+    ),
 }
 """The parts of the test, by the names of the fields of `Report`."""
 
@@ -100,7 +111,7 @@ def cases(part: str, extent: Extent, voices: Sequence[PromptVoice]) -> list[Read
     seconds = 60 * extent.minutes if part == "narration" else None
     names = [f"continuation, {voice.name}{' (unheard)' if voice.unheard else ''}" for voice in continued]
     return [
-        ReadingCase(name, voice, texts, seconds)
+        ReadingCase(name, voice, texts, seconds, PARTS[part].language)
         for name, voice in (("zero-shot", None), *zip(names, continued, strict=True))
     ]
 
@@ -130,7 +141,7 @@ def listen(
                 place = f"{name} ({i + 1} of {len(case.texts)})"
                 report(f"{system}, {case.name}: {place}, {time.monotonic() - start:.0f} s")
                 reading = speak(text, case.voice, seed + i, case.seconds)
-                futures[name] = listening.submit(listener.transcribe, reading)
+                futures[name] = listening.submit(listener.transcribe, reading, case.language)
             read.append((part, case, futures))
         report(f"{system}: listening to the rest")
     scores: dict[str, tuple[BaseModel, ...]] = dict.fromkeys(parts, ())

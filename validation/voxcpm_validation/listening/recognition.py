@@ -1,11 +1,13 @@
-"""Speech recognition with Whisper tiny.en, and word error rates."""
+"""Speech recognition with Whisper, word error rates, and character error rates of Chinese."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,12 @@ from voxcpm_runtime.backends.portable import onnx_runtime  # noqa: F401
 _RATE = 16000
 _REPEATED_WORDS = 3
 _BRACKETS = str.maketrans("()[]<>", " " * 6)
+# Homophones that context would distinguish, in the recogniser's normal form, where numbers are digits.
+_SOUNDS_LIKE = {
+    "to": "2", "too": "2", "for": "4", "ate": "8", "won": "1", "by": "bye", "buy": "bye", "know": "no", "y": "why",
+    "knot": "not", "whose": "who is", "their": "there", "coarse": "course", "knight": "night",
+    "high": "hi", "inn": "in",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,11 +62,16 @@ class Recogniser:
             str(folder or get_model_path()), device="cpu", compute_type="float32", cpu_threads=1
         )
 
-    def transcribe(self, audio: npt.NDArray[np.float32], sample_rate: int) -> str:
-        """The transcript of audio (samples,), as Whisper writes it. sample_rate: in Hz."""
+    @property
+    def is_multilingual(self) -> bool:
+        """Whether it transcribes other languages than English."""
+        return bool(self._model.model.is_multilingual)
+
+    def transcribe(self, audio: npt.NDArray[np.float32], sample_rate: int, language: str = "en") -> str:
+        """The transcript of audio (samples,), as Whisper writes it. sample_rate: in Hz. language: ISO 639-1."""
         segments, _ = self._model.transcribe(
             resample(audio, sample_rate, _RATE),
-            language="en",
+            language=language,
             beam_size=1,
             temperature=0.0,
             condition_on_previous_text=False,
@@ -83,12 +96,28 @@ def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
     return WordErrors(errors, result.hits + result.substitutions + result.deletions)
 
 
+def character_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
+    """Errors over all Chinese sentences, divided by the characters said; see `_characters`."""
+    import jiwer
+
+    return float(jiwer.process_characters([*map(_characters, said)], [*map(_characters, heard)]).cer)
+
+
 def longest_lost_run(said: str, heard: str) -> int:
     """The longest run of words that were said but not heard."""
     import jiwer
 
     (chunks,) = jiwer.process_words(_reference(said), normalized(heard)).alignments
     return max((c.ref_end_idx - c.ref_start_idx for c in chunks if c.type == "delete"), default=0)
+
+
+def sounds_alike(text: str, heard: str) -> bool:
+    """Whether the transcript sounds like the text, word by word; spaces are ignored ("good night", "goodnight")."""
+
+    def sound(words: str) -> str:
+        return "".join(_SOUNDS_LIKE.get(word, word) for word in normalized(words).split()).replace(" ", "")
+
+    return sound(text) == sound(heard)
 
 
 def is_repeated(said: str, heard: str) -> bool:
@@ -107,6 +136,18 @@ def normalized(text: str) -> str:
 def _reference(text: str) -> str:
     """Normalize a text to be said: `normalized` deletes bracketed text, but a voice says it."""
     return normalized(text.translate(_BRACKETS))
+
+
+def _characters(text: str) -> str:
+    """A Chinese text in simplified characters, with numbers spelled out, without spaces and punctuation."""
+    return "".join(filter(str.isalnum, _chinese_normalizer().normalize(text).lower()))
+
+
+@cache
+def _chinese_normalizer() -> Any:
+    from wetext import Normalizer
+
+    return Normalizer(lang="zh", operator="tn", traditional_to_simple=True)
 
 
 def _trigrams(text: str) -> Counter[tuple[str, ...]]:

@@ -11,7 +11,13 @@ from pydantic import BaseModel, Field
 
 from voxcpm_validation.listening.hearing import Listener, TranscribedCase, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
-from voxcpm_validation.listening.recognition import is_repeated, longest_lost_run, normalized, word_errors
+from voxcpm_validation.listening.recognition import (
+    character_error_rate,
+    is_repeated,
+    longest_lost_run,
+    sounds_alike,
+    word_errors,
+)
 
 LONG, SHORT = 1.4, 0.6
 """A segment is suspicious if the ratio of its length to its natural length is not between these."""
@@ -20,13 +26,6 @@ LOST_WORDS = 3
 _NATURAL = 0.15
 _RUNAWAY = 2.0
 _MIN_SECONDS = 30.0
-
-# Homophones that context would distinguish, in the recogniser's normal form, where numbers are digits.
-_SOUNDS_LIKE = {
-    "to": "2", "too": "2", "for": "4", "ate": "8", "won": "1", "by": "bye", "buy": "bye", "know": "no", "y": "why",
-    "knot": "not", "whose": "who is", "their": "there", "coarse": "course", "knight": "night",
-    "high": "hi", "inn": "in",
-}  # fmt: skip
 
 NaturalSeconds = Callable[[int], float]
 """The natural duration, in seconds, of a given number of letters."""
@@ -142,6 +141,31 @@ def _similarities(
     }
 
 
+class ChineseScores(SoundScores):
+    """Scores over all Chinese sentences."""
+
+    sentences: int = column("sentences")
+    character_error_rate: float = column("CER", "{:.1%}")
+    cut_ends: int = column("cut ends")
+    tried_again: int = column("retried")
+    heard: tuple[TranscribedSegment, ...]
+
+
+def chinese_scores(heard: TranscribedCase, *_: object) -> Iterator[ChineseScores]:
+    """The scores of a case of Chinese sentences."""
+    segments = heard.segments
+    yield ChineseScores(
+        system=heard.system,
+        case=heard.case.name,
+        sentences=len(heard.texts),
+        character_error_rate=character_error_rate([s.written for s in segments], [s.heard for s in segments]),
+        cut_ends=sum(segment.ends_abruptly for segment in segments),
+        tried_again=_tried_again(segments),
+        heard=tuple(segments),
+        **sound(segments),
+    )
+
+
 class ProseSegment(_Record):
     """A segment with its text-dependent figures."""
 
@@ -253,15 +277,6 @@ def short_text_scores(heard: TranscribedCase, *_: object) -> Iterator[ShortTextS
         tried_again=_tried_again(segments),
         longest_seconds=max(s.seconds for s in segments),
     )
-
-
-def sounds_alike(text: str, heard: str) -> bool:
-    """Whether the transcript sounds like the text, word by word; spaces are ignored ("good night", "goodnight")."""
-
-    def sound(words: str) -> str:
-        return "".join(_SOUNDS_LIKE.get(word, word) for word in normalized(words).split()).replace(" ", "")
-
-    return sound(text) == sound(heard)
 
 
 class Minute(_Record):

@@ -13,6 +13,7 @@ import torch
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
+from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.backends.loading import choose_backend
 from voxcpm_runtime.backends.step_function import Floats
@@ -97,7 +98,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
     Upstream does not split long texts, so it speaks the segments that the runtime plans with this bundle, each as a
     continuation of the same prompt, or of its own first segments. One attempt each, and always to the end.
     """
-    model = load_upstream(checkpoint)
+    model = load_upstream(Checkpoint.open(checkpoint).folder)
     opened = open_bundle(bundle)
 
     def speak(text: str, voice: PromptVoice | None, seed: int, _: float | None) -> Reading:
