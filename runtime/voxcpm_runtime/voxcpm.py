@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes, computed_prefix
 from voxcpm_runtime.voices.recordings import Recordings, encoded
-from voxcpm_runtime.voices.store import built_in_voices
+from voxcpm_runtime.voices.store import built_in_voices, default_voice
 from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class VoxCPM:
         models = {name: step_model.model for name, step_model in placed.items()}
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
-        if bundle.tokenizer.has_letters_only:
-            # Warm up the tables of English, which take 80 ms.
-            spelled("a", bundle.tokenizer)
+        # Read once, not in the first call: the tables of English, which take 80 ms, and the default voice.
+        spelled("a", bundle.tokenizer)
+        default_voice(bundle)
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}))
 
     @classmethod
@@ -159,7 +159,7 @@ class VoxCPM:
         """The sample rate of the generated audio in Hz."""
         return self.bundle.architecture.output_sample_rate
 
-    @property
+    @cached_property
     def built_in_voices(self) -> dict[str, Voice]:
         """The built-in voices by name; empty unless the bundle has their AudioVAE."""
         space = latent_space(self.bundle.architecture)

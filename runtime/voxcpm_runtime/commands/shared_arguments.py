@@ -22,7 +22,7 @@ from voxcpm_constants.json_files import read_at_most, read_bounded
 from voxcpm_constants.progress_lines import Notes
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
-from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits, read_compute_units
 from voxcpm_runtime.backends.loading import Backend, check_engine
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
@@ -158,7 +158,7 @@ class Engine:
 
     def units(self) -> ComputeUnits:
         """The compute units. Raises InputError for contradictions."""
-        return read_compute_units(self.compute_units or ())
+        return read_compute_units(self.compute_units) if self.compute_units else AUTO
 
 
 @dataclass(frozen=True)

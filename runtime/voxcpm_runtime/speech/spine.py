@@ -64,7 +64,7 @@ def tokenised(plan: Plan, segment: Segment, anchored: str = "", continued: int =
     said = say(with_control(text, plan.description) if has_control else text)
     target, foreign = spelled_and_foreign(said, tokenizer, strict=strict)
     transcript = voice.transcript if voice else anchored
-    transcript = spelled_transcript(transcript, tokenizer, strict=strict) if transcript else ""
+    transcript = spelled_transcript(transcript, tokenizer, strict=strict)
     unknown = tokenizer.unknown_characters(transcript + target)
     if unknown and strict:
         raise InputError(f"this voice has no token for {listed(unknown)}; remove them", argument="text")
