@@ -178,7 +178,8 @@ class CheckpointArguments:
 
     def bundle_of(self, bundle: str | None, precision: str | None) -> str | None:
         """The bundle, or that of the checkpoint, converted on first use. Raises InputError for contradictory flags."""
-        checked_options({"denoise": self.denoise})
+        if self.denoise:
+            checked_options({"denoise": True})
         check_device(self.device)
         models = {"BUNDLE": bundle, "--model-path": self.model_path, "--hf-model-id": self.hf_model_id}
         given = [name for name, value in models.items() if value is not None]
