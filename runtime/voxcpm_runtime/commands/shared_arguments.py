@@ -257,21 +257,21 @@ def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) 
     """
     # Not `get_type_hints`: before Python 3.11 it wraps the annotation of a default of None in Optional.
     declared = inspect.signature(command, eval_str=True).parameters
-    groups = {
-        name: each.annotation for name, each in declared.items() if dataclasses.is_dataclass(each.annotation)
-    }
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in declared.items():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            parameters += _parameters(parameter.annotation, hidden)
+        else:
+            parameters.append(parameter)
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
-        built: dict[str, Any] = {}
         for name, group in groups.items():
-            own = {field.name: given.pop(field.name) for field in dataclasses.fields(group)}
-            built[name] = cast("Any", group)(**own)
-        command(**given, **built)
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
 
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in declared.items():
-        parameters += _parameters(groups[name], hidden) if name in groups else [parameter]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
