@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,11 +159,10 @@ class VoxCPM:
         """The sample rate of the generated audio in Hz."""
         return self.bundle.architecture.output_sample_rate
 
-    @cached_property
+    @property
     def built_in_voices(self) -> dict[str, Voice]:
         """The built-in voices by name; empty unless the bundle has their AudioVAE."""
-        space = latent_space(self.bundle.architecture)
-        return {name: v for name, v in built_in_voices().items() if v.header.latent_space == space}
+        return dict(built_in_voices(latent_space(self.bundle.architecture)))
 
     def generate(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
