@@ -154,7 +154,7 @@ class Architecture(_Config):
         named = str(values.get("architecture", "voxcpm")).lower()
         vae = values.get("audio_vae_config")
         values = {**values, "architecture": named, "audio_vae_config": {} if vae is None else vae}
-        traits = next((traits for generation, traits in GENERATIONS.items() if generation == named), None)
+        traits = GENERATIONS.get(named)  # type: ignore[call-overload]
         if traits is None:
             return values
         if isinstance(values["audio_vae_config"], dict):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field, field_validator
@@ -41,6 +42,7 @@ _ZERO_VELOCITY_FRACTION = 0.04
 PART_OUTPUT = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
 ATTENTION = "attention"  # An optional output of the base LM's decode step: rows of the alignment heads
 _CACHES_PER_LAYER = 2
+_RESIDUAL_UNIT_WIDTHS = (6, 18, 54)  # Left contexts of its three convolutions, dilated by 1, 3 and 9
 
 ContextDtype = Literal["float32", "compute"]
 """The dtype of the AudioVAE's contexts and arithmetic."""
@@ -332,7 +334,7 @@ def encoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
     channels = vae.encoder_dim
     yield 1, 6
     for stride in vae.encoder_rates:
-        yield from _residual_unit_contexts(channels)
+        yield from product([channels], _RESIDUAL_UNIT_WIDTHS)
         yield channels, downsampling_context(a, stride)
         channels *= 2
     yield channels, 2
@@ -349,13 +351,8 @@ def decoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
     for _ in vae.decoder_rates:
         yield channels, 1
         channels //= 2
-        yield from _residual_unit_contexts(channels)
+        yield from product([channels], _RESIDUAL_UNIT_WIDTHS)
     yield channels, 6
-
-
-def _residual_unit_contexts(channels: int) -> Iterator[tuple[int, int]]:
-    for dilation in (1, 3, 9):
-        yield channels, 6 * dilation
 
 
 def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:

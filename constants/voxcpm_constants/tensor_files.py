@@ -1,7 +1,8 @@
-"""Tensor files: reproducible safetensors, and the weight file of a Core ML package."""
+"""Tensor files: reproducible safetensors, also with a checksum, and the weight file of a Core ML package."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -10,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
+from voxcpm_constants.errors import first_line
 from voxcpm_constants.json_files import parsed_json
 
 _LENGTH_BYTES = 8
+_DIGEST_KEY = "sha256"
+Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
-def tensor_file(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+def tensor_file(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
     """The content of a safetensors file with these tensors and this metadata."""
     # save() ignores the strides of an array.
     content = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, dict(metadata))
@@ -32,6 +37,39 @@ def header_of(content: bytes) -> tuple[dict[str, Any], int]:
     """The header of a valid safetensors file, and the offset of its tensors in bytes."""
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     return parsed_json(content[_LENGTH_BYTES:start]), start
+
+
+def dump_tensors(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file of the tensors and metadata, with a digest of both."""
+    own = dict(metadata or {})
+    return tensor_file(tensors, {**own, _DIGEST_KEY: _digest(tensors, own)})
+
+
+def load_tensors(content: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """The tensors and metadata of a safetensors file.
+
+    Raises ValueError if it cannot be parsed, or if its digest is missing or differs.
+    """
+    try:
+        tensors = load(content)
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(first_line(error)) from None
+    # `load` has validated the header, but does not return the metadata.
+    metadata = dict(header_of(content)[0].get("__metadata__") or {})
+    digest = metadata.pop(_DIGEST_KEY, None)
+    if digest is None:
+        raise ValueError("its digest is missing")
+    if digest != _digest(tensors, metadata):
+        raise ValueError("its content differs from its digest")
+    return tensors, metadata
+
+
+def _digest(tensors: Tensors, metadata: Mapping[str, str]) -> str:
+    whole = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, array in sorted(tensors.items()):
+        whole.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
+        whole.update(array.tobytes())
+    return whole.hexdigest()
 
 
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")

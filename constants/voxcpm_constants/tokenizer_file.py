@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -180,7 +181,7 @@ def _added_tokens(document: dict[str, Any], config: _Config) -> list[AddedToken]
 
 
 def _listed_tokens(document: dict[str, Any]) -> list[_AddedToken]:
-    listed = sorted(document.get("added_tokens") or (), key=lambda record: record["id"])
+    listed = sorted(document.get("added_tokens") or (), key=itemgetter("id"))
     try:
         return [_AddedToken.model_validate(record) for record in listed]
     except ValidationError as error:

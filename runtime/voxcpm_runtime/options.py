@@ -237,7 +237,7 @@ def checked_options(kwargs: Mapping[str, Any]) -> GenerationOptions:
         raise InputError(
             "streaming is not supported: use generate for whole speech, generate_streaming for chunks"
         )
-    if not options.keys() <= (names := vars(GenerationOptions())).keys():
+    if not options.keys() <= (names := GenerationOptions.__annotations__).keys():
         unknown = next(name for name in options if name not in names)
         close = difflib.get_close_matches(unknown, names, 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else "see GenerationOptions for those that exist"

@@ -34,7 +34,7 @@ from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes, computed_prefix
 from voxcpm_runtime.voices.recordings import Recordings, encoded
-from voxcpm_runtime.voices.store import built_in_voices
+from voxcpm_runtime.voices.store import built_in_voices, default_voice
 from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class VoxCPM:
         models = {name: step_model.model for name, step_model in placed.items()}
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
-        if bundle.tokenizer.has_letters_only:
-            # Warm up the tables of English, which take 80 ms.
-            spelled("a", bundle.tokenizer)
+        # Read once, not in the first call: the tables of English, which take 80 ms, and the default voice.
+        spelled("a", bundle.tokenizer)
+        default_voice(bundle)
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}))
 
     @classmethod
@@ -162,8 +162,7 @@ class VoxCPM:
     @property
     def built_in_voices(self) -> dict[str, Voice]:
         """The built-in voices by name; empty unless the bundle has their AudioVAE."""
-        space = latent_space(self.bundle.architecture)
-        return {name: v for name, v in built_in_voices().items() if v.header.latent_space == space}
+        return dict(built_in_voices(latent_space(self.bundle.architecture)))
 
     def generate(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,

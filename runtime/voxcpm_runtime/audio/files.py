@@ -57,7 +57,7 @@ def check_output_path(
         refuse_inputs(path, inputs)
         if target is None:
             return path
-        nearest = next(folder for folder in target.parents if os.path.lexists(folder))
+        nearest = next(filter(os.path.lexists, target.parents))
         if not nearest.is_dir():
             raise InputError(
                 f"{path}: cannot be written, because {nearest} is not a folder; choose another path"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from voxcpm_constants.errors import BundleError, InputError, first_line, warn
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_SOLVE, STEP_MODEL_NAMES, Precision, StepModel
+from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_SOLVE, STEP_MODEL_NAMES, Precision
 from voxcpm_constants.targets import CORE_AI, updated_name
 from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.core_ml.compute_units import (
@@ -133,10 +133,7 @@ def place_step_models(
             warn(f"{error}; using the portable backend")
             chosen = "portable"
     if chosen == "portable":
-        return {
-            name: PlacedStepModel(model, PORTABLE)
-            for name, model in _load_in_parallel(selected, portable).items()
-        }
+        return _load_in_parallel(selected, portable)
     if has_fallback:
         return place_on_core_ml(bundle, selected, compute_units, first_use, portable, "")
     install = f"install the portable backend: {INSTALL_PORTABLE}"
@@ -154,7 +151,8 @@ def load_portable_step_model(
     # ONNX Runtime is optional on a Mac.
     from voxcpm_runtime.backends.portable import PortableStepModel
 
-    def load(key: str, function: PackageFunction) -> StepFunction:
+    def load(key: str, functions: Sequence[PackageFunction], index: int) -> StepFunction:
+        function = functions[index]
         if function.state == "native":  # an input and an output of the lowered function
             function = function._replace(state="passed")
         state = {t.name: updated_name(t, function.state) for t in function.declared.state}
@@ -168,21 +166,19 @@ def load_portable_step_model(
         function.check([*model.inputs, *state], [*model.outputs, *state.values()], ())
         return model
 
-    def open_package(
-        _: StepModel, functions: Sequence[PackageFunction], key: str
-    ) -> Callable[[int], StepFunction]:
-        return lambda index: load(key, functions[index])
-
-    return open_step_model(folder, manifest, precision, name, open_package)
+    return open_step_model(
+        folder, manifest, precision, name, lambda _, functions, key: partial(load, key, functions)
+    )
 
 
-def _load_in_parallel(names: Sequence[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
-    """Load step models in parallel: each uses one core, without the GIL."""
-    # The slowest first.
-    order = sorted(names, key=lambda name: name != BASE_LM_STEP)
+def _load_in_parallel(
+    names: Sequence[str], load: Callable[[str], StepFunction]
+) -> dict[str, PlacedStepModel]:
+    """Load portable step models in parallel: each uses one core, without the GIL."""
+    order = sorted(names, key=BASE_LM_STEP.__ne__)  # The slowest first.
     with ThreadPoolExecutor(os.cpu_count()) as opening:
         loaded = dict(zip(order, opening.map(load, order), strict=True))
-    return {name: loaded[name] for name in names}
+    return {name: PlacedStepModel(loaded[name], PORTABLE) for name in names}
 
 
 def arithmetic_key(units: Mapping[str, str]) -> str:

@@ -60,7 +60,7 @@ def open_step_model(
         return first if len(functions) == 1 else FunctionsByLength(package, first, load)
 
     declared = manifest.parts(name)
-    parts = [opened(part) for part in declared]
+    parts = list(map(opened, declared))
     return parts[0] if len(parts) == 1 else SplitStepModel(declared, parts)
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -48,7 +48,7 @@ from voxcpm_runtime.words.words import Word
 
 STANDARD_OUTPUT = "-"
 # `design` accepts these options only to reject them by name.
-_VOICE_OPTIONS = ("voice", *(field.name for field in fields(RecordingArguments)))
+_VOICE_OPTIONS = ("voice", *RecordingArguments.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions)
         text=flags.text_to_speak(),
         recordings=flags.recordings(),
         control=flags.control,
-        lexicon=lexicon_entries(flags.lexicon),
+        lexicon=lexicon_entries(flags.lexicon) if flags.lexicon else {},
         options=options,
         seed=flags.seed,
         keep_partial=True,

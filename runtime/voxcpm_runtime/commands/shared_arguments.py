@@ -22,7 +22,7 @@ from voxcpm_constants.json_files import read_at_most, read_bounded
 from voxcpm_constants.progress_lines import Notes
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.argument_types import checked_text
-from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits, read_compute_units
 from voxcpm_runtime.backends.loading import Backend, check_engine
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
@@ -158,7 +158,7 @@ class Engine:
 
     def units(self) -> ComputeUnits:
         """The compute units. Raises InputError for contradictions."""
-        return read_compute_units(self.compute_units or ())
+        return read_compute_units(self.compute_units) if self.compute_units else AUTO
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,8 @@ class CheckpointArguments:
 
     def bundle_of(self, bundle: str | None, precision: str | None) -> str | None:
         """The bundle, or that of the checkpoint, converted on first use. Raises InputError for contradictory flags."""
-        checked_options({"denoise": self.denoise})
+        if self.denoise:
+            checked_options({"denoise": True})
         check_device(self.device)
         models = {"BUNDLE": bundle, "--model-path": self.model_path, "--hf-model-id": self.hf_model_id}
         given = [name for name, value in models.items() if value is not None]
@@ -256,21 +257,21 @@ def takes_groups(command: Callable[..., None], *, hidden: Collection[str] = ()) 
     """
     # Not `get_type_hints`: before Python 3.11 it wraps the annotation of a default of None in Optional.
     declared = inspect.signature(command, eval_str=True).parameters
-    groups = {
-        name: each.annotation for name, each in declared.items() if dataclasses.is_dataclass(each.annotation)
-    }
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in declared.items():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            parameters += _parameters(parameter.annotation, hidden)
+        else:
+            parameters.append(parameter)
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
-        built: dict[str, Any] = {}
         for name, group in groups.items():
-            own = {field.name: given.pop(field.name) for field in dataclasses.fields(group)}
-            built[name] = cast("Any", group)(**own)
-        command(**given, **built)
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
 
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in declared.items():
-        parameters += _parameters(groups[name], hidden) if name in groups else [parameter]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper

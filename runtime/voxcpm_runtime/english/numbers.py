@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import partial
 
@@ -170,9 +171,9 @@ _LOW = rf"(?P<low>{_NUMBER})\s?[–-]\s?"
 _AMOUNT = rf"(?:{_LOW})?(?P<number>{_NUMBER})"
 _BEFORE = r"(?P<article>\b[Aa]n?\s)?(?P<sign>(?<![\w.)])[-−])?"
 _SCALE = rf"(?:(?P<joined>-)?\s?(?P<scale>{any_of(_SCALES)})\b)?"
-_SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in _CURRENCIES if not symbol.isalpha())})"
+_SYMBOL = rf"(?P<currency>{any_of(itertools.filterfalse(str.isalpha, _CURRENCIES))})"
 _CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
-_CODE_BEFORE = rf"(?P<currency>{any_of(code for code in _CURRENCIES if code.isalpha())})"
+_CODE_BEFORE = rf"(?P<currency>{any_of(filter(str.isalpha, _CURRENCIES))})"
 _UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
 _SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
 _FRACTION_UNIT = any_of(unit for unit in _UNITS.keys() - _ATTACHED_UNITS if len(unit) > 1 and unit.isalpha())

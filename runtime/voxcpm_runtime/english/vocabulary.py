@@ -18,7 +18,7 @@ _TABLES.read(Path(__file__).with_name("tables.txt"), encoding="utf-8")
 
 def table_words(name: str) -> frozenset[str]:
     """A table of words separated by white space."""
-    return frozenset(word for line in _TABLES[name] for word in line.split())
+    return frozenset(" ".join(_TABLES[name]).split())
 
 
 def table_rows(name: str) -> dict[str, list[str]]:
@@ -33,7 +33,7 @@ def table_pairs(name: str) -> dict[str, str]:
 
 def any_of(words: Iterable[str]) -> str:
     """A non-capturing group that matches any of the words, longest first."""
-    return "(?:" + "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word)))) + ")"
+    return "(?:" + "|".join(map(re.escape, sorted(sorted(words), key=len, reverse=True))) + ")"
 
 
 _RESPELLED = table_pairs("respelled acronyms")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from voxcpm_constants.errors import VoxCPMError
@@ -130,7 +130,7 @@ class Request:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-_FIELDS = {f.name for f in fields(Request)} - {"text", "recordings", "options"}
+_FIELDS = Request.__annotations__.keys() - {"text", "recordings", "options"}
 AnyRequest = str | Mapping[str, Any] | Request
 """One of several utterances: its text, the arguments of `speak` by name, or a `Request`."""
 

@@ -14,10 +14,10 @@ from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_constants.json_files import parsed_json, read_bounded, read_json
+from voxcpm_constants.tensor_files import dump_tensors, load_tensors
 from voxcpm_runtime.argument_types import file_argument
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.storage.atomic_file import atomic_file, hidden_sibling
-from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 
 _PLAN = "plan.json"
 _ARRAYS = ("audio", "latents")

@@ -10,6 +10,7 @@ and `gathering` saves a segment and tells the times of its words. The loop over 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -64,7 +65,7 @@ def tokenised(plan: Plan, segment: Segment, anchored: str = "", continued: int =
     said = say(with_control(text, plan.description) if has_control else text)
     target, foreign = spelled_and_foreign(said, tokenizer, strict=strict)
     transcript = voice.transcript if voice else anchored
-    transcript = spelled_transcript(transcript, tokenizer, strict=strict) if transcript else ""
+    transcript = spelled_transcript(transcript, tokenizer, strict=strict)
     unknown = tokenizer.unknown_characters(transcript + target)
     if unknown and strict:
         raise InputError(f"this voice has no token for {listed(unknown)}; remove them", argument="text")
@@ -143,9 +144,8 @@ def prepared(
     shared = 0
     if voice is not None:
         # The common prefix of the tokens of the transcript, alone and with the text.
-        pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
-        shorter = min(len(segment.tokens), len(segment.transcript_tokens))
-        shared = reference_positions(voice) + next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
+        common = os.path.commonprefix([segment.tokens, segment.transcript_tokens])  # noqa: RUF071 - no paths
+        shared = reference_positions(voice) + len(common)
     return Utterance(
         index=index,
         segment=segment,

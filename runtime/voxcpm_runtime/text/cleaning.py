@@ -16,15 +16,9 @@ from voxcpm_runtime.text.tokenizer import CHINESE
 _TARGET = r"""\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+(?:"[^"\n]*"|'[^'\n]*'))?\)"""
 _ATTRIBUTES = r"""(?:\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+))*\s*/?"""
 _UNSPACED = r"A-Za-z0-9\\"  # Beside one of these, a single mark may be a product, and after \ it is meant
-
-
 _FENCE = r"^ {0,3}(`{3,}|~{3,})[^`\n]*$"
-
-
-def _within(mark: str) -> str:
-    """What the marks enclose: text of one paragraph that neither begins nor ends with a space."""
-    return rf"(?=[^\s{mark}])([^{mark}\n]*(?:\n[^{mark}\n]+)*)(?<=\S)"
-
+_WITHIN = r"(?=[^\s{0}])([^{0}\n]*(?:\n[^{0}\n]+)*)(?<=\S)"
+"""What marks enclose: text of one paragraph that neither begins nor ends with a space."""
 
 _MARKDOWN = rules(
     {
@@ -43,11 +37,11 @@ _MARKDOWN = rules(
         r"(?m)^[ \t]*([-=*_])[ \t]*(?:\1[ \t]*){2,}$": "",  # a rule
         r"(?m)^ {0,3}(?:>[ \t]?)+": "",
         r"(?m)^([ \t]*)[*+](?=[ \t])": r"\1-",  # an item of a list, which ends the sentence before it
-        rf"(?<![{_UNSPACED}*])\*{_within('*')}\*(?![{_UNSPACED}*])": r"\1",
-        rf"(?<![\d*\\])(\*\*\*?){_within('*')}\1(?!\*)": r"\2",  # also within a word: Chinese has no spaces
-        rf"(?<![\w\\])(_{{1,3}}){_within('_')}\1(?!\w)": r"\2",
-        rf"(?<![~\\])~~{_within('~')}~~(?!~)": r"\1",
-        rf"(?<![{_UNSPACED}=])=={_within('=')}==(?![{_UNSPACED}=])": r"\1",
+        rf"(?<![{_UNSPACED}*])\*{_WITHIN.format('*')}\*(?![{_UNSPACED}*])": r"\1",
+        rf"(?<![\d*\\])(\*\*\*?){_WITHIN.format('*')}\1(?!\*)": r"\2",  # also within a word: Chinese has no spaces
+        rf"(?<![\w\\])(_{{1,3}}){_WITHIN.format('_')}\1(?!\w)": r"\2",
+        rf"(?<![~\\])~~{_WITHIN.format('~')}~~(?!~)": r"\1",
+        rf"(?<![{_UNSPACED}=])=={_WITHIN.format('=')}==(?![{_UNSPACED}=])": r"\1",
         r"\\([!-/:-@\[-`{-~])": r"\1",
         r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,31});": lambda match: html.unescape(
             match[0]

@@ -172,10 +172,7 @@ def spelled_and_foreign(
     foreign = ""
     read_aloud = english_reader() or str
     # Sentence by sentence, to keep the stop of an abbreviation that ends one.
-    said: list[str] = []
-    for sentence in each_sentence(text):
-        read = read_aloud(sentence.text)
-        said.append(read.lower())
+    said = [read_aloud(sentence.text).lower() for sentence in each_sentence(text)]
     # Each character once: whether it has a token does not depend on its neighbours.
     if unknown := tokenizer.unknown_characters("".join(dict.fromkeys("".join(said)))):
         replacements = {ord(char): _replacement(char) for char in unknown}

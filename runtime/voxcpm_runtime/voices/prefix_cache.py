@@ -13,11 +13,11 @@ import numpy as np
 
 from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.json_files import read_bounded
+from voxcpm_constants.tensor_files import dump_tensors, load_tensors
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.storage.atomic_file import atomic_file
-from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
 

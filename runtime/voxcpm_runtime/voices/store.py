@@ -22,16 +22,22 @@ _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
 
 
 @functools.cache
-def built_in_voices() -> dict[str, Voice]:
-    """The built-in voices by name, sorted; without paths, so that no prefixes are cached in the package."""
+def built_in_voices(space: str = "") -> dict[str, Voice]:
+    """The built-in voices by name, sorted; without paths, so that no prefixes are cached in the package.
+
+    space: only those of this `latent_space`; by default all.
+    """
+    if space:
+        return {
+            name: voice for name, voice in built_in_voices().items() if voice.header.latent_space == space
+        }
     return {path.stem: replace(Voice.load(path), path=None) for path in sorted(BUILT_IN.glob(f"*{SUFFIX}"))}
 
 
 def default_voice(bundle: Bundle) -> Voice | None:
     """The built-in voice that the checkpoint's `speech.json` names; None if it names none."""
     profile = bundle.manifest.speech
-    voice = built_in_voices().get(profile.voice) if profile and profile.voice else None
-    return voice if voice and voice.header.latent_space == latent_space(bundle.architecture) else None
+    return built_in_voices(latent_space(bundle.architecture)).get(profile.voice or "") if profile else None
 
 
 class VoiceStore:

@@ -28,6 +28,7 @@ from voxcpm_constants.errors import (
     system_errors_as,
 )
 from voxcpm_constants.json_files import read_bounded
+from voxcpm_constants.tensor_files import dump_tensors, load_tensors
 from voxcpm_runtime.argument_types import (
     file_argument,
     path_argument,
@@ -39,7 +40,6 @@ from voxcpm_runtime.argument_types import (
 )
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.atomic_file import atomic_file
-from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
 from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"

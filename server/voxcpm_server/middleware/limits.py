@@ -53,7 +53,7 @@ class BodyLimitMiddleware:
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._settings = settings
+        self._settings, self._maximum = settings, settings.max_upload_bytes
         self._buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +66,7 @@ class BodyLimitMiddleware:
         except ApiError as error:
             await send_error(error, scope, receive, send)
             return
-        patience, maximum = self._settings.client_timeout, self._settings.max_upload_bytes
+        patience, maximum = self._settings.client_timeout, self._maximum
         received, buffered, complete = 0, 0, False
         waited = 0.0  # seconds
 
@@ -109,9 +109,9 @@ class BodyLimitMiddleware:
             named = charset[:40].decode("latin-1")
             raise ApiError(400, f"Content-Type: expected the charset utf-8, got {named!r}", headers=_CLOSE)
         announced = headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > self._settings.max_upload_bytes:
+        if announced.isdigit() and int(announced) > self._maximum:
             raise self._too_large(announced)
 
     def _too_large(self, size: str) -> ApiError:
-        maximum = self._settings.max_upload_bytes / MEGABYTE
+        maximum = self._maximum / MEGABYTE
         return ApiError(413, f"expected a body of at most {maximum:g} MB, got {size} bytes", headers=_CLOSE)

@@ -182,7 +182,7 @@ class SpeechRequest(BaseModel):
         if audio and self.voice_name in OPENAI_VOICES:
             # OpenAI's clients must name a voice; a recording overrides OpenAI's names.
             voice = None
-        given = {name: getattr(self, name) for name in _OPTIONS}
+        given = self.model_dump(include=_OPTIONS, exclude_none=True)
         if not self.markup and self.clean != "none":
             given["clean"] = self.clean
         return Request(
@@ -191,7 +191,7 @@ class SpeechRequest(BaseModel):
                 audio.get("prompt_audio"), self.prompt_text, audio.get("reference_audio"), voice
             ),
             control=self.instructions if self.instructions and served.takes_instructions else None,
-            options=GenerationOptions(**{name: value for name, value in given.items() if value is not None}),
+            options=GenerationOptions(**given),
             seed=self.seed,
             find_voice=voices.finder(served.tts.built_in_voices) if self.markup else None,
         )

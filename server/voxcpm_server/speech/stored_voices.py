@@ -56,8 +56,8 @@ class StoredVoices:
 
     def named(self, name: str, built_in: Voices) -> Voice | None:
         """The voice for a name or alias; None for the checkpoint's own."""
-        names = self.names(built_in)
-        if name not in names:
+        # A request without a voice does not wait for the disk.
+        if name != DEFAULT_VOICE and name not in (names := self.names(built_in)):
             name = next((known for known in names if known.lower() == name.lower()), name)
         meant = self._aliases.get(name, name)
         if meant == DEFAULT_VOICE:

@@ -19,7 +19,7 @@ def _changed(content: bytes, chance: random.Random) -> bytes:
 
 def _resealed(content: bytes, chance: random.Random) -> bytes:
     """A tensor file with a changed element, shape, dtype, name or metadata and a valid digest."""
-    from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
+    from voxcpm_constants.tensor_files import dump_tensors, load_tensors
 
     tensors, metadata = load_tensors(content)
     name = chance.choice(sorted(tensors))

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save, save_file
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.storage.sealed_tensors import dump_tensors, load_tensors
+from voxcpm_constants.tensor_files import dump_tensors, load_tensors
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM

@@ -227,6 +227,9 @@ def test_disk_errors_are_server_errors(
         assert refused(httpx2.delete(f"{running.url}/v1/audio/voices/ada"), tmp_path) == (507, "storage")
         patched.setattr(Path, "iterdir", full)
         assert refused(httpx2.get(f"{running.url}/v1/audio/voices"), tmp_path) == (507, "storage")
+        speech = f"{running.url}/v1/audio/speech"
+        assert httpx2.post(speech, json=SAID).status_code == 200, "the default voice is not in the folder"
+        assert refused(httpx2.post(speech, json=SAID | {"voice": "Ada"}), tmp_path) == (507, "storage")
 
     assert f"{tmp_path / 'voices'}" in caplog.text
     assert upload(running.url, recording, name="ben").status_code == 201

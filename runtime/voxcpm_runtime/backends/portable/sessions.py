@@ -78,16 +78,6 @@ def session_errors(package: Path) -> Iterator[None]:
         ) from error
 
 
-def _mapped_weights(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
-    """The memory-mapped weights, which must stay alive as long as the session."""
-    if not lowered.weights:
-        return []
-    mapped = map_weights(package)
-    if mapped is None or mapped.size != lowered.weight_file_size:
-        raise PackageError(f"{package}: weight.bin is missing or was changed")
-    return [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
-
-
 def open_on_processor(
     package: Path, lowered: Lowered, mode: Mode, threads: int | None, *, prepared_key: str | None = None
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
@@ -106,8 +96,12 @@ def open_on_processor(
 def _open_lowered(
     package: Path, lowered: Lowered, options: ort.SessionOptions
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    values = _mapped_weights(package, lowered)
-    if values:
+    values: list[ort.OrtValue] = []
+    if lowered.weights:
+        mapped = map_weights(package)
+        if mapped is None or mapped.size != lowered.weight_file_size:
+            raise PackageError(f"{package}: weight.bin is missing or was changed")
+        values = [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
         options.add_external_initializers([ref.name for ref in lowered.weights], values)
     return _session(lowered.model, options), values
 
@@ -159,8 +153,10 @@ def _open_prepared(
 
 
 def _weight_bytes(lowered: Lowered, kinds: str = "iuf") -> int:
-    dtypes = ((ref, np.dtype(ref.dtype)) for ref in lowered.weights)
-    return sum(math.prod(ref.shape) * dtype.itemsize for ref, dtype in dtypes if dtype.kind in kinds)
+    return sum(
+        math.prod(ref.shape) * np.dtype(ref.dtype).itemsize
+        for ref in lowered.weights if np.dtype(ref.dtype).kind in kinds
+    )  # fmt: skip
 
 
 def _processor_options(lowered: Lowered, mode: Mode, threads: int | None) -> ort.SessionOptions:

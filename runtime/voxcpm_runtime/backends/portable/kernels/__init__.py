@@ -27,7 +27,7 @@ ROW_PRODUCT, SNAKE = "RowProduct", "Snake"
 _NEEDS = {ROW_PRODUCT: {"AVX-512", "VNNI"}, SNAKE: {"AVX2"}}
 """Operator -> features of the processor (`cpu_features`)."""
 
-_SOURCE, _PRODUCTS = (Path(__file__).with_name(name) for name in ("kernels.cpp", "products.h"))
+_SOURCE, _PRODUCTS = Path(__file__).with_name("kernels.cpp"), Path(__file__).with_name("products.h")
 _FILE = "kernels.so"
 # Without contraction of products and sums the results are those of ONNX Runtime's operators, bit for bit.
 _FLAGS = [
