@@ -35,8 +35,16 @@ def built_in_voices(space: str = "") -> dict[str, Voice]:
 
 
 def default_voice(bundle: Bundle) -> Voice | None:
-    """The built-in voice that the checkpoint's `speech.json` names; None if it names none."""
+    """The built-in voice that the checkpoint's `speech.json` names; None if it names none, or one of another AudioVAE.
+
+    Raises InputError for a name that no built-in voice has.
+    """
     profile = bundle.manifest.speech
+    if profile and profile.voice and profile.voice not in built_in_voices():
+        known = ", ".join(built_in_voices())
+        raise InputError(
+            f"the checkpoint's speech.json names voice {profile.voice!r}: expected one of {known}"
+        )
     return built_in_voices(latent_space(bundle.architecture)).get(profile.voice or "") if profile else None
 
 

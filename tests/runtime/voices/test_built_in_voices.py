@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.speech.request import Request
 from voxcpm_runtime.voices.recordings import Recordings
-from voxcpm_runtime.voices.store import BUILT_IN, built_in_voices
+from voxcpm_runtime.voices.store import BUILT_IN, built_in_voices, default_voice
 
 TEXT, SEED = "Hello.", 3
 
@@ -113,6 +114,14 @@ def test_speech_is_resumed_only_in_the_same_voices_of_its_markup(tts: VoxCPM) ->
 
     assert heart.request.digest(tts.bundle) == emma.request.digest(tts.bundle)
     assert heart.digest != emma.digest
+
+
+def test_an_unknown_default_voice_is_an_error(tts):
+    manifest = tts.bundle.manifest
+    speech = manifest.speech.model_copy(update={"voice": "hart"})
+    bundle = replace(tts.bundle, manifest=manifest.model_copy(update={"speech": speech}))
+    with pytest.raises(InputError, match="names voice 'hart': expected one of alloy"):
+        default_voice(bundle)
 
 
 def test_built_in_voices_require_the_same_audio_vae(speaking: Callable[..., str]) -> None:
