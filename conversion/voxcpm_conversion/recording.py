@@ -58,7 +58,7 @@ class Heard(NamedTuple):
     peak: float = 0.0
     """The largest |value| of its inputs and outputs."""
     inputs: Any = 0.0
-    """Of a matrix or a convolution: the sum of squares of each input channel (inputs,)."""
+    """The sum of squares of each input channel (inputs,) of a matrix or a convolution."""
     outputs: float = 0.0
     """The sum of squares of its outputs, less their mean: only the difference of both stop logits decides."""
 

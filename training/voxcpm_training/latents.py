@@ -21,7 +21,7 @@ from voxcpm_training.earlier_weights import audio_vae_weights
 from voxcpm_training.speech import finished_shards, keep_path
 
 _STEP = 1 / 24
-"""Of the 8-bit values. Latents have unit variance: five standard deviations fit, and the error is a hundredth."""
+"""The step of the 8-bit values. Latents have unit variance: five standard deviations fit, the error is a hundredth."""
 _BATCH = 16
 
 
