@@ -12,8 +12,8 @@ from voxcpm_validation.listening.material import prompt_clip, prompt_voices
 from voxcpm_validation.listening.scores import CaseScores, column
 from voxcpm_validation.listening.sound_quality import SoundJudge, envelope_error
 
-MIN_CORRELATION, MAX_COMB, MIN_MOS, MAX_ENVELOPE = 0.95, 0.35, 3.8, 3.5
-"""Gates of an AudioVAE: correlation of the pitch, comb share, DistillMOS and `envelope_error` of its copies."""
+MIN_CORRELATION, MAX_COMB, MAX_MOS_LOSS, MAX_ENVELOPE = 0.95, 0.35, 0.5, 3.5
+"""Gates of an AudioVAE's copies: correlation of the pitch, comb share, loss of DistillMOS, `envelope_error` in dB."""
 
 
 class CopyScores(CaseScores):
@@ -33,9 +33,9 @@ class CopyScores(CaseScores):
 
 def passes(copies: Sequence[CopyScores]) -> bool:
     """Whether a language model is worth training on an AudioVAE with these scores, in the mean."""
-    of_all = [(c.correlation, c.comb, c.mos, c.envelope) for c in copies]
-    correlation, comb, mos, envelope = np.mean(of_all, axis=0)
-    sounds = comb <= MAX_COMB and mos >= MIN_MOS
+    of_all = [(c.correlation, c.comb, c.recorded_mos - c.mos, c.envelope) for c in copies]
+    correlation, comb, loss, envelope = np.mean(of_all, axis=0)
+    sounds = comb <= MAX_COMB and loss <= MAX_MOS_LOSS
     return bool(sounds and correlation >= MIN_CORRELATION and envelope <= MAX_ENVELOPE)
 
 
