@@ -291,7 +291,11 @@ class VoxCPM:
         self, request: Request, *, buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> Session:  # fmt: skip
-        """`session` for a request without a text."""
+        """`session` for a request without a text. Raises InputError if it has one."""
+        if request.text is not None:
+            raise InputError(
+                "a session's text arrives later: expected a request without one", argument="text"
+            )
         planned = self.plan_request(request)
         voice = encoded(planned.voice, self.driver)
 

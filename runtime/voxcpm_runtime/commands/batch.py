@@ -45,8 +45,10 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.commands.status_line import clipped_text, progress_text
 from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.plan import speech_digest
 from voxcpm_runtime.speech.request import Cancelled, CancelToken, Request
 from voxcpm_runtime.speech.results import Progress
+from voxcpm_runtime.speech.splitting import parts_of
 from voxcpm_runtime.storage.atomic_file import make_folder, refuse_inputs
 from voxcpm_runtime.text.control import checked_control
 from voxcpm_runtime.text.lexicon import lexicon_entries
@@ -276,7 +278,9 @@ class _Run:
                 continue
             try:
                 with system_errors_as(InputError):
-                    digest = line.request.digest(self._bundle)
+                    request = line.request
+                    parts = parts_of(request.text or "", request) if request.options.markup else ()
+                    digest = speech_digest(request, self._bundle, parts)
                     spoken = self._is_spoken(line.output, digest)
                     if self._is_timed(line.output) and spoken:
                         self._skipped += 1
@@ -286,7 +290,6 @@ class _Run:
             except VoxCPMError as error:
                 self._fail(line.number, error)
                 continue
-            request = line.request
             if spoken and request.seed is None:  # only its times are missing
                 request = replace(request, seed=self._recorded[line.output].get("seed"))
             yield replace(line, request=request, digest=digest, timestamps=self._timestamps)

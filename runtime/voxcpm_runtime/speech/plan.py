@@ -55,9 +55,8 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """What determines the speech, except for the seed: `Request.digest`, and those of voices that markup names."""
-        voices = "".join(part.voice.digest for part in self.parts if part.voice)
-        return replace(self.request, seed=None).digest(self.bundle) + voices
+        """What determines the speech, except for the seed."""
+        return speech_digest(replace(self.request, seed=None), self.bundle, self.parts)
 
     @property
     def is_read(self) -> bool:
@@ -73,3 +72,8 @@ class Plan:
     def follows_text(self) -> bool:
         """Whether the alignment heads are followed, so that every word is said once."""
         return self.options.every_word and bool(self.bundle.manifest.sizes.alignment)
+
+
+def speech_digest(request: Request, bundle: Bundle, parts: Iterable[Part]) -> str:
+    """What determines the speech: `Request.digest`, and those of voices that the parts of a text with markup name."""
+    return request.digest(bundle) + "".join(part.voice.digest for part in parts if part.voice)

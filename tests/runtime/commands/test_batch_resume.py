@@ -8,6 +8,7 @@ import pytest
 import soundfile
 
 from voxcpm_constants.file_locks import lock_folder
+from voxcpm_runtime.voices.store import VoiceStore
 
 
 def recording(path, seed):
@@ -40,6 +41,14 @@ def test_file_made_with_other_arguments_is_regenerated(batch, options):
 
     assert batch(None, *options, name="lines.txt")[1].splitlines()[-1].startswith("1 spoken")
     assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
+
+
+def test_a_line_whose_markup_names_a_changed_voice_is_spoken_again(batch, folder, tts):
+    lines = [{"text": '<voice name="ada">one.</voice>', "markup": True}]
+    for seed, spoken in ((1, "1 spoken, 0 skipped"), (1, "0 spoken, 1 skipped"), (2, "1 spoken, 0 skipped")):
+        recording(folder / "a.wav", seed)
+        VoiceStore().add(tts.create_voice("a.wav", "so.", name="ada"), overwrite=True)
+        assert batch(lines)[1].splitlines()[-1].startswith(spoken)
 
 
 def test_unrecorded_file_is_preserved(batch, folder):
