@@ -26,10 +26,10 @@ RECORDINGS = ("text", "prompt_wav_path", "prompt_text", "reference_wav_path")
 
 
 def table(marker: str) -> dict[str, str]:
-    """The table's entry of each name. A dot separates the names in a row, a comma those of one flag."""
+    """The table's entry of each name. A semicolon separates the names in a row, a comma those of one flag."""
     _, between, _ = re.split(rf"<!-- /?{marker} -->", MANUAL.read_text(encoding="utf-8"))
     rows = [line.strip("| ").split(" | ", 1) for line in between.strip().splitlines()[2:]]
-    pairs = [(name, state) for names, state in rows for name in names.replace("`", "").split(" · ")]
+    pairs = [(name, state) for names, state in rows for name in names.replace("`", "").split("; ")]
     named = dict(pairs)
     assert len(named) == len(pairs)
     assert all(state.startswith(STATES) for state in named.values())
