@@ -28,6 +28,7 @@ BUNDLES = [
     ("tiny_bundle", "fp16"),
     pytest.param(("tiny_bundle_15", "int8"), marks=pytest.mark.long),
     ("tiny_parts_bundle", "fp16"),
+    pytest.param(("phone_bundle", "int8"), marks=pytest.mark.long),
 ]
 
 
