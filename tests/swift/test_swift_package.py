@@ -32,7 +32,7 @@ DRIVEN = (
     "phone_bundle",
 )  # fmt: skip
 
-SPOKEN = ("tiny_bundle", "tiny_bundle_15", "second_bundle", "tiny_parts_bundle", "phone_bundle")
+SPOKEN = ("tiny_bundle", "tiny_bundle_15", "second_bundle", "tiny_parts_bundle")
 
 pytestmark = [
     pytest.mark.swift,
