@@ -133,9 +133,7 @@ class Recording:
         lengths = tuple(range(1, min(_WHOLE, manifest.sizes.kv_length) + 1))
         sizes = {"prefill_chunks": lengths, "encode_patches": lengths, "alignment": ()}
         whole = manifest.sizes.model_copy(update=sizes)
-        stacked = manifest.kv_cache == "stacked"
-        declared = declare_step_models(manifest.architecture, whole, stacked=stacked)
-        update = {"sizes": whole, "step_models": declared}
+        update = {"sizes": whole, "step_models": declare_step_models(manifest.architecture, whole)}
         self._whole = manifest.model_copy(update=update)
 
     def float_step(self, package: StepModel, modules: VoxCPMModules | None = None) -> FloatStep:
