@@ -126,6 +126,18 @@ def speaking_bundle(conversion: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def phone_bundle(conversion: Callable[..., Path]) -> Path:
+    """The built-in voice's checkpoint in the form for phones, with 256 positions and a solver of four steps. The base
+    LM has two packages with a stack of three layers each, and the residual LM one of two.
+    """
+    from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
+
+    small = {"kv_length": 256, "prefill_chunks": (1, 16), "base_lm_parts": 2, "solver_steps": 4}
+    given = (SIZES.model_copy(update=small), ("fp16", "int8"), "macOS15", "stacked")
+    return conversion("phone", write_bundle, DEFAULT_CHECKPOINT, *given)
+
+
+@pytest.fixture(scope="session")
 def tiny_bundle_27(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
     """A bundle like `tiny_bundle`, for macOS 27, without int8 and with attention as an output; skips where Core AI's
     packages have no wheels.

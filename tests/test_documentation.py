@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import math
 import re
 import runpy
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,23 @@ import soundfile
 import typer
 
 from documents import BY_NAME, CARDS, DOCUMENTS, MANUALS, REPOSITORY, blocks, parsed, run_python
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.arrays import constant_shapes
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
+    AlignmentHead,
+    StepModel,
+    StepSizes,
+    declare_step_models,
 )
+from voxcpm_constants.targets import PackageForm, package_form
+from voxcpm_conversion.cli import PRESETS, Preset
+from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.options import option_table
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.options import GenerationOptions, option_table
 
 PROGRAM = "voxcpm-coreml"
 # Commands that are only parsed, and why.
@@ -137,6 +150,68 @@ def test_options_table_matches_the_code() -> None:
 
     # To fix it, copy the expected table.
     assert between.strip() == options_table()
+
+
+class Counted:
+    """A step model that returns zeros, and counts its calls with the tensors that each takes and returns."""
+
+    releases_gil = True
+
+    def __init__(self, declared: StepModel, form: PackageForm, counts: Counter[str]) -> None:
+        self._declared, self._counts, self._form = declared, counts, form
+
+    def new_state(self) -> object:
+        return object()
+
+    def __call__(self, inputs: Mapping[str, np.ndarray], state: object = None) -> dict[str, np.ndarray]:  # noqa: ARG002
+        declared, form = self._declared, self._form
+        tensor, axis = declared.chunk_axis
+        called = declared.at(declared.chunk_lengths.index(inputs[tensor.name].shape[axis]))
+        passed = called.state if form.state == "passed" else ()
+        caches = passed if called.has_caches else ()
+        self._counts.update({
+            "calls": 1, "inputs": len(called.inputs + passed), "outputs": len(called.outputs + passed),
+            "caches among both": len(caches), "states": len(called.state) - len(passed),
+            "size of these caches, each way": sum(2 * math.prod(t.shape_at(0)) for t in caches),
+        })  # fmt: skip
+        return {t.name: np.zeros(t.shape_at(0), np.float32) for t in called.outputs}
+
+
+def counted_patch(size: str, preset: Preset) -> Counter[str]:
+    """What a patch after the first takes with `convert`'s defaults; the loop is the runtime's."""
+    a, counts = Architecture.model_validate(presets()[size]), Counter[str]()
+    sizes = StepSizes(solver_steps=preset.solver_steps, alignment=(AlignmentHead(0, 0, 0.0, 1.0),))
+    declared = declare_step_models(a, sizes, stacked=preset.kv_cache == "stacked")
+    models = {
+        name: Counted(model, package_form(model, preset.target, preset.kv_cache), counts)
+        for name, model in declared.items()
+    }
+    constants = {stem: np.zeros(shape, np.float32) for stem, shape in constant_shapes(a).items()}
+    driver, sequence = Driver(a, sizes, constants, models), build_sequence([1], (a.patch_size, a.feat_dim))
+    prefilled, decode = driver.prefill(sequence), driver.patch_decoder(sequence)
+    given = GenerationOptions(min_len=2, max_len=2), np.random.default_rng(0), 2
+    for patch in driver.generate_patches(prefilled, *given, ends=lambda *_: False):
+        decode(patch.latents)
+        if not patch.index:  # Its language models ran in the prefill
+            counts.clear()
+    return counts
+
+
+def test_what_a_patch_takes_in_each_preset_matches_the_code() -> None:
+    columns = {
+        f"{size.upper()}, {name}": counted_patch(size, preset)
+        for size in ("0.5b", "1.5", "2")
+        for name, preset in PRESETS.items()
+    }
+    rows = [f"| a patch | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for kind in next(iter(columns.values())):
+        counts = (counted[kind] for counted in columns.values())
+        shown = (f"{n / 1e6:.1f} MB" if kind.startswith("size") else str(n) for n in counts)
+        rows.append(f"| {kind} | {' | '.join(shown)} |")
+    _, between, _ = re.split(r"<!-- /?calls -->", BY_NAME["bundle.md"].read_text(encoding="utf-8"))
+
+    # To fix it, copy the expected table.
+    assert between.strip() == "\n".join(rows)
 
 
 class Brief:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product, starmap
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field, field_validator
@@ -41,7 +41,6 @@ _ZERO_VELOCITY_FRACTION = 0.04
 
 PART_OUTPUT = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
 ATTENTION = "attention"  # An optional output of the base LM's decode step: rows of the alignment heads
-_CACHES_PER_LAYER = 2
 _RESIDUAL_UNIT_WIDTHS = (6, 18, 54)  # Left contexts of its three convolutions, dilated by 1, 3 and 9
 
 ContextDtype = Literal["float32", "compute"]
@@ -155,11 +154,12 @@ class StepSizes(_Declaration):
 
 
 def declare_step_models(
-    architecture: Architecture, sizes: StepSizes, *, audio_vae_fp32: bool = False
+    architecture: Architecture, sizes: StepSizes, *, audio_vae_fp32: bool = False, stacked: bool = False
 ) -> dict[str, StepModel]:
     """All step models of a bundle by name, in the order of STEP_MODEL_NAMES; `locdit_solve` last, if it is included.
 
-    audio_vae_fp32: the AudioVAE computes in float32 in every precision.
+    audio_vae_fp32: the AudioVAE computes in float32 in every precision. stacked: a package of a language model has two
+    caches, the keys and the values of all its layers, instead of two a layer.
     """
     contexts: ContextDtype = "float32" if audio_vae_fp32 else "compute"
     hidden = architecture.base_lm.hidden_size
@@ -167,6 +167,7 @@ def declare_step_models(
         BASE_LM_STEP,
         architecture.base_lm,
         sizes,
+        sizes.base_lm_parts if stacked else architecture.base_lm.num_layers,
         ("hidden", hidden, "last hidden state, after the final norm"),
         ("fsq_hidden", hidden, "hidden state through scalar quantisation: used at audio positions"),
         ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
@@ -180,6 +181,7 @@ def declare_step_models(
             RESIDUAL_LM_STEP,
             architecture.residual_lm,
             sizes,
+            1 if stacked else architecture.residual_lm.num_layers,
             ("hidden", hidden, "residual hidden state, after the final norm"),
         ),
         _locdit_step(architecture),
@@ -244,9 +246,11 @@ def _feat_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
     )
 
 
-def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, int, str]) -> StepModel:
+def _lm_step(
+    name: str, lm: Transformer, sizes: StepSizes, stacks: int, *outputs: tuple[str, int, str]
+) -> StepModel:
+    """A language model whose layers share this many pairs of caches: one each, or stacks of successive layers."""
     chunk = _axis(sizes.prefill_chunks)
-    cache = (1, lm.num_kv_heads, sizes.kv_length, lm.head_dim)
     return StepModel(
         name=name,
         inputs=(
@@ -255,16 +259,25 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
         ),
         outputs=tuple(_tensor(tensor, (1, chunk, width), meaning) for tensor, width, meaning in outputs),
         state=tuple(
-            _tensor(
-                f"{word[0]}_cache_{layer:02d}",
-                cache,
-                f"{word} of layer {layer} (batch, kv_heads, positions, head_dim)",
-                "compute",
-            )
-            for layer in range(lm.num_layers)
+            _cache(word, lm, sizes.kv_length, own)
+            for own in starmap(range, pairwise(shares(lm.num_layers, stacks)))
             for word in ("keys", "values")
         ),
     )
+
+
+def _cache(word: str, lm: Transformer, positions: int, own: range) -> TensorSpec:
+    """The cache of some layers. word: keys or values."""
+    stacked, first = len(own) > 1, own[0]
+    of = f"layers {first} to {own[-1]} (layers" if stacked else f"layer {first} (batch"
+    name, shape = f"{word[0]}_cache{'s' * stacked}_{first:02d}", (len(own), lm.num_kv_heads, positions)
+    meaning = f"{word} of {of}, kv_heads, positions, head_dim)"
+    return _tensor(name, (*shape, lm.head_dim), meaning, "compute")
+
+
+def shares(total: int, count: int) -> list[int]:
+    """The bounds of `count` nearly equal shares of `total` things."""
+    return [index * total // count for index in range(count + 1)]
 
 
 def _with_attention(model: StepModel, sizes: StepSizes) -> StepModel:
@@ -364,10 +377,10 @@ def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
     count = sizes.base_lm_parts if model.name == BASE_LM_STEP else 1
     if count == 1:
         return (model,)
-    embeddings, total = model.inputs[0], len(model.state) // _CACHES_PER_LAYER
+    embeddings = model.inputs[0]
     part_output = TensorSpec(name=PART_OUTPUT, shape=embeddings.shape, meaning="after this part's layers")
     own = tuple(output for output in model.outputs if output.name != ATTENTION)
-    bounds = [index * total // count * _CACHES_PER_LAYER for index in range(count + 1)]
+    bounds = [2 * bound for bound in shares(len(model.state) // 2, count)]
     updates = (
         {
             "name": f"{model.name}_{index + 1}",
@@ -382,4 +395,4 @@ def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
 def layers(model: StepModel) -> range:
     """The layers of a language model, or of a part of it, by the caches in its state."""
     first = int(model.state[0].name.rpartition("_")[2])
-    return range(first, first + len(model.state) // _CACHES_PER_LAYER)
+    return range(first, first + sum(keys.shape_at(0)[0] for keys in model.state[::2]))

@@ -5,7 +5,8 @@ macOS14   one function, `main`, that accepts every enumerated length; state is i
           call computed, and the caller writes them into the caches.
 macOS15   the caches of the LM steps are Core ML states, and these packages have one function for each length, which
           share the weights: `decode` for one embedding, `prefill_16` for 16, and so on. The other step models have
-          the same form as for macOS14.
+          the same form as for macOS14. With the KV cache form "stacked", a language model has two caches instead of
+          two a layer; they are declared so (`declare_step_models`).
 macOS27   Core AI programs instead of Core ML packages. All state is Core AI's: the contexts of the AudioVAE, and the
           KV caches of the LM steps as two tensors, the keys and the values of all layers. With the form "rows" these
           two are inputs, and two outputs are the rows of all layers. Each step model with several lengths has one
@@ -37,9 +38,11 @@ PACKAGE_SUFFIXES: dict[Target, str] = {
 }
 """Suffix of a package's name, by target."""
 
-KVCache = Literal["scatter", "rows"]
-"""How a macOS 14 package returns its KV caches: whole, or only the rows that a call computed."""
-KV_CACHES: tuple[KVCache, ...] = ("scatter", "rows")
+KVCache = Literal["scatter", "rows", "stacked"]
+"""How a macOS 14 package returns its KV caches: whole, or only the rows that a call computed. stacked: in macOS 15
+packages, the caches of all layers are one state for the keys and one for the values.
+"""
+KV_CACHES: tuple[KVCache, ...] = ("scatter", "rows", "stacked")
 
 StateForm = Literal["passed", "rows", "native"]
 """passed: inputs and outputs. rows: inputs, whose new rows are outputs. native: states of Core ML or Core AI."""
@@ -55,7 +58,7 @@ class PackageForm(NamedTuple):
 
 
 def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter") -> PackageForm:
-    """The form of a step model's package for a deployment target. kv_cache: only "scatter" for macOS 15."""
+    """The form of a step model's package for a deployment target. kv_cache: not "rows" for macOS 15."""
     by_length = target == CORE_AI or (target == "macOS15" and model.has_caches)
     state: StateForm = "native" if by_length else "passed"
     if model.has_caches and kv_cache == "rows":

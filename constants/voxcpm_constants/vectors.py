@@ -13,7 +13,7 @@ A *stream* is one call, or several with a shared state. Each step model has thes
 `chain` and `first_L` begin at cache position 0, and `last_L` ends at the cache's last position. A tensor's name is
 `<stream>/<kind>/<name of the declaration>`, where kind is `in`, `out` or `state`. Inputs and outputs have the call as
 first axis. `state` is the final state: whole contexts, and the rows of each KV cache that were written,
-(1, kv_heads, rows, head_dim). Floats are float16, or float32 where float16 overflows.
+(layers, kv_heads, rows, head_dim). Floats are float16, or float32 where float16 overflows.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def streams(model: StepModel, sizes: StepSizes) -> tuple[VectorStream, ...]:
 
 
 def is_cache(tensor: TensorSpec) -> bool:
-    """Whether a state tensor is a KV cache (1, kv_heads, positions, head_dim), and not a context."""
+    """Whether a state tensor is a KV cache (layers, kv_heads, positions, head_dim), and not a context."""
     return len(tensor.shape) == 4
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,7 +23,7 @@ from voxcpm_constants.errors import InputError, one_of
 from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.progress_lines import status_line
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
-from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
+from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, KVCache, Target
 from voxcpm_conversion.forms import LAYOUTS, check_solver_steps, optional_module
 from voxcpm_conversion.replacing import bundle_folder
 
@@ -35,11 +35,24 @@ if TYPE_CHECKING:
 DEFAULT_MAX_LENGTH = 1024
 """Default of `--max-length`, unless the checkpoint supports fewer positions."""
 SOLVER_STEPS = 10
-"""Euler steps of `locdit_solve` in a bundle for Core AI: the default of `generate`."""
+"""Euler steps of `locdit_solve` in a bundle for Core AI or for phones: the default of `generate`."""
 QUANTIZE = ("measured", "all")
 """Which weights int8 and int4 quantise: all but those that do too much harm, or all."""
 CORE_AI_CHUNKS = (1, 16, 32)
 """Lengths of a prefill: longer ones outgrew a phone's memory (apple/coreai-models 201)."""
+
+
+class Preset(NamedTuple):
+    """What the options of a bundle's form are if they are left out."""
+
+    target: Target = "macOS14"
+    kv_cache: KVCache = "scatter"
+    solver_steps: int = 0
+    precisions: tuple[Precision, ...] = ("fp16", "int8")
+
+
+PRESETS = {"general": Preset(), "phone": Preset("macOS15", "stacked", SOLVER_STEPS, ("int8",))}
+"""phone: fewer calls and tensors, as dispatches take most of a phone's time."""
 
 
 def convert(
@@ -47,6 +60,13 @@ def convert(
         str, typer.Argument(help="Checkpoint folder in upstream's layout, or a hub id (org/name).")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Bundle folder to write.")],
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="general; or phone: int8 for macos15, --kv-cache stacked and --solver-steps 10, unless given: "
+            "fewer calls and tensors a patch."
+        ),
+    ] = "general",
     precision: Annotated[
         list[str] | None,
         typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: fp16 and int8."),
@@ -65,11 +85,12 @@ def convert(
         ),
     ] = None,
     target: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="macos14; macos15: caches as Core ML states, prefill and decode as functions; or macos27: Core AI."
+            help="macos14 (default); macos15: caches as Core ML states, prefill and decode as functions; or macos27: "
+            "Core AI."
         ),
-    ] = "macos14",
+    ] = None,
     layout: Annotated[
         str,
         typer.Option(
@@ -77,11 +98,12 @@ def convert(
         ),
     ] = "bundle",
     kv_cache: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="scatter: macos14 packages return whole caches; rows: only the rows that a call adds."
+            help="scatter (default): macos14 packages return whole caches; rows: only the rows that a call adds; "
+            "stacked: macos15 packages have two states, the keys and the values of all layers."
         ),
-    ] = "scatter",
+    ] = None,
     audio_vae_fp32: Annotated[
         bool,
         typer.Option(
@@ -93,7 +115,7 @@ def convert(
         int | None,
         typer.Option(
             help=f"Add a package that runs this many Euler steps in one call, {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, "
-            f"for speech with that number; 0: none. Default: {SOLVER_STEPS} for macos27, otherwise none.",
+            f"for speech with that number; 0: none. Default: {SOLVER_STEPS} for macos27, else as --preset has it.",
             show_default=False,
         ),
     ] = None,
@@ -141,11 +163,12 @@ def convert(
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
     # Lines are not wrapped, whatever the width.
     say: Callable[[str], object] = (lambda _: None) if quiet else partial(typer.echo, err=True)
-    precisions = _precisions(precision or ["fp16", "int8"])
-    deployment = one_of("--target", target, TARGETS)
+    defaults = PRESETS[one_of("--preset", preset, PRESETS)]
+    precisions = _precisions(precision or defaults.precisions)
+    deployment = one_of("--target", defaults.target if target is None else target, TARGETS)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
-    sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
-    caches = one_of("--kv-cache", kv_cache, KV_CACHES)
+    sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment, defaults)
+    caches = one_of("--kv-cache", defaults.kv_cache if kv_cache is None else kv_cache, KV_CACHES)
     measure = _measures(quantize, no_measure=no_measure)
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
     from voxcpm_conversion.alignment import with_alignment
@@ -157,7 +180,8 @@ def convert(
 
     # Before a download, and before weights are read.
     forms = {
-        "--target": deployment != TARGETS[0], "--kv-cache": caches != KV_CACHES[0],
+        "--preset": defaults is not PRESETS["general"], "--target": bool(target) and deployment != TARGETS[0],
+        "--kv-cache": bool(kv_cache) and caches != KV_CACHES[0],
         "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
         "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
         "--quantize": quantize is not None,
@@ -191,7 +215,7 @@ def convert(
     # Defaults depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
-    sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
+    sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment, defaults)
     check_forms(precisions, sizes, deployment, caches)
     for remark in _remarks(opened, sizes, deployment):
         say(remark)
@@ -267,7 +291,7 @@ def _room(layout: str, precisions: list[Precision], forms: list[str]) -> ModuleT
     return room
 
 
-def _precisions(requested: list[str]) -> list[Precision]:
+def _precisions(requested: Sequence[str]) -> list[Precision]:
     known = {one_of("--precision", name, PRECISIONS) for name in requested}
     return [p for p in PRECISIONS if p in known]
 
@@ -298,7 +322,11 @@ def _progress(*, quiet: bool) -> Iterator[Report]:
 
 
 def _sizes(
-    max_length: int, prefill_chunks: list[int] | None, solver_steps: int | None, target: Target
+    max_length: int,
+    prefill_chunks: list[int] | None,
+    solver_steps: int | None,
+    target: Target,
+    preset: Preset,
 ) -> StepSizes:
     if not 1 <= max_length <= MAX_POSITIONS:
         raise InputError(f"--max-length {max_length}: expected 1 to {MAX_POSITIONS} positions")
@@ -312,6 +340,6 @@ def _sizes(
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
     if solver_steps is None:
         # Core AI's Python aborts after some 16,000 outputs, and each Euler step in a separate call is one.
-        solver_steps = SOLVER_STEPS if target == CORE_AI else 0
+        solver_steps = SOLVER_STEPS if target == CORE_AI else preset.solver_steps
     check_solver_steps(solver_steps)
     return StepSizes(kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)

@@ -75,7 +75,9 @@ def convert(
     manifest = Manifest(
         architecture=a,
         sizes=sizes,
-        step_models=declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32),
+        step_models=declare_step_models(
+            a, sizes, audio_vae_fp32=audio_vae_fp32, stacked=kv_cache == "stacked"
+        ),
         precisions=tuple(p for p in PRECISIONS if p in precisions),
         target=target,
         kv_cache=kv_cache,
@@ -179,10 +181,10 @@ def check_forms(
         raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
     if target == CORE_AI:
         _converter(target).check_toolchain()
-    if kv_cache != "scatter" and target == "macOS15":
-        raise InputError(
-            f"--kv-cache {kv_cache} needs --target macos14 or macos27: for macos15 caches are states"
-        )
+    if kv_cache == "rows" and target == "macOS15":
+        raise InputError("--kv-cache rows needs --target macos14 or macos27: for macos15 caches are states")
+    if kv_cache == "stacked" and target != "macOS15":
+        raise InputError("--kv-cache stacked needs --target macos15: it stacks that form's states")
     check_solver_steps(sizes.solver_steps)
     if target == "macOS15" and "fp32" in precisions:
         raise InputError(

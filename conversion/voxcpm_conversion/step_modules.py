@@ -19,6 +19,7 @@ from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
 from voxcpm_conversion.modules.minicpm4 import (
     MASKED,
+    LayerPast,
     Past,
     ReadOnlyPast,
     Rope,
@@ -103,7 +104,8 @@ class CachedStack(nn.Module):
         own = layers(declared)
         self.layers = stack.layers[own.start : own.stop]
         self.norm = stack.norm if own.stop == len(stack.layers) else nn.Identity()
-        self.returns_rows = state == "rows"
+        self.stacks = [keys.shape_at(0)[0] for keys in declared.state[::2]]
+        self.returns_rows, self.stacked = state == "rows", max(self.stacks) > 1
         watched = sizes.alignment if declared.outputs[-1].name == ATTENTION else ()
         self.watched = [[h.head for h in watched if h.layer == layer] for layer in own]
         self.transformer, self.groups = t, t.num_heads // t.num_kv_heads
@@ -125,6 +127,9 @@ class CachedStack(nn.Module):
         positions = position + self._offsets(embeddings)
         rows = torch.cat([positions] * self.groups)
         caches = list(zip(state[::2], state[1::2], strict=True))
+        if self.stacked:
+            caches = [layer for k, v in caches for layer in zip(k.split(1), v.split(1), strict=True)]
+        new_rows: list[Tensor] = []
         pasts: list[Past | ReadOnlyPast]
         if self.returns_rows:
             mask = _masked(self.cache_positions >= position, embeddings.dtype)
@@ -133,7 +138,11 @@ class CachedStack(nn.Module):
             pasts = [ReadOnlyPast(cached, mask, own_mask, *where) for cached in caches]
         else:
             mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
-            pasts = [self.past(cached, positions.long(), mask) for cached in caches]
+            where = positions.long(), mask
+            if self.stacked:
+                pasts = [LayerPast(cached, *where, new_rows) for cached in caches]
+            else:
+                pasts = [self.past(cached, *where) for cached in caches]
         rope = None if self.rope is None else self.rope.at(positions)
         hidden, presents = embeddings, []
         watched: list[Tensor] = []
@@ -142,6 +151,10 @@ class CachedStack(nn.Module):
             hidden, present = layer(hidden, rope, seen)
             presents += present
         attention = [torch.cat(watched, dim=2)] if watched else []
+        if self.stacked:
+            keys, values = (torch.split(torch.cat(new_rows[kind::2]), self.stacks) for kind in (0, 1))
+            rows_of = [rows for pair in zip(keys, values, strict=True) for rows in pair]
+            presents = [s.index_copy_(2, positions.long(), r) for s, r in zip(state, rows_of, strict=True)]
         return self.norm(hidden), attention + presents
 
     def _offsets(self, embeddings: Tensor) -> Tensor:

@@ -258,6 +258,7 @@ def test_only_such_a_folder_is_overwritten(
     [
         (("--precision", "int4"), "--precision int4: --layout fluid has fp16 and int8 only"),
         (("--kv-cache", "rows", "--target", "macos15"), "leave out --target, --kv-cache"),
+        (("--preset", "phone", "--precision", "int8"), "leave out --preset"),
         (("--max-length", "513"), "this checkpoint supports at most 512 positions"),
     ],
 )

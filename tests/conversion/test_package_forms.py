@@ -19,11 +19,14 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
     StepSizes,
 )
+from voxcpm_constants.vectors import read_vectors
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.recipes import base_lm_parts
 from voxcpm_runtime.backends.loading import load_portable_step_model
+from voxcpm_runtime.backends.portable.package import read_package
 from voxcpm_runtime.commands import cli
+from voxcpm_runtime.doctor.worker import FLOORS, compare
 from voxcpm_runtime.model.flow_matching import solve, solve_at_once
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.lint.bundle import lint_bundle
@@ -85,12 +88,43 @@ def test_command_passes_options(
     )
 
 
+def test_phone_preset_is_what_given_options_leave_open(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def noted(*_: object, **given: Any) -> None:
+        asked.append(given)
+        raise InputError("far enough")
+
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", noted)
+    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--no-alignment"]
+    for own in (
+        [],
+        ["--preset", "phone"],
+        ["--preset", "phone", "--precision", "fp16", "--kv-cache", "scatter", "--solver-steps", "0"],
+    ):
+        assert cli.main([*given, *own]) == 2
+    assert [
+        (each["precisions"], each["target"], each["kv_cache"], each["sizes"].solver_steps, each["measure"])
+        for each in asked
+    ] == [
+        (["fp16", "int8"], "macOS14", "scatter", 0, True),
+        (["int8"], "macOS15", "stacked", 10, True),
+        (["fp16"], "macOS15", "scatter", 0, True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--split-gigabytes", "inf"], "--split-gigabytes inf: expected a finite size above 0"),
         (["--solver-steps", "1"], "--solver-steps 1: expected 2 to 200, or 0 for none"),
-        (["--kv-cache", ""], "--kv-cache '': expected one of scatter, rows"),
+        (["--kv-cache", ""], "--kv-cache '': expected one of scatter, rows, stacked"),
+        (["--kv-cache", "stacked"], "--kv-cache stacked needs --target macos15"),
+        (["--preset", "phone", "--target", "macos27"], "--kv-cache stacked needs --target macos15"),
+        (["--preset", "phone", "--precision", "fp32"], "--precision fp32 needs --target macos14"),
+        (["--preset", "watch"], "--preset watch: expected one of general, phone"),
         (["--kv-cache", "rows", "--target", "macos15"], "--kv-cache rows needs --target macos14"),
         (["--precision", "fp32", "--target", "macos15"], "--precision fp32 needs --target macos14"),
         (["--audio-vae-fp32", "--target", "macos27"], "--audio-vae-fp32 needs --target macos14 or macos15"),
@@ -238,6 +272,50 @@ def test_functions_share_their_weights(bundle: Path, tiny_bundle: Path, precisio
 
     # Two copies would be twice as large. Each function has its own rotary tables, which are large only here.
     assert size(bundle) < 1.7 * size(tiny_bundle)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_stacked_states_are_two_a_package_and_written_once_a_call(phone_bundle: Path, precision: str) -> None:
+    manifest, stacks = Manifest.read(phone_bundle), {}
+    for name in LM_STEPS:
+        for part in manifest.parts(name):
+            package = phone_bundle / manifest.package_path(precision, part.name)  # type: ignore[arg-type]
+            for function in ("decode", "prefill_16"):
+                program = read_package(package, function)
+                kinds = [operation.kind for operation in program.operations]
+                assert kinds.count("read_state") == kinds.count("write_state") == len(program.states) == 2
+            stacks[part.name] = {state.name: state.fixed_shape for state in program.states}
+    three, two = (3, 2, 256, 64), (2, 2, 256, 64)
+    assert stacks == {
+        "base_lm_step_1": {"k_caches_00": three, "v_caches_00": three},
+        "base_lm_step_2": {"k_caches_03": three, "v_caches_03": three},
+        "residual_lm_step": {"k_caches_00": two, "v_caches_00": two},
+    }
+
+
+@pytest.mark.parametrize("voice", [{"zero_shot": True}, {"voice": "heart"}])
+def test_speech_of_stacked_states_equals_the_macos_14_bundle(
+    phone_bundle: Path, speaking_bundle: Path, voice: dict[str, Any]
+) -> None:
+    """Also with a voice, whose rows are read from the states and written into those of the next speech."""
+    given = GIVEN | voice | {"inference_timesteps": STEPS, "use_cfg_zero_star": False, "every_word": False}
+    ours, theirs = (
+        VoxCPM.from_bundle(folder, "fp16").speak("the river runs to the sea.", **given)
+        for folder in (phone_bundle, speaking_bundle)
+    )
+    np.testing.assert_array_equal(ours.latents, theirs.latents)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("name", LM_STEPS)
+def test_stacked_states_agree_with_the_test_vectors(phone_bundle: Path, name: str, precision: str) -> None:
+    """At either end of the caches."""
+    manifest = Manifest.read(phone_bundle)
+    declared, sizes = manifest.step_models[name], manifest.sizes
+    found = compare(
+        _step(phone_bundle, precision, name), declared, sizes, read_vectors(phone_bundle, declared, sizes)
+    )
+    assert found.worst > FLOORS[precision]  # type: ignore[index]
 
 
 AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)

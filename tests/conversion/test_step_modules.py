@@ -33,16 +33,17 @@ class Pair:
     def noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator)
 
-    def step(self, name: str) -> Callable[..., Any]:
-        declared = declare_step_models(self.architecture, SIZES)[name]
+    def step(self, name: str, *, stacked: bool = False) -> Callable[..., Any]:
+        declared = declare_step_models(self.architecture, SIZES, stacked=stacked)[name]
         modules = loaded_modules(self.checkpoint, declared, SIZES)
         return build_step(declared, modules, self.architecture, SIZES)
 
     def stream(
-        self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int
+        self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int, *, stacked: bool = False
     ) -> list[tuple[Tensor, ...]]:
         """Outputs of successive calls; the state passes from one to the next."""
-        declared, step = declare_step_models(self.architecture, SIZES)[name], self.step(name)
+        declared = declare_step_models(self.architecture, SIZES, stacked=stacked)[name]
+        step = self.step(name, stacked=stacked)
         state = example_inputs(declared.state, 0)
         results = []
         for call in inputs:
@@ -97,10 +98,11 @@ def _in_chunks(embeddings: Tensor) -> list[tuple[Tensor, Tensor]]:
     return calls
 
 
-def test_base_lm_with_a_filled_cache_equals_one_upstream_pass(pair: Pair) -> None:
+@pytest.mark.parametrize("stacked", [False, True])
+def test_base_lm_with_a_filled_cache_equals_one_upstream_pass(pair: Pair, *, stacked: bool) -> None:
     model = pair.upstream
     embeddings = pair.noise(1, 20, pair.architecture.base_lm.hidden_size)
-    results = pair.stream(names.BASE_LM_STEP, _in_chunks(embeddings), 3)
+    results = pair.stream(names.BASE_LM_STEP, _in_chunks(embeddings), 3, stacked=stacked)
     hidden, quantized, stop = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
     expected, _ = model.base_lm(inputs_embeds=embeddings, is_causal=True)
     _assert_close(hidden, expected)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from voxcpm_runtime import VoxCPM
 
 PATCHES = 6
-TEXT, TRANSCRIPT = "the river runs to the sea", "we walked home "
+# With the full stops that the runtime adds for the built-in voice's checkpoint.
+TEXT, TRANSCRIPT = "the river runs to the sea.", "we walked home. "
 
 
 class RecordedNoise:
@@ -41,7 +42,11 @@ def write_case(folder: Path, document: Mapping[str, Any], arrays: Mapping[str, n
 
 def record(folder: Path, bundle: Path) -> None:
     """Every mode of every precision of a bundle."""
-    for precision in json.loads((bundle / "manifest.json").read_text())["precisions"]:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    for precision in manifest["precisions"]:
+        if precision == "int8" and manifest["kv_cache"] == "stacked":
+            # Of trained weights: an ulp moves Python's own latents by 3 %. The test vectors cover it.
+            continue
         with VoxCPM.from_bundle(bundle, precision=precision) as tts:
             modes = ["zero-shot", "continuation"]
             modes += ["reference", "combined"] if tts.bundle.architecture.traits.takes_reference else []
@@ -69,6 +74,7 @@ def _record(folder: Path, bundle: Path, tts: VoxCPM, mode: str) -> None:
         inference_timesteps=steps,
         retry_badcase=False,
         every_word=False,
+        zero_shot=True,
         **given,
     )
     prompt_and_text = given.get("prompt_wav_path"), given.get("prompt_text")

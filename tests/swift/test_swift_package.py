@@ -29,6 +29,7 @@ MINUTES = os.environ.get("VOXCPM_MINUTES")
 CONFIGURATION = ("-c", "release", "-Xswiftc", "-enable-testing") if MINUTES else ()
 DRIVEN = (
     "tiny_bundle", "tiny_bundle_15", "second_bundle", "tiny_parts_bundle", "second_solver_bundle", "tiny_bundle_27",
+    "phone_bundle",
 )  # fmt: skip
 
 SPOKEN = ("tiny_bundle", "tiny_bundle_15", "second_bundle", "tiny_parts_bundle")

@@ -85,6 +85,16 @@ def test_solver_package_and_attention_are_compared_with_upstream(
     assert base_lm.outputs[names.ATTENTION].correlation > 0.9999999
 
 
+def test_stacked_states_and_solver_equal_upstream(phone_bundle: Path) -> None:
+    report = validate_bundle(phone_bundle, str(DEFAULT_CHECKPOINT), text="the river runs", patches=6)
+    assert report.failures() == []
+    correlations = {
+        s.step_model: s.lowest for s in report.steps if (s.precision, s.arithmetic) == ("fp16", "plain")
+    }
+    assert min(correlations[name] for name in (names.RESIDUAL_LM_STEP, names.LOCDIT_SOLVE)) > 0.99999
+    assert correlations[names.BASE_LM_STEP] > 0.9999
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
 def test_low_figure_fails(report: ValidationReport, precision: str) -> None:
     step = next(s for s in report.steps if s.precision == "fp32")

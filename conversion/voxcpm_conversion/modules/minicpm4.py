@@ -96,6 +96,23 @@ class Past:
 
 
 @dataclass(frozen=True)
+class LayerPast(Past):
+    """The cache of one layer of a stack. A step changes a copy of it; the stack is written once, after all layers."""
+
+    rows: list[Tensor]
+    """Filled with the step's keys and values of each layer in turn, (1, kv_heads, S, head_dim)."""
+
+    def written(self, keys: Tensor, values: Tensor) -> Cached:
+        """What `Past.written` returns."""
+        self.rows.extend((keys, values))
+        k, v = (
+            cache.index_copy(2, self.places, rows)
+            for cache, rows in zip(self.cached, (keys, values), strict=True)
+        )
+        return k, v
+
+
+@dataclass(frozen=True)
 class ReadOnlyPast:
     """The cache of one layer before a step. Read-only: the caller appends the step's own keys and values."""
 

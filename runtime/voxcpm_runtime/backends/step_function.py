@@ -18,10 +18,10 @@ class StepState(Protocol):
     """KV caches or convolution contexts of one stream; a call of the step model updates it in place."""
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """Copies of positions `start` to `stop - 1` of every KV cache (1, kv_heads, positions, head_dim), by name."""
+        """Copies of positions `start` to `stop - 1` of KV caches (layers, kv_heads, positions, head_dim), by name."""
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
-        """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
+        """Overwrite positions from `start` on with arrays (layers, kv_heads, positions, head_dim), by name."""
 
 
 class StepFunction(Protocol):

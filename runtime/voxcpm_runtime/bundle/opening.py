@@ -147,8 +147,10 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless this release declares the same step models; later code does not check shapes."""
-    fp32 = manifest.audio_vae_fp32
-    declared = declare_step_models(manifest.architecture, manifest.sizes, audio_vae_fp32=fp32)
+    fp32, stacked = manifest.audio_vae_fp32, manifest.kv_cache == "stacked"
+    declared = declare_step_models(
+        manifest.architecture, manifest.sizes, audio_vae_fp32=fp32, stacked=stacked
+    )
     for name, model in declared.items():
         if manifest.step_models.get(name) != model:
             raise BundleError(

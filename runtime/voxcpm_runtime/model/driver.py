@@ -48,7 +48,7 @@ class Prefix:
     """What the language models and the feat encoder compute for a voice, independent of the text to speak."""
 
     base_rows: dict[str, Floats]
-    """The base model's keys and values of the voice (1, kv_heads, positions, head_dim), by state tensor."""
+    """The base model's keys and values of the voice (layers, kv_heads, positions, head_dim), by state tensor."""
     residual_rows: dict[str, Floats]  # The residual model's keys and values, likewise
     prompt_embeddings: Floats  # Embeddings of the prompt's patches (patches, hidden)
 

@@ -55,6 +55,20 @@ final class DriverTests: XCTestCase {
         XCTAssertEqual(left.count, 2, "\(left)")
         XCTAssertTrue(left.allSatisfy { !$0.contains("Version140") && $0 != "half" }, "\(left)")
     }
+
+    func testVectorsAgreeWithStackedCaches() async throws {
+        let bundle = try OpenBundle(Recorded.first("driver", "-zero-shot").url("bundle"))
+        guard bundle.manifest.kvCache == .stacked else { return }
+        for precision in bundle.manifest.precisions {
+            let tts = TextToSpeech(.folder(bundle.folder), Configuration(precision: precision, cache: Recorded.cache))
+            let found = try await tts.examine()
+            XCTAssertEqual(found.count, 7)
+            for one in found {
+                XCTAssertTrue(one.isCorrect, "\(one)")
+                XCTAssertEqual(one.streams["last_16"] != nil, one.model.rawValue.contains("lm_"))
+            }
+        }
+    }
     #endif
 
     func testSpeaksAsPython() async throws {

@@ -17,7 +17,9 @@ from voxcpm_validation.lint import checks
 from voxcpm_validation.lint.bundle import lint_bundle
 
 # Both structures, both targets and the optional forms.
-BUNDLES = ("tiny_bundle", "tiny_bundle_15", "tiny_parts_bundle", "second_bundle", "speaking_bundle")
+BUNDLES = (
+    "tiny_bundle", "tiny_bundle_15", "tiny_parts_bundle", "second_bundle", "speaking_bundle", "phone_bundle",
+)  # fmt: skip
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ public struct Manifest: Sendable, Decodable {
     }
 
     enum KVCache: String, Sendable, Decodable {
-        case scatter, rows
+        case scatter, rows, stacked
     }
 
     enum Generation: String, Sendable, Decodable {
@@ -94,7 +94,8 @@ public struct Manifest: Sendable, Decodable {
         public let inputs: [Tensor]
         /// Of each call, without state.
         public let outputs: [Tensor]
-        /// KV caches, keys and values alternating, or contexts of convolutions; empty for a stateless model.
+        /// KV caches, keys and values alternating, each of one or several layers, or contexts of convolutions; empty for a
+        /// stateless model.
         public let state: [Tensor]
 
         /// The first input with an enumerated axis, and that axis; otherwise the first input and axis 1.

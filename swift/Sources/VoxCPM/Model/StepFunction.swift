@@ -11,7 +11,7 @@ public protocol StepFunction: Sendable {
     /// One step. The state is updated in place; concurrent calls must not share a state.
     func callAsFunction(_ inputs: [String: Tensor], _ state: (any StepState)?) async throws -> [String: Tensor]
 
-    /// Positions of the state's KV caches, (1, kv_heads, positions, head_dim), or of its contexts, (1, channels,
+    /// Positions of the state's KV caches, (layers, kv_heads, positions, head_dim), or of its contexts, (1, channels,
     /// samples), by name; nil if the framework hides its states. Positions beyond the end are omitted.
     func rows(_ positions: Range<Int>, of state: any StepState) throws -> [String: Tensor]?
 

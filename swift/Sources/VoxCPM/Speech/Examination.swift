@@ -132,11 +132,11 @@ private struct TestVectors {
             let rows = try state("chain", cache), width = rows.shape[3...].reduce(1, *)
             let heads = Rows(width: rows.shape[2] * width, values: rows.values)
             var values: [Float] = []
-            for head in 0..<heads.count {
+            for head in 0..<heads.count {  // Of all layers of the cache
                 let row = heads[head]
                 for place in 0..<(capacity * width) { values.append(row[place % row.count]) }
             }
-            filled[cache.name] = Tensor(shape: [1, heads.count, capacity] + rows.shape[3...], values: values)
+            filled[cache.name] = Tensor(shape: rows.shape[..<2] + [capacity] + rows.shape[3...], values: values)
         }
         return filled
     }
