@@ -41,7 +41,10 @@ MARKED_UP = (
     "sat.[voice ada]Nguyen sat by the fire.[/voice], far.<p>The sea was far.</p> We talked of it. [spell]a1[/spell]"
     "[pause 1.5s]"
 )
-MARKUP = {"markup": True, "lexicon": {"far": "near by"}}
+MARKUP = {
+    "markup": True, "lexicon": {"far": "near by"}, "max_len": 300, "min_len": 2,
+    "retry_badcase_ratio_threshold": 0.1, "retry_badcase": False,
+}  # fmt: skip
 PROSE = (
     "The door opened slowly, and nobody came in. We waited for a while in the dark hall, and listened to the rain on "
     "the roof. Then somebody laughed.\n\nIt was the old man from the mill. He had lost his key, and his lamp, and "
@@ -118,8 +121,8 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
             None,
             {"segment_tokens": 12, "max_len": 40, "seed": 5, "retry_badcase_ratio_threshold": 0.5},
         ),
-        "marked-segments": (MARKED_UP, None, {"segment_tokens": 12, "min_len": 2, "max_len": 60, **MARKUP}),
-        "marked-voiced": (MARKED_UP, prompt, {**small, "max_len": 60, **MARKUP}),
+        "marked-segments": (MARKED_UP, None, {"segment_tokens": 30, **MARKUP}),
+        "marked-voiced": (MARKED_UP, prompt, MARKUP),
         "normalized": ("It cost $4.20 in 1999, & more!", None, {**small, "normalize": True}),
     }
     if a.traits.takes_reference:
