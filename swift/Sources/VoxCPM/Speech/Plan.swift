@@ -169,12 +169,12 @@ struct Plan: Sendable {
         var waiting = parts[...], ready: ArraySlice<Segment> = []
         return {
             while ready.isEmpty, let part = waiting.popFirst() {
+                let said = part.said, whole = Segment(text: said.string, endsParagraph: false)
                 var end = 0
-                let whole = Segment(text: part.said.string, endsParagraph: false)
                 ready = try of(part).split(whole, anchored: voice == nil && part.voice == nil && parts.count > 1).map {
-                    let said = $0.text.unicodeScalars
-                    let start = part.said.indices[end...].first { part.said[$0...].starts(with: said) } ?? end
-                    end = start + said.count
+                    let own = $0.text.unicodeScalars
+                    let start = said.indices[end...].first { said[$0...].starts(with: own) } ?? end
+                    end = start + own.count
                     return Segment(text: $0.text, endsParagraph: $0.endsParagraph, part: part, place: start..<end)
                 }[...]
             }
