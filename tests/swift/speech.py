@@ -18,7 +18,7 @@ from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.reading import resample, trim_silence
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.speech import stream
+from voxcpm_runtime.speech import gathering
 from voxcpm_runtime.speech.budget import max_segment_tokens
 from voxcpm_runtime.speech.expected_length import expected_length
 from voxcpm_runtime.voices.store import built_in_voices
@@ -36,6 +36,15 @@ TIMED = (
     "Ada, Max and Tom's sister left.",
     "At 14:30 we left the old house. The rain had stopped, the road was empty, and the lamps were out.",
 )
+MARKED_UP = (
+    "[pause 0.2s]The river runs. <sub alias='It ran'>X</sub> all night, Nguyen. <s>And we walked</s> home, so far, and "
+    "sat.[voice ada]Nguyen sat by the fire.[/voice], far.<p>The sea was far.</p> We talked of it. [spell]a1[/spell]"
+    "[pause 1.5s]"
+)
+MARKUP = {
+    "markup": True, "lexicon": {"far": "near by"}, "max_len": 300, "min_len": 2,
+    "retry_badcase_ratio_threshold": 0.1, "retry_badcase": False,
+}  # fmt: skip
 PROSE = (
     "The door opened slowly, and nobody came in. We waited for a while in the dark hall, and listened to the rain on "
     "the roof. Then somebody laughed.\n\nIt was the old man from the mill. He had lost his key, and his lamp, and "
@@ -112,6 +121,8 @@ def record_speech(folder: Path, tts: VoxCPM, bundle: Path) -> None:
             None,
             {"segment_tokens": 12, "max_len": 40, "seed": 5, "retry_badcase_ratio_threshold": 0.5},
         ),
+        "marked-segments": (MARKED_UP, None, {"segment_tokens": 30, **MARKUP}),
+        "marked-voiced": (MARKED_UP, prompt, MARKUP),
         "normalized": ("It cost $4.20 in 1999, & more!", None, {**small, "normalize": True}),
     }
     if a.traits.takes_reference:
@@ -168,9 +179,15 @@ def write_speech(
 ) -> None:
     """One speech."""
     noise = RecordedNoise(7)
-    given = {} if "seed" in options else {"rng": noise}
-    planned = tts.plan(text, voice=voice, zero_shot=True, **options).segments
-    speech = tts.speak(text, voice=voice, zero_shot=True, **given, **options)
+    given: dict[str, Any] = {} if "seed" in options else {"rng": noise}
+    sound = np.random.default_rng(9).standard_normal(5 * tts.bundle.architecture.patch_input_samples) / 10
+    rate = tts.bundle.architecture.input_sample_rate
+    ada = tts.create_voice((sound, rate), "home ", name="ada", lexicon={"nguyen": "nwen", "far": "away"})
+    common = {"voice": voice, "zero_shot": True, "find_voice": {"ada": ada}.get, **options}
+    planned = tts.plan(text, **common).segments
+    speech = tts.speak(text, **given, **common)
+    folder.mkdir(parents=True)
+    ada.save(folder / "ada.voice")
     write(
         folder, bundle, tts, voice, noise, speech.latents, speech.audio,
         text=text, options=options,
@@ -187,7 +204,8 @@ def write_speech(
                 "text": p.text, "said": p.said, "transcript": p.transcript, "tokens": [int(t) for t in p.tokens],
                 "transcript_tokens": [int(t) for t in p.transcript_tokens],
                 "target": p.target_tokens, "letters": p.letters, "anchors": p.anchors, "followed": bool(p.followed),
-                "ends_paragraph": p.ends_paragraph,
+                "ends_paragraph": p.ends_paragraph, "voice": p.voice and p.voice.name, "before": p.before,
+                "after": p.after,
             }
             for p in planned
         ],
@@ -248,7 +266,7 @@ def record_words(folder: Path) -> None:
         return attention.letter_times(said, places, rows, shifts, patch, audio, rate)
 
     with pytest.MonkeyPatch.context() as patched, VoxCPM.from_bundle() as tts:
-        patched.setattr(stream, "letter_times", letter_times)
+        patched.setattr(gathering, "letter_times", letter_times)
         for number, text in enumerate(TIMED):
             (segment,) = tts.speak(text, seed=number, retry_badcase=False).segments
             case, rate = followed.pop(), segment.sample_rate

@@ -175,7 +175,7 @@ def test_texts_are_segmented_tokenised_and_spelled_as_in_python(
 ) -> None:
     texts.record(tmp_path)
 
-    tested("TextTests|AlteredTokenizerTests", tmp_path)
+    tested("TextTests|AlteredTokenizerTests|MarkupTests", tmp_path)
 
 
 def test_a_bundle_is_downloaded(tested: Callable[..., str], tmp_path: Path, tiny_bundle: Path) -> None:

@@ -15,6 +15,7 @@ from swift.test_swift_package import BUILT, CONFIGURATION, REPOSITORY, SWIFT, co
 from voxcpm_runtime import VoxCPM
 
 TEXT = "the river runs to the sea"
+MARKED_UP = "[pause 0.5s]Nguyen runs to the sea.[pause 0.7s][voice emma]We sat by the fire.[/voice]"
 
 pytestmark = [
     pytest.mark.swift,
@@ -45,15 +46,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return finished
 
 
-def test_the_command_line_speaks_as_python(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [TEXT, MARKED_UP])
+def test_the_command_line_speaks_as_python(run: Run, tmp_path: Path, text: str) -> None:
     """Rounding changes later patches, so the loudness of each 20 ms is compared; other seeds have less than 0.7."""
-    wav = tmp_path / "out.wav"
+    wav, lexicon, markup = tmp_path / "out.wav", tmp_path / "names.tsv", text == MARKED_UP
+    lexicon.write_text("nguyen\tthe river\n")
 
-    done = run("--text", TEXT, "--seed", 1, "-o", wav)
+    done = run("--text", text, "--seed", 1, "-o", wav, "--lexicon", lexicon, *["--markup"] * markup)
 
     found, rate = soundfile.read(wav, dtype="float32")
     with VoxCPM.from_bundle() as tts:
-        expected = tts.speak(TEXT, seed=1).audio
+        speech = tts.speak(text, seed=1, lexicon=lexicon, markup=markup)
+    expected = speech.audio
     assert "predicting a first patch" in done.stderr
     assert 0.8 < len(found) / len(expected) < 1.25
     count = min(len(found), len(expected)) * 50 // rate

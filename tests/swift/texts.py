@@ -11,9 +11,11 @@ from pathlib import Path
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.english import conventions, numbers, reading, words
+from voxcpm_runtime.markup.parsing import spoken_parts
 from voxcpm_runtime.text import normalization
 from voxcpm_runtime.text.control import ControlledCutter, described, leading_control, without_control
 from voxcpm_runtime.text.languages import may_be_english
+from voxcpm_runtime.text.lexicon import pronounced
 from voxcpm_runtime.text.normalization import (
     continued_transcript,
     spelled,
@@ -28,6 +30,7 @@ from voxcpm_runtime.words.written import said_spans
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent.parent / "shared/data"
 LETTERS = ROOT / "runtime/voxcpm_runtime/default_bundle/tokenizer"
+LEXICON = json.loads((ROOT / "tests/marked_up_texts.json").read_text(encoding="utf-8"))["lexicon"]
 TARGETS = (8, 40, 200)
 FOREIGN = ("Say 中 please.", "Привет, мир!", "He said Ελλάδα.", "The 北京 opera.", "A б and a д.")
 """Letters that a vocabulary of letters lacks; no sign of a unit, which only Python reads."""
@@ -184,6 +187,42 @@ def _is_kept(pattern: str) -> bool:
     )
 
 
+_MARKS = """
+[pause 1s]|[pause .5s]|[pause 2]|[voice emma]|[voice liam]|[/voice]|[spell]|[/spell]|[laugh]|\\[|\\]|<break/>|<break time='300ms'/>
+<break strength='weak'/>|<p>|</p>|<s>|</s>|<sub alias='be &lt;ta'>|</sub>|<voice name='emma'>|</voice>|<voice name='default'>
+<say-as interpret-as='cardinal'>|<say-as interpret-as='characters'>|</say-as>|a&amp;b|c&#233;d|<!-- a > [b] -->|<![CDATA[c > <d> [e]]]>
+<x/>|<speak>|</speak>|<p xml:lang='en'>|<s a='b'>|e&nbsp;
+"""
+
+
+def marked_up_texts() -> Iterator[tuple[str, list[list[object]] | str]]:
+    """Random texts with markup, each with its parts, or Python's error: mostly of one kind of marks, which fit."""
+    rng = random.Random(6)
+    words = ["one", "Two.", " ", "\n", "”", ", ", "…", "é", "🙂", "3", "名", " and ", "?", "  "]
+    marks = [mark for line in _MARKS.strip().split("\n") for mark in line.split("|")]
+    few = [mark for mark in marks if mark[1:2] in "pvb\\!s" and "speak" not in mark and "2]" not in mark]
+    for _ in range(3000):
+        chosen = rng.choice((marks, few, few, few))
+        parts = [rng.choice(words if rng.random() < 0.6 else chosen) for _ in range(rng.randrange(1, 12))]
+        for index in range(len(parts)):
+            if rng.random() < 0.8 and (
+                name := re.fullmatch(r"<(p|s|sub|voice|say-as)\b[^>]*>", parts[index])
+            ):
+                parts.insert(rng.randrange(index + 1, len(parts) + 1), f"</{name[1]}>")
+        text = "".join(parts)
+        try:
+            found = spoken_parts(text, 0.6)
+        except InputError as error:
+            yield text, str(error)
+        else:
+            ways = [(0, None), (1, None), (0, -1), (2, 4)]
+            yield text, [
+                [p.said, [p.written(*slice(*way).indices(len(p.said))[:2]) for way in ways],
+                 p.voice and p.voice.name, p.pause, p.after]
+                for p in found
+            ]  # fmt: skip
+
+
 def record(folder: Path) -> None:
     """Write texts.json."""
     tokenizers = {"words": DATA / "tokenizer", "letters": LETTERS}
@@ -195,6 +234,8 @@ def record(folder: Path) -> None:
         "folders": {name: str(tokenizers[name]) for name in opened},
         "targets": TARGETS,
         "cases": cases,
+        "marked_up": list(marked_up_texts()),
+        "pronounced": [[text, pronounced(text, LEXICON)] for text in (case["text"] for case in cases)],
         "foreign": {text: spelled_and_foreign(text, opened["letters"]) for text in FOREIGN},
     }
     (target / "case.json").write_text(json.dumps(document), encoding="utf-8")

@@ -319,7 +319,7 @@ def _date(text: str, form: str | None) -> str:
 
 
 def _exists(year: str, month: str | int, day: str) -> bool:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OverflowError):
         dt.date(int(year) + (2000 if len(year) == 2 else 0), int(month), int(day))
         return len(year) in (2, 4)
     return False

@@ -9,7 +9,8 @@ from xml.sax.saxutils import escape, quoteattr
 from voxcpm_constants.errors import InputError
 
 _MARK = re.compile(
-    r"<[^>]*>|\\(?P<literal>[\[\]])|\[(?P<tag>/?[a-z]+)(?:\s+(?P<value>[^\[\]]*[^\[\]\s]))?\s*\]|\[[^\[\]\n]{0,40}\]?"
+    r"(?s)<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[^>]*>|\\(?P<literal>[\[\]])"
+    r"|\[(?P<tag>/?[a-z]+)(?:\s+(?P<value>[^\[\]]*[^\[\]\s]))?\s*\]|\[[^\[\]\n]{0,40}\]?"
 )
 HERE = "from-here"  # The element of a voice or rate in brackets, which applies from there on
 _ELEMENTS = {

@@ -79,13 +79,14 @@ public actor TextToSpeech {
     ///   - transcript: of the prompt, word for word.
     ///   - reference: a recording of the voice (VoxCPM2).
     ///   - trimsSilence: whether to cut silence from both ends of the recordings, down to 200 ms.
+    ///   - lexicon: what the voice says for words as they are written.
     ///   - provenance: stored in the voice, such as the speaker's consent.
     ///
     /// Throws `VoxCPMError.voice` for recordings that are missing, too short or silent, and `VoxCPMError.unsupported`
     /// for a reference before VoxCPM2.
     public nonisolated func makeVoice(
         name: String = "", prompt: Recording? = nil, transcript: String? = nil, reference: Recording? = nil,
-        trimsSilence: Bool = false, provenance: [String: String] = [:]
+        trimsSilence: Bool = false, lexicon: [String: String] = [:], provenance: [String: String] = [:]
     ) async throws -> Voice {
         guard (prompt == nil) == (transcript == nil) else {
             throw VoxCPMError.voice("a prompt needs both a recording and its transcript")
@@ -94,6 +95,7 @@ public actor TextToSpeech {
             throw VoxCPMError.voice("a voice needs a recording: a prompt with its transcript, or a reference")
         }
         if let transcript { try checkText(transcript) }
+        let lexicon = try checkedLexicon(lexicon)
         let loaded = try await loader.bundle(), a = loaded.bundle.manifest.architecture
         guard reference == nil || a.generation.takesReference else {
             throw VoxCPMError.unsupported(
@@ -125,7 +127,8 @@ public actor TextToSpeech {
         if let digest = prompt?.digest { origin["prompt_sha256"] = digest }
         if let digest = reference?.digest { origin["reference_sha256"] = digest }
         return Voice(
-            a, name: name, transcript: transcript ?? "", prompt: parts[0], reference: parts[1], provenance: origin)
+            a, name: name, transcript: transcript ?? "", prompt: parts[0], reference: parts[1], lexicon: lexicon,
+            provenance: origin)
     }
 
     /// Agreement of the step models with the bundle's test vectors on this device, to attach to an issue as JSON.

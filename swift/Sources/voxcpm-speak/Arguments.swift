@@ -18,6 +18,8 @@ let usage = """
       --prompt WAV         a recording to continue, with --prompt-text TEXT, its transcript
       --reference WAV      a recording of the voice (VoxCPM2)
       --control TEXT       a voice or style in words (VoxCPM2)
+      --markup             read [pause 0.5s], [voice NAME], [spell] and SSML in the text; NAME is built in
+      --lexicon FILE       lines of a word, a tab, and what is said for it
       --seed N             the same seed gives the same speech
       --max-len N          maximum number of patches
       -h, --help           print this
@@ -40,6 +42,7 @@ struct Arguments {
             case "--examine": task = .examine
             case "--benchmark": task = .benchmark
             case "--play": plays = true
+            case "--markup": options.markup = true
             case _ where !word.hasPrefix("-"):
                 if let bundle { throw Misuse("expected one bundle, got \(bundle) and \(word)") }
                 bundle = word
@@ -61,6 +64,7 @@ struct Arguments {
         case "--prompt-text": promptText = value
         case "--reference": reference = value
         case "--control": options.control = value
+        case "--lexicon": options.lexicon.merge(try lexiconEntries(contentsOf: URL(fileURLWithPath: value))) { $1 }
         case "--seed": options.seed = try number(word, value)
         case "--max-len": options.maxLen = try number(word, value)
         case "--precision":

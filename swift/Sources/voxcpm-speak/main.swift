@@ -120,7 +120,8 @@ private func run(_ asked: Arguments) async throws {
 }
 
 do {
-    let asked = try Arguments(Array(CommandLine.arguments.dropFirst()))
+    var asked = try Arguments(Array(CommandLine.arguments.dropFirst()))
+    asked.options.findVoice = { try .builtIn($0) }
     if asked.task == .help { print(usage) } else { try await run(asked) }
 } catch let misuse as Misuse {
     note("error: \(misuse.text)\n\(usage)")

@@ -230,6 +230,9 @@ struct Case {
         let transcript_tokens: [Int]
         let target, letters: Int
         let anchors, followed, ends_paragraph: Bool
+        let voice: String?
+        let before: Double?
+        let after: Double
     }
 
     let voice: Voice?
@@ -245,14 +248,21 @@ struct Case {
         var configuration = Configuration(precision: precision, cache: Recorded.cache)
         configuration.verifies = false
         self.configuration = configuration
+        let named = recorded.folder.appendingPathComponent("ada.voice")
+        let ada = try? Voice(contentsOf: named)
         segments = try recorded.decoded("segments", [Segment].self)
         planned = try recorded.decoded("planned", [Planned].self).map {
             PlannedSegment(
                 text: $0.text, said: $0.said, transcript: $0.transcript, tokens: $0.tokens,
-                transcriptTokens: $0.transcript_tokens, targetTokens: $0.target, letters: $0.letters, endsParagraph: $0.ends_paragraph, anchors: $0.anchors,
-                followed: $0.followed)
+                transcriptTokens: $0.transcript_tokens, targetTokens: $0.target, letters: $0.letters,
+                endsParagraph: $0.ends_paragraph, anchors: $0.anchors, voice: $0.voice == nil ? nil : ada,
+                before: $0.before, after: $0.after, followed: $0.followed)
         }
         var options = Options()
+        options.findVoice = { name in
+            guard name == "ada", let ada else { throw VoxCPMError.voice("no voice \(name)") }
+            return ada
+        }
         let noise = try recorded.floats("noise")
         if !noise.isEmpty { options.noise = RecordedNoise(noise) }
         for (name, value) in recorded.document["options"] as? [String: Any] ?? [:] {
@@ -271,6 +281,8 @@ struct Case {
             case "use_cfg_zero_star": options.useCfgZeroStar = whole != 0
             case "sway_sampling_coef": options.swaySamplingCoef = Float(double)
             case "control": options.control = value as? String
+            case "markup": options.markup = whole != 0
+            case "lexicon": options.lexicon = value as? [String: String] ?? [:]
             case "normalize": options.normalize = whole != 0
             case "seed": options.seed = number?.uint64Value
             default: XCTFail("unknown option \(name)")

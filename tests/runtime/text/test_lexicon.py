@@ -1,50 +1,23 @@
-"""Lexicons: which words of a text are said differently, and which files are lexicons."""
+"""Lexicons: which words of a text are said differently, and which files are lexicons.
 
+The tables are those of the Swift package's tests, too.
+"""
+
+import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.lexicon import lexicon_entries, pronounced
 
-LEXICON = {
-    "nguyen": "win",
-    "New York": "noo york",
-    "York": "yawk",
-    "US": "you ess",
-    "us": "uz",
-    "C++": "see plus plus",
-    "阮": "软",
-    "c": "see",
-    "can't": "cahnt",
-    "can": "ken",
-    "caf\u00e9": "kaffay",
-    "5": "fiver",
-    "a": "ay",
-    "ada": "ayda",
-    "u.s.": "you ess",
-}
+TABLES = json.loads((Path(__file__).parents[2] / "marked_up_texts.json").read_text(encoding="utf-8"))
+LEXICON = TABLES["lexicon"]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("Nguyen's, NGUYEN and nguyen.", "win's, win and win."),
-        ("Nguyens, McNguyen, nguyen_2", "Nguyens, McNguyen, nguyen_2"),
-        # The longest first, over a line's end, and in its own case only.
-        ("York, New\nYork, new york", "yawk, noo york, new york"),
-        ("The US and us, Us.", "The you ess and uz, uz."),
-        ("C++ or c, c++ (C)", "see plus plus or see, c++ (see)"),
-        ("我叫阮文。", "我叫软文。"),
-        ("{nguyen c} c", "{nguyen c} see"),
-        ("can’t, CAN'T, can, can's", "cahnt, cahnt, ken, ken's"),
-        ("o'can can'o o’can can’o", "o'can can'o o’can can’o"),
-        ("caf\u00e9, Cafe\u0301. cafe\u0301s", "kaffay, kaffay. cafe\u0301s"),
-        ("$5.00 5.5 1,5 5% 5:30 1-5 -5 5, (5)", "$5.00 5.5 1,5 5% 5:30 1-5 -5 fiver, (fiver)"),
-        ("U.S.A. a U.S. A. Ada-like ada@x.org, @ada", "U.S.A. ay you ess ay. ayda-like ada@x.org, @ada"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), TABLES["pronounced"])
 def test_whole_words_are_replaced_and_nothing_is_replaced_twice(text: str, said: str) -> None:
     assert pronounced(text, LEXICON) == said
     assert pronounced(text, {}) == text
@@ -59,8 +32,9 @@ def test_a_large_lexicon_is_read_in_one_pass() -> None:
 
 def test_the_last_of_several_sources_wins(tmp_path) -> None:
     file = tmp_path / "names.tsv"
-    file.write_text("\ufeff# names\n\nnguyen\twin\r\n#1\tnumber one\nada \t ay da\n", encoding="utf-8")
-    assert lexicon_entries(file) == {"nguyen": "win", "#1": "number one", "ada": "ay da"}
+    content, entries = TABLES["lexicon_files"][0]
+    file.write_text(content, encoding="utf-8")
+    assert lexicon_entries(file) == entries
     assert lexicon_entries([str(file), {"ada": "aah da"}])["ada"] == "aah da"
     assert lexicon_entries(None) == {}
 
@@ -68,8 +42,7 @@ def test_the_last_of_several_sources_wins(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\tb\nword\n", "line 2: expected WRITTEN, a tab, SAID, got 'word' and ''"),
-        (b"\tb\n", "line 1: expected WRITTEN"),
+        *((content.encode(), message) for content, message in TABLES["lexicon_files"][1:]),
         (b"\xff", "expected UTF-8"),
         (None, "cannot be read (No such file"),
     ],

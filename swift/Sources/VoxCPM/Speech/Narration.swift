@@ -53,11 +53,13 @@ struct Narration {
         text = Array((plan.text ?? "").unicodeScalars)
         noise = plan.options.noise
         left = plan.maxPatches
-        promptLetters = try plan.voice.map { voice in
-            let takesControl = plan.manifest.architecture.generation.takesReference
-            let spoken = voice.turns.map { takesControl ? Control.withoutControl($0.text) : $0.text }.joined()
-            return try letters(in: plan.tokenizer.spelledTranscript(spoken))
-        } ?? 0
+        promptLetters = try plan.voice.map { try Self.letters(spokenIn: $0, plan) } ?? 0
+    }
+
+    private static func letters(spokenIn voice: Voice, _ plan: Plan) throws -> Int {
+        let takesControl = plan.manifest.architecture.generation.takesReference
+        let spoken = voice.turns.map { takesControl ? Control.withoutControl($0.text) : $0.text }.joined()
+        return try VoxCPM.letters(in: plan.tokenizer.spelledTranscript(spoken))
     }
 
     /// Speak the next segment; nil if `maxLen` is reached.
@@ -72,17 +74,14 @@ struct Narration {
             return nil
         }
         var samples: [Float] = []
-        if isPaused {
-            spokenSamples += plan.pause.count
-            if let emit {
-                try await emit(Piece(samples: plan.pause, isPause: true, segment: index, text: segment.text))
-            } else {
-                samples = plan.pause
-            }
+        if let pause = segment.before ?? (isPaused ? plan.options.paragraphPause : nil) {
+            samples = try await silence(pause, segment, emit)
         }
+        let voice = segment.voice ?? self.voice
+        let letters = try segment.voice.map { try Self.letters(spokenIn: $0, plan) } ?? promptLetters
         let start = Double(spokenSamples) / Double(plan.manifest.architecture.outputSampleRate)
         let utterance = try Utterance(
-            plan, index, segment, voice, promptLetters: promptLetters ?? 0, left: left, start: start,
+            plan, index, segment, voice, promptLetters: letters ?? 0, left: left, start: start,
             offset: offset(of: segment.text))
         let prefix: Prefix? = if let voice {
             try await prefixes(voice, tokens: segment.transcriptTokens, driver)
@@ -119,8 +118,25 @@ struct Narration {
             seed: noise == nil ? plan.seed(segment: index, attempt: best.number) : nil, attempts: attempts.count,
             stopped: best.stopped, suspicion: best.suspicion, expectedSeconds: utterance.length.seconds,
             endsParagraph: segment.endsParagraph, words: best.words, replaced: segment.replaced)
+        if segment.after > 0 { samples += try await silence(segment.after, segment, emit) }
         finish(segment, spoken)
         return (spoken, samples)
+    }
+
+    /// A pause before or after a segment: its samples, or none if they are emitted, a second at a time.
+    private mutating func silence(
+        _ seconds: Double, _ segment: PlannedSegment, _ emit: ((Piece) async throws -> Void)?
+    ) async throws -> [Float] {
+        let rate = plan.manifest.architecture.outputSampleRate
+        var left = Int((seconds * Double(rate)).rounded(.toNearestOrEven))
+        spokenSamples += left
+        guard let emit else { return [Float](repeating: 0, count: left) }
+        while left > 0 {
+            let samples = [Float](repeating: 0, count: min(left, rate))
+            try await emit(Piece(samples: samples, isPause: true, segment: index, text: segment.text))
+            left -= samples.count
+        }
+        return []
     }
 
     /// The Unicode scalars of the text before a segment; 0 in a session.
@@ -195,7 +211,8 @@ extension Narration {
             isUnfinished: narration.isUnfinished)
     }
 
-    /// The speech in chunks of `firstChunkPatches`, then `chunkPatches`; a pause is part of the next patch's chunk.
+    /// The speech in chunks of `firstChunkPatches`, then `chunkPatches`; up to a second of a pause is part of the next
+    /// patch's chunk.
     static func streamed(
         _ plan: Plan, _ loaded: LoadedBundle, to send: @escaping (Chunk) async throws -> Void
     ) async throws {
@@ -211,10 +228,11 @@ extension Narration {
                 last = piece
                 words += piece.words
                 patches += piece.isPause ? 0 : 1
-                guard patches == wanted else { return }
+                guard patches == wanted || (piece.isPause && gathered.count >= rate) else { return }
                 try await send(chunk())
                 offset += gathered.count
-                (gathered, words, patches, wanted) = ([], [], 0, plan.options.chunkPatches)
+                if patches > 0 { wanted = plan.options.chunkPatches }
+                (gathered, words, patches) = ([], [], 0)
             }
             guard made != nil else { break }
         }

@@ -32,6 +32,12 @@ public struct Options: Sendable {
     public var paragraphPause = 0.6
     /// Voice or style in words, such as "warm, slow" (VoxCPM2).
     public var control: String?
+    /// Read [pause 0.5s], [voice NAME], [spell] and SSML in the text; not in sessions.
+    public var markup = false
+    /// The voice of a name in markup. Nil knows `default` only, the voice of the call.
+    public var findVoice: (@Sendable (String) throws -> Voice)?
+    /// What is said for words as they are written, such as names, in addition to the voice's own.
+    public var lexicon: [String: String] = [:]
     /// Write numbers, dates and symbols of English text in words; the built-in voice always does.
     public var normalize = false
     /// Whether characters that the voice cannot say are an error, instead of being transliterated or left out.

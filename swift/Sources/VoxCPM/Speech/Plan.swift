@@ -26,6 +26,12 @@ struct PlannedSegment: Sendable, Equatable {
     var anchors = false
     /// Characters that the voice cannot say, each once.
     var replaced = ""
+    /// The voice of this segment alone; nil for that of the plan.
+    var voice: Voice?
+    /// Seconds of silence before it; nil for the usual pause if a paragraph ends there.
+    var before: Double?
+    /// Seconds of silence after it, at the end of the text.
+    var after = 0.0
     /// Whether another segment follows; nil if unknown, as in a session.
     var followed: Bool?
 }
@@ -35,7 +41,12 @@ struct Plan: Sendable {
     let manifest: Manifest
     let tokenizer: TextTokenizer
     /// Nil to continue the first segments.
-    let voice: Voice?
+    private(set) var voice: Voice?
+    /// The caller's lexicon, and what says a text as that and the voice's do.
+    private let lexicon: [String: String]
+    private(set) var pronounced: Pronunciation
+    /// Those of a text with markup.
+    private let parts: [MarkupPart]
     /// The control, without its parentheses; empty for none.
     private(set) var description: String
     let options: Options
@@ -66,6 +77,19 @@ struct Plan: Sendable {
         self.text = text == nil ? nil : rest
         textStart = (text ?? "").unicodeScalars.count - rest.unicodeScalars.count
         self.options = options
+        lexicon = try checkedLexicon(options.lexicon)
+        pronounced = Pronunciation((voice?.lexicon ?? [:]).merging(lexicon) { $1 })
+        if options.markup {
+            guard text != nil else { throw VoxCPMError.unsupported("markup needs a whole text, not a session; use speak") }
+            // Spaces keep the places in error messages.
+            let whole = String(repeating: " ", count: textStart) + rest
+            parts = try spokenParts(whole, paragraphPause: options.paragraphPause) { name in
+                guard let found = options.findVoice else { throw Problem("no voice \(name): no Options.findVoice is set") }
+                return try found(name)
+            }
+        } else {
+            parts = []
+        }
         description = try Self.description([options.control, control], manifest, voice)
         lengths = Lengths(manifest, options, hasLettersOnly: tokenizer.hasLettersOnly)
         seed = options.seed ?? UInt64(UInt32.random(in: 0...UInt32.max))
@@ -85,10 +109,14 @@ struct Plan: Sendable {
     /// Maximum number of patches of the whole speech; nil for no limit, as in a session.
     var maxPatches: Int? { text == nil ? nil : options.maxLen }
 
-    /// The silence between two paragraphs.
-    var pause: [Float] {
-        let samples = options.paragraphPause * Double(manifest.architecture.outputSampleRate)
-        return [Float](repeating: 0, count: Int(samples.rounded(.toNearestOrEven)))
+    /// The plan of a part of a text with markup, in its voice.
+    func of(_ part: MarkupPart) throws -> Plan {
+        guard let own = part.voice else { return self }
+        try own.check(manifest.architecture)
+        var plan = self
+        (plan.voice, plan.description) = (own, "")
+        if own.lexicon != voice?.lexicon ?? [:] { plan.pronounced = Pronunciation(own.lexicon.merging(lexicon) { $1 }) }
+        return plan
     }
 
     /// The seed of an attempt at a segment, both counted from 0. A retry adds 1.
@@ -118,12 +146,12 @@ struct Plan: Sendable {
     func segments() throws -> TextSegments {
         let text = text ?? ""
         var reader = SegmentReader(self)
-        if try fitsAlone(text, anchored: false) {
+        if parts.isEmpty, try fitsAlone(text, anchored: false) {
             var only = try reader.read(Segment(text: text, endsParagraph: false))
             only.followed = false
             return TextSegments(reader: reader, read: [only])
         }
-        var segments = try TextSegments(reader: reader, waiting: parts(text), orElse: text)
+        var segments = try TextSegments(reader: reader, waiting: source(text), orElse: text)
         if text.unicodeScalars.count <= Self.readAtOnce {
             var all: [PlannedSegment] = []
             while let segment = try segments.next() { all.append(segment) }
@@ -132,10 +160,32 @@ struct Plan: Sendable {
         return segments
     }
 
+    /// The segments of a long text, or of one with markup, part by part.
+    private func source(_ text: String) throws -> () throws -> Segment? {
+        if parts.isEmpty {
+            var segments = try fitting(text)
+            return { try segments.next() }
+        }
+        var waiting = parts[...], ready: ArraySlice<Segment> = []
+        return {
+            while ready.isEmpty, let part = waiting.popFirst() {
+                let said = part.said, whole = Segment(text: said.string, endsParagraph: false)
+                var end = 0
+                ready = try of(part).split(whole, anchored: voice == nil && part.voice == nil && parts.count > 1).map {
+                    let own = $0.text.unicodeScalars
+                    let start = said.indices[end...].first { said[$0...].starts(with: own) } ?? end
+                    end = start + own.count
+                    return Segment(text: $0.text, endsParagraph: $0.endsParagraph, part: part, place: start..<end)
+                }[...]
+            }
+            return ready.popFirst()
+        }
+    }
+
     /// A long text in segments whose speech fits the KV cache.
     ///
     /// Without a voice, there is also room for the first segment, which the others continue.
-    private func parts(_ text: String) throws -> Segments {
+    private func fitting(_ text: String) throws -> Segments {
         // If nothing fits, the error about the whole text is clearer.
         let target = max(try longestSegment(anchored: voice == nil), Lengths.minSegmentTokens)
         return Segments(text, target: target) { try count($0, target) }
@@ -145,11 +195,16 @@ struct Plan: Sendable {
     func split(sentence: String) throws -> [Segment] {
         guard let whole = oneSegment(sentence).first else { return [] }
         // Other sentences may precede or follow it.
-        if try fitsAlone(whole.text, anchored: voice == nil) { return [whole] }
-        var source = try parts(whole.text), found: [Segment] = []
+        return try split(whole, anchored: voice == nil)
+    }
+
+    /// - Parameter anchored: leave room for a segment that this one continues.
+    private func split(_ whole: Segment, anchored: Bool) throws -> [Segment] {
+        if try fitsAlone(whole.text, anchored: anchored) { return [whole] }
+        var source = try fitting(whole.text), found: [Segment] = []
         while let part = try source.next() { found.append(part) }
         guard let last = found.popLast() else { return [whole] }
-        return found + [Segment(text: last.text, endsParagraph: whole.endsParagraph)]
+        return found + [Segment(text: last.text, endsParagraph: last.endsParagraph || whole.endsParagraph)]
     }
 
     func longestSegment(anchored: Bool) throws -> Int {
@@ -182,10 +237,10 @@ struct Plan: Sendable {
 
     /// Number of tokens of a text; above `target` also if its expected duration exceeds `longestSeconds`.
     private func count(_ text: String, _ target: Int) throws -> Int {
-        let said = (try? tokenizer.spelled(text)) ?? text
-        let tokens = try tokenizer(said).count
+        let said = pronounced(text), spelled = (try? tokenizer.spelled(said)) ?? said
+        let tokens = try tokenizer(spelled).count
         guard let profile = lengths.profile, options.segmentTokens == nil else { return tokens }
-        let share = profile.expectedSeconds(letters(in: said)) / profile.longestSeconds
+        let share = profile.expectedSeconds(letters(in: spelled)) / profile.longestSeconds
         return max(tokens, Int(min((Double(target) * share).rounded(.up), 1e12)))
     }
 }
@@ -197,7 +252,7 @@ struct TextSegments {
     fileprivate private(set) var reader: SegmentReader
     /// Planned segments.
     private var read: ArraySlice<PlannedSegment> = []
-    private var waiting: Segments?
+    private var waiting: (() throws -> Segment?)?
     /// The next unplanned segment.
     private var ahead: Segment?
 
@@ -208,20 +263,20 @@ struct TextSegments {
     }
 
     /// - Parameter text: the only segment if there is nothing to say, for the error message.
-    fileprivate init(reader: SegmentReader, waiting: Segments, orElse text: String) throws {
+    fileprivate init(reader: SegmentReader, waiting: @escaping () throws -> Segment?, orElse text: String) throws {
         self.reader = reader
-        var waiting = waiting
-        ahead = try waiting.next() ?? Segment(text: text, endsParagraph: false)
+        ahead = try waiting() ?? Segment(text: text, endsParagraph: false)
         self.waiting = waiting
     }
 
     mutating func next() throws -> PlannedSegment? {
         if let known = read.popFirst() { return known }
         guard let segment = ahead else { return nil }
-        ahead = try waiting?.next()
+        ahead = try waiting?()
         var planned = try reader.read(segment)
         // The edge of its speech depends on whether another one follows.
         planned.followed = ahead != nil
+        if ahead != nil { planned.after = 0 }
         return planned
     }
 }
@@ -252,10 +307,11 @@ struct SegmentReader: Sendable {
 
     /// Throws a `VoxCPMError` for a segment that cannot be spoken, or does not fit the KV cache.
     mutating func read(_ segment: Segment) throws -> PlannedSegment {
+        if let part = segment.part, part.voice != nil { return try plan.of(part).tokenised(segment) }
         let shortest = plan.options.minPatches
         // The speech before this segment and its own have at most `maxLen` patches together.
         if let maximum = plan.maxPatches { continued = min(continued, maximum - shortest) }
-        var planned = try planned(segment)
+        var planned = try plan.tokenised(segment, transcript, continued)
         let longest = max(try plan.longestSegment(anchored: true), Lengths.minSegmentTokens)
         // `split` leaves room for a voice as long as the longest segment.
         isGrowing = isGrowing && (taken == 0 || taken + planned.targetTokens <= longest)
@@ -269,17 +325,26 @@ struct SegmentReader: Sendable {
         return planned
     }
 
-    private func planned(_ segment: Segment) throws -> PlannedSegment {
-        let tokenizer = plan.tokenizer
+}
+
+extension Plan {
+    /// The segment as it is said, with its tokens.
+    ///
+    /// - Parameters:
+    ///   - anchored: transcript of the segments that it continues if there is no voice.
+    ///   - continued: their minimum patches.
+    fileprivate func tokenised(
+        _ segment: Segment, _ anchored: String = "", _ continued: Int = 0
+    ) throws -> PlannedSegment {
         // A segment that continues the first one also continues its style.
-        let hasControl = !plan.description.isEmpty && (plan.voice != nil || transcript.isEmpty)
+        let hasControl = !description.isEmpty && (voice != nil || anchored.isEmpty)
         func read(_ text: String) throws -> String {
-            plan.options.normalize ? try tokenizer.normalized(saidText(text)) : saidText(text)
+            options.normalize ? try tokenizer.normalized(saidText(text)) : saidText(text)
         }
-        let said = try read(hasControl ? Control.controlled(segment.text, plan.description) : segment.text)
-        let strict = plan.options.strict
+        let text = pronounced(segment.text), strict = options.strict
+        let said = try read(hasControl ? Control.controlled(text, description) : text)
         let (target, foreign) = try tokenizer.spelledAndForeign(said, strict: strict)
-        let before = try tokenizer.spelledTranscript(plan.voice?.transcript ?? transcript, strict: strict)
+        let before = try tokenizer.spelledTranscript(voice?.transcript ?? anchored, strict: strict)
         let unknown = tokenizer.unknownCharacters(before + target)
         guard unknown.isEmpty || !strict else {
             throw VoxCPMError.text("this voice has no token for \(unknown.debugDescription); remove them")
@@ -287,14 +352,19 @@ struct SegmentReader: Sendable {
         // The prompt's transcript is used as given, with or without a trailing space.
         let tokens = try tokenizer(before + target)
         // The control is tokenised, but not spoken.
-        let spoken = hasControl ? try tokenizer.spelled(read(segment.text)) : target
+        let spoken = hasControl ? try tokenizer.spelled(read(text)) : target
+        let part = segment.part
         var planned = PlannedSegment(
-            text: segment.text, said: spoken, transcript: tokenizer.continuedTranscript(said), tokens: tokens,
+            text: part?.written(segment.place) ?? segment.text, said: spoken,
+            transcript: tokenizer.continuedTranscript(said), tokens: tokens,
             transcriptTokens: before.isEmpty ? [] : try tokenizer(before),
             targetTokens: before.isEmpty ? tokens.count : try tokenizer(target).count, letters: letters(in: spoken),
             endsParagraph: segment.endsParagraph)
         planned.replaced = foreign + unknown
-        _ = try plan.limit(planned, plan.voice, continued: continued)
+        planned.voice = part?.voice
+        if segment.place.lowerBound == 0 { planned.before = part?.pause }
+        planned.after = part?.after ?? 0
+        _ = try limit(planned, voice, continued: continued)
         return planned
     }
 }

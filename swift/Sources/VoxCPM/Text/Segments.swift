@@ -4,6 +4,8 @@ public struct Segment: Sendable, Equatable {
     public let text: String
     /// Whether a blank line follows.
     public let endsParagraph: Bool
+    /// The part of a text with markup that it belongs to, and its Unicode scalars in what is said of that.
+    var part: MarkupPart?, place = 0..<0
 }
 
 /// Splits a text into segments of at most `target` tokens: whole sentences of one paragraph, of similar length.

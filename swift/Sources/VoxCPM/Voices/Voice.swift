@@ -23,6 +23,8 @@ public struct Voice: Sendable, Equatable {
     public let sampleRate: Int
     /// The recording, then appended speech; empty without a prompt.
     public let turns: [Turn]
+    /// What this voice says for words as they are written.
+    public let lexicon: [String: String]
     /// Origin of the voice: digests of the recordings, checkpoint, date, consent.
     public let provenance: [String: String]
     /// Latent frames in a patch, and width of a frame.
@@ -38,13 +40,14 @@ public struct Voice: Sendable, Equatable {
 
     init(
         name: String, generation: String, latentSpace: String, sampleRate: Int, turns: [Turn],
-        provenance: [String: String] = [:], patchShape: [Int], prompt: Rows, reference: Rows, document: String? = nil
+        lexicon: [String: String] = [:], provenance: [String: String] = [:], patchShape: [Int], prompt: Rows, reference: Rows, document: String? = nil
     ) {
         self.name = name
         self.generation = generation
         self.latentSpace = latentSpace
         self.sampleRate = sampleRate
         self.turns = turns
+        self.lexicon = lexicon
         self.provenance = provenance
         self.patchShape = patchShape
         self.prompt = prompt
@@ -55,12 +58,12 @@ public struct Voice: Sendable, Equatable {
     /// A voice from latents of this architecture.
     init(
         _ a: Manifest.Architecture, name: String = "", transcript: String, prompt: Rows, reference: Rows,
-        provenance: [String: String] = [:]
+        lexicon: [String: String] = [:], provenance: [String: String] = [:]
     ) {
         self.init(
             name: name, generation: a.generation.rawValue, latentSpace: a.latentSpace, sampleRate: a.inputSampleRate,
-            turns: prompt.count == 0 ? [] : [Turn(text: transcript, patches: prompt.count)], provenance: provenance,
-            patchShape: [a.patchSize, a.featDim], prompt: prompt, reference: reference)
+            turns: prompt.count == 0 ? [] : [Turn(text: transcript, patches: prompt.count)], lexicon: lexicon,
+            provenance: provenance, patchShape: [a.patchSize, a.featDim], prompt: prompt, reference: reference)
     }
 
     /// The prompt's transcript.
@@ -78,8 +81,8 @@ public struct Voice: Sendable, Equatable {
         prompt.append(patches)
         return Voice(
             name: name, generation: generation, latentSpace: latentSpace, sampleRate: sampleRate,
-            turns: turns + [Turn(text: text, patches: patches.count)], provenance: provenance, patchShape: patchShape,
-            prompt: prompt, reference: reference)
+            turns: turns + [Turn(text: text, patches: patches.count)], lexicon: lexicon, provenance: provenance,
+            patchShape: patchShape, prompt: prompt, reference: reference)
     }
 
     /// Throws `VoxCPMError.voice` for another AudioVAE, and for a reference before VoxCPM2.
@@ -135,7 +138,6 @@ extension Voice {
         guard header.format == Self.format else {
             throw Problem("expected format \(Self.format), found \(header.format)")
         }
-        guard header.lexicon.isEmpty else { throw Problem("it has a lexicon, which this package does not read") }
         var patchShape: [Int] = [], parts: [String: Rows] = [:]
         for (name, tensor) in file.tensors {
             guard ["prompt", "reference"].contains(name) else {
@@ -157,7 +159,7 @@ extension Voice {
         self.init(
             name: header.name, generation: header.generation, latentSpace: header.latent_space,
             sampleRate: header.sample_rate, turns: header.turns.map { Turn(text: $0.text, patches: $0.patches) },
-            provenance: header.provenance, patchShape: patchShape, prompt: prompt,
+            lexicon: header.lexicon, provenance: header.provenance, patchShape: patchShape, prompt: prompt,
             reference: parts["reference"] ?? none, document: document)
     }
 
@@ -175,12 +177,14 @@ extension Voice {
 
     private var header: String {
         let turns = turns.map { "{\"text\":\(pydanticJSON($0.text)),\"patches\":\($0.patches)}" }
-        let origin = provenance.sorted { $0.key < $1.key }.map { "\(pydanticJSON($0)):\(pydanticJSON($1))" }
+        func object(_ texts: [String: String]) -> String {
+            "{\(texts.sorted { $0.key < $1.key }.map { "\(pydanticJSON($0)):\(pydanticJSON($1))" }.joined(separator: ","))}"
+        }
         let fields: [(String, String)] = [
             ("format", "\(Self.format)"), ("name", pydanticJSON(name)), ("generation", pydanticJSON(generation)),
             ("latent_space", pydanticJSON(latentSpace)), ("sample_rate", "\(sampleRate)"),
-            ("turns", "[\(turns.joined(separator: ","))]"), ("lexicon", "{}"),
-            ("provenance", "{\(origin.joined(separator: ","))}"),
+            ("turns", "[\(turns.joined(separator: ","))]"), ("lexicon", object(lexicon)),
+            ("provenance", object(provenance)),
         ]
         return "{" + fields.map { "\"\($0)\":\($1)" }.joined(separator: ",") + "}"
     }

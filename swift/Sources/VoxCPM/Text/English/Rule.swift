@@ -9,12 +9,17 @@ struct Rule: Sendable {
     struct Found {
         fileprivate let result: NSTextCheckingResult
         fileprivate let text: NSString
+        /// Where the match before it ends.
+        fileprivate let start: Int
 
         private func part(_ range: NSRange) -> String? {
             range.location == NSNotFound || NSMaxRange(range) > text.length ? nil : text.substring(with: range)
         }
 
         var whole: String { part(result.range) ?? "" }
+
+        /// The text between the match before it, or the beginning, and this one.
+        var before: String { part(NSRange(location: start, length: max(0, result.range.location - start))) ?? "" }
 
         /// A group, by number; empty if it is not in the match.
         subscript(index: Int) -> String { index < result.numberOfRanges ? part(result.range(at: index)) ?? "" : "" }
@@ -41,19 +46,20 @@ struct Rule: Sendable {
 
     init?(_ pattern: String, _ said: String) { self.init(pattern) { _ in said } }
 
-    func callAsFunction(_ text: String) -> String {
+    /// All matches in a text.
+    func matches(in text: String) -> [Found] {
         let source = text as NSString
-        let found = pattern.matches(in: text, range: NSRange(location: 0, length: source.length))
-        guard !found.isEmpty else { return text }
-        var parts: [String] = [], end = 0
-        for result in found {
-            let range = result.range
-            parts.append(source.substring(with: NSRange(location: end, length: max(0, range.location - end))))
-            parts.append(said(Found(result: result, text: source)))
-            end = NSMaxRange(range)
+        var end = 0
+        return pattern.matches(in: text, range: NSRange(location: 0, length: source.length)).map { result in
+            defer { end = NSMaxRange(result.range) }
+            return Found(result: result, text: source, start: end)
         }
-        parts.append(source.substring(from: end))
-        return parts.joined()
+    }
+
+    func callAsFunction(_ text: String) -> String {
+        let found = matches(in: text)
+        guard let last = found.last else { return text }
+        return found.map { $0.before + said($0) }.joined() + last.text.substring(from: NSMaxRange(last.result.range))
     }
 }
 
