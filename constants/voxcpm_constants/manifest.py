@@ -163,7 +163,7 @@ class Manifest(_Record):
 
     def form(self, package: StepModel) -> PackageForm:
         """The form of a package in this bundle."""
-        return package_form(package, self.target, self.kv_cache)
+        return package_form(package, self.target, self.kv_cache, self.sizes.together)
 
     def package_path(self, precision: Precision, package: str) -> PurePosixPath:
         """Path of a package of this bundle."""

@@ -37,6 +37,8 @@ Precision = Literal["fp16", "int8", "int4", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 
 _MAX_ENCODED_PATCHES = 8
+MAX_TOGETHER = 8
+"""The most utterances that one call of a step model advances."""
 _ZERO_VELOCITY_FRACTION = 0.04
 
 PART_OUTPUT = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
@@ -94,6 +96,11 @@ class StepModel(_Declaration):
         return self.name.startswith((BASE_LM_STEP, RESIDUAL_LM_STEP))
 
     @property
+    def is_shared(self) -> bool:
+        """Whether one call may advance several utterances, in a bundle for them; an AudioVAE would become slower."""
+        return self.name.startswith((FEAT_ENCODER, LOCDIT_STEP)) or self.has_caches
+
+    @property
     def chunk_axis(self) -> tuple[TensorSpec, int]:
         """The first input with an enumerated axis, and that axis; if there is none, the first input and axis 1."""
         axes = ((t, i) for t in self.inputs for i, axis in enumerate(t.shape) if isinstance(axis, tuple))
@@ -111,15 +118,20 @@ class StepModel(_Declaration):
         """Number of input shapes that the model accepts."""
         return len(self.chunk_lengths)
 
-    def at(self, chunk: int) -> StepModel:
-        """The step model with enumerated axes fixed at their `chunk`-th length; only the shortest has `ATTENTION`."""
+    def at(self, chunk: int, utterances: int = 1) -> StepModel:
+        """The step model with enumerated axes fixed at their `chunk`-th length; only the shortest has `ATTENTION`.
+
+        utterances: of one call. The first axis of every tensor has them all.
+        """
         absent = "" if self.chunk_lengths[chunk] == min(self.chunk_lengths) else ATTENTION
 
         def fixed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-            kept = (t for t in tensors if t.name != absent)
-            return tuple(t.model_copy(update={"shape": t.shape_at(chunk)}) for t in kept)
+            kept = [(t, t.shape_at(chunk)) for t in tensors if t.name != absent]
+            return tuple(t.model_copy(update={"shape": (utterances * n, *m)}) for t, (n, *m) in kept)
 
-        return self.model_copy(update={"inputs": fixed(self.inputs), "outputs": fixed(self.outputs)})
+        return self.model_copy(
+            update={kind: fixed(getattr(self, kind)) for kind in ("inputs", "outputs", "state")}
+        )
 
 
 class AlignmentHead(NamedTuple):
@@ -141,6 +153,8 @@ class StepSizes(_Declaration):
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; 1 is always one of them."""
 
+    together: int = Field(default=1, ge=1, le=MAX_TOGETHER)
+    """Utterances that one call of the shared step models (`is_shared`) can advance, in functions of their own."""
     base_lm_parts: int = Field(default=1, ge=1, le=MAX_LAYERS)
     """Number of packages into which the base LM's layers are split (`parts`)."""
     solver_steps: int = Field(default=0, ge=0, le=MAX_EULER_STEPS)

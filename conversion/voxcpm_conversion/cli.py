@@ -22,7 +22,7 @@ from voxcpm_constants.bounds import (
 from voxcpm_constants.errors import InputError, one_of
 from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.progress_lines import status_line
-from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
+from voxcpm_constants.step_models import BASE_LM_STEP, MAX_TOGETHER, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.forms import LAYOUTS, check_solver_steps, optional_module
 from voxcpm_conversion.replacing import bundle_folder
@@ -64,12 +64,22 @@ def convert(
             help="Embeddings per call of an LM step; repeat for several. With only 1, shapes are fixed."
         ),
     ] = None,
-    target: Annotated[
-        str,
+    batch: Annotated[
+        int,
         typer.Option(
-            help="macos14; macos15: caches as Core ML states, prefill and decode as functions; or macos27: Core AI."
+            min=1,
+            max=MAX_TOGETHER,
+            help="Also speak this many utterances at once, each with the samples that it has alone: one reading of the "
+            "weights serves all. Needs macos15.",
         ),
-    ] = "macos14",
+    ] = 1,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="macos14; macos15: caches as Core ML states, prefill and decode as functions; or macos27: Core AI. "
+            "Default: macos14, or with --batch macos15."
+        ),
+    ] = None,
     layout: Annotated[
         str,
         typer.Option(
@@ -142,9 +152,9 @@ def convert(
     # Lines are not wrapped, whatever the width.
     say: Callable[[str], object] = (lambda _: None) if quiet else partial(typer.echo, err=True)
     precisions = _precisions(precision or ["fp16", "int8"])
-    deployment = one_of("--target", target, TARGETS)
+    deployment = one_of("--target", target or TARGETS[batch > 1], TARGETS)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
-    sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
+    sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment, batch)
     caches = one_of("--kv-cache", kv_cache, KV_CACHES)
     measure = _measures(quantize, no_measure=no_measure)
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
@@ -160,7 +170,7 @@ def convert(
         "--target": deployment != TARGETS[0], "--kv-cache": caches != KV_CACHES[0],
         "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
         "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
-        "--quantize": quantize is not None,
+        "--quantize": quantize is not None, "--batch": batch > 1,
     }  # fmt: skip
     room = _room(layout, precisions, [option for option, given in forms.items() if given])
     check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32)
@@ -191,7 +201,7 @@ def convert(
     # Defaults depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
-    sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
+    sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment, batch)
     check_forms(precisions, sizes, deployment, caches)
     for remark in _remarks(opened, sizes, deployment):
         say(remark)
@@ -298,7 +308,7 @@ def _progress(*, quiet: bool) -> Iterator[Report]:
 
 
 def _sizes(
-    max_length: int, prefill_chunks: list[int] | None, solver_steps: int | None, target: Target
+    max_length: int, prefill_chunks: list[int] | None, solver_steps: int | None, target: Target, together: int
 ) -> StepSizes:
     if not 1 <= max_length <= MAX_POSITIONS:
         raise InputError(f"--max-length {max_length}: expected 1 to {MAX_POSITIONS} positions")
@@ -314,4 +324,6 @@ def _sizes(
         # Core AI's Python aborts after some 16,000 outputs, and each Euler step in a separate call is one.
         solver_steps = SOLVER_STEPS if target == CORE_AI else 0
     check_solver_steps(solver_steps)
-    return StepSizes(kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)
+    return StepSizes(
+        kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps, together=together
+    )

@@ -183,6 +183,11 @@ def check_forms(
         raise InputError(
             f"--kv-cache {kv_cache} needs --target macos14 or macos27: for macos15 caches are states"
         )
+    if sizes.together > 1 and target != "macOS15":
+        raise InputError(
+            f"--batch {sizes.together} needs --target macos15, got {target.lower()}: only there do functions of "
+            "a package share its weights"
+        )
     check_solver_steps(sizes.solver_steps)
     if target == "macOS15" and "fp32" in precisions:
         raise InputError(

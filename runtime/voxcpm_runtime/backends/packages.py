@@ -12,7 +12,7 @@ import numpy as np
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import ATTENTION, PART_OUTPUT, Precision, StepModel
-from voxcpm_constants.targets import StateForm, updated_name
+from voxcpm_constants.targets import StateForm, updated_name, utterances_of
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 
@@ -47,14 +47,22 @@ OpenPackage = Callable[[StepModel, Sequence[PackageFunction], str], Callable[[in
 
 
 def open_step_model(
-    folder: Path, manifest: Manifest, precision: Precision, name: str, open_package: OpenPackage
-) -> StepFunction:
-    """A step model of the bundle in `folder`. Loads the first function of each package; others on their first call."""
+    folder: Path, manifest: Manifest, precision: Precision, name: str, open_package: OpenPackage, *,
+    together: bool = False,
+) -> StepFunction:  # fmt: skip
+    """A step model of the bundle in `folder`. Loads the first function of each package; others on their first call.
+
+    together: that of several utterances.
+    """
 
     def opened(package: StepModel) -> StepFunction:
         form = manifest.form(package)
         path = folder / manifest.package_path(precision, package.name)
-        functions = [PackageFunction(path, *item, form.state) for item in form.functions.items()]
+        functions = [
+            PackageFunction(path, function, declared, form.state_in(function))
+            for function, declared in form.functions.items()
+            if (utterances_of(function) > 1) == together
+        ]
         load = open_package(package, functions, manifest.package_key(precision, package.name))
         first = load(0)
         return first if len(functions) == 1 else FunctionsByLength(package, first, load)

@@ -11,7 +11,7 @@ from voxcpm_constants.core_ml_errors import core_ml_reason
 from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
-from voxcpm_constants.targets import MIN_MACOS, Target
+from voxcpm_constants.targets import MAIN, MIN_MACOS, Target
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.core_ml import child
 from voxcpm_runtime.backends.core_ml.compute_units import (
@@ -66,10 +66,13 @@ def place_on_core_ml(
     first_use: Note | None,
     portable: LoadPortable | None,
     advice: str,
+    *,
+    together: bool = False,
 ) -> dict[str, PlacedStepModel]:
     """Step models on their compute units. Raises BundleError.
 
     portable: loads what all units reject, for units left to "auto"; None to fail. advice: appended to that error.
+    together: see `open_step_model`.
     """
     measured = measured_units(bundle.digest)
     if portable is None:
@@ -82,7 +85,9 @@ def place_on_core_ml(
         if unit == PORTABLE and portable is not None:
             return portable(name)
         opened = partial(_open_package, unit, first_use)
-        return open_step_model(bundle.folder, bundle.manifest, bundle.precision, name, opened)
+        return open_step_model(
+            bundle.folder, bundle.manifest, bundle.precision, name, opened, together=together
+        )
 
     def placed(name: str) -> PlacedStepModel:
         auto = is_auto(requested, name)
@@ -119,8 +124,8 @@ def _open_package(
     form = CompiledPackage(package, digest, partial(_compile, functions, first_use), f"{build()}{_COMPILED}")
 
     def predictors(compiled: Path, unit: str) -> list[Any]:
-        # A single function is loaded without its name, which is not supported before macOS 15.
-        names = [function.name if len(functions) > 1 else "" for function in functions]
+        # The default function is loaded without its name, which is not supported before macOS 15.
+        names = ["" if function.name == MAIN else function.name for function in functions]
         return [_load(form, compiled, f, unit, n, first_use) for f, n in zip(functions, names, strict=True)]
 
     def is_intact(compiled: Path) -> bool:

@@ -91,6 +91,14 @@ def _scatter_along_axis(call: Call) -> str:
     return call.emit("ScatterElements", *operands, axis=call.static("axis", 0))
 
 
+def _scatter_nd(call: Call) -> str:
+    """Slices of `updates` replace those of `data` at the `indices` (..., axes) of its first axes."""
+    mode = call.static("mode", "add")
+    if mode != "update":
+        raise call.refuse(f"mode {mode}")
+    return call.emit("ScatterND", call.tensor("data"), call.indices("indices"), call.tensor("updates"))
+
+
 _PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
@@ -157,6 +165,7 @@ OPERATORS: dict[str, Operator] = {
     "reshape": lambda call: call.emit("Reshape", call.tensor("x"), call.indices("shape")),
     "scatter": _scatter,
     "scatter_along_axis": _scatter_along_axis,
+    "scatter_nd": _scatter_nd,
     "slice_by_index": _slice_by_index,
     "slice_by_size": _slice_by_size,
     "slice_update": _slice_update,
