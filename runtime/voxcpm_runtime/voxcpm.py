@@ -21,7 +21,7 @@ from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.gathering import SpeechBuilder
-from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.plan import SPEAKING, Plan
 from voxcpm_runtime.speech.planning import plan, read
 from voxcpm_runtime.speech.request import AnyRequest, CancelToken, Keywords, Request, request_of
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
@@ -216,6 +216,7 @@ class VoxCPM:
 
     def speak_plan(self, plan: Plan, driver: Driver | None = None) -> Speech:
         """The speech of a plan for this bundle. driver: another than this one's. Errors and warnings: see `speak`."""
+        SPEAKING.set(plan)
         try:
             builder = SpeechBuilder(plan)
             for _ in self._stream(plan, plan.each_segment(), builder, driver=driver):

@@ -11,7 +11,6 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -28,8 +27,6 @@ Result = TypeVar("Result")
 
 _SHARED = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP)
 """Of different calls, that of the first of these is made first: so utterances meet at the DiT, which they call most."""
-PLACE: ContextVar[int] = ContextVar("PLACE")
-"""The index of the utterance that this thread speaks."""
 
 
 def spoken_together(
@@ -62,7 +59,6 @@ def in_lock_step(
     shared = _SharedCalls(driver, len(speak))
 
     def run(place: int) -> Result:
-        PLACE.set(place)
         try:
             return speak[place](shared.driver(place))
         finally:

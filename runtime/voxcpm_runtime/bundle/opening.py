@@ -62,9 +62,8 @@ class Bundle:
         most = self.manifest.sizes.together
         count = most if count is None else whole_number(count, "together", 1, "utterances")
         if count > most:
-            can = f"{most} utterances" if most > 1 else "one utterance"
             raise InputError(
-                f"this bundle speaks {can} at once, not {count}; convert its checkpoint with --batch {count}"
+                f"together: this bundle speaks {most} at once, not {count}; convert its checkpoint with --batch {count}"
             )
         return count
 
