@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -22,6 +23,7 @@ from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.request import CancelToken
+from voxcpm_runtime.speech.results import PlannedSegment
 
 Result = TypeVar("Result")
 
@@ -48,6 +50,22 @@ def spoken_together(
         yield from zip(group, results, strict=True)
 
 
+def grouped(
+    segments: Iterable[PlannedSegment | None], count: int
+) -> Iterator[list[tuple[int, PlannedSegment]]]:
+    """Yield the segments with their indices in groups of up to `count`; those that become the voice are alone."""
+    group: list[tuple[int, PlannedSegment]] = []
+    for index, segment in enumerate(segment for segment in segments if segment is not None):
+        if segment.anchors or len(group) == count:
+            yield group
+            group = []
+        if segment.anchors:
+            yield [(index, segment)]
+        else:
+            group.append((index, segment))
+    yield group
+
+
 def in_lock_step(
     driver: Driver, speak: Sequence[Callable[[Driver], Result]], stop: Callable[[], object]
 ) -> Iterator[Result]:
@@ -65,7 +83,7 @@ def in_lock_step(
             shared.leave(place)
 
     with ThreadPoolExecutor(len(speak), "utterance") as threads:
-        started = [threads.submit(run, place) for place in range(len(speak))]
+        started = [threads.submit(copy_context().run, run, place) for place in range(len(speak))]
         try:
             for future in started:
                 yield future.result()
