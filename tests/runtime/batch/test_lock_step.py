@@ -55,7 +55,8 @@ def test_each_has_the_samples_that_it_has_alone(tts: VoxCPM, monkeypatch: pytest
         assert_same(together[name], expected)
     not_repaired = tts.speak(**UTTERANCES["repaired"], every_word=False)
     assert len(not_repaired.latents) > len(alone["repaired"].latents)
-    assert alone["retried"].attempts == 2
+    if tts.bundle.precision == "int8":  # in fp16 nothing is cut
+        assert alone["retried"].attempts == 2
     assert len(alone["two segments"].segments) == 2
 
 
