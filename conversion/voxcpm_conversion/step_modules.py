@@ -155,7 +155,7 @@ class CachedStack(nn.Module):
         hidden, presents = embeddings, []
         watched: list[Tensor] = []
         for layer, past, heads in zip(self.layers, pasts, self.watched, strict=True):
-            seen = WatchedPast(past, heads, self.transformer, watched) if heads else past
+            seen = WatchedPast(past, heads, self.transformer, watched, self.utterances) if heads else past
             hidden, present = layer(hidden, rope, seen)
             presents += present
         attention = [torch.cat(watched, dim=2)] if watched else []

@@ -14,7 +14,7 @@ from voxcpm_runtime.argument_types import checked_text, switch, text_argument, v
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.loading import Backend, arithmetic_key, place_step_models
+from voxcpm_runtime.backends.loading import Backend, arithmetic_key, load_step_models, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
 from voxcpm_runtime.model.driver import Driver
@@ -81,19 +81,17 @@ class VoxCPM:
         """
         switch(verify, "verify")
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        place = partial(
-            place_step_models,
-            bundle,
-            backend,
-            threads=threads,
-            compute_units=compute_units,
-            first_use=on_first_use,
-        )
-        placed = place()
-        models = {name: step_model.model for name, step_model in placed.items()}
+        where: dict[str, Any] = {
+            "threads": threads,
+            "compute_units": compute_units,
+            "first_use": on_first_use,
+        }
+        placed = place_step_models(bundle, backend, **where)
+        several = replace(bundle, manifest=bundle.manifest.for_several())
         driver = Driver(
-            bundle.architecture, bundle.manifest.sizes, bundle.constants, models,
-            lambda: {name: step_model.model for name, step_model in place(together=True).items()},
+            bundle.architecture, bundle.manifest.sizes, bundle.constants,
+            {name: step_model.model for name, step_model in placed.items()},
+            partial(load_step_models, several, backend, **where),
         )  # fmt: skip
         return_freed_memory()
         # Read once, not in the first call: the tables of English, which take 80 ms, and the default voice.
@@ -216,13 +214,14 @@ class VoxCPM:
 
     def speak_plan(self, plan: Plan, driver: Driver | None = None) -> Speech:
         """The speech of a plan for this bundle. driver: another than this one's. Errors and warnings: see `speak`."""
-        SPEAKING.set(plan)
+        speaking = SPEAKING.set(plan)
         try:
             builder = SpeechBuilder(plan)
             for _ in self._stream(plan, plan.each_segment(), builder, driver=driver):
                 pass
             return builder.speech()
         finally:
+            SPEAKING.reset(speaking)
             if plan.request.saved_segments is not None:
                 plan.request.saved_segments.release()
 

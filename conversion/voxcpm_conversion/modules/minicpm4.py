@@ -155,11 +155,7 @@ class WatchedPast:
     heads: Sequence[int]
     transformer: Transformer
     rows: list[Tensor]  # Filled by `attended`
-
-    @property
-    def utterances(self) -> int:
-        """See `Past`."""
-        return self.past.utterances
+    utterances: int
 
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """What `Past.attended` returns."""

@@ -104,31 +104,25 @@ def place_step_models(
     threads: int | None = None,
     compute_units: ComputeUnits = AUTO,
     first_use: Note | None = lambda _: None,
-    together: bool = False,
 ) -> dict[str, PlacedStepModel]:
     """Step models of an open bundle, in its precision, with the unit of each one.
 
     names: by default all. threads: per operation. compute_units: see `chosen_units` (Core ML only). With backend
     "auto", packages that Core ML rejects fall back to another unit or the portable backend, with a warning, unless the
     caller chose the unit. first_use (Core ML only): called with a progress line before a child process compiles a
-    package or first loads it, for minutes; None to do both in this process. together: the step models of several
-    utterances, in a bundle for them.
+    package or first loads it, for minutes; None to do both in this process.
 
     Raises InputError for a wrong argument, BundleError for a package that cannot be loaded.
     """
     chosen = check_engine(backend, threads, compute_units, bundle)
     source = (bundle.folder, bundle.manifest, bundle.precision)
-    declared = bundle.manifest.step_models
-    given = (
-        [name for name in declared if declared[name].is_shared or not together] if names is None else names
-    )
-    selected = tuple(given)
+    selected = tuple(bundle.manifest.step_models if names is None else names)
     if chosen == "coreai":
         from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 
         models = CoreAIWorker(bundle.folder, bundle.precision, selected).step_models
         return {name: PlacedStepModel(models[name], COREAI) for name in selected}
-    portable = partial(load_portable_step_model, *source, threads=threads, together=together)
+    portable = partial(load_portable_step_model, *source, threads=threads)
     has_fallback = chosen == "coreml" and backend == "auto" and PORTABLE in backends()
     if chosen == "coreml":
         try:
@@ -141,22 +135,16 @@ def place_step_models(
     if chosen == "portable":
         return _load_in_parallel(selected, portable)
     if has_fallback:
-        return place_on_core_ml(bundle, selected, compute_units, first_use, portable, "", together=together)
+        return place_on_core_ml(bundle, selected, compute_units, first_use, portable, "")
     install = f"install the portable backend: {INSTALL_PORTABLE}"
     advice = install if backend == "auto" else "try --backend portable"
-    return place_on_core_ml(bundle, selected, compute_units, first_use, None, advice, together=together)
+    return place_on_core_ml(bundle, selected, compute_units, first_use, None, advice)
 
 
 def load_portable_step_model(
-    folder: Path,
-    manifest: Manifest,
-    precision: Precision,
-    name: str,
-    *,
-    together: bool = False,
-    **options: Any,
+    folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
 ) -> StepFunction:
-    """One step model on ONNX Runtime. together: see `open_step_model`. options: of `portable.PortableStepModel`.
+    """One step model on ONNX Runtime. options: of `portable.PortableStepModel`.
 
     The first function of each package is loaded immediately, the others on their first call. Raises BundleError.
     """
@@ -179,12 +167,7 @@ def load_portable_step_model(
         return model
 
     return open_step_model(
-        folder,
-        manifest,
-        precision,
-        name,
-        lambda _, functions, key: partial(load, key, functions),
-        together=together,
+        folder, manifest, precision, name, lambda _, functions, key: partial(load, key, functions)
     )
 
 

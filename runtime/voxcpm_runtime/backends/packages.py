@@ -47,22 +47,15 @@ OpenPackage = Callable[[StepModel, Sequence[PackageFunction], str], Callable[[in
 
 
 def open_step_model(
-    folder: Path, manifest: Manifest, precision: Precision, name: str, open_package: OpenPackage, *,
-    together: bool = False,
-) -> StepFunction:  # fmt: skip
-    """A step model of the bundle in `folder`. Loads the first function of each package; others on their first call.
-
-    together: that of several utterances.
-    """
+    folder: Path, manifest: Manifest, precision: Precision, name: str, open_package: OpenPackage
+) -> StepFunction:
+    """A step model of the bundle in `folder`. Loads the first function of each package; others on their first call."""
 
     def opened(package: StepModel) -> StepFunction:
         form = manifest.form(package)
         path = folder / manifest.package_path(precision, package.name)
-        functions = [
-            PackageFunction(path, function, declared, form.state_in(function))
-            for function, declared in form.functions.items()
-            if (utterances_of(function) > 1) == together
-        ]
+        items = [(n, f) for n, f in form.functions.items() if utterances_of(n) == manifest.utterances]
+        functions = [PackageFunction(path, *item, form.state_in(item[0])) for item in items]
         load = open_package(package, functions, manifest.package_key(precision, package.name))
         first = load(0)
         return first if len(functions) == 1 else FunctionsByLength(package, first, load)

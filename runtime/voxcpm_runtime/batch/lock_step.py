@@ -41,13 +41,10 @@ def spoken_together(
     order = sorted(range(len(plans)), key=lambda index: len(plans[index].text or ""))
     mixed = [index for index in order if plans[index].request.rng is None]
     groups = [mixed[start : start + count] for start in range(0, len(mixed), count)]
-    groups += [[index] for index, plan in enumerate(plans) if plan.request.rng is not None]
-    for group in groups:
+    for group in (*groups, *([index] for index in range(len(plans)) if index not in mixed)):
         stop = CancelToken()
         stopped = (replace(plans[i], cancel=CancelToken(plans[i].cancel, stop)) for i in group)
-        calls = [partial(speak, plan) for plan in stopped]
-        results = in_lock_step(driver, calls, stop.cancel) if len(calls) > 1 else (calls[0](driver),)
-        yield from zip(group, results, strict=True)
+        yield from zip(group, in_lock_step(driver, [partial(speak, p) for p in stopped], stop), strict=True)
 
 
 def grouped(
@@ -55,25 +52,27 @@ def grouped(
 ) -> Iterator[list[tuple[int, PlannedSegment]]]:
     """Yield the segments with their indices in groups of up to `count`; those that become the voice are alone."""
     group: list[tuple[int, PlannedSegment]] = []
-    for index, segment in enumerate(segment for segment in segments if segment is not None):
-        if segment.anchors or len(group) == count:
+    for item in enumerate(segment for segment in segments if segment is not None):
+        if group and (item[1].anchors or len(group) == count):
             yield group
             group = []
-        if segment.anchors:
-            yield [(index, segment)]
-        else:
-            group.append((index, segment))
+        group.append(item)
+        if item[1].anchors:  # The next segment may be read only after this one is spoken
+            yield group
+            group = []
     yield group
 
 
 def in_lock_step(
-    driver: Driver, speak: Sequence[Callable[[Driver], Result]], stop: Callable[[], object]
+    driver: Driver, speak: Sequence[Callable[[Driver], Result]], stop: CancelToken
 ) -> Iterator[Result]:
     """Call each function with its own driver, all at the same time, and yield what they return, in order.
 
-    driver: with step models for at least as many utterances. stop: called if one of the functions fails, or if the
-    reader ends; it cancels the others.
+    stop: cancelled if one of the functions fails, or if the reader ends.
     """
+    if len(speak) == 1:
+        yield speak[0](driver)
+        return
     shared = _SharedCalls(driver, len(speak))
 
     def run(place: int) -> Result:
@@ -88,24 +87,44 @@ def in_lock_step(
             for future in started:
                 yield future.result()
         except BaseException:
-            stop()
+            stop.cancel()
             raise
 
 
 @dataclass
 class _State:
-    """The state of one utterance's language model: its own, which is prefilled, or its place in that of all."""
+    """The state of an utterance's language model: its own, which is prefilled, or its place in that of all."""
 
     own: StepState
     is_own: bool = True
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """See `StepState`; only before the first patch."""
+        """See `StepState`; only before the first patch, as `set_rows`."""
         return self.own.rows(start, stop)
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
-        """See `StepState`; only before the first patch."""
+        """See `StepState`."""
         self.own.set_rows(start, rows)
+
+
+@dataclass
+class _SharedStep:
+    """A step model as one utterance calls it. make: makes the call."""
+
+    one: StepFunction
+    make: Callable[[_Call], dict[str, Array]]
+    name: str
+    releases_gil: bool
+
+    def new_state(self) -> _State:
+        """See `StepFunction`."""
+        return _State(self.one.new_state())
+
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
+        """See `StepFunction`."""
+        if state is not None and not isinstance(state, _State):
+            raise ValueError(f"{self.name}: pass a state of this utterance")
+        return self.make(_Call(self.name, inputs, state))
 
 
 @dataclass
@@ -119,9 +138,10 @@ class _Call:
     error: Exception | None = None
 
     @property
-    def is_step(self) -> bool:
-        """Whether the call is of the shortest length, so that several can be made together."""
-        return self.name == LOCDIT_STEP or next(iter(self.inputs.values())).shape[1] == 1
+    def turn(self) -> tuple[bool, int]:
+        """Whether the call has the shortest length, so that several can be made together; its place in `_SHARED`."""
+        short = self.name == LOCDIT_STEP or next(iter(self.inputs.values())).shape[1] == 1
+        return short, _SHARED.index(self.name)
 
     @property
     def position(self) -> int:
@@ -142,15 +162,19 @@ class _SharedCalls:
 
     def driver(self, place: int) -> Driver:
         """The driver of one utterance."""
-        own = copy.copy(self._driver)
-        own.models = {**own.models, **{name: _SharedStep(self, name, place) for name in _SHARED}}
+        own, make = copy.copy(self._driver), partial(self._make, place)
+        one = {name: own.models[name] for name in _SHARED}
+        shared = {name: _SharedStep(model, make, name, model.releases_gil) for name, model in one.items()}
+        own.models = {**own.models, **shared}
         return own
 
-    def model(self, name: str) -> StepFunction:
-        """The step model of one utterance."""
-        return self._driver.models[name]
+    def leave(self, place: int) -> None:
+        """An utterance is finished, so the others go on without it."""
+        with self._changed:
+            self._live.discard(place)
+            self._advance()
 
-    def make(self, place: int, call: _Call) -> dict[str, Array]:
+    def _make(self, place: int, call: _Call) -> dict[str, Array]:
         """The outputs of a call, as soon as all utterances wait for theirs. Raises what the step model raises."""
         with self._changed:
             self._waiting[place] = call
@@ -164,20 +188,20 @@ class _SharedCalls:
             # An error's traceback refers to this frame, which must not refer to the caches.
             del call
 
-    def leave(self, place: int) -> None:
-        """An utterance is finished, so the others go on without it."""
-        with self._changed:
-            self._live.discard(place)
-            self._advance()
-
     def _advance(self) -> None:
         """If all wait, make the calls of those that are furthest behind: the prefill, then by `_SHARED`."""
         if not self._waiting or len(self._waiting) < len(self._live):
             return
-        turn = {place: (call.is_step, _SHARED.index(call.name)) for place, call in self._waiting.items()}
-        made = {place: self._waiting[place] for place in turn if turn[place] == min(turn.values())}
+        turn = min(call.turn for call in self._waiting.values())
+        made = {place: call for place, call in self._waiting.items() if call.turn == turn}
+        # An utterance whose caches are among those of the others stays there until it is the last one.
+        stays = len(self._live) > 1 and any(call.state and not call.state.is_own for call in made.values())
         try:
-            self._make_all(made)
+            if turn[0] and (len(made) > 1 or stays):
+                self._make_together(_SHARED[turn[1]], made)
+            else:
+                for item in made.items():
+                    self._make_alone(*item)
         except Exception as error:  # noqa: BLE001 - raised again by the threads that made the calls
             for call in made.values():
                 call.error = error
@@ -185,62 +209,35 @@ class _SharedCalls:
             del self._waiting[place]
         self._changed.notify_all()
 
-    def _make_all(self, calls: Mapping[int, _Call]) -> None:
-        first = next(iter(calls.values()))
-        # An utterance whose caches are among those of the others stays there until it is the last one.
-        stays = len(self._live) > 1 and first.state is not None and not first.state.is_own
-        if first.is_step and (len(calls) > 1 or stays):
-            self._make_together(first.name, calls)
-            return
-        for place, call in calls.items():
-            if call.state is not None and not call.state.is_own:
-                rows = self._states[call.name].rows(0, call.position)
-                call.state.own.set_rows(0, {name: array[place : place + 1] for name, array in rows.items()})
-                call.state.is_own = True
-            call.outputs = self.model(call.name)(call.inputs, call.state and call.state.own)
+    def _make_alone(self, place: int, call: _Call) -> None:
+        if call.state and not call.state.is_own:
+            rows = self._states[call.name].rows(0, call.position)
+            call.state.own.set_rows(0, {name: array[place : place + 1] for name, array in rows.items()})
+            call.state.is_own = True
+        call.outputs = self._driver.models[call.name](call.inputs, call.state and call.state.own)
 
     def _make_together(self, name: str, calls: Mapping[int, _Call]) -> None:
         inputs: dict[str, Array] = {}
         for place, call in calls.items():
             for key, array in call.inputs.items():
-                shape = (self._size, *array.shape)
-                inputs.setdefault(key, np.zeros(shape, array.dtype))[place] = array
-            if call.state is not None:
-                self._join(place, call)
+                inputs.setdefault(key, np.zeros((self._size, *array.shape), array.dtype))[place] = array
+            if call.state:
+                self._join(place, call, call.state)
                 self._next[name][place] = min(call.position + 1, self._driver.sizes.kv_length - 1)
-        given = {key: array.reshape(-1, *array.shape[2:]) for key, array in inputs.items()}
         if state := self._states.get(name):
             others = [place for place in range(self._size) if place not in calls]
-            given["position"][others] = self._next[name][others]
-        outputs = self._all[name](given, state)
+            inputs["position"][others, 0] = self._next[name][others]
+        outputs = self._all[name](
+            {k: array.reshape(-1, *array.shape[2:]) for k, array in inputs.items()}, state
+        )
         for place, call in calls.items():
-            call.outputs = {k: np.split(array, self._size)[place] for k, array in outputs.items()}
+            call.outputs = {key: np.split(array, self._size)[place] for key, array in outputs.items()}
 
-    def _join(self, place: int, call: _Call) -> None:
-        """Move an utterance's caches to its place."""
-        if call.state is None or not call.state.is_own:
-            return
-        state = self._states[call.name]
-        rows = state.rows(0, call.position)
-        for name, own in call.state.own.rows(0, call.position).items():
-            rows[name][place] = own[0]
-        state.set_rows(0, rows)
-        call.state.is_own = False
-
-
-class _SharedStep:
-    """A step model as one utterance calls it."""
-
-    def __init__(self, calls: _SharedCalls, name: str, place: int) -> None:
-        self._calls, self._name, self._place = calls, name, place
-        self.releases_gil = calls.model(name).releases_gil
-
-    def new_state(self) -> _State:
-        """See `StepFunction`."""
-        return _State(self._calls.model(self._name).new_state())
-
-    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
-        """See `StepFunction`."""
-        if state is not None and not isinstance(state, _State):
-            raise ValueError(f"{self._name}: pass a state of this utterance")
-        return self._calls.make(self._place, _Call(self._name, inputs, state))
+    def _join(self, place: int, call: _Call, state: _State) -> None:
+        """Move an utterance's caches to its place, unless they are there."""
+        if state.is_own:
+            rows = self._states[call.name].rows(0, call.position)
+            for name, own in state.own.rows(0, call.position).items():
+                rows[name][place] = own[0]
+            self._states[call.name].set_rows(0, rows)
+            state.is_own = False

@@ -198,35 +198,30 @@ def spoken_files(
 ) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
     """Yield each line with what its file holds, or its error. together: see `VoxCPM.speak_together`; then in any order.
 
-    warn: called with the number of a line and a warning about it, which its planning or its own thread issued.
+    warn: called with the number of a line and a warning about it.
     """
     planned: list[tuple[BatchLine, Plan]] = []
-    number = 0
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
-            spoken = SPEAKING.get(None)
-            about = (line.number for line, plan in planned if spoken and plan.request is spoken.request)
-            warn(next(about, number), str(message))
+            request = (
+                spoken.request if (spoken := SPEAKING.get(None)) else line.request
+            )  # that is being planned
+            warn(next(one.number for one in lines if one.request is request), str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show  # type: ignore[assignment]
         for line in lines:
-            number = line.number
             try:
                 planned.append((line, tts.plan_request(line.request)))
-            except VoxCPMError as error:
+            except VoxCPMError as error:  # noqa: PERF203 - of each line
                 yield line, error
         for index, speech in tts.speak_together([plan for _, plan in planned], together):
             line, plan = planned[index]
-            try:
-                yield line, speech if isinstance(speech, VoxCPMError) else _file(line, plan, speech)
-            except VoxCPMError as error:
-                yield line, error
+            yield line, speech if isinstance(speech, VoxCPMError) else _file(line, plan, speech)
 
 
-@system_errors_as(InputError)
 def _file(line: BatchLine, plan: Plan, speech: Speech) -> SpokenFile:
     ending = line.timestamps
     times = timestamps_file(speech.words, ending, plan.text or "") if ending else None

@@ -50,7 +50,13 @@ def stream(
     """
     builder, held = whole or SpeechBuilder(plan, whole=False), None if whole else _HeldPieces(plan, first)
     speaker, index, paused = _Speaker(plan, driver, voice, prefix), 0, False
-    if held is None and speaker.may_hurry:
+    # Other segments depend on the length or the noise of those before.
+    if (
+        held is None
+        and plan.request.parallel_segments > 1
+        and plan.request.rng is None
+        and speaker.left is None
+    ):
         segments = speaker.ahead(segments)
     try:
         for segment in segments:
@@ -102,22 +108,16 @@ class _Speaker:
         self.known: dict[int, Iterator[Piece]] = {}
         """The pieces of segments that were spoken ahead of their turn, by index."""
 
-    @property
-    def may_hurry(self) -> bool:
-        """Whether segments may be spoken at once: no segment depends on the length or the noise of those before."""
-        request = self._plan.request
-        return request.parallel_segments > 1 and request.rng is None and self.left is None
-
     def ahead(self, segments: Iterable[PlannedSegment | None]) -> Iterator[PlannedSegment | None]:
         """Yield the segments; up to `parallel_segments` are spoken before the first of them is yielded."""
         from voxcpm_runtime.batch.lock_step import grouped, in_lock_step
 
-        request, saved = self._plan.request, self._plan.request.saved_segments
-        for group in grouped(segments, request.parallel_segments):
+        saved = self._plan.request.saved_segments
+        for group in grouped(segments, self._plan.request.parallel_segments):
             new = [(i, segment) for i, segment in group if saved is None or saved.get(i) is None]
             if len(new) > 1:
                 calls = [partial(self._gathered, i, segment) for i, segment in new]
-                spoken = in_lock_step(self._driver, calls, self._plan.cancel.cancel)
+                spoken = in_lock_step(self._driver, calls, self._plan.cancel)
                 self.known |= zip((i for i, _ in new), spoken, strict=True)
             yield from (segment for _, segment in group)
 

@@ -66,13 +66,10 @@ def place_on_core_ml(
     first_use: Note | None,
     portable: LoadPortable | None,
     advice: str,
-    *,
-    together: bool = False,
 ) -> dict[str, PlacedStepModel]:
     """Step models on their compute units. Raises BundleError.
 
     portable: loads what all units reject, for units left to "auto"; None to fail. advice: appended to that error.
-    together: see `open_step_model`.
     """
     measured = measured_units(bundle.digest)
     if portable is None:
@@ -85,9 +82,7 @@ def place_on_core_ml(
         if unit == PORTABLE and portable is not None:
             return portable(name)
         opened = partial(_open_package, unit, first_use)
-        return open_step_model(
-            bundle.folder, bundle.manifest, bundle.precision, name, opened, together=together
-        )
+        return open_step_model(bundle.folder, bundle.manifest, bundle.precision, name, opened)
 
     def placed(name: str) -> PlacedStepModel:
         auto = is_auto(requested, name)

@@ -82,17 +82,8 @@ def _scatter(call: Call) -> str:
     return _scatter_rows(call, "data", axis, call.indices("indices"), "updates")
 
 
-def _scatter_along_axis(call: Call) -> str:
-    """Each element of `updates` replaces the one of `data` whose index along the axis `indices` gives."""
-    mode = call.static("mode", "add")
-    if mode != "update":
-        raise call.refuse(f"mode {mode}")
-    operands = call.tensor("data"), call.indices("indices"), call.tensor("updates")
-    return call.emit("ScatterElements", *operands, axis=call.static("axis", 0))
-
-
 def _scatter_nd(call: Call) -> str:
-    """Slices of `updates` replace those of `data` at the `indices` (..., axes) of its first axes."""
+    """Slices of `updates` replace those of `data` at the `indices` (..., axes) on its first axes."""
     mode = call.static("mode", "add")
     if mode != "update":
         raise call.refuse(f"mode {mode}")
@@ -164,7 +155,6 @@ OPERATORS: dict[str, Operator] = {
     "pad": _pad,
     "reshape": lambda call: call.emit("Reshape", call.tensor("x"), call.indices("shape")),
     "scatter": _scatter,
-    "scatter_along_axis": _scatter_along_axis,
     "scatter_nd": _scatter_nd,
     "slice_by_index": _slice_by_index,
     "slice_by_size": _slice_by_size,
