@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from coreml_stand_in.installation import StandIn
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP, RESIDUAL_LM_STEP
@@ -245,3 +246,21 @@ def test_functions_share_the_weights(together_bundle: Path, speaking_bundle: Pat
         path = f"{Manifest.read(together_bundle).package_path('int8', name)}/Data/com.apple.CoreML/weights/weight.bin"
         ours, theirs = ((folder / path).stat().st_size for folder in (together_bundle, speaking_bundle))
         assert ours < 1.02 * theirs, name
+
+
+def test_core_ml_runs_the_functions_for_several_utterances(
+    together_bundle: Path,
+    core_ml: StandIn,
+) -> None:
+    """Prefilled caches are Core ML states; those of several utterances are inputs and outputs."""
+    tts = VoxCPM.from_bundle(together_bundle, "fp16", backend="coreml")
+    given: dict[str, Any] = {"max_len": 3, "min_len": 3, "retry_badcase": False, "every_word": False}
+    texts: list[dict[str, Any]] = [
+        {"text": "One.", "seed": 1, **given},
+        {"text": "Two, three.", "seed": 2, **given},
+    ]
+    alone = [tts.speak(**each) for each in texts]
+
+    for found, expected in zip(tts.batch(texts), alone, strict=True):
+        assert_same(found, expected)
+    assert "together_4" in {event["function"] for event in core_ml.events("predict")}
