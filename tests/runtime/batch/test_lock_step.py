@@ -133,12 +133,12 @@ def test_an_error_ends_those_whose_call_it_was(tts: VoxCPM, monkeypatch: pytest.
     models = {**tts.driver.together(), LOCDIT_STEP: Failing()}
     monkeypatch.setattr(tts.driver, "together", lambda: models)
     before = threading.active_count()
-    spoken = dict(tts.speak_together([tts.plan("One."), tts.plan("Two.")], 4))
+    spoken = dict(tts.speak_together([tts.plan(text) for text in ("One.", "Two.", "Three.")], 4))
 
-    assert [str(spoken[index]) for index in (0, 1)] == ["the step model failed"] * 2
+    assert [str(spoken[index]) for index in range(3)] == ["the step model failed"] * 3
     assert threading.active_count() == before
     with pytest.raises(BundleError, match="the step model failed"):
-        tts.batch(["One.", "Two."])
+        tts.batch(["One.", "Two.", "Three."])
 
 
 def test_sources_of_noise_are_used_in_order(tts: VoxCPM) -> None:
