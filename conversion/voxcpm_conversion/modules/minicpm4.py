@@ -85,8 +85,10 @@ class Past:
     def last_row(self, query: Tensor, present: Cached, kv_head: int) -> Tensor:
         """Attention (1, 1, 1, cache positions) of the last embedding's query in one head (1, 1, 1, head_dim)."""
         keys = present[0][:, kv_head : kv_head + 1]
-        mask = self.mask[-1:] if self.utterances == 1 else self.mask
-        return torch.softmax(query @ keys.transpose(-1, -2) + mask, dim=-1)
+        several = self.utterances > 1
+        return torch.softmax(
+            query @ keys.transpose(-1, -2) + (self.mask if several else self.mask[-1:]), dim=-1
+        )
 
     def written(self, keys: Tensor, values: Tensor) -> Cached:
         """The cache after the step's keys and values, (1, kv_heads, S, head_dim), are written to it."""

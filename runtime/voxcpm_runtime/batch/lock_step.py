@@ -196,7 +196,7 @@ class _SharedCalls:
         made = {place: call for place, call in self._waiting.items() if call.turn == turn}
         # An utterance whose caches are among those of the others stays there until it is the last one.
         stays = len(self._live) > 1 and any(call.state and not call.state.is_own for call in made.values())
-        # For half of the places the DiT is faster one by one: more of its time is arithmetic (TRIALS.md).
+        # For half of the places the DiT is faster one by one: more of its time is arithmetic (docs/trials-archive.md).
         few = turn[1] == _SHARED.index(LOCDIT_STEP) and 2 * len(made) <= self._size
         try:
             if turn[0] and not few and (len(made) > 1 or stays):

@@ -249,10 +249,10 @@ def test_functions_share_the_weights(together_bundle: Path, speaking_bundle: Pat
 
 
 def test_core_ml_runs_the_functions_for_several_utterances(
-    together_bundle: Path,
-    core_ml: StandIn,
+    together_bundle: Path, core_ml: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefilled caches are Core ML states; those of several utterances are inputs and outputs."""
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     tts = VoxCPM.from_bundle(together_bundle, "fp16", backend="coreml")
     given: dict[str, Any] = {"max_len": 3, "min_len": 3, "retry_badcase": False, "every_word": False}
     texts: list[dict[str, Any]] = [
