@@ -138,6 +138,16 @@ def phone_bundle(conversion: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def together_bundle(conversion: Callable[..., Path]) -> Path:
+    """The built-in voice's checkpoint for macOS 15, for four utterances at once."""
+    from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
+
+    sizes = SIZES.model_copy(update={"together": 4})
+    given = (DEFAULT_CHECKPOINT, sizes, ("fp16", "int8"), "macOS15")
+    return conversion("bundle-together", write_bundle, *given)
+
+
+@pytest.fixture(scope="session")
 def tiny_bundle_27(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
     """A bundle like `tiny_bundle`, for macOS 27, without int8 and with attention as an output; skips where Core AI's
     packages have no wheels.

@@ -131,6 +131,7 @@ ROOMS = (
     "voices",
     "markup",
     "speech",
+    "batch",
     "session",
     "voxcpm",
     "commands",
@@ -139,6 +140,7 @@ ROOMS = (
 # Rooms that can be deleted: the import on first use is the room's door.
 OPTIONAL_ROOMS = (
     "voxcpm_runtime.backends.core_ai",
+    "voxcpm_runtime.batch",
     "voxcpm_runtime.english",
     "voxcpm_runtime.markup",
 )

@@ -18,6 +18,7 @@ ROOMS = {
         "runtime/backends/core_ai",
         "runtime/doctor/test_doctor_core_ai.py",
     ],
+    "runtime/voxcpm_runtime/batch": ["runtime/batch"],
     "runtime/voxcpm_runtime/doctor": ["runtime/doctor"],
     "runtime/voxcpm_runtime/english": [
         "runtime/english",

@@ -100,6 +100,8 @@ class Manifest(_Record):
     tools: dict[str, str]  # Versions of the packages that made the bundle
     files: dict[str, FileRecord]
     """Every file in a folder of the bundle, by POSIX path relative to the bundle; files at its root are not listed."""
+    utterances: int = Field(default=1, exclude=True)
+    """The utterances of a call of the step models to open, which only `for_several` changes."""
 
     @field_validator("files")
     @classmethod
@@ -161,9 +163,14 @@ class Manifest(_Record):
         """The declarations of a step model's packages, usually just its own."""
         return parts(self.step_models[step_model], self.sizes)
 
+    def for_several(self) -> Manifest:
+        """This manifest, to open the functions for `sizes.together` utterances instead of those for one."""
+        shared = {name: model for name, model in self.step_models.items() if model.is_shared}
+        return self.model_copy(update={"utterances": self.sizes.together, "step_models": shared})
+
     def form(self, package: StepModel) -> PackageForm:
         """The form of a package in this bundle."""
-        return package_form(package, self.target, self.kv_cache)
+        return package_form(package, self.target, self.kv_cache, self.sizes.together)
 
     def package_path(self, precision: Precision, package: str) -> PurePosixPath:
         """Path of a package of this bundle."""

@@ -7,14 +7,14 @@ A step model is a pure function (inputs, state) -> (outputs, state); each state 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from itertools import pairwise, product, starmap
+from itertools import pairwise, starmap
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
+from voxcpm_constants.audio_vae_contexts import decoder_contexts, encoder_contexts
 from voxcpm_constants.bounds import MAX_AXIS_LENGTH, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
@@ -37,11 +37,12 @@ Precision = Literal["fp16", "int8", "int4", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 
 _MAX_ENCODED_PATCHES = 8
+MAX_TOGETHER = 8
+"""The most utterances that one call of a step model advances."""
 _ZERO_VELOCITY_FRACTION = 0.04
 
 PART_OUTPUT = "hidden_states"  # The output of each part except the last: the `embeddings` of the next one
 ATTENTION = "attention"  # An optional output of the base LM's decode step: rows of the alignment heads
-_RESIDUAL_UNIT_WIDTHS = (6, 18, 54)  # Left contexts of its three convolutions, dilated by 1, 3 and 9
 
 ContextDtype = Literal["float32", "compute"]
 """The dtype of the AudioVAE's contexts and arithmetic."""
@@ -93,6 +94,11 @@ class StepModel(_Declaration):
         return self.name.startswith((BASE_LM_STEP, RESIDUAL_LM_STEP))
 
     @property
+    def is_shared(self) -> bool:
+        """Whether one call may advance several utterances, in a bundle for them; an AudioVAE would become slower."""
+        return self.name.startswith((FEAT_ENCODER, LOCDIT_STEP)) or self.has_caches
+
+    @property
     def chunk_axis(self) -> tuple[TensorSpec, int]:
         """The first input with an enumerated axis, and that axis; if there is none, the first input and axis 1."""
         axes = ((t, i) for t in self.inputs for i, axis in enumerate(t.shape) if isinstance(axis, tuple))
@@ -110,15 +116,20 @@ class StepModel(_Declaration):
         """Number of input shapes that the model accepts."""
         return len(self.chunk_lengths)
 
-    def at(self, chunk: int) -> StepModel:
-        """The step model with enumerated axes fixed at their `chunk`-th length; only the shortest has `ATTENTION`."""
+    def at(self, chunk: int, utterances: int = 1) -> StepModel:
+        """The step model with enumerated axes fixed at their `chunk`-th length; only the shortest has `ATTENTION`.
+
+        utterances: of one call. The first axis of every tensor has them all.
+        """
         absent = "" if self.chunk_lengths[chunk] == min(self.chunk_lengths) else ATTENTION
 
         def fixed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-            kept = (t for t in tensors if t.name != absent)
-            return tuple(t.model_copy(update={"shape": t.shape_at(chunk)}) for t in kept)
+            kept = [(t, t.shape_at(chunk)) for t in tensors if t.name != absent]
+            return tuple(t.model_copy(update={"shape": (utterances * n, *m)}) for t, (n, *m) in kept)
 
-        return self.model_copy(update={"inputs": fixed(self.inputs), "outputs": fixed(self.outputs)})
+        return self.model_copy(
+            update={kind: fixed(getattr(self, kind)) for kind in ("inputs", "outputs", "state")}
+        )
 
 
 class AlignmentHead(NamedTuple):
@@ -140,6 +151,8 @@ class StepSizes(_Declaration):
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; 1 is always one of them."""
 
+    together: int = Field(default=1, ge=1, le=MAX_TOGETHER)
+    """Utterances that one call of the shared step models (`is_shared`) can advance, in functions of their own."""
     base_lm_parts: int = Field(default=1, ge=1, le=MAX_LAYERS)
     """Number of packages into which the base LM's layers are split (`parts`)."""
     solver_steps: int = Field(default=0, ge=0, le=MAX_EULER_STEPS)
@@ -334,38 +347,6 @@ def _contexts(widths: Iterator[tuple[int, int]], dtype: ContextDtype) -> tuple[T
         )
         for index, (channels, width) in enumerate(widths)
     )
-
-
-def downsampling_context(a: Architecture, stride: int) -> int:
-    """Left context, in samples, of an encoder convolution with this stride and a kernel of twice the stride."""
-    return 2 * math.ceil(stride / 2) - (stride % 2 if a.traits.encoder_output_padding else 0)
-
-
-def encoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
-    """(channels, samples) of the left context of each encoder convolution wider than 1, in order of execution."""
-    vae = a.audio_vae_config
-    channels = vae.encoder_dim
-    yield 1, 6
-    for stride in vae.encoder_rates:
-        yield from product([channels], _RESIDUAL_UNIT_WIDTHS)
-        yield channels, downsampling_context(a, stride)
-        channels *= 2
-    yield channels, 2
-
-
-def decoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
-    """(channels, samples) of the left context of each decoder convolution wider than 1, in order of execution.
-
-    A transposed convolution needs one sample.
-    """
-    vae = a.audio_vae_config
-    yield vae.latent_dim, 6
-    channels = vae.decoder_dim
-    for _ in vae.decoder_rates:
-        yield channels, 1
-        channels //= 2
-        yield from product([channels], _RESIDUAL_UNIT_WIDTHS)
-    yield channels, 6
 
 
 def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:

@@ -6,7 +6,9 @@ macOS14   one function, `main`, that accepts every enumerated length; state is i
 macOS15   the caches of the LM steps are Core ML states, and these packages have one function for each length, which
           share the weights: `decode` for one embedding, `prefill_16` for 16, and so on. The other step models have
           the same form as for macOS14. With the KV cache form "stacked", a language model has two caches instead of
-          two a layer; they are declared so (`declare_step_models`).
+          two a layer; they are declared so (`declare_step_models`). In a bundle for several utterances at once, the
+          packages of `is_shared` step models have another function, such as `together_4`, whose caches are inputs and
+          outputs.
 macOS27   Core AI programs instead of Core ML packages. All state is Core AI's: the contexts of the AudioVAE, and the
           KV caches of the LM steps as two tensors, the keys and the values of all layers. With the form "rows" these
           two are inputs, and two outputs are the rows of all layers. Each step model with several lengths has one
@@ -48,6 +50,9 @@ StateForm = Literal["passed", "rows", "native"]
 """passed: inputs and outputs. rows: inputs, whose new rows are outputs. native: states of Core ML or Core AI."""
 
 MAIN = "main"  # Name of the function in a package that has only one
+_TOGETHER = (
+    "together_"  # Beginning of the name of a function for several utterances; their number is the rest
+)
 
 
 class PackageForm(NamedTuple):
@@ -56,17 +61,34 @@ class PackageForm(NamedTuple):
     functions: dict[str, StepModel]
     state: StateForm
 
+    def state_in(self, function: str) -> StateForm:
+        """How a function handles state. That of several utterances is passed: Core ML's own has one shape a package."""
+        return "passed" if utterances_of(function) > 1 else self.state
 
-def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter") -> PackageForm:
-    """The form of a step model's package for a deployment target. kv_cache: not "rows" for macOS 15."""
+
+def utterances_of(function: str) -> int:
+    """The number of utterances that a call of a function of that name advances."""
+    return int(function.removeprefix(_TOGETHER)) if function.startswith(_TOGETHER) else 1
+
+
+def package_form(
+    model: StepModel, target: Target, kv_cache: KVCache = "scatter", together: int = 1
+) -> PackageForm:
+    """The form of a step model's package for a deployment target.
+
+    kv_cache: not "rows" for macOS 15. together: the utterances that a bundle for macOS 15 can advance in one call.
+    """
     by_length = target == CORE_AI or (target == "macOS15" and model.has_caches)
     state: StateForm = "native" if by_length else "passed"
     if model.has_caches and kv_cache == "rows":
         state = "rows"
     own = with_stacked_caches(model) if model.has_caches and target == CORE_AI else model
-    if not by_length or model.chunk_count == 1:
-        return PackageForm({MAIN: own}, state)
-    functions = {_function_name(model, length): own.at(i) for i, length in enumerate(model.chunk_lengths)}
+    functions = {MAIN: own}
+    if by_length and model.chunk_count > 1:
+        functions = {_function_name(model, length): own.at(i) for i, length in enumerate(model.chunk_lengths)}
+    if together > 1 and model.is_shared:
+        shortest = own.chunk_lengths.index(min(own.chunk_lengths))
+        functions[f"{_TOGETHER}{together}"] = own.at(shortest, together)
     return PackageForm(functions, state)
 
 

@@ -22,7 +22,7 @@ from voxcpm_constants.bounds import (
 from voxcpm_constants.errors import InputError, one_of
 from voxcpm_constants.json_files import printed_json
 from voxcpm_constants.progress_lines import status_line
-from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, StepSizes
+from voxcpm_constants.step_models import BASE_LM_STEP, MAX_TOGETHER, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, KVCache, Target
 from voxcpm_conversion.forms import LAYOUTS, check_solver_steps, optional_module
 from voxcpm_conversion.replacing import bundle_folder
@@ -84,11 +84,20 @@ def convert(
             help="Embeddings per call of an LM step; repeat for several. With only 1, shapes are fixed."
         ),
     ] = None,
+    batch: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_TOGETHER,
+            help="Also speak this many utterances at once, each with the samples that it has alone: one reading of the "
+            "weights serves all. Needs macos15.",
+        ),
+    ] = 1,
     target: Annotated[
         str | None,
         typer.Option(
-            help="macos14 (default); macos15: caches as Core ML states, prefill and decode as functions; or macos27: "
-            "Core AI."
+            help="macos14; macos15: caches as Core ML states, prefill and decode as functions; or macos27: Core AI. "
+            "Default: macos14, or with --batch macos15."
         ),
     ] = None,
     layout: Annotated[
@@ -165,9 +174,9 @@ def convert(
     say: Callable[[str], object] = (lambda _: None) if quiet else partial(typer.echo, err=True)
     defaults = PRESETS[one_of("--preset", preset, PRESETS)]
     precisions = _precisions(precision or defaults.precisions)
-    deployment = one_of("--target", defaults.target if target is None else target, TARGETS)
+    deployment = one_of("--target", target or ("macos15" if batch > 1 else defaults.target), TARGETS)
     maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
-    sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment, defaults)
+    sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment, defaults, batch)
     caches = one_of("--kv-cache", defaults.kv_cache if kv_cache is None else kv_cache, KV_CACHES)
     measure = _measures(quantize, no_measure=no_measure)
     # With PyTorch, which takes seconds: help and misspelt options need neither those nor the extra.
@@ -184,7 +193,7 @@ def convert(
         "--kv-cache": bool(kv_cache) and caches != KV_CACHES[0],
         "--audio-vae-fp32": audio_vae_fp32, "--solver-steps": solver_steps is not None,
         "--prefill-chunk": prefill_chunk is not None, "--split-gigabytes": split_gigabytes is not None,
-        "--quantize": quantize is not None,
+        "--quantize": quantize is not None, "--batch": batch > 1,
     }  # fmt: skip
     room = _room(layout, precisions, [option for option, given in forms.items() if given])
     check_forms(precisions, sizes, deployment, caches, audio_vae_fp32=audio_vae_fp32)
@@ -215,7 +224,7 @@ def convert(
     # Defaults depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
-    sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment, defaults)
+    sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment, defaults, batch)
     check_forms(precisions, sizes, deployment, caches)
     for remark in _remarks(opened, sizes, deployment):
         say(remark)
@@ -327,6 +336,7 @@ def _sizes(
     solver_steps: int | None,
     target: Target,
     preset: Preset,
+    together: int,
 ) -> StepSizes:
     if not 1 <= max_length <= MAX_POSITIONS:
         raise InputError(f"--max-length {max_length}: expected 1 to {MAX_POSITIONS} positions")
@@ -342,4 +352,6 @@ def _sizes(
         # Core AI's Python aborts after some 16,000 outputs, and each Euler step in a separate call is one.
         solver_steps = SOLVER_STEPS if target == CORE_AI else preset.solver_steps
     check_solver_steps(solver_steps)
-    return StepSizes(kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)
+    return StepSizes(
+        kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps, together=together
+    )

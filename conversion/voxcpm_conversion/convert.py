@@ -185,6 +185,11 @@ def check_forms(
         raise InputError("--kv-cache rows needs --target macos14 or macos27: for macos15 caches are states")
     if kv_cache == "stacked" and target != "macOS15":
         raise InputError("--kv-cache stacked needs --target macos15: it stacks that form's states")
+    if sizes.together > 1 and (target != "macOS15" or kv_cache != "scatter"):
+        raise InputError(
+            f"--batch {sizes.together} needs --target macos15 and --kv-cache scatter, got {target.lower()} and "
+            f"{kv_cache}: there functions of a package share its weights"
+        )
     check_solver_steps(sizes.solver_steps)
     if target == "macOS15" and "fp32" in precisions:
         raise InputError(

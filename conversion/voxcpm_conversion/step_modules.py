@@ -21,6 +21,7 @@ from voxcpm_conversion.modules.minicpm4 import (
     MASKED,
     LayerPast,
     Past,
+    PastTogether,
     ReadOnlyPast,
     Rope,
     Stack,
@@ -69,13 +70,17 @@ class _Rope(nn.Module):
 class FeatEncoderStep(nn.Module):
     """The local encoder and its projection to the base LM's width."""
 
-    def __init__(self, encoder: LocalEncoder, projection: nn.Linear, a: Architecture) -> None:
+    def __init__(
+        self, encoder: LocalEncoder, projection: nn.Linear, a: Architecture, utterances: int = 1
+    ) -> None:
         super().__init__()
-        self.encoder, self.projection = encoder, projection
+        self.encoder, self.projection, self.utterances = encoder, projection, utterances
         self.rope = _Rope(a, a.feat_encoder, a.patch_size + 1)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """patches (1, T, P, latent_dim) -> embeddings (1, T, hidden)."""
+        """patches (1, T, P, latent_dim) -> embeddings (1, T, hidden); or several utterances with a patch each."""
+        if self.utterances > 1:
+            return self.projection(self.encoder(patches.transpose(0, 1), self.rope.all())).transpose(0, 1)
         return self.projection(self.encoder(patches, self.rope.all()))
 
 
@@ -87,6 +92,7 @@ class CachedStack(nn.Module):
     """
 
     cache_positions: Tensor
+    grid: Tensor
     offsets: Tensor
     past: type[Past] = Past
     """The form in which attention to the caches is computed."""
@@ -109,11 +115,14 @@ class CachedStack(nn.Module):
         watched = sizes.alignment if declared.outputs[-1].name == ATTENTION else ()
         self.watched = [[h.head for h in watched if h.layer == layer] for layer in own]
         self.transformer, self.groups = t, t.num_heads // t.num_kv_heads
-        lengths = declared.chunk_lengths
+        lengths, (self.utterances, *_) = declared.chunk_lengths, declared.inputs[0].shape_at(0)
         self.one_length = len(lengths) == 1
         self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
         positions = torch.arange(sizes.kv_length, dtype=torch.int32)
         self.register_buffer("cache_positions", positions, persistent=False)
+        if self.utterances > 1:  # Indices of an utterance and of a head, at every pair of both
+            axes = map(torch.arange, (self.utterances, t.num_kv_heads))
+            self.register_buffer("grid", torch.stack(torch.meshgrid(*axes, indexing="ij")), persistent=False)
         self.register_buffer("offsets", torch.arange(lengths[0], dtype=torch.int32), persistent=False)
 
     def forward(
@@ -122,21 +131,29 @@ class CachedStack(nn.Module):
         """embeddings (1, S, hidden) -> hidden states (1, S, hidden), and the updated state or its new rows.
 
         position (1,): cache position of the first embedding. state: keys and values of each layer in turn. If heads are
-        watched, their `ATTENTION` comes before the state.
+        watched, their `ATTENTION` comes before the state. Several utterances have one embedding each, at positions of
+        their own: (utterances, 1, hidden), (utterances,).
         """
         positions = position + self._offsets(embeddings)
-        rows = torch.cat([positions] * self.groups)
         caches = list(zip(state[::2], state[1::2], strict=True))
         if self.stacked:
             caches = [layer for k, v in caches for layer in zip(k.split(1), v.split(1), strict=True)]
         new_rows: list[Tensor] = []
         pasts: list[Past | ReadOnlyPast]
-        if self.returns_rows:
+        if self.utterances > 1:
+            places, kv_heads = positions.long(), self.grid[1]
+            cells = self.grid[0], kv_heads, places[:, None] + kv_heads * 0
+            positions = positions[:, None, None]
+            mask = _masked(self.cache_positions > positions[..., None], embeddings.dtype)
+            pasts = [PastTogether(cached, places, mask, self.utterances, cells) for cached in caches]
+        elif self.returns_rows:
+            rows = torch.cat([positions] * self.groups)
             mask = _masked(self.cache_positions >= position, embeddings.dtype)
             own_mask = _masked(positions[..., None, :] > rows[..., None], embeddings.dtype)
             where = self.cache_positions, position
             pasts = [ReadOnlyPast(cached, mask, own_mask, *where) for cached in caches]
         else:
+            rows = torch.cat([positions] * self.groups)
             mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
             where = positions.long(), mask
             if self.stacked:
@@ -147,7 +164,7 @@ class CachedStack(nn.Module):
         hidden, presents = embeddings, []
         watched: list[Tensor] = []
         for layer, past, heads in zip(self.layers, pasts, self.watched, strict=True):
-            seen = WatchedPast(past, heads, self.transformer, watched) if heads else past
+            seen = WatchedPast(past, heads, self.transformer, watched, self.utterances) if heads else past
             hidden, present = layer(hidden, rope, seen)
             presents += present
         attention = [torch.cat(watched, dim=2)] if watched else []
@@ -316,7 +333,9 @@ def build_step(
     builders: dict[str, Callable[[], nn.Module]] = {
         names.AUDIO_VAE_ENCODER: lambda: AudioVAEStep(modules.audio_vae.encoder),
         names.AUDIO_VAE_DECODER: lambda: AudioVAEStep(modules.audio_vae.decoder),
-        names.FEAT_ENCODER: lambda: FeatEncoderStep(modules.feat_encoder, modules.enc_to_lm_proj, a),
+        names.FEAT_ENCODER: lambda: FeatEncoderStep(
+            modules.feat_encoder, modules.enc_to_lm_proj, a, declared.inputs[0].shape_at(0)[0]
+        ),
         names.BASE_LM_STEP: base_lm,
         names.RESIDUAL_LM_STEP: lambda: LMStep(language_model(modules.residual_lm, a.residual_lm)),
         names.LOCDIT_STEP: locdit,

@@ -14,14 +14,14 @@ from voxcpm_runtime.argument_types import checked_text, switch, text_argument, v
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.reading import AudioSource
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.loading import Backend, arithmetic_key, place_step_models
+from voxcpm_runtime.backends.loading import Backend, arithmetic_key, load_step_models, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import check_device, pretrained_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.gathering import SpeechBuilder
-from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.plan import SPEAKING, Plan
 from voxcpm_runtime.speech.planning import plan, read
 from voxcpm_runtime.speech.request import AnyRequest, CancelToken, Keywords, Request, request_of
 from voxcpm_runtime.speech.results import Piece, PlannedSegment, Speech
@@ -81,11 +81,16 @@ class VoxCPM:
         """
         switch(verify, "verify")
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        placed = place_step_models(
-            bundle, backend, threads=threads, compute_units=compute_units, first_use=on_first_use
-        )
-        models = {name: step_model.model for name, step_model in placed.items()}
-        driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
+        where: dict[str, Any] = {
+            "threads": threads, "compute_units": compute_units, "first_use": on_first_use,
+        }  # fmt: skip
+        placed = place_step_models(bundle, backend, **where)
+        several = replace(bundle, manifest=bundle.manifest.for_several())
+        driver = Driver(
+            bundle.architecture, bundle.manifest.sizes, bundle.constants,
+            {name: step_model.model for name, step_model in placed.items()},
+            partial(load_step_models, several, backend, **where),
+        )  # fmt: skip
         return_freed_memory()
         # Read once, not in the first call: the tables of English, which take 80 ms, and the default voice.
         spelled("a", bundle.tokenizer)
@@ -205,45 +210,61 @@ class VoxCPM:
         """`plan` for a whole request."""
         return plan(self.bundle, request)
 
-    def speak_plan(self, plan: Plan) -> Speech:
-        """The speech of a plan for this bundle. Errors and warnings: see `speak`."""
+    def speak_plan(self, plan: Plan, driver: Driver | None = None) -> Speech:
+        """The speech of a plan for this bundle. driver: another than this one's. Errors and warnings: see `speak`."""
+        speaking = SPEAKING.set(plan)
         try:
             builder = SpeechBuilder(plan)
-            for _ in self._stream(plan, plan.each_segment(), builder):
+            for _ in self._stream(plan, plan.each_segment(), builder, driver=driver):
                 pass
             return builder.speech()
         finally:
+            SPEAKING.reset(speaking)
             if plan.request.saved_segments is not None:
                 plan.request.saved_segments.release()
 
-    def batch(self, utterances: Iterable[AnyRequest]) -> list[Speech]:
-        """Speak several utterances, each with its own text, voice, seed and options, one after another.
+    def batch(self, utterances: Iterable[AnyRequest], together: int | None = None) -> list[Speech]:
+        """Speak several utterances, each with its own text, voice, seed and options.
 
-        utterances: texts, requests, or arguments of `speak` by name, including `text`.
+        utterances: texts, requests, or arguments of `speak` by name, including `text`. together: how many at once, with
+        one reading of the weights and the same samples; by default, as many as the bundle was converted for (`convert
+        --batch`).
 
-        All are checked before the first one is spoken. Errors: see `speak`.
+        All are checked before the first one is spoken. Errors: see `speak`; of several, the first one's.
         """
+        count = self.bundle.together(together)
         plans: list[Plan] = []
         listed = _as_list(utterances)
         try:
             plans += map(self._planned, listed)
         except InputError as error:
             raise InputError(f"utterance {len(plans) + 1}: {error}") from None
-        return [self.speak_plan(planned) for planned in plans]
+        speeches = dict[int, Speech]()
+        for index, speech in self.speak_together(plans, count):
+            if isinstance(speech, VoxCPMError):
+                raise speech
+            speeches[index] = speech
+        return [speeches[index] for index in range(len(plans))]
 
-    def speak_each(self, utterances: Sequence[AnyRequest]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
+    def speak_each(self, utterances: Iterable[AnyRequest]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
         """Yield the index of each utterance with its speech, or its error if it failed.
 
         utterances: see `batch`; each is planned, and its recordings are read, only when it is reached.
         """
-        for index, utterance in enumerate(_as_list(utterances)):
-            spoken: Speech | VoxCPMError
-            try:
-                with system_errors_as(InputError):
-                    spoken = self.speak_plan(self._planned(utterance))
-            except VoxCPMError as error:
-                spoken = error
-            yield index, spoken
+        return enumerate(map(self._speech_or_error, _as_list(utterances)))
+
+    def speak_together(
+        self, plans: Sequence[Plan], together: int
+    ) -> Iterator[tuple[int, Speech | VoxCPMError]]:
+        """Yield the index of each plan with its speech or error, `together` at once (`Bundle.together`), in any order.
+
+        Each has the samples that `speak_plan` gives it, and may be cancelled alone.
+        """
+        if together == 1:
+            return enumerate(map(self._speech_or_error, plans))
+        from voxcpm_runtime.batch.lock_step import spoken_together
+
+        return spoken_together(self.driver, plans, together, self._speech_or_error)
 
     def generate_streaming(
         self, text: str, prompt_wav_path: AudioSource | None = None, prompt_text: str | None = None,
@@ -334,7 +355,18 @@ class VoxCPM:
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
         return unencoded.encode(self.driver, name, origin, entries)
 
-    def _planned(self, utterance: AnyRequest) -> Plan:
+    def _speech_or_error(
+        self, utterance: AnyRequest | Plan, driver: Driver | None = None
+    ) -> Speech | VoxCPMError:
+        try:
+            with system_errors_as(InputError):
+                return self.speak_plan(self._planned(utterance), driver)
+        except VoxCPMError as error:
+            return error
+
+    def _planned(self, utterance: AnyRequest | Plan) -> Plan:
+        if isinstance(utterance, Plan):
+            return utterance
         if isinstance(utterance, Request):
             checked_text(utterance.text, "text")
             return plan(self.bundle, utterance)
@@ -352,11 +384,12 @@ class VoxCPM:
         segments: Iterable[PlannedSegment | None],
         whole: SpeechBuilder | None = None,
         first: int = 1,
+        driver: Driver | None = None,
     ) -> Iterator[Piece]:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
         voice = None if plan.voice is None else encoded(plan.voice, self.driver)
-        return stream(plan, segments, self.driver, voice, self._prefix, whole, first)
+        return stream(plan, segments, driver or self.driver, voice, self._prefix, whole, first)
 
 
 def _as_list(utterances: object) -> list[AnyRequest]:

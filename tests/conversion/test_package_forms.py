@@ -14,6 +14,7 @@ from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
     BASE_LM_STEP,
+    FEAT_ENCODER,
     LOCDIT_SOLVE,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
@@ -129,6 +130,8 @@ def test_phone_preset_is_what_given_options_leave_open(
         (["--precision", "fp32", "--target", "macos15"], "--precision fp32 needs --target macos14"),
         (["--audio-vae-fp32", "--target", "macos27"], "--audio-vae-fp32 needs --target macos14 or macos15"),
         (["--precision", "int4"], "--precision int4 needs --target macos15"),
+        (["--batch", "4", "--target", "macos14"], "--batch 4 needs --target macos15, got macos14"),
+        (["--batch", "4", "--kv-cache", "rows"], "--kv-cache rows needs --target macos14"),
         (["--precision", "fp8"], "--precision fp8: expected one of fp16, int8, int4, fp32"),
         (["--target", "ios19"], "--target ios19: expected one of macos14, macos15, macos27"),
         (["--max-length", "0"], "--max-length 0: expected 1 to 1048576 positions"),
@@ -144,6 +147,17 @@ def test_options_are_checked_before_the_checkpoint_is_downloaded(
     monkeypatch.setattr(Checkpoint, "open", opened)
     line = refusal("convert", "openbmb/VoxCPM2", "-o", tmp_path / "b", *arguments)
     assert line.startswith(f"error: {message}")
+
+
+def test_functions_for_several_utterances_follow_the_rules(together_bundle: Path) -> None:
+    manifest = Manifest.read(together_bundle)
+    functions = {name: list(manifest.form(model).functions) for name, model in manifest.step_models.items()}
+
+    assert manifest.target == "macOS15"
+    assert {name for name, own in functions.items() if own[-1] == "together_4"} == {
+        FEAT_ENCODER, LOCDIT_STEP, *LM_STEPS,
+    }  # fmt: skip
+    assert lint_bundle(str(together_bundle)).faults == []
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,8 @@ def _dtype(tensor: TensorSpec, arithmetic: Arithmetic) -> type:
 
 
 def register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
-    """Register a translation of torch's index_copy_, which coremltools 9 does not support.
+    """Register translations of torch's index_copy_, which coremltools 9 does not support, and of index_put_, without a
+    `select` for negative indices.
 
     scatter: rows go to any indices. slice_update: the indices are consecutive, and rows go to the first one and after.
     """
@@ -112,4 +113,12 @@ def register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
         data, axis, indices, updates = _get_inputs(context, node, expected=4)
         context.add(write(data, axis.val, indices, updates, node.name))
 
-    register_torch_op(override=True)(index_copy)
+    def index_put(context: Any, node: Any) -> None:
+        data, indices, updates, *_ = _get_inputs(context, node)
+        where = Builder.stack(values=indices, axis=-1)
+        context.add(
+            Builder.scatter_nd(data=data, indices=where, updates=updates, mode="update", name=node.name)
+        )
+
+    for translation in (index_copy, index_put):
+        register_torch_op(override=True)(translation)

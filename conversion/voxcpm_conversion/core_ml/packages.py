@@ -62,8 +62,9 @@ def add_packages(
     ) -> dict[Precision, dict[str, Path]]:
         """The packages of all functions by precision and name."""
         for function, declared in form.functions.items():
-            for precision, model in _models(checkpoint, manifest, declared, form.state, precisions, kept):
-                _describe(model, declared, precision, form.state)
+            state = form.state_in(function)
+            for precision, model in _models(checkpoint, manifest, declared, state, precisions, kept):
+                _describe(model, declared, precision, state)
                 model.save(str(scratch / precision / f"{function}.mlpackage"))
             # Measuring needs its memory.
             del model

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from voxcpm_constants.architecture import Architecture, AudioVAEConfig
+from voxcpm_constants.audio_vae_contexts import downsampling_context
 from voxcpm_constants.errors import CheckpointError
-from voxcpm_constants.step_models import downsampling_context
 
 # Largest 1/alpha that fp16 holds; below alpha = 1/6e4, sin²(alpha·x)/alpha is under x²/6e4 either way.
 _LARGEST_RECIPROCAL = 6.0e4

@@ -69,6 +69,7 @@ class Past:
     """Added to scores, 0 where visible, else MASKED, with a row per row of `Attention`'s product: (groups · S, cache
     positions).
     """
+    utterances: int = 1
 
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """The values that the queries attend to, and the cache after keys and values are written to it.
@@ -84,7 +85,10 @@ class Past:
     def last_row(self, query: Tensor, present: Cached, kv_head: int) -> Tensor:
         """Attention (1, 1, 1, cache positions) of the last embedding's query in one head (1, 1, 1, head_dim)."""
         keys = present[0][:, kv_head : kv_head + 1]
-        return torch.softmax(query @ keys.transpose(-1, -2) + self.mask[-1:], dim=-1)
+        several = self.utterances > 1
+        return torch.softmax(
+            query @ keys.transpose(-1, -2) + (self.mask if several else self.mask[-1:]), dim=-1
+        )
 
     def written(self, keys: Tensor, values: Tensor) -> Cached:
         """The cache after the step's keys and values, (1, kv_heads, S, head_dim), are written to it."""
@@ -113,6 +117,25 @@ class LayerPast(Past):
 
 
 @dataclass(frozen=True)
+class PastTogether(Past):
+    """The caches of one layer of several utterances, (utterances, kv_heads, positions, head_dim).
+
+    Each utterance has one embedding. places: (utterances,). mask: (utterances, 1, 1, cache positions).
+    """
+
+    cells: tuple[Tensor, ...] = ()
+    """Indices of the embeddings on the first three axes of the caches, each (utterances, kv_heads)."""
+
+    def written(self, keys: Tensor, values: Tensor) -> Cached:
+        """See `Past`."""
+        cached_keys, cached_values = self.cached
+        return (
+            cached_keys.index_put_(self.cells, keys[:, :, 0]),
+            cached_values.index_put_(self.cells, values[:, :, 0]),
+        )
+
+
+@dataclass(frozen=True)
 class ReadOnlyPast:
     """The cache of one layer before a step. Read-only: the caller appends the step's own keys and values."""
 
@@ -123,6 +146,7 @@ class ReadOnlyPast:
     """Added to scores of the step's own keys: (groups · S, S)."""
     places: Tensor  # 0, 1, … (cache positions,)
     position: Tensor  # Of the first own key (1,)
+    utterances: int = 1
 
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """The values that the queries attend to, and the step's own keys and values; shapes as in `Past.attended`."""
@@ -150,12 +174,13 @@ class WatchedPast:
     heads: Sequence[int]
     transformer: Transformer
     rows: list[Tensor]  # Filled by `attended`
+    utterances: int
 
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """What `Past.attended` returns."""
         result, present = self.past.attended(queries, keys, values)
         t = self.transformer
-        by_head = queries.reshape(1, t.num_heads, -1, t.head_dim)
+        by_head = queries.reshape(self.utterances, t.num_heads, -1, t.head_dim)
         for head in self.heads:
             query = by_head[:, head : head + 1, -1:]
             self.rows.append(self.past.last_row(query, present, head * t.num_kv_heads // t.num_heads))
@@ -173,8 +198,9 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention: the heads that share a key head are rows of one matrix product.
 
-    length: positions of every sequence, with any number of sequences; or None for one sequence of any length. Only one
-    of the two axes is unknown, so every reshape can infer it, and the graph contains no shape arithmetic.
+    length: positions of every sequence, with any number of sequences; or None for any length, of as many sequences as
+    the past has. Only one of the two axes is unknown, so every reshape can infer it, and the graph contains no shape
+    arithmetic.
     """
 
     def __init__(self, t: Transformer, length: int | None) -> None:
@@ -197,7 +223,7 @@ class Attention(nn.Module):
         """x (B, S, hidden) -> (B, kept, hidden), and the keys and values that were attended to."""
         heads, width = self.kv_heads * self.groups, self.head_dim
         # reshape infers the axis that is -1.
-        batch, total = (1, -1) if self.length is None else (-1, self.length)
+        batch, total = (past.utterances if past else 1, -1) if self.length is None else (-1, self.length)
         queries = total if self.length is None else len(range(self.length)[keep])
         rows = -1 if queries == -1 else self.groups * queries
         q = self.q_proj(kept(x, keep)).reshape(batch, queries, heads, width).transpose(1, 2)

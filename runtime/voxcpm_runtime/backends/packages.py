@@ -12,7 +12,7 @@ import numpy as np
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import ATTENTION, PART_OUTPUT, Precision, StepModel
-from voxcpm_constants.targets import StateForm, updated_name
+from voxcpm_constants.targets import StateForm, updated_name, utterances_of
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 
@@ -54,7 +54,8 @@ def open_step_model(
     def opened(package: StepModel) -> StepFunction:
         form = manifest.form(package)
         path = folder / manifest.package_path(precision, package.name)
-        functions = [PackageFunction(path, *item, form.state) for item in form.functions.items()]
+        items = [(n, f) for n, f in form.functions.items() if utterances_of(n) == manifest.utterances]
+        functions = [PackageFunction(path, *item, form.state_in(item[0])) for item in items]
         load = open_package(package, functions, manifest.package_key(precision, package.name))
         first = load(0)
         return first if len(functions) == 1 else FunctionsByLength(package, first, load)

@@ -24,7 +24,7 @@ from voxcpm_constants.manifest import (
 )
 from voxcpm_constants.step_models import BASE_LM_STEP, PRECISIONS, Precision, declare_step_models
 from voxcpm_constants.user_folders import is_hub_id
-from voxcpm_runtime.argument_types import path_argument, shown, wrong_type
+from voxcpm_runtime.argument_types import path_argument, shown, whole_number, wrong_type
 from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.lexicon import Lexicon
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -56,6 +56,16 @@ class Bundle:
     def architecture(self) -> Architecture:
         """The architecture of the converted checkpoint, from the manifest."""
         return self.manifest.architecture
+
+    def together(self, count: int | None) -> int:
+        """How many utterances to speak at once; None: as many as the bundle can. Raises InputError if it cannot."""
+        most = self.manifest.sizes.together
+        count = most if count is None else whole_number(count, "together", 1, "utterances")
+        if count > most:
+            raise InputError(
+                f"together: this bundle speaks {most} at once, not {count}; convert its checkpoint with --batch {count}"
+            )
+        return count
 
     @property
     def digest(self) -> str:

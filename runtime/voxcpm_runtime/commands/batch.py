@@ -30,7 +30,7 @@ from voxcpm_constants.progress_lines import Notes, status_line
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio, write_audio_file
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.commands.batch_lines import BatchLine, Failure, SpokenFile, read_lines, spoken_file
+from voxcpm_runtime.commands.batch_lines import BatchLine, Failure, SpokenFile, read_lines, spoken_files
 from voxcpm_runtime.commands.generate import interruptible
 from voxcpm_runtime.commands.shared_arguments import (
     CheckpointArguments,
@@ -55,6 +55,7 @@ from voxcpm_runtime.text.lexicon import lexicon_entries
 from voxcpm_runtime.words.files import TIMESTAMP_ENDINGS
 
 PARTIAL_FAILURE = 1  # Exit code if a line could not be spoken
+_GROUPS = 8  # of lines that are planned before any of them is spoken, if some are spoken at once
 RECORD_FILE = "spoken.jsonl"
 """One line of JSON per finished file, so that a later run can resume; the last line about a file counts."""
 
@@ -102,6 +103,14 @@ def batch(
             "a new one on this machine.",
         ),
     ] = None,
+    together: Annotated[
+        int,
+        typer.Option(
+            help="Speak this many lines at once, with the same samples as one by one; the bundle must have been "
+            "converted with --batch.",
+            min=1,
+        ),
+    ] = 1,
     timestamps: Annotated[
         str | None,
         typer.Option(
@@ -130,7 +139,12 @@ def batch(
     bundle = open_with_engine(name, local_engine, checkpoint=checkpoint)
     if checkpoint.model_path or checkpoint.hf_model_id:
         name = str(bundle.folder)
-    executor = partial(_local_executor, bundle, engine) if ray is None else _on_ray(ray, name, bundle, engine)
+    if ray is not None and bundle.together(together) > 1:
+        raise InputError(
+            "--together: with --ray each machine speaks one line at a time; leave one of them out"
+        )
+    local = partial(_local_executor, bundle, engine, bundle.together(together))
+    executor = local if ray is None else _on_ray(ray, name, bundle, engine)
     # Fail early if the defaults are invalid.
     checked_control(defaults.control, bundle.architecture, continues=defaults.recordings.continues)
     defaults.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad)
@@ -176,23 +190,27 @@ def _on_ray(address: str, name: str | None, bundle: Bundle, engine: Engine) -> E
 
 
 def _local_executor(
-    bundle: Bundle, engine: Engine, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes, warn: Warn
-) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
+    bundle: Bundle, engine: Engine, together: int, lines: Iterator[BatchLine], cancel: CancelToken, note: Notes,
+    warn: Warn,
+) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:  # fmt: skip
     """The local executor; loads the step models only if there is a line to speak."""
     ready = list(lines)
     if not ready:
         return
     tts = load_voxcpm(bundle, engine, note)
-    for index, line in enumerate(ready, start=1):
+
+    def show(place: str, progress: Progress) -> None:
+        note(f"{place}: {progress_text(progress)}")
+
+    for index, line in enumerate(ready):
+        progress = partial(show, f"{index + 1} of {len(ready)}, {line.output}")
+        ready[index] = replace(line, request=replace(line.request, cancel=cancel, progress=progress))
+    # Of many lines those of similar length are spoken together.
+    size = together * _GROUPS if together > 1 else 1
+    for start in range(0, len(ready), size):
         if cancel.cancelled:
             return
-        place = f"{index} of {len(ready)}, {line.output}"
-
-        def show(progress: Progress, place: str = place) -> None:
-            note(f"{place}: {progress_text(progress)}")
-
-        request = replace(line.request, cancel=cancel, progress=show)
-        yield line, spoken_file(tts, request, partial(warn, line.number), line.timestamps)
+        yield from spoken_files(tts, ready[start : start + size], warn, together)
 
 
 def _check_outputs(lines: Sequence[BatchLine | Failure], folder: Path, source: str, timestamps: str) -> None:

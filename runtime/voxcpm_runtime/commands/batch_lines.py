@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,9 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.shared_arguments import STANDARD_INPUT, VoiceArguments, standard_input
 from voxcpm_runtime.commands.status_line import speech_facts, speech_summary
 from voxcpm_runtime.options import GenerationOptions, option_table
+from voxcpm_runtime.speech.plan import SPEAKING, Plan
 from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.text.normalization import said_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -186,17 +188,41 @@ def spoken_file(
     tts: VoxCPM, request: Request, warn: Callable[[str], None], timestamps: str = ""
 ) -> SpokenFile | VoxCPMError:
     """What an utterance's file holds, or its error. timestamps: see `BatchLine`."""
+    line = BatchLine(0, "", request, timestamps=timestamps)
+    ((_, result),) = spoken_files(tts, [line], lambda _, text: warn(text))
+    return result
+
+
+def spoken_files(
+    tts: VoxCPM, lines: Sequence[BatchLine], warn: Callable[[int, str], None], together: int = 1
+) -> Iterator[tuple[BatchLine, SpokenFile | VoxCPMError]]:
+    """Yield each line with what its file holds, or its error. together: see `VoxCPM.speak_together`; then in any order.
+
+    warn: called with the number of a line and a warning about it.
+    """
+    planned: list[tuple[BatchLine, Plan]] = []
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
-            warn(str(message))
+            request = (
+                spoken.request if (spoken := SPEAKING.get(None)) else line.request
+            )  # that is being planned
+            warn(next(one.number for one in lines if one.request is request), str(message))
 
-    try:
-        with warnings.catch_warnings(), system_errors_as(InputError):
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = show  # type: ignore[assignment]
-            speech = tts.speak_plan(planned := tts.plan_request(request))
-            times = timestamps_file(speech.words, timestamps, planned.text or "") if timestamps else None
-    except VoxCPMError as error:
-        return error
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        for line in lines:
+            try:
+                planned.append((line, tts.plan_request(line.request)))
+            except VoxCPMError as error:  # noqa: PERF203 - of each line
+                yield line, error
+        for index, speech in tts.speak_together([plan for _, plan in planned], together):
+            line, plan = planned[index]
+            yield line, speech if isinstance(speech, VoxCPMError) else _file(line, plan, speech)
+
+
+def _file(line: BatchLine, plan: Plan, speech: Speech) -> SpokenFile:
+    ending = line.timestamps
+    times = timestamps_file(speech.words, ending, plan.text or "") if ending else None
     return SpokenFile(speech.audio, speech.sample_rate, speech_facts(speech), speech_summary(speech), times)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Annotated
 
 import typer
 
@@ -54,6 +55,15 @@ _VOICE_OPTIONS = ("voice", *RecordingArguments.__annotations__)
 @dataclass(frozen=True)
 class GenerateFlags(CheckpointArguments, Engine, OutputArguments, VoiceArguments, TextArguments):
     """The arguments of `generate`, `design` and `clone`, except for bundle and options; `TextArguments` come first."""
+
+    together: Annotated[
+        int,
+        typer.Option(
+            help="Speak this many segments of a long text at once, with the same samples as one by one, but not with "
+            "-o -; the bundle must have been converted with --batch.",
+            min=1,
+        ),
+    ] = 1
 
 
 @takes_groups
@@ -108,6 +118,7 @@ def _speak(bundle: str | None, flags: GenerateFlags, options: GenerationOptions)
         options=options,
         seed=flags.seed,
         keep_partial=True,
+        parallel_segments=flags.together,
     )
     request.recordings.check_files()
     opened_bundle = open_with_engine(bundle, flags, checkpoint=flags)

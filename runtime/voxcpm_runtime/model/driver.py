@@ -7,6 +7,7 @@ embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -94,12 +95,14 @@ class Driver:
         sizes: StepSizes,
         constants: Mapping[str, npt.NDArray[np.floating]],
         models: Mapping[str, StepFunction],
+        together: Callable[[], Mapping[str, StepFunction]] = dict,
     ) -> None:
+        """together: returns the step models of several utterances, which are opened on first use."""
         self.architecture = architecture
         self.sizes = sizes
         self._embeddings = constants[EMBED_TOKENS]
         self._projections = Projections(architecture.traits, constants)
-        self.models = models
+        self.models, self.together = models, functools.cache(together)
         self.check: Callable[[], object] = lambda: None
 
     def with_check(self, check: Callable[[], object]) -> Driver:

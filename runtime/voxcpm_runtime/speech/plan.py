@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +18,10 @@ from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
     from voxcpm_runtime.markup.parsing import Part
+
+
+SPEAKING: ContextVar[Plan] = ContextVar("SPEAKING")
+"""What this thread speaks, for those who show its warnings."""
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def _without_segments(bundle: Bundle, request: Request) -> Plan:
     """The plan of everything except the text's segments."""
     a, options, text = bundle.architecture, request.options, request.text
     cancel = request.cancel or CancelToken()
+    bundle.together(request.parallel_segments)
     if text is not None and options.clean:
         text = Cleaner(options.clean)(text)
     # Utterances that share a cancelled token do not start.

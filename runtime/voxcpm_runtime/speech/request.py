@@ -19,6 +19,7 @@ from voxcpm_runtime.argument_types import (
     switch,
     text_argument,
     valid_unicode,
+    whole_number,
     wrong_type,
 )
 from voxcpm_runtime.bundle.opening import Bundle
@@ -89,6 +90,8 @@ class Request:
     """The voice of a name in markup, None for that of the call; by default stored and built-in voices."""
     saved_segments: SavedSegments | None = None
     """Where finished segments of a long text are saved, so that a later run can resume."""
+    parallel_segments: int = 1
+    """The segments of a long text to speak at once, if it is not streamed; those that become its voice come first."""
     on_words: WordsCallback | None = None
     """Called with the words of each segment when it is spoken, before a stream yields its last samples."""
 
@@ -103,6 +106,7 @@ class Request:
         if self.cancel is not None:
             instance(self.cancel, CancelToken, "cancel", "a CancelToken")
         switch(self.keep_partial, "keep_partial")
+        whole_number(self.parallel_segments, "parallel_segments", 1, "segments")
         if self.saved_segments is not None:
             instance(self.saved_segments, SavedSegments, "saved_segments", "a SavedSegments")
 
@@ -164,6 +168,7 @@ class Keywords(TypedDict, total=False):
     cancel: CancelToken | None
     keep_partial: bool
     saved_segments: SavedSegments | None
+    parallel_segments: int
     on_words: WordsCallback | None
     find_voice: Callable[[str], Voice | None] | None
     cfg_value: float

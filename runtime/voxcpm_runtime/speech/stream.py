@@ -7,13 +7,15 @@ Limits, pauses, warnings and cancellation are handled here alone, for sessions, 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from voxcpm_constants.errors import InputError, system_errors_as, warn
+from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as, warn
 from voxcpm_runtime.argument_types import whole_number
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
@@ -48,6 +50,14 @@ def stream(
     """
     builder, held = whole or SpeechBuilder(plan, whole=False), None if whole else _HeldPieces(plan, first)
     speaker, index, paused = _Speaker(plan, driver, voice, prefix), 0, False
+    # Other segments depend on the length or the noise of those before.
+    if (
+        held is None
+        and plan.request.parallel_segments > 1
+        and plan.request.rng is None
+        and speaker.left is None
+    ):
+        segments = speaker.ahead(segments)
     try:
         for segment in segments:
             if segment is None:
@@ -65,7 +75,7 @@ def stream(
                 yield from builder.pause(index, segment, usual if segment.before is None else segment.before)
             spoken = builder.saved(index, segment) if plan.request.saved_segments else None
             if spoken is None:
-                for piece in speaker.pieces(index, segment, held):
+                for piece in speaker.known.pop(index, None) or speaker.pieces(index, segment, held):
                     builder.add(piece)
                     if held is None:
                         yield piece
@@ -95,13 +105,37 @@ class _Speaker:
         self._letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
         self.left = None if plan.text is None else plan.options.max_len
         """Patches left of `max_len`; None for no limit, as in a session."""
+        self.known: dict[int, Iterator[Piece]] = {}
+        """The pieces of segments that were spoken ahead of their turn, by index."""
+
+    def ahead(self, segments: Iterable[PlannedSegment | None]) -> Iterator[PlannedSegment | None]:
+        """Yield the segments; up to `parallel_segments` are spoken before the first of them is yielded."""
+        from voxcpm_runtime.batch.lock_step import grouped, in_lock_step
+
+        saved = self._plan.request.saved_segments
+        for group in grouped(segments, self._plan.request.parallel_segments):
+            new = [(i, segment) for i, segment in group if saved is None or saved.get(i) is None]
+            if len(new) > 1:
+                calls = [partial(self._gathered, i, segment) for i, segment in new]
+                spoken = in_lock_step(self._driver, calls, self._plan.cancel)
+                self.known |= zip((i for i, _ in new), spoken, strict=True)
+            yield from (segment for _, segment in group)
+
+    def _gathered(self, index: int, segment: PlannedSegment, driver: Driver) -> Iterator[Piece]:
+        """The pieces of a segment, which raise its error, or that it was cancelled, when they are read."""
+        pieces: list[Piece] = []
+        try:
+            pieces.extend(self.pieces(index, segment, None, driver))
+        except VoxCPMError as error:
+            return itertools.chain(pieces, _raising(error))
+        return iter(pieces)
 
     @system_errors_as(InputError)
     def pieces(
-        self, index: int, segment: PlannedSegment, held: _HeldPieces | None
+        self, index: int, segment: PlannedSegment, held: _HeldPieces | None, driver: Driver | None = None
     ) -> Generator[Piece, None, None]:
         """The pieces of a segment; without `held` it may be retried."""
-        plan, driver, voice = self._plan, self._driver, segment.voice or self._voice
+        plan, driver, voice = self._plan, driver or self._driver, segment.voice or self._voice
         letters = _spoken_letters(segment.voice, plan.bundle) if segment.voice else self._letters or 0
         utterance = prepared(plan, index, segment, voice, prompt_letters=letters, left=self.left)
         start = prefilled(plan, driver, utterance, None if voice is None else self._prefix(voice))
@@ -118,6 +152,11 @@ class _Speaker:
             self._voice = voice.extended(segment.transcript, spoken.latents)
             is_sound = self._letters is not None and not spoken.reason
             self._letters = (self._letters or 0) + segment.letters if is_sound else None
+
+
+def _raising(error: VoxCPMError) -> Iterator[Piece]:
+    yield from ()
+    raise error
 
 
 class _HeldPieces(deque[Piece]):

@@ -11,7 +11,7 @@ from voxcpm_constants.core_ml_errors import core_ml_reason
 from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import StepModel
-from voxcpm_constants.targets import MIN_MACOS, Target
+from voxcpm_constants.targets import MAIN, MIN_MACOS, Target
 from voxcpm_runtime.backends.compilation import CompiledPackage, mark
 from voxcpm_runtime.backends.core_ml import child
 from voxcpm_runtime.backends.core_ml.compute_units import (
@@ -119,8 +119,8 @@ def _open_package(
     form = CompiledPackage(package, digest, partial(_compile, functions, first_use), f"{build()}{_COMPILED}")
 
     def predictors(compiled: Path, unit: str) -> list[Any]:
-        # A single function is loaded without its name, which is not supported before macOS 15.
-        names = [function.name if len(functions) > 1 else "" for function in functions]
+        # The default function is loaded without its name, which is not supported before macOS 15.
+        names = ["" if function.name == MAIN else function.name for function in functions]
         return [_load(form, compiled, f, unit, n, first_use) for f, n in zip(functions, names, strict=True)]
 
     def is_intact(compiled: Path) -> bool:

@@ -36,10 +36,13 @@ class Graph:
     """ONNX nodes, constants and weight references.
 
     signed_products: see `sessions.has_exact_signed_products`. kernels: the custom operators that may be used.
+    utterances: those that a call advances.
     """
 
-    def __init__(self, *, signed_products: bool = False, kernels: frozenset[str] = frozenset()) -> None:
-        self.signed_products, self.kernels = signed_products, kernels
+    def __init__(
+        self, *, signed_products: bool = False, kernels: frozenset[str] = frozenset(), utterances: int = 1
+    ) -> None:
+        self.signed_products, self.kernels, self.utterances = signed_products, kernels, utterances
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
         self.weights: dict[str, WeightRef] = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from voxcpm_constants.targets import MAIN
+from voxcpm_constants.targets import MAIN, utterances_of
 from voxcpm_runtime.backends.portable.graph import (
     CONTRIB,
     KERNELS,
@@ -58,7 +58,8 @@ def lower(
     read = read_package(package, function)
     with package_errors(package):
         program = without_states(read)
-        graph = Graph(signed_products=signed_products, kernels=kernels)
+        utterances = utterances_of(function)
+        graph = Graph(signed_products=signed_products, kernels=kernels, utterances=utterances)
         graph, values, probed = translate(program, mode, probe, graph)
         outputs = [o.name for o in program.outputs] + ([PROBE_OUTPUT] if probed else [])
         nodes = _with_named_outputs(graph, {name: values[name] for name in outputs})

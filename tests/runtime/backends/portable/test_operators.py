@@ -165,6 +165,20 @@ def test_scatter_along_axis_replaces_elements(lab: Any, axis: int) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("axes", [1, 2])
+def test_scatter_nd_replaces_slices_at_indices_on_the_first_axes(lab: Any, axes: int) -> None:
+    indices = np.array([[1, 0], [0, 1]], np.int32)[:, :axes]
+    updates = -1 - X[tuple(indices.T)]
+    expected = X.copy()
+    expected[tuple(indices.T)] = updates
+
+    def build(x: Any, i: Any, u: Any) -> Any:
+        return lab.mb.scatter_nd(data=x, indices=i, updates=u, mode="update")
+
+    (result,) = lab.run(build, {"x": X, "i": indices, "u": updates}, "scatter_nd")
+    np.testing.assert_array_equal(result, expected)
+
+
 def _slice_update(lab: Any, mask: list[bool], **options: Any) -> Callable[..., Any]:
     def build(x: Any, at: Any, u: Any) -> Any:
         zero = np.array([0], np.int32)

@@ -61,8 +61,9 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     channelwise = _channelwise(call, stored, channel_axis=0 if transposed else 1)
     if channelwise is None:
         return _packed_product(call, stored) if transposed else None
-    # A dynamic axis counts as one row.
-    x, many = call.tensor("x"), math.prod(size or 1 for size in call.shape("x")[:-1]) >= _MIN_WHOLE_ROWS
+    # A dynamic axis counts as one row. Several utterances are multiplied as each alone, so that they sound the same.
+    x, utterances = call.tensor("x"), call.graph.utterances
+    many = math.prod(size or 1 for size in call.shape("x")[:-1]) // utterances >= _MIN_WHOLE_ROWS
     if not call.graph.signed_products:
         return _whole_row_product(call, x, channelwise) if many else _channelwise_product(call, channelwise)
     # The input of a gated MLP's last product has outliers. That product narrows, and nothing else reads its input. Keys
@@ -71,7 +72,7 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     outliers = narrows and call.program.readers[call.reference("x") or ""] == 1
     if many and not outliers:
         return _whole_row_product(call, x, channelwise)
-    return _two_plane_product(call, x, channelwise, always=outliers)
+    return _two_plane_product(call, x, channelwise, always=outliers or utterances > 1)
 
 
 def quantized_taps(call: Call, weight: str, x: str) -> str | None:

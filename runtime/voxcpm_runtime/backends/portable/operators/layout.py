@@ -84,11 +84,20 @@ def _scatter(call: Call) -> str:
 
 def _scatter_along_axis(call: Call) -> str:
     """Each element of `updates` replaces the one of `data` whose index along the axis `indices` gives."""
+    return _scatter_elements(call, "ScatterElements", axis=call.static("axis", 0))
+
+
+def _scatter_nd(call: Call) -> str:
+    """Slices of `updates` replace those of `data` at the `indices` (..., axes) on its first axes."""
+    return _scatter_elements(call, "ScatterND")
+
+
+def _scatter_elements(call: Call, operator: str, **attributes: int) -> str:
     mode = call.static("mode", "add")
     if mode != "update":
         raise call.refuse(f"mode {mode}")
     operands = call.tensor("data"), call.indices("indices"), call.tensor("updates")
-    return call.emit("ScatterElements", *operands, axis=call.static("axis", 0))
+    return call.emit(operator, *operands, **attributes)
 
 
 _PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
@@ -157,6 +166,7 @@ OPERATORS: dict[str, Operator] = {
     "reshape": lambda call: call.emit("Reshape", call.tensor("x"), call.indices("shape")),
     "scatter": _scatter,
     "scatter_along_axis": _scatter_along_axis,
+    "scatter_nd": _scatter_nd,
     "slice_by_index": _slice_by_index,
     "slice_by_size": _slice_by_size,
     "slice_update": _slice_update,

@@ -1,0 +1,1 @@
+"""Several utterances at once: an optional room, whose door is `in_lock_step`."""
