@@ -157,7 +157,7 @@ class CachedStack(nn.Module):
             mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
             where = positions.long(), mask
             if self.stacked:
-                pasts = [LayerPast(cached, *where, new_rows) for cached in caches]
+                pasts = [LayerPast(cached, *where, rows=new_rows) for cached in caches]
             else:
                 pasts = [self.past(cached, *where) for cached in caches]
         rope = None if self.rope is None else self.rope.at(positions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ class Past:
 class LayerPast(Past):
     """The cache of one layer of a stack. A step changes a copy of it; the stack is written once, after all layers."""
 
-    rows: list[Tensor]
+    rows: list[Tensor] = field(default_factory=list)
     """Filled with the step's keys and values of each layer in turn, (1, kv_heads, S, head_dim)."""
 
     def written(self, keys: Tensor, values: Tensor) -> Cached:

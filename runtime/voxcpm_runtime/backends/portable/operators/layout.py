@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
@@ -92,7 +94,7 @@ def _scatter_nd(call: Call) -> str:
     return _scatter_elements(call, "ScatterND")
 
 
-def _scatter_elements(call: Call, operator: str, **attributes: int) -> str:
+def _scatter_elements(call: Call, operator: str, **attributes: Any) -> str:
     mode = call.static("mode", "add")
     if mode != "update":
         raise call.refuse(f"mode {mode}")
