@@ -2,12 +2,12 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from coreml_stand_in.installation import StandIn, install
+from coreml_stand_in.installation import install
 from voxcpm_constants import macos
 from voxcpm_constants.errors import VoxCPMError
 from voxcpm_runtime.backends import machine
@@ -17,12 +17,7 @@ pytest_plugins = ["shared_bundles", "hub_stand_in"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Folders whose every test needs coremltools or torch.
-CONVERTING_FOLDERS = (
-    "conversion/",
-    "runtime/backends/portable/",
-    "training/",
-    "validation/",
-)
+CONVERTING_FOLDERS = ("conversion/", "runtime/backends/portable/", "training/", "validation/")
 
 
 GROUPS = {
@@ -30,12 +25,7 @@ GROUPS = {
     *("swift", "torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
-GROUP_OF_PATH = {
-    "cluster": "ray",
-    "core_ai": "core_ai",
-    "robustness": "robustness",
-    "swift": "swift",
-}
+GROUP_OF_PATH = {"cluster": "ray", "core_ai": "core_ai", "robustness": "robustness", "swift": "swift"}
 """Groups whose files are known by a part of their path: other commands need not import them."""
 NEVER_SKIPPED = ("clients", "page", "ray", "swift")
 GROUP_OF_BUNDLE = {
@@ -54,7 +44,7 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def one_core(tmp_path_factory):
     """A thread for each step model of this process, as in a container with one core: the samples are the same.
 
     ONNX Runtime would pin a thread to each core of the machine, in each worker.
@@ -69,11 +59,11 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_line() -> Iterator[None]:
+def one_line():
     """Every error that a user can cause has a message of one line, in every test that meets one."""
     begin = VoxCPMError.__init__
 
-    def checked(error: VoxCPMError, message: str = "") -> None:
+    def checked(error, message=""):
         assert "\n" not in message, message
         begin(error, message)
 
@@ -118,7 +108,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """Folder of recorded speech, published configurations and vocabularies, beside the repository."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
@@ -127,7 +117,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+def command():
     """command(*arguments): the command line in a process of its own, with every warning shown."""
     return _command
 
@@ -139,11 +129,11 @@ def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(capsys):
     """refusal(*arguments): the one line on stderr of a command that exits with code 2 and writes nothing to stdout."""
     from voxcpm_runtime.commands import cli
 
-    def refused(*arguments: object) -> str:
+    def refused(*arguments):
         assert cli.main([str(argument) for argument in arguments]) == 2
         out, err = capsys.readouterr()
         (line,) = err.splitlines()
@@ -155,7 +145,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn]:
+def core_ml(monkeypatch, tmp_path):
     """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children.
 
     The test fails if an input of a prediction was owned by Core ML alone, which crashes on a Mac.
@@ -169,7 +159,7 @@ def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn
 
 
 @pytest.fixture(scope="session")
-def write_lora() -> Callable[..., Path]:
+def write_lora():
     """The function write_lora(folder, checkpoint, form="safetensors", seed=0, **config).
 
     It writes a LoRA for the checkpoint in the form of upstream's training, with random A and B that change the speech.

@@ -16,9 +16,7 @@ import soundfile
 import typer
 
 from documents import BY_NAME, CARDS, DOCUMENTS, MANUALS, REPOSITORY, blocks, parsed, run_python
-from voxcpm_constants.step_models import (
-    BASE_LM_STEP,
-)
+from voxcpm_constants.step_models import BASE_LM_STEP
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.options import option_table
@@ -86,7 +84,7 @@ def identifier(path: Path) -> str:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
-def test_every_command_parses(document: Path) -> None:
+def test_every_command_parses(document):
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = {*re.findall(r"^([a-z-]+):", makefile, re.MULTILINE), "test-core-ai", "test-robustness"}
     for words in commands(document):
@@ -104,7 +102,7 @@ def test_every_command_parses(document: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
-def test_documented_options_match_the_command_line() -> None:
+def test_documented_options_match_the_command_line():
     known = set().union(
         *(options(typer.main.get_command(cli.build_app(name)).commands[name]) for name in cli.commands())
     ) - {"--help"}
@@ -113,7 +111,6 @@ def test_documented_options_match_the_command_line() -> None:
         path.name: set(re.findall(r"`(--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
         for path in MANUALS
     }
-
     assert known - set().union(*named.values()) == set()
     assert named["command-line.md"] - known - {"--help", "--version"} == set()
     for name in cli.commands():
@@ -131,10 +128,9 @@ def options_table() -> str:
     return "\n".join(rows)
 
 
-def test_options_table_matches_the_code() -> None:
+def test_options_table_matches_the_code():
     text = BY_NAME["python.md"].read_text(encoding="utf-8")
     _, between, _ = re.split(r"<!-- /?options -->", text)
-
     # To fix it, copy the expected table.
     assert between.strip() == options_table()
 
@@ -157,9 +153,7 @@ class Brief:
 
 
 @pytest.fixture
-def workplace(
-    tmp_path: Path, tiny_bundle: Path, second_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def workplace(tmp_path, tiny_bundle, second_bundle, monkeypatch):
     """A working directory with the files that the examples use."""
     (tmp_path / "voxcpm-1.5").symlink_to(tiny_bundle)
     (tmp_path / "voxcpm-2").symlink_to(second_bundle)
@@ -178,7 +172,7 @@ def workplace(
     monkeypatch.setattr("voxcpm_runtime.voxcpm.pretrained_bundle", lambda *_, **__: tiny_bundle)
     open_bundle = VoxCPM.from_bundle.__func__
 
-    def from_bundle(cls: type[VoxCPM], *arguments: Any, **named: Any) -> VoxCPM:
+    def from_bundle(cls, *arguments, **named):
         tts = open_bundle(cls, *arguments, **named)
         tts.driver.models[BASE_LM_STEP] = Brief(tts.driver.models[BASE_LM_STEP])
         return tts
@@ -197,12 +191,7 @@ def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.converts
 @pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
-def test_commands_run(
-    document: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
+def test_commands_run(document, request, monkeypatch, capfdbinary):
     runnable = [
         words
         for words in commands(document)
@@ -223,7 +212,7 @@ def test_commands_run(
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if not d.name.startswith("server")], ids=identifier
 )
-def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
+def test_python_runs(document, request):
     """The server's manuals: tests/server/test_server_documentation.py."""
     if not any(block.language == "python" for block in blocks(document)):
         pytest.skip("no Python")
@@ -258,16 +247,15 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
-def test_no_section_is_repeated(document: Path) -> None:
+def test_no_section_is_repeated(document):
     assert len(set(headings(document))) == len(headings(document))
 
 
-def test_trials_keep_their_form() -> None:
+def test_trials_keep_their_form():
     trials, archived = (
         re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
         for path in (REPOSITORY / "TRIALS.md", BY_NAME["trials-archive.md"])
     )
-
     assert len(trials) <= 25
     for entry in trials + archived:
         assert re.match(r"20\d\d-\d\d-\d\d( to [\d-]+)? · .+\? \(.+\)\n", entry), entry
@@ -279,7 +267,7 @@ def test_trials_keep_their_form() -> None:
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
-def test_links_resolve(document: Path) -> None:
+def test_links_resolve(document):
     text = prose(document)
     defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
     missing = [name for name in re.findall(r"\]\[([^\]]+)\]", text) if name not in defined]

@@ -54,7 +54,7 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_package_imports_follow_the_layering(package: str) -> None:
+def test_package_imports_follow_the_layering(package):
     modules = modules_of(package)
     assert modules
     wrong = [
@@ -70,7 +70,7 @@ def test_package_imports_follow_the_layering(package: str) -> None:
 RUN_STEP_MODELS = {"gate", "recording"}
 
 
-def test_conversion_imports_the_runtime_only_to_measure() -> None:
+def test_conversion_imports_the_runtime_only_to_measure():
     importers = {
         path.stem
         for path in modules_of("voxcpm_conversion")
@@ -100,7 +100,7 @@ OF_COMMANDS = {
 }
 
 
-def test_server_uses_only_public_names_of_the_runtime() -> None:
+def test_server_uses_only_public_names_of_the_runtime():
     private = []
     for path in modules_of("voxcpm_server"):
         commands = OF_COMMANDS.get(path.stem, ())
@@ -137,11 +137,7 @@ ROOMS = (
     "doctor",
 )
 # Rooms that can be deleted: the import on first use is the room's door.
-OPTIONAL_ROOMS = (
-    "voxcpm_runtime.backends.core_ai",
-    "voxcpm_runtime.english",
-    "voxcpm_runtime.markup",
-)
+OPTIONAL_ROOMS = ("voxcpm_runtime.backends.core_ai", "voxcpm_runtime.english", "voxcpm_runtime.markup")
 
 
 @functools.cache
@@ -175,8 +171,8 @@ def _parents(module: str) -> set[str]:
     return set(accumulate(module.split(".")[:-1], "{}.{}".format))
 
 
-def test_runtime_packages_follow_the_layering() -> None:
-    def place(module: str) -> int:
+def test_runtime_packages_follow_the_layering():
+    def place(module):
         return ROOMS.index(module.split(".")[1])
 
     wrong = [
@@ -189,7 +185,7 @@ def test_runtime_packages_follow_the_layering() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_there_are_no_circles(package: str) -> None:
+def test_there_are_no_circles(package):
     left = dict(imports_within(package, doors=True))
     while leaves := [module for module, others in left.items() if not others & left.keys() - {module}]:
         for module in leaves:
@@ -205,7 +201,7 @@ AFTER_TELEMETRY = {
 }
 
 
-def test_onnx_runtime_is_imported_only_with_telemetry_off() -> None:
+def test_onnx_runtime_is_imported_only_with_telemetry_off():
     files = [*REPOSITORY.glob("*.py"), *(file for package in PACKAGES for file in modules_of(package))]
     files += [*(REPOSITORY / "benchmarks").rglob("*.py"), *(REPOSITORY / "tests").rglob("*.py")]
     found: dict[str, set[str]] = {library: set() for library in AFTER_TELEMETRY}
@@ -218,7 +214,7 @@ def test_onnx_runtime_is_imported_only_with_telemetry_off() -> None:
     assert found == AFTER_TELEMETRY
 
 
-def test_a_public_class_has_its_name_alone() -> None:
+def test_a_public_class_has_its_name_alone():
     """Not in training, and in the modules that keep upstream's names."""
     found: dict[str, Path] = {}
     paths = [path for package in PACKAGES for path in modules_of(package)]
@@ -247,7 +243,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def test_runtime_and_command_line_do_not_import_torch() -> None:
+def test_runtime_and_command_line_do_not_import_torch():
     modules = [
         ".".join(path.relative_to(REPOSITORY / "runtime").with_suffix("").parts).removesuffix(".__init__")
         for path in modules_of("voxcpm_runtime")
@@ -271,7 +267,7 @@ sys.exit(main())
 HEAVY = {"numpy", "pydantic", "onnxruntime", "coremltools", "soundfile", "safetensors", "tokenizers"}
 
 
-def test_import_and_help_are_lightweight() -> None:
+def test_import_and_help_are_lightweight():
     program = f"""
 import sys, voxcpm_runtime
 assert "VoxCPM" in dir(voxcpm_runtime)
@@ -284,7 +280,7 @@ print({HEAVY} & set(sys.modules))
     assert started.stdout.splitlines()[-1] == "set()"
 
 
-def test_sixteen_public_names_resolve() -> None:
+def test_sixteen_public_names_resolve():
     assert len(voxcpm_runtime.__all__) == 16
     for name in voxcpm_runtime.__all__:
         assert getattr(voxcpm_runtime, name).__name__ == name

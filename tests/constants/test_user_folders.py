@@ -13,7 +13,6 @@ def _unset(monkeypatch):
 
 def test_one_variable_holds_everything(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "all"))
-
     assert cache_folder("compiled") == tmp_path / "all" / "compiled"
     assert voices_folder() == tmp_path / "all" / "voices"
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "mine"))
@@ -24,7 +23,6 @@ def test_one_variable_holds_everything(tmp_path, monkeypatch):
 def test_a_file_is_one_line_and_exit_code_two(variable, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(variable, str(tmp_path / "file"))
-
     line = refusal("voices", "list")
     assert f"{variable}={tmp_path / 'file'}: " in line
     assert "name another or unset it" in line

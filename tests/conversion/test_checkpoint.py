@@ -3,7 +3,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def copy(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+def copy(tiny_checkpoint, tmp_path):
     return shutil.copytree(tiny_checkpoint, tmp_path / "copy")
 
 
@@ -54,15 +53,13 @@ def one_line_error(folder: Path | str, fragment: str) -> None:
         ),
     ],
 )
-def test_pickled_containers_and_prefixes_give_the_same_weights(
-    tiny_checkpoint: Path, copy: Path, wrap: Callable[[Tensors], object]
-) -> None:
+def test_pickled_containers_and_prefixes_give_the_same_weights(tiny_checkpoint, copy, wrap):
     as_pickle(copy, wrap)
     assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny_checkpoint).shapes()
     assert torch.equal(Checkpoint.open(copy).tensor(NORM), model_weights(tiny_checkpoint)[NORM])
 
 
-def test_shards_give_the_same_weights(tiny_checkpoint: Path, copy: Path) -> None:
+def test_shards_give_the_same_weights(tiny_checkpoint, copy):
     weights = model_weights(copy)
     names = sorted(weights)
     owner = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(names)}
@@ -84,7 +81,7 @@ def test_shards_give_the_same_weights(tiny_checkpoint: Path, copy: Path) -> None
     ("magnitude", "direction"),
     [("weight_g", "weight_v"), ("parametrizations.weight.original0", "parametrizations.weight.original1")],
 )
-def test_both_weight_norm_layouts_are_read(copy: Path, magnitude: str, direction: str) -> None:
+def test_both_weight_norm_layouts_are_read(copy, magnitude, direction):
     path = copy / "audiovae.safetensors"
     weights = load_file(path)
     convolution = nn.ConvTranspose1d(64, 32, 14, stride=7)
@@ -97,7 +94,7 @@ def test_both_weight_norm_layouts_are_read(copy: Path, magnitude: str, direction
     torch.testing.assert_close(tensor, 3 * normed.weight.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_full_fine_tune_as_saved_by_upstream(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_full_fine_tune_as_saved_by_upstream(tiny_checkpoint, tmp_path):
     model, latest = load_upstream(tiny_checkpoint, max_length=64), tmp_path / "latest"
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -130,7 +127,7 @@ class Payload:
         return exec, (f"open({str(self.trace)!r}, 'w').close()",)
 
 
-def test_mismatched_weights_are_named(copy: Path) -> None:
+def test_mismatched_weights_are_named(copy):
     weights = model_weights(copy)
     weights["base_lm.norm.wait"] = weights.pop(NORM)
     weights["stop_head.weight"] = torch.zeros(3, 64)
@@ -169,11 +166,11 @@ def infinite(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_missing_folder_is_looked_up_on_the_hub(tiny_checkpoint, tmp_path, monkeypatch) -> None:
+def test_missing_folder_is_looked_up_on_the_hub(tiny_checkpoint, tmp_path, monkeypatch):
     one_line_error(tmp_path / "absent", "no such checkpoint")
     asked = []
 
-    def offline(repository: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
+    def offline(repository, *, revision, allow_patterns, **_):
         asked.append((repository, revision, "model.safetensors" in allow_patterns))
         raise ConnectionError("no network\nand a second line")
 
@@ -199,7 +196,7 @@ PROFILE = {"longest_seconds": 6, "longest_tokens": 80, "seconds_per_letter": 0.0
         ("---\ntags: []\n---\nlicense: mit\n", ""),
     ],
 )
-def test_licence_comes_from_the_checkpoints_card(copy: Path, card: str, licence: str) -> None:
+def test_licence_comes_from_the_checkpoints_card(copy, card, licence):
     (copy / "README.md").write_text(card)
     assert Checkpoint.open(copy).source().licence == licence
     (copy / "speech.json").write_text(json.dumps(PROFILE))
@@ -209,7 +206,7 @@ def test_licence_comes_from_the_checkpoints_card(copy: Path, card: str, licence:
     assert checkpoint.source().licence == "CC0-1.0"
 
 
-def test_invalid_speech_json_is_a_one_line_error(copy: Path) -> None:
+def test_invalid_speech_json_is_a_one_line_error(copy):
     for wrong, reason in (
         ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
         ({"longest_seconds": 0.4}, "the file: Value error, longest_seconds is 0.4, but by the other fields"),
@@ -227,7 +224,7 @@ def with_vae_inside(folder: Path, prefix: str = "") -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "tts_model."])
-def test_audio_vae_inside_the_models_file(tiny_checkpoint: Path, copy: Path, prefix: str) -> None:
+def test_audio_vae_inside_the_models_file(tiny_checkpoint, copy, prefix):
     with_vae_inside(copy, prefix)
     open_and_check(copy)
     name = "audio_vae.decoder.model.2.block.1.weight"
@@ -275,14 +272,12 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12
         (replace_weights(b"\n<!DOCTYPE html>\n<html>"), "model.safetensors: this is a web page, not weights"),
     ],
 )
-def test_invalid_checkpoint_is_a_one_line_error(
-    copy: Path, damage: Callable[[Path], None], fragment: str
-) -> None:
+def test_invalid_checkpoint_is_a_one_line_error(copy, damage, fragment):
     damage(copy)
     one_line_error(copy, fragment)
 
 
-def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy: Path, tmp_path: Path) -> None:
+def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy, tmp_path):
     as_pickle(copy, lambda weights: {"state_dict": weights, "args": Payload(tmp_path / "ran")})
     with pytest.raises(CheckpointError, match=r"objects such as \S*exec; .* state dict") as caught:
         Checkpoint.open(copy)
@@ -300,13 +295,13 @@ def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy: Path
     ],
 )  # fmt: skip
 def test_hubs_list_of_files_is_checked_before_weights_are_downloaded(
-    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Any, fragment: str
-) -> None:
+    copy, tmp_path, monkeypatch, edit, fragment
+):
     tree = {path.name: path.read_bytes() for path in copy.iterdir()}
     edit(tree)
     files = [SimpleNamespace(rfilename=name, size=len(content)) for name, content in tree.items()]
 
-    def download(_: str, *, allow_patterns: list[str], **__: object) -> str:
+    def download(_, *, allow_patterns, **__):
         assert "model.safetensors" not in allow_patterns, "weights were downloaded"
         folder = tmp_path / "snapshots" / "0123"
         folder.mkdir(parents=True, exist_ok=True)

@@ -36,9 +36,7 @@ def test_non_finite_weight_is_named(checkpoint):
     weights = load_file(checkpoint / "model.safetensors")
     weights[name][3, 2] = np.nan
     save_file(weights, checkpoint / "model.safetensors")
-
     opened = Checkpoint.open(checkpoint)
-
     with pytest.raises(CheckpointError, match=f"the weight {name} has values that are not finite"):
         opened.tensor(name)
     assert opened.tensor("base_lm.layers.0.mlp.down_proj.weight").isfinite().all()
@@ -55,9 +53,7 @@ def test_non_finite_weight_is_named(checkpoint):
 )
 def test_unreadable_file_fails_before_conversion(refusal, checkpoint, tmp_path, name, content, message):
     (checkpoint / name).write_text(content)
-
     line = refusal("convert", checkpoint, "-o", tmp_path / "bundle")
-
     assert line.startswith(f"error: {checkpoint / name}: ")
     assert message in line
     assert not (tmp_path / "bundle").exists()
@@ -66,9 +62,7 @@ def test_unreadable_file_fails_before_conversion(refusal, checkpoint, tmp_path, 
 def test_solver_steps_without_step_lengths(refusal, checkpoint, tmp_path):
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"dit_mean_mode": True}))
-
     line = refusal("convert", checkpoint, "-o", tmp_path / "b", "--solver-steps", "5", "--max-length", "128")
-
     assert "mean mode" in line
 
 
@@ -76,12 +70,10 @@ def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, 
     """Upstream opens it with the defaults of transformers."""
     (checkpoint / "tokenizer_config.json").unlink()
     monkeypatch.setattr(conversion, "_add_step_model", lambda *_: None)
-
     sizes = StepSizes(kv_length=128)
     manifest = conversion.convert(
         Checkpoint.open(checkpoint), tmp_path / "bundle", precisions=["fp16"], sizes=sizes
     )
-
     assert "tokenizer/tokenizer_config.json" in manifest.files
     assert TextTokenizer.from_folder(tmp_path / "bundle" / "tokenizer")("Hello.")
 
@@ -100,7 +92,6 @@ def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, 
 def test_invalid_output_names(refusal, tiny_checkpoint, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-
     refusal(*(argument.replace("{}", str(tiny_checkpoint)) for argument in arguments))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
@@ -124,7 +115,6 @@ def test_result_as_json(checkpoint, tmp_path, monkeypatch, capsys):
     made = Manifest.read(DEFAULT_BUNDLE)
     monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **__: made)
     given = ["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", "--json"]
-
     assert cli.main(given) == 0
     expected = {
         "output": given[3],
@@ -141,7 +131,6 @@ def test_a_remark_is_one_line_at_any_width(checkpoint, tmp_path, monkeypatch, ca
     monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **__: stop())
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "[made] up": 1}))
-
     assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment"]) == 130
     assert "config.json: ignored unknown keys [made] up\n" in capsys.readouterr().err
     assert (
@@ -173,6 +162,5 @@ def test_incomplete_weight_file_is_rejected(package, damage):
     packages.require_whole(package)
     weights = package / WEIGHT_FILE
     weights.write_bytes(damage(bytearray(weights.read_bytes())))
-
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         packages.require_whole(package)

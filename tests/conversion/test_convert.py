@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coreml_stand_in.installation import StandIn
 from shared_bundles import ALL_PRECISIONS
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import StepSizes
@@ -23,7 +22,7 @@ from voxcpm_conversion.workspace import Workspace
 SIZES = StepSizes(kv_length=64)
 
 
-def test_manifest_lists_every_file_and_no_other(tiny_bundle: Path) -> None:
+def test_manifest_lists_every_file_and_no_other(tiny_bundle):
     manifest = Manifest.read(tiny_bundle)
     found = {p.relative_to(tiny_bundle).as_posix() for p in tiny_bundle.rglob("*") if p.is_file()}
     assert found == {*manifest.files, "manifest.json", "manifest.sha256", "README.md"}
@@ -39,11 +38,11 @@ class _InterruptedError(KeyboardInterrupt):
 
 @pytest.mark.robustness
 def test_interrupted_conversion_leaves_no_bundle_and_rebuilds_only_missing_or_damaged_parts(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+    tiny_checkpoint, tmp_path
+):
     """A damaged part would be published with its own digest. Lost vectors alone are rebuilt alone."""
 
-    def interrupt(model: str, _stage: str, done: int, _total: int) -> None:
+    def interrupt(model, _stage, done, _total):
         if model == "feat_encoder" and done:
             raise _InterruptedError
 
@@ -90,14 +89,10 @@ def _workspace(bundle: Path, folder: Path) -> Workspace:
     return workspace
 
 
-def test_packages_are_compiled_if_a_compiler_is_available(
-    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
-) -> None:
+def test_packages_are_compiled_if_a_compiler_is_available(core_ml, tiny_bundle, tmp_path):
     workspace = _workspace(tiny_bundle, tmp_path)
-
     for _ in range(2):
         compile_packages(workspace, _two(tiny_bundle))
-
     assert [event["package"] for event in core_ml.events("compile")] == ["feat_encoder", "locdit_step"]
     assert {p.name for p in (workspace.folder / "fp16").glob("*.mlmodelc")} == {
         "feat_encoder.mlmodelc",
@@ -105,31 +100,24 @@ def test_packages_are_compiled_if_a_compiler_is_available(
     }
 
 
-def test_package_rejected_by_the_compiler_has_no_compiled_form(
-    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
-) -> None:
+def test_package_rejected_by_the_compiler_has_no_compiled_form(core_ml, tiny_bundle, tmp_path):
     core_ml.fault(at="compile", package="feat_encoder")
     workspace = _workspace(tiny_bundle, tmp_path)
-
     refusal = (
         r"fp16/feat_encoder.mlpackage: no .mlmodelc, since Core ML on macOS 15.5 rejects it \(.*Incompatible"
     )
     with pytest.warns(UserWarning, match=refusal):
         compile_packages(workspace, _two(tiny_bundle))
-
     compiled = {name.split("/")[1] for name in workspace.files() if ".mlmodelc/" in name}
     assert compiled == {"locdit_step.mlmodelc"}
 
 
-def test_command_silences_other_libraries(tiny_bundle: Path) -> None:
+def test_command_silences_other_libraries(tiny_bundle):
     said = tiny_bundle.with_name("output.txt").read_text()
     noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
     assert [line for line in said.splitlines() if noise.search(line)] == []
     # Without a terminal, progress is printed every ten seconds only.
-    for expected in (
-        "No .mlmodelc" if sys.platform != "darwin" else "",
-        "128 positions",
-    ):
+    for expected in ("No .mlmodelc" if sys.platform != "darwin" else "", "128 positions"):
         # The terminal may have wrapped it.
         assert expected in " ".join(said.split())
     assert Manifest.read(tiny_bundle).sizes == StepSizes(kv_length=128, prefill_chunks=(1, 16, 64))

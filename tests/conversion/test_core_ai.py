@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from voxcpm_constants.step_models import (
     FEAT_ENCODER,
     LOCDIT_SOLVE,
     RESIDUAL_LM_STEP,
-    Precision,
     StepSizes,
     declare_step_models,
 )
@@ -34,14 +32,14 @@ from voxcpm_conversion.core_ai.modules import use_phases
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.commands import cli
-from voxcpm_validation.measures import Agreement, agreement
+from voxcpm_validation.measures import agreement
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 TINY = StepSizes(kv_length=128, prefill_chunks=(1,))
 
 
-def test_bundle_is_complete_and_described(tiny_bundle_27: Path) -> None:
+def test_bundle_is_complete_and_described(tiny_bundle_27):
     manifest = Manifest.read(tiny_bundle_27)
     check_files(tiny_bundle_27, manifest.files, digests=True)
     assert manifest.target == "macOS27"
@@ -50,7 +48,7 @@ def test_bundle_is_complete_and_described(tiny_bundle_27: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_programs_match_the_declarations(tiny_bundle_27: Path, precision: str) -> None:
+def test_programs_match_the_declarations(tiny_bundle_27, precision):
     from coreai.authoring import AIModelAsset
 
     manifest = Manifest.read(tiny_bundle_27)
@@ -64,7 +62,7 @@ def test_programs_match_the_declarations(tiny_bundle_27: Path, precision: str) -
             assert {t.name for t in model.inputs} == given
 
 
-def test_functions_share_stored_weights(tiny_bundle_27: Path) -> None:
+def test_functions_share_stored_weights(tiny_bundle_27):
     manifest = Manifest.read(tiny_bundle_27)
     for name in (BASE_LM_STEP, FEAT_ENCODER):
         assert len(manifest.form(manifest.step_models[name]).functions) > 1
@@ -75,7 +73,7 @@ def test_functions_share_stored_weights(tiny_bundle_27: Path) -> None:
     assert 4 * weights < size < 6 * weights
 
 
-def test_programs_contain_no_local_paths(tiny_bundle_27: Path) -> None:
+def test_programs_contain_no_local_paths(tiny_bundle_27):
     repository = Path(__file__).resolve().parents[2]
     program = (tiny_bundle_27 / "fp32" / f"{AUDIO_VAE_DECODER}.aimodel" / "main.mlirb").read_bytes()
     for private in (str(repository), str(Path.home()), "site-packages"):
@@ -98,14 +96,8 @@ def test_programs_contain_no_local_paths(tiny_bundle_27: Path) -> None:
     ids=["parts", "rows", "rows without positions", "solver"],
 )
 def test_optional_forms_agree_with_torch(
-    name: str,
-    preset: str,
-    sizes: dict[str, int],
-    kv_cache: str,
-    some_packages: Callable[..., Path],
-    tiny_checkpoint: Path,
-    second_checkpoint: Path,
-) -> None:
+    name, preset, sizes, kv_cache, some_packages, tiny_checkpoint, second_checkpoint
+):
     sized = StepSizes(kv_length=32, prefill_chunks=(1, 4), **sizes)
     folder = some_packages(f"core-ai-{name}-{kv_cache}", preset, [name], sized, ("fp32",), kv_cache)
     checkpoint = Checkpoint.open(tiny_checkpoint if preset == "tiny" else second_checkpoint)
@@ -120,9 +112,7 @@ def test_optional_forms_agree_with_torch(
 
 
 @pytest.mark.parametrize("missing", ["coreai_torch", "coreai_opt"])
-def test_missing_converter_is_a_one_line_error(
-    missing: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_converter_is_a_one_line_error(missing, tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(InputError, match=r'pip install "voxcpm-coreml\[convert-coreai\]".* \(Python 3\.11'):
         convert(
@@ -132,7 +122,7 @@ def test_missing_converter_is_a_one_line_error(
 
 
 @pytest.fixture(scope="module")
-def folders(some_packages: Callable[..., Path]) -> dict[str, Path]:
+def folders(some_packages):
     """Compressed programs of the "tiny" checkpoint, by their step model."""
     precisions = {BASE_LM_STEP: ("int8", "int4"), AUDIO_VAE_DECODER: ("int8",)}
     return {
@@ -166,20 +156,15 @@ def compress(step: nn.Module, precision: str) -> None:
     ("name", "precision"), [(BASE_LM_STEP, "int8"), (BASE_LM_STEP, "int4"), (AUDIO_VAE_DECODER, "int8")]
 )
 def test_compressed_programs_equal_torch_with_rounded_weights(
-    folders: dict[str, Path],
-    tiny_checkpoint: Path,
-    name: str,
-    precision: Precision,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    folders, tiny_checkpoint, name, precision, tmp_path, monkeypatch
+):
     """56 to 59 dB, limited by fp16 arithmetic. Without rounded weights it would be 20 to 41 dB."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     checkpoint = Checkpoint.open(tiny_checkpoint)
     declared = declare_step_models(checkpoint.architecture, TINY)[name]
     model = CoreAIWorker(folders[name], precision, [name]).step_models[name]
 
-    def against(step: nn.Module) -> Agreement:
+    def against(step):
         calls = beside_torch(declared, step, model, chunks=(0, 0, 0, 0))
         return agreement(*(np.concatenate([call[side][0].ravel() for call in calls]) for side in (0, 1)))
 
@@ -204,16 +189,11 @@ sys.exit(main())
 """
 
 
-def test_full_disk_leaves_no_bundle_and_a_retry_resumes(
-    tiny_checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_full_disk_leaves_no_bundle_and_a_retry_resumes(tiny_checkpoint, tmp_path, monkeypatch, capsys):
     words = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *WORDS]
     usage, asked, declare = shutil.disk_usage(tmp_path), [], conversion.declare_step_models
 
-    def full(path: Path) -> object:
+    def full(path):
         """The disk is full at the second program, where Core AI's writer would abort the process."""
         asked.append(path)
         return usage._replace(free=1000 if len(asked) > 1 else usage.free)

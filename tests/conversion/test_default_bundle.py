@@ -1,7 +1,6 @@
 """The default bundle in the tree and the checkpoint that it is converted from."""
 
 import hashlib
-from pathlib import Path
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
@@ -23,12 +22,11 @@ def _content(bundle: Bundle) -> dict[str, str]:
     return digests
 
 
-def test_built_in_bundle_is_reproducible(speaking_bundle: Path) -> None:
+def test_built_in_bundle_is_reproducible(speaking_bundle):
     """Weights, programs, constants and tokenizer are equal; only dates and random identifiers differ."""
     in_tree, converted = (
         open_bundle(folder, "int8", verify=True) for folder in (DEFAULT_BUNDLE, speaking_bundle)
     )
-
     assert _content(in_tree) == _content(converted), (
         "run `make built-in-voice`, and commit the bundle that it converts"
     )

@@ -31,7 +31,7 @@ PATCHES = 6
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, command: Any) -> Path:
+def bundle(tmp_path_factory, tiny_checkpoint, command):
     folder = tmp_path_factory.mktemp("fluid") / "bundle"
     done = command("convert", tiny_checkpoint, "-o", folder, "--layout", "fluid")
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, comm
 
 
 @pytest.fixture(scope="module")
-def upstream(tiny_checkpoint: Path) -> Any:
+def upstream(tiny_checkpoint):
     return load_upstream(tiny_checkpoint, max_length=64)
 
 
@@ -138,9 +138,7 @@ def correlation(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("precision", "lowest"), [("fp16", 0.9999), ("int8", 0.98)])
-def test_driver_of_the_card_speaks_as_upstreams_modules(
-    bundle: Path, upstream: Any, precision: str, lowest: float
-) -> None:
+def test_driver_of_the_card_speaks_as_upstreams_modules(bundle, upstream, precision, lowest):
     found = drive(of_packages(bundle, precision), bundle / "constants", empty_caches(bundle))
     lms = ("base_lm_step", "residual_lm_step")
     expected = drive(OfUpstream(upstream), bundle / "constants", {name: {} for name in lms})
@@ -150,7 +148,7 @@ def test_driver_of_the_card_speaks_as_upstreams_modules(
 
 
 @pytest.mark.parametrize("time", [0.9995117, 0.75, 0.3503418, 0.0010004])  # floatFloat16 holds them
-def test_angles_are_float32(bundle: Path, upstream: Any, time: float) -> None:
+def test_angles_are_float32(bundle, upstream, time):
     """In faithful arithmetic, as on hardware: angles of up to 1000 rad in float16 are off by a quarter of one."""
     rng = np.random.default_rng(2)
     latents = (2, 16, 2)
@@ -164,7 +162,7 @@ def test_angles_are_float32(bundle: Path, upstream: Any, time: float) -> None:
     assert value > 0.99999
 
 
-def test_overlapping_windows_take_any_length(bundle: Path, upstream: Any) -> None:
+def test_overlapping_windows_take_any_length(bundle, upstream):
     """All convolutions are causal: what a window lacks on its left spoils only its first frames (docs/layouts.md)."""
     predict, hop, overlap = of_packages(bundle, "fp16"), 42, 64
     audio = np.random.default_rng(3).standard_normal((1, 1, 3000 * hop), np.float32) * np.float32(0.1)
@@ -186,7 +184,7 @@ def test_overlapping_windows_take_any_length(bundle: Path, upstream: Any) -> Non
     assert correlation(np.concatenate([patch[..., -samples:] for patch in patches], -1), expected) > 0.9999
 
 
-def test_names_shapes_and_types_are_the_cards(bundle: Path) -> None:
+def test_names_shapes_and_types_are_the_cards(bundle):
     """The table of the card with the sizes of this checkpoint; every float is float16, the specification is 8."""
     caches = {f"{half}{layer}": (1, 2, 512, 16) for layer in (0, 1) for half in "kv"}
     lm = {"embed": (1, 64), "position": (1,)}
@@ -225,14 +223,12 @@ def test_names_shapes_and_types_are_the_cards(bundle: Path) -> None:
     assert {path.name for path in bundle.iterdir()} == {"constants", "fp16", "int8"}
 
 
-def test_opening_it_says_what_it_is(bundle: Path) -> None:
+def test_opening_it_says_what_it_is(bundle):
     with pytest.raises(BundleError, match=r"FluidInference's.* convert CHECKPOINT -o BUNDLE"):
         VoxCPM.from_bundle(bundle)
 
 
-def test_only_such_a_folder_is_overwritten(
-    bundle: Path, tiny_checkpoint: Path, tmp_path: Path, refusal: Any, command: Any
-) -> None:
+def test_only_such_a_folder_is_overwritten(bundle, tiny_checkpoint, tmp_path, refusal, command):
     folder = shutil.copytree(bundle, tmp_path / "out")
     again = (
         "convert",
@@ -261,24 +257,20 @@ def test_only_such_a_folder_is_overwritten(
         (("--max-length", "513"), "this checkpoint supports at most 512 positions"),
     ],
 )
-def test_what_the_layout_lacks_is_refused(
-    refusal: Any, tiny_checkpoint: Path, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
+def test_what_the_layout_lacks_is_refused(refusal, tiny_checkpoint, tmp_path, options, message):
     line = refusal("convert", tiny_checkpoint, "-o", tmp_path / "out", "--layout", "fluid", *options)
     assert message in line
     assert not list(tmp_path.iterdir())
 
 
-def test_other_layouts_and_generations_are_refused(
-    refusal: Any, second_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_other_layouts_and_generations_are_refused(refusal, second_checkpoint, tmp_path):
     given = ("convert", second_checkpoint, "-o", tmp_path / "out", "--layout")
     assert "--layout fluid holds VoxCPM 0.5B and 1.5, but this" in refusal(*given, "fluid")
     assert "--layout other: expected one of bundle, fluid" in refusal(*given, "other")
     assert not list(tmp_path.iterdir())
 
 
-def test_shapes_of_1_5_are_the_cards() -> None:
+def test_shapes_of_1_5_are_the_cards():
     a = Architecture.from_document(presets()["1.5"])
     shapes = {name: dict(package.inputs) for name, package in packages(a, 512).items()}
     assert shapes["audio_vae_encoder"] == {"audio": (1, 1, 220_500)}

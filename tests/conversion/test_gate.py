@@ -1,7 +1,6 @@
 """Quantised packages are measured on a recorded sentence, and repaired where they are below a floor."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -101,17 +100,16 @@ def weights(package: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outliers(tmp_path_factory):
     """A checkpoint in which 8 bits are too few for the columns of some matrices."""
     folder = tmp_path_factory.mktemp("gate") / "outliers"
     synthesize(folder, "tiny", "outliers")
     return folder
 
 
-def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> None:
+def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path):
     names = (RESIDUAL_LM_STEP, LOCDIT_STEP)
     made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, names, sizes=SIZES)
-
     assert [(m.package, m.kept, below(m.figures, "int8")) for m in made.measured] == [
         (n, (), []) for n in names
     ]
@@ -124,8 +122,8 @@ def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> N
     ("precision", "target"), [("int8", "macOS14"), ("int8", "macOS15"), ("int4", "macOS15")]
 )
 def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
-    outliers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, target: Target
-) -> None:
+    outliers, tmp_path, monkeypatch, precision, target
+):
     sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
     given = outliers, (LOCDIT_STEP, BASE_LM_STEP)
     made = Packages(tmp_path / "made", *given, precision=precision, target=target, sizes=sizes)
@@ -145,9 +143,7 @@ def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
             assert kinds.count(ROW_PRODUCT) == measured.compressible - len(measured.kept)
 
 
-def test_merged_lora_is_what_is_measured(
-    tiny_checkpoint: Path, tmp_path: Path, write_lora: Callable[..., Path]
-) -> None:
+def test_merged_lora_is_what_is_measured(tiny_checkpoint, tmp_path, write_lora):
     """Some channels of a LoRA are so large that 8 bits of the merged weights lose the checkpoint's own."""
     lora = write_lora(tmp_path / "lora", tiny_checkpoint, enable_lm=True)
     stored = load_file(lora / "lora_weights.safetensors")
@@ -168,17 +164,16 @@ def test_merged_lora_is_what_is_measured(
     assert 0 < len(measured.kept) < measured.compressible
 
 
-def test_heavy_tails_ruin_the_waveform_and_the_gate_mends_it(tmp_path: Path) -> None:
+def test_heavy_tails_ruin_the_waveform_and_the_gate_mends_it(tmp_path):
     synthesize(tmp_path / "tails", "tiny", "tails")
     made = Packages(tmp_path / "made", tmp_path / "tails", (AUDIO_VAE_DECODER,))
-
     (measured,) = made.measured
     assert below(measured.recipe, "int8")
     assert not below(measured.figures, "int8")
     assert 0 < len(measured.kept) < measured.compressible
 
 
-def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_path: Path) -> None:
+def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_path):
     document = presets()["tiny"]
     rates = {"encoder_rates": [2, 3, 6, 7, 7], "decoder_rates": [7, 7, 6, 3, 2], "decoder_dim": 512}
     document["audio_vae_config"] |= rates
@@ -189,14 +184,13 @@ def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_pa
         Packages(tmp_path / f"made-{kind}", tmp_path / kind, (AUDIO_VAE_DECODER,)).measured[0]
         for kind in ("random", "tonal")
     )
-
     assert random.recipe["flatness"] == pytest.approx(1, abs=0.02)
     assert "flatness" in below(tonal.recipe, "int8")
     assert not below(tonal.figures, "int8")
     assert {name.rpartition("_block_")[2] for name in tonal.kept} == {"1_weight"}
 
 
-def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path: Path) -> None:
+def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path):
     """A norm's channels divided by 256 and the columns that read them times 256: the built-in voice, in float32."""
     checkpoint = Path(shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "checkpoint"))
     stored = load_file(checkpoint / "model.safetensors")
@@ -221,58 +215,43 @@ def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path: Path) -> Non
     assert measured.figures["hidden"] >= 25
 
 
-def test_package_below_a_floor_that_its_module_meets_is_written_again(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_below_a_floor_that_its_module_meets_is_written_again(tiny_bundle, tmp_path, monkeypatch):
     manifest = Manifest.read(tiny_bundle)
     gate, package = Gate(None, manifest), manifest.step_models[RESIDUAL_LM_STEP]
     gate._choices[package.name, "int8"] = {"hidden": 26.0}, ["worst", "second", "third", "last"], 1
     figures, rebuilt = iter([20.0, 24.0, 25.0]), list[list[str]]()
     monkeypatch.setattr(gate, "_figures", lambda *_: {"hidden": next(figures)})
-
     measured = gate.judge(tmp_path, package, "int8", rebuilt.append)
-
     assert rebuilt == [["worst", "second"], ["worst", "second", "third"]]
     assert measured.kept == ("worst", "second", "third")
 
 
-def test_packages_on_trial_leave_nothing_in_the_users_cache(
-    outliers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_on_trial_leave_nothing_in_the_users_cache(outliers, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     VoxCPM.from_bundle(None).generate("a", max_len=2)
     available_operators()
     before = {*(tmp_path / "cache").rglob("*")}
-
     made = Packages(tmp_path / "made", outliers, (RESIDUAL_LM_STEP,))
-
     assert made.measured[0].kept
     assert {*(tmp_path / "cache").rglob("*")} == before
 
 
-def test_value_near_the_end_of_float16_is_reported_with_the_way_out(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_value_near_the_end_of_float16_is_reported_with_the_way_out(tiny_checkpoint, tmp_path):
     checkpoint = Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
     stored = load_file(checkpoint / "model.safetensors")
     stored["feat_encoder.encoder.layers.1.mlp.up_proj.weight"] *= 30000
     stored["feat_encoder.encoder.layers.1.mlp.down_proj.weight"] /= 30000
     save_file(stored, checkpoint / "model.safetensors")
     made = Packages(tmp_path / "made", checkpoint, ())
-
     (line,) = Gate(made.recording, made.manifest).overflow_lines()
-
     assert line.startswith(f"{FEAT_ENCODER}: values up to ")
     assert "layers.1.mlp" in line
     assert line.endswith("convert with --precision fp32")
 
 
-def test_command_prints_a_line_per_package_and_the_card_has_them(
-    tiny_checkpoint: Path, tmp_path: Path, command
-) -> None:
+def test_command_prints_a_line_per_package_and_the_card_has_them(tiny_checkpoint, tmp_path, command):
     options = (tiny_checkpoint, "--precision", "int8", "--max-length", "64", "--no-alignment")
     done = command("convert", *options, "-o", tmp_path / "bundle")
-
     assert done.returncode == 0, done.stderr
     said, manifest = " ".join(done.stderr.split()), Manifest.read(tmp_path / "bundle")
     card = (tmp_path / "bundle/README.md").read_text()
@@ -284,19 +263,12 @@ def test_command_prints_a_line_per_package_and_the_card_has_them(
 
 
 @pytest.mark.parametrize(
-    ("options", "measured"),
-    [((), True), (("--no-measure",), False), (("--quantize", "all"), False)],
+    ("options", "measured"), [((), True), (("--no-measure",), False), (("--quantize", "all"), False)]
 )
-def test_weights_are_measured_by_default(
-    tiny_checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    measured: bool,
-) -> None:
+def test_weights_are_measured_by_default(tiny_checkpoint, tmp_path, monkeypatch, options, measured):
     asked: list[dict[str, object]] = []
 
-    def noted(*_: object, **given: object) -> None:
+    def noted(*_, **given):
         asked.append(given)
         raise KeyboardInterrupt
 
@@ -306,16 +278,15 @@ def test_weights_are_measured_by_default(
     assert [given["measure"] for given in asked] == [measured]
 
 
-def test_what_cannot_be_measured_says_so(tiny_checkpoint: Path, tmp_path: Path, command) -> None:
+def test_what_cannot_be_measured_says_so(tiny_checkpoint, tmp_path, command):
     options = ("--precision", "int8", "--max-length", "8", "--no-alignment")
     done = command("convert", tiny_checkpoint, *options, "-o", tmp_path / "bundle")
-
     assert done.returncode == 0, done.stderr
     assert "No weights or values are measured, as that needs --target macos14 or macos15, and" in done.stderr
     assert "Not measured at conversion: int8." in (tmp_path / "bundle/README.md").read_text()
 
 
-def test_what_was_not_measured_says_so(tiny_bundle: Path) -> None:
+def test_what_was_not_measured_says_so(tiny_bundle):
     assert measurements(tiny_bundle, Manifest.read(tiny_bundle)) == []
     assert "Not measured at conversion: int8." in (tiny_bundle / "README.md").read_text()
 
@@ -327,7 +298,5 @@ def test_what_was_not_measured_says_so(tiny_bundle: Path) -> None:
         (("measured", "--no-measure"), "--no-measure: --quantize measured measures; leave one of them out"),
     ],
 )
-def test_wrong_or_contradictory_quantize_is_refused(
-    tiny_checkpoint: Path, tmp_path: Path, refusal, options: tuple[str, ...], expected: str
-) -> None:
+def test_wrong_or_contradictory_quantize_is_refused(tiny_checkpoint, tmp_path, refusal, options, expected):
     assert expected in refusal("convert", tiny_checkpoint, "-o", tmp_path / "b", "--quantize", *options)

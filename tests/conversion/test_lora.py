@@ -22,14 +22,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def attention(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, write_lora: Any) -> Path:
+def attention(tmp_path_factory, tiny_checkpoint, write_lora):
     """A LoRA of the "tiny" checkpoint: upstream's default layers of LMs and DiT, r 8 and alpha 16."""
     folder = tmp_path_factory.mktemp("lora") / "attention"
     return write_lora(folder, tiny_checkpoint, enable_lm=True, enable_dit=True)
 
 
 @pytest.fixture
-def copy(attention: Path, tmp_path: Path) -> Path:
+def copy(attention, tmp_path):
     return shutil.copytree(attention, tmp_path / "copy")
 
 
@@ -82,9 +82,7 @@ def assert_same_as_upstream(checkpoint: Path, lora: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "ckpt"])
-def test_merged_weights_equal_upstream(
-    any_checkpoint: Path, tmp_path: Path, write_lora: Any, form: str
-) -> None:
+def test_merged_weights_equal_upstream(any_checkpoint, tmp_path, write_lora, form):
     lora = write_lora(tmp_path / "lora", any_checkpoint, form, **ALL, r=4, alpha=12)
     layers = assert_same_as_upstream(any_checkpoint, lora)
     record = Checkpoint.open(any_checkpoint, lora=lora).source().lora
@@ -100,7 +98,7 @@ def test_merged_weights_equal_upstream(
 
 
 @pytest.fixture(scope="module")
-def everywhere(tmp_path_factory: pytest.TempPathFactory, second_checkpoint: Path, write_lora: Any) -> Path:
+def everywhere(tmp_path_factory, second_checkpoint, write_lora):
     """A LoRA of a VoxCPM2 checkpoint, with weights for linear layers of every kind."""
     stack = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     dit = [*stack, "in_proj", "cond_proj", "out_proj", "linear_1", "linear_2"]
@@ -123,17 +121,13 @@ def everywhere(tmp_path_factory: pytest.TempPathFactory, second_checkpoint: Path
     ],
     ids=["lm", "dit", "projections", "all"],
 )
-def test_layers_equal_upstreams_choice(
-    second_checkpoint: Path, everywhere: Path, tmp_path: Path, config: dict[str, Any], chosen: int
-) -> None:
+def test_layers_equal_upstreams_choice(second_checkpoint, everywhere, tmp_path, config, chosen):
     lora = shutil.copytree(everywhere, tmp_path / "lora")
     (lora / "lora_config.json").write_text(json.dumps({"lora_config": config}))
     assert len(assert_same_as_upstream(second_checkpoint, lora)) == chosen
 
 
-def test_layers_not_enabled_in_the_config_are_skipped_with_a_warning(
-    tiny_checkpoint: Path, copy: Path
-) -> None:
+def test_layers_not_enabled_in_the_config_are_skipped_with_a_warning(tiny_checkpoint, copy):
     assert open_on(tiny_checkpoint, copy).remarks() == []
     edit_config(copy, enable_dit=False, target_modules_lm=["q_proj", "o_proj"], use_dora=True)
     layers = assert_same_as_upstream(tiny_checkpoint, copy)
@@ -144,7 +138,7 @@ def test_layers_not_enabled_in_the_config_are_skipped_with_a_warning(
 
 
 @pytest.mark.parametrize("rename", ["voice.safetensors", "voice.pth"])
-def test_weight_file_alone_is_accepted(tiny_checkpoint: Path, copy: Path, rename: str) -> None:
+def test_weight_file_alone_is_accepted(tiny_checkpoint, copy, rename):
     weights, file = load_file(copy / "lora_weights.safetensors"), copy / rename
     save_file(weights, file) if file.suffix == ".safetensors" else torch.save(weights, file)
     (copy / "lora_weights.safetensors").unlink()
@@ -154,7 +148,7 @@ def test_weight_file_alone_is_accepted(tiny_checkpoint: Path, copy: Path, rename
     assert_same_as_upstream(tiny_checkpoint, file)
 
 
-def test_defaults_equal_upstreams(attention: Path) -> None:
+def test_defaults_equal_upstreams(attention):
     upstream = import_upstream()
     ours = LoraConfig().model_dump()
     assert attention.is_dir()
@@ -201,16 +195,14 @@ RANK_16_A = replace(f"{Q}.lora_A", 16, 64)
         (replace("fusion_concat_proj.lora_A", 8, 64), "fusion_concat_proj.lora_A; it was trained on openbmb/VoxCPM1.5"),
     ],
 )  # fmt: skip
-def test_mismatched_lora_is_a_one_line_error(
-    tiny_checkpoint: Path, copy: Path, damage: Callable[[Path], None], fragment: str
-) -> None:
+def test_mismatched_lora_is_a_one_line_error(tiny_checkpoint, copy, damage, fragment):
     damage(copy)
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(tiny_checkpoint, lora=copy)
     assert fragment in str(caught.value)
 
 
-def test_rank_defaults_to_that_of_the_weights(tiny_checkpoint: Path, tmp_path: Path, write_lora: Any) -> None:
+def test_rank_defaults_to_that_of_the_weights(tiny_checkpoint, tmp_path, write_lora):
     lora = write_lora(tmp_path / "lora", tiny_checkpoint, enable_lm=True, enable_dit=True, r=32)
     (lora / "lora_config.json").unlink()
     opened = open_on(tiny_checkpoint, lora)
@@ -234,9 +226,7 @@ def rename_keys(folder: Path, rename: Callable[[str], str]) -> None:
         lambda key: f"_orig_mod.module.{key}",
     ],
 )
-def test_names_of_wrappers_are_removed(
-    tiny_checkpoint: Path, attention: Path, copy: Path, rename: Callable[[str], str]
-) -> None:
+def test_names_of_wrappers_are_removed(tiny_checkpoint, attention, copy, rename):
     rename_keys(copy, rename)
     plain, wrapped = (Checkpoint.open(tiny_checkpoint, lora=lora) for lora in (attention, copy))
     for name in plain.shapes():
@@ -251,7 +241,7 @@ def as_peft(folder: Path, **settings: object) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(document | settings))
 
 
-def test_peft_form_gives_the_same_weights(tiny_checkpoint: Path, attention: Path, copy: Path) -> None:
+def test_peft_form_gives_the_same_weights(tiny_checkpoint, attention, copy):
     as_peft(copy)
     plain, peft = (Checkpoint.open(tiny_checkpoint, lora=lora) for lora in (attention, copy))
     assert peft.lora.remarks() == []
@@ -262,19 +252,19 @@ def test_peft_form_gives_the_same_weights(tiny_checkpoint: Path, attention: Path
 @pytest.mark.parametrize(
     "settings", [{"use_dora": True}, {"peft_type": "LOHA"}, {"rank_pattern": {"q_proj": 4}}]
 )
-def test_other_forms_of_peft_are_refused(tiny_checkpoint: Path, copy: Path, settings: dict[str, Any]) -> None:
+def test_other_forms_of_peft_are_refused(tiny_checkpoint, copy, settings):
     as_peft(copy, **settings)
     with pytest.raises(CheckpointError, match=rf"adapter_config.json: .* found {next(iter(settings))} "):
         Checkpoint.open(tiny_checkpoint, lora=copy)
 
 
-def test_checkpoints_of_a_run_mean_the_latest(tiny_checkpoint: Path, attention: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_a_run_mean_the_latest(tiny_checkpoint, attention, tmp_path):
     (tmp_path / "step_0001000").mkdir()
     shutil.copytree(attention, tmp_path / "latest")
     assert open_on(tiny_checkpoint, tmp_path).weights == tmp_path / "latest" / WEIGHTS
 
 
-def test_base_is_named_only_if_it_differs(tiny_checkpoint: Path, copy: Path) -> None:
+def test_base_is_named_only_if_it_differs(tiny_checkpoint, copy):
     replace("fusion_concat_proj.lora_A", 8, 64)(copy)
     path = copy / "lora_config.json"
     for base, hint in (
@@ -288,12 +278,10 @@ def test_base_is_named_only_if_it_differs(tiny_checkpoint: Path, copy: Path) -> 
         assert ("trained on" in str(caught.value)) == ("VoxCPM2" in base)
 
 
-def test_hub_id_is_downloaded(
-    tiny_checkpoint: Path, attention: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_id_is_downloaded(tiny_checkpoint, attention, tmp_path, monkeypatch):
     asked = []
 
-    def download(repository: str, *, allow_patterns: list[str], **_: object) -> str:
+    def download(repository, *, allow_patterns, **_):
         asked.append(
             (repository, {WEIGHTS, "lora_config.json", "adapter_config.json"} <= set(allow_patterns))
         )

@@ -1,7 +1,5 @@
 """The model card states the manifest's facts in a form that a hub parses."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -45,7 +43,7 @@ def rows(card: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells}
 
 
-def test_front_matter_has_licence_task_library_and_base_model() -> None:
+def test_front_matter_has_licence_task_library_and_base_model():
     found = front_matter(model_card(manifest("1.5", licence="CC0-1.0")))
     assert found == {
         "license": "cc0-1.0",
@@ -58,9 +56,8 @@ def test_front_matter_has_licence_task_library_and_base_model() -> None:
     assert "base_model" not in front_matter(model_card(manifest("1.5", checkpoint="a-folder")))
 
 
-def test_facts_match_the_manifest() -> None:
+def test_facts_match_the_manifest():
     found = rows(model_card(manifest("1.5", revision="abc", lora=LORA)))
-
     assert found["checkpoint"] == ["openbmb/VoxCPM1.5 at abc"]
     assert found["LoRA"] == ["my-voice (r 8, alpha 16), merged"]
     assert found["licence"] == ["not named by the checkpoint; ask its authors before you publish this"]
@@ -69,10 +66,9 @@ def test_facts_match_the_manifest() -> None:
     assert found["one patch"] == ["160 ms of speech"]
 
 
-def test_sizes_are_sums_of_file_sizes() -> None:
+def test_sizes_are_sums_of_file_sizes():
     card = model_card(manifest("1.5"))
     found = rows(card)
-
     assert all(found[name] == ["2.0", "1.0"] for name in STEP_MODEL_NAMES)
     count = len(STEP_MODEL_NAMES)
     assert found["total"] == [f"{2 * count}.0", f"{count}.0"]
@@ -80,22 +76,19 @@ def test_sizes_are_sums_of_file_sizes() -> None:
 
 
 @pytest.mark.parametrize(("preset", "missing"), [("0.5b", True), ("1.5", True), ("2", False)])
-def test_unsupported_modes_are_named(preset: str, missing: bool) -> None:
+def test_unsupported_modes_are_named(preset, missing):
     card = model_card(manifest(preset))
-
     assert ("Not supported by this generation: voice design, style control, reference" in card) is missing
     # 1024 positions of 160 ms, or of 80 ms for 0.5B.
     assert (f"1024 positions: {82 if preset == '0.5b' else 164} s of speech") in card
 
 
-def test_validation_figures_replace_earlier_ones(tmp_path: Path) -> None:
+def test_validation_figures_replace_earlier_ones(tmp_path):
     write_model_card(tmp_path, manifest("1.5"))
     fresh = (tmp_path / "README.md").read_text()
     assert "Not validated yet" in fresh
-
     first = with_validation(fresh, "| a | 0.5 |\n")
     second = with_validation(first, "| b | 0.9 |")
-
     assert "| a |" in first
     assert "| a |" not in second
     assert "Not validated" not in second

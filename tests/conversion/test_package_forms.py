@@ -1,6 +1,5 @@
 """The optional forms of a bundle: rows, parts, a solver, states and functions for macOS 15, the AudioVAE in float32."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,12 @@ GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
 LM_STEPS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
-def _step(bundle: Path, precision: str, name: str, **options: object):  # type: ignore[no-untyped-def]
-    return load_portable_step_model(bundle, Manifest.read(bundle), precision, name, threads=1, **options)  # type: ignore[arg-type]
+def _step(bundle: Path, precision: str, name: str, **options: object):
+    return load_portable_step_model(bundle, Manifest.read(bundle), precision, name, threads=1, **options)
 
 
 @pytest.mark.parametrize("name", LM_STEPS)
-def test_row_returning_cache_equals_scattered_cache(
-    tiny_bundle: Path, tiny_parts_bundle: Path, name: str
-) -> None:
+def test_row_returning_cache_equals_scattered_cache(tiny_bundle, tiny_parts_bundle, name):
     """Chunks of 16, 1 and 1 embeddings; then the last position of the cache."""
     rng = np.random.default_rng(0)
     models = [_step(folder, "fp32", name) for folder in (tiny_bundle, tiny_parts_bundle)]
@@ -61,13 +58,11 @@ def test_row_returning_cache_equals_scattered_cache(
             np.testing.assert_allclose(ours[cache], theirs[cache], rtol=0, atol=2e-5)
 
 
-def test_command_passes_options(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_passes_options(tiny_checkpoint, tmp_path, monkeypatch):
     """The base LM's two layers have 43,136 weights each, and two bytes a weight."""
     asked: list[dict[str, Any]] = []
 
-    def noted(*_: object, **given: Any) -> None:
+    def noted(*_, **given):
         asked.append(given)
         raise InputError("far enough")
 
@@ -102,9 +97,9 @@ def test_command_passes_options(
     ],
 )
 def test_options_are_checked_before_the_checkpoint_is_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Any, arguments: list[str], message: str
-) -> None:
-    def opened(*_: object, **__: object) -> None:
+    tmp_path, monkeypatch, refusal, arguments, message
+):
+    def opened(*_, **__):
         raise AssertionError("the checkpoint was opened")
 
     monkeypatch.setattr(Checkpoint, "open", opened)
@@ -139,9 +134,7 @@ def test_caches_unsupported_by_the_neural_engine_are_named(
 @pytest.mark.parametrize(
     ("precision", "mode", "worst"), [("fp32", "plain", 1e-4), ("fp16", "faithful", 0.05)]
 )
-def test_solver_package_equals_the_hosts_solver(
-    tiny_bundle: Path, tiny_parts_bundle: Path, precision: str, mode: str, worst: float
-) -> None:
+def test_solver_package_equals_the_hosts_solver(tiny_bundle, tiny_parts_bundle, precision, mode, worst):
     """The reference is the host's loop over the fp32 package."""
     a, rng = Manifest.read(tiny_bundle).architecture, np.random.default_rng(1)
     shape = (a.feat_dim, a.patch_size)
@@ -150,13 +143,13 @@ def test_solver_package_equals_the_hosts_solver(
     solver = _step(tiny_parts_bundle, precision, LOCDIT_SOLVE, mode=mode)
     for cfg_value, sway in ((2.0, 1.0), (1.0, 1.0), (3.0, 0.0)):
         chosen = options | {"cfg_value": cfg_value, "sway_sampling_coef": sway}
-        expected = solve(_step(tiny_bundle, "fp32", LOCDIT_STEP), *given, **chosen)  # type: ignore[arg-type]
-        patch = solve_at_once(solver, *given, **chosen)  # type: ignore[arg-type]
+        expected = solve(_step(tiny_bundle, "fp32", LOCDIT_STEP), *given, **chosen)
+        patch = solve_at_once(solver, *given, **chosen)
         np.testing.assert_allclose(patch, expected, rtol=0, atol=worst)
         assert np.corrcoef(patch.ravel(), expected.ravel())[0, 1] > 1 - worst**2
 
 
-def test_speech_equals_the_default_forms(tiny_bundle: Path, tiny_parts_bundle: Path) -> None:
+def test_speech_equals_the_default_forms(tiny_bundle, tiny_parts_bundle):
     """With the solver package's number of steps, and with others, for which the step package is called."""
     for steps in (STEPS, 3):
         theirs, ours = (
@@ -174,7 +167,7 @@ def test_solver_package_is_used_where_it_supports_the_options(tiny_parts_bundle,
     tts.speak(TEXT, **GIVEN, inference_timesteps=STEPS, **given)
 
 
-def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data: Path) -> None:
+def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data):
     """1.33 billion weights of two bytes, without the embedding; int8 packages are half as large."""
     a = Architecture.from_file(shared_data / "config" / "voxcpm-2.json")
     assert base_lm_parts(a, ["fp16", "int8"], 2) == 2
@@ -185,7 +178,7 @@ def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data: Path) -> None:
 
 
 @pytest.fixture
-def bundle(tiny_bundle_15: Path) -> Path:
+def bundle(tiny_bundle_15):
     return tiny_bundle_15
 
 
@@ -195,13 +188,11 @@ def _description(package: Path) -> object:
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", LM_STEPS)
-def test_language_models_have_one_function_per_length_and_keep_their_caches(
-    bundle: Path, name: str, precision: str
-) -> None:
+def test_language_models_have_one_function_per_length_and_keep_their_caches(bundle, name, precision):
     declared = Manifest.read(bundle).step_models[name]
     description = _description(bundle / package_path(precision, name))
-    assert description.defaultFunctionName == "decode"  # type: ignore[attr-defined]
-    functions = {f.name: f for f in description.functions}  # type: ignore[attr-defined]
+    assert description.defaultFunctionName == "decode"
+    functions = {f.name: f for f in description.functions}
     assert list(functions) == ["decode", "prefill_16"]
     for chunk, (function, length) in enumerate(zip(functions.values(), (1, 16), strict=True)):
         inputs = {t.name: list(t.type.multiArrayType.shape) for t in function.input}
@@ -213,7 +204,7 @@ def test_language_models_have_one_function_per_length_and_keep_their_caches(
         assert states == {t.name: t.shape for t in declared.state}
 
 
-def test_speech_equals_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
+def test_speech_equals_the_macos_14_bundle(bundle, tiny_bundle):
     ours, theirs = (
         VoxCPM.from_bundle(folder, "fp16").speak(
             # Heads of random weights follow nothing.
@@ -230,8 +221,8 @@ def test_speech_equals_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> N
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_functions_share_their_weights(bundle: Path, tiny_bundle: Path, precision: str) -> None:
-    def size(folder: Path) -> int:
+def test_functions_share_their_weights(bundle, tiny_bundle, precision):
+    def size(folder):
         return sum(
             p.stat().st_size for p in (folder / package_path(precision, BASE_LM_STEP)).rglob("weight.bin")
         )
@@ -244,8 +235,8 @@ AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)
 
 
 @pytest.fixture(scope="module")
-def mixed_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]) -> Path:
-    def make(folder: Path, checkpoint: Path, *options: str) -> None:
+def mixed_bundle(tiny_checkpoint, conversion, command):
+    def make(folder, checkpoint, *options):
         done = command("convert", checkpoint, "-o", folder, "--no-measure", *options)
         assert done.returncode == 0, done.stderr
 
@@ -254,7 +245,7 @@ def mixed_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command
 
 
 @pytest.mark.parametrize("name", AUDIO_VAE)
-def test_audio_vae_equals_fp32_bit_for_bit(mixed_bundle: Path, tiny_bundle: Path, name: str) -> None:
+def test_audio_vae_equals_fp32_bit_for_bit(mixed_bundle, tiny_bundle, name):
     rng = np.random.default_rng(0)
     (declared,) = Manifest.read(mixed_bundle).step_models[name].inputs
     ours, theirs = (
@@ -269,10 +260,9 @@ def test_audio_vae_equals_fp32_bit_for_bit(mixed_bundle: Path, tiny_bundle: Path
             np.testing.assert_array_equal(found[output], expected[output])
 
 
-def test_lint_inspect_and_model_card_support_it(mixed_bundle: Path, command: Callable[..., Any]) -> None:
+def test_lint_inspect_and_model_card_support_it(mixed_bundle, command):
     assert "float32" not in {row[0] for row in lint_bundle(str(mixed_bundle)).rows()}
     assert "int8; AudioVAE in fp32" in (mixed_bundle / MODEL_CARD_FILE).read_text(encoding="utf-8")
-
     shown = command("inspect", mixed_bundle).stdout
     assert "computes in float32 in every precision" in shown
     assert shown.count(" state ") >= 4

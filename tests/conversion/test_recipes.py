@@ -9,11 +9,7 @@ import pytest
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import package_path
-from voxcpm_constants.step_models import (
-    STEP_MODEL_NAMES,
-    StepSizes,
-    declare_step_models,
-)
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes, declare_step_models
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.recipes import BLOCK, RECIPES, chosen_format
@@ -73,30 +69,30 @@ def _formats(package: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
 @pytest.mark.parametrize("precision", RECIPES)
 @pytest.mark.parametrize("step_model", STEP_MODEL_NAMES)
 def test_packages_store_weights_in_the_recipes_formats(
-    tiny_bundle_15: Path, tiny_checkpoint: Path, step_model: str, precision: str
-) -> None:
-    found = _formats(tiny_bundle_15 / package_path(precision, step_model))  # type: ignore[arg-type]
+    tiny_bundle_15, tiny_checkpoint, step_model, precision
+):
+    found = _formats(tiny_bundle_15 / package_path(precision, step_model))
     weights = [
         w for s, w in _names(Architecture.from_file(tiny_checkpoint / "config.json")) if s == step_model
     ]
     large = [w for w in weights if np.prod(found[w][1]) > 2048]
     for weight in large:
         kind, shape, scales = found[weight]
-        expected = chosen_format(precision, step_model, weight, shape)  # type: ignore[arg-type]
+        expected = chosen_format(precision, step_model, weight, shape)
         assert kind.lower() == expected, weight
         assert scales == (shape[1] // BLOCK if expected == "int4" else 1), weight
     assert {found[w][0] for w in weights if w not in large} <= {"FLOAT16"}
     assert large
 
 
-def test_int4_bundle_generates_speech(tiny_bundle_15: Path) -> None:
+def test_int4_bundle_generates_speech(tiny_bundle_15):
     tts = VoxCPM.from_bundle(tiny_bundle_15, "int4")
     audio = tts.generate("the you and the world", seed=0, min_len=4, max_len=4, every_word=False)
     assert np.isfinite(audio).all()
     assert audio.any()
 
 
-def test_sensitive_weights_use_8_bits_or_more() -> None:
+def test_sensitive_weights_use_8_bits_or_more():
     names = {
         name
         for preset in ("tiny", "tiny-2")

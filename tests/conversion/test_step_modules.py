@@ -53,12 +53,12 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(any_checkpoint: Path) -> Pair:
+def pair(any_checkpoint):
     return Pair(any_checkpoint)
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients() -> Any:
+def _no_gradients():
     with torch.inference_mode():
         yield
 
@@ -67,7 +67,7 @@ def _assert_close(ours: Tensor, upstream: Tensor) -> None:
     torch.testing.assert_close(ours, upstream, rtol=0, atol=TOLERANCE)
 
 
-def test_chunked_encoder_equals_upstream(pair: Pair) -> None:
+def test_chunked_encoder_equals_upstream(pair):
     a = pair.architecture
     audio = 0.2 * pair.noise(1, 1, 6 * a.patch_input_samples)
     chunks = [(chunk,) for chunk in audio.split([n * a.patch_input_samples for n in (1, 3, 2)], dim=-1)]
@@ -75,7 +75,7 @@ def test_chunked_encoder_equals_upstream(pair: Pair) -> None:
     _assert_close(latents, pair.upstream.audio_vae.encode(audio, a.input_sample_rate))
 
 
-def test_chunked_decoder_equals_upstream(pair: Pair) -> None:
+def test_chunked_decoder_equals_upstream(pair):
     a = pair.architecture
     latents = pair.noise(1, a.feat_dim, 6 * a.patch_size)
     chunks = [(chunk,) for chunk in latents.split(a.patch_size, dim=-1)]
@@ -83,7 +83,7 @@ def test_chunked_decoder_equals_upstream(pair: Pair) -> None:
     _assert_close(audio, pair.upstream.audio_vae.decode(latents))
 
 
-def test_feat_encoder(pair: Pair) -> None:
+def test_feat_encoder(pair):
     patches = pair.noise(1, 5, pair.architecture.patch_size, pair.architecture.feat_dim)
     expected = pair.upstream.enc_to_lm_proj(pair.upstream.feat_encoder(patches))
     _assert_close(pair.step(names.FEAT_ENCODER)(patches), expected)
@@ -97,7 +97,7 @@ def _in_chunks(embeddings: Tensor) -> list[tuple[Tensor, Tensor]]:
     return calls
 
 
-def test_base_lm_with_a_filled_cache_equals_one_upstream_pass(pair: Pair) -> None:
+def test_base_lm_with_a_filled_cache_equals_one_upstream_pass(pair):
     model = pair.upstream
     embeddings = pair.noise(1, 20, pair.architecture.base_lm.hidden_size)
     results = pair.stream(names.BASE_LM_STEP, _in_chunks(embeddings), 3)
@@ -109,14 +109,14 @@ def test_base_lm_with_a_filled_cache_equals_one_upstream_pass(pair: Pair) -> Non
     _assert_close(stop, model.stop_head(model.stop_actn(model.stop_proj(model.fsq_layer(expected)))))
 
 
-def test_residual_lm_with_a_filled_cache_equals_one_upstream_pass(pair: Pair) -> None:
+def test_residual_lm_with_a_filled_cache_equals_one_upstream_pass(pair):
     embeddings = pair.noise(1, 20, pair.architecture.residual_lm.hidden_size)
     results = pair.stream(names.RESIDUAL_LM_STEP, _in_chunks(embeddings), 1)
     expected, _ = pair.upstream.residual_lm(inputs_embeds=embeddings, is_causal=True)
     _assert_close(torch.cat([result[0] for result in results], dim=1), expected)
 
 
-def test_padding_after_a_chunk_is_overwritten_before_it_is_attended(pair: Pair) -> None:
+def test_padding_after_a_chunk_is_overwritten_before_it_is_attended(pair):
     embeddings = pair.noise(1, 6, pair.architecture.residual_lm.hidden_size)
     rubbish = torch.full((1, 4, embeddings.size(2)), 7.0)
     calls = [
@@ -130,7 +130,7 @@ def test_padding_after_a_chunk_is_overwritten_before_it_is_attended(pair: Pair) 
 
 
 @pytest.mark.parametrize("t", [0.0, 0.37, 1.0])
-def test_locdit(pair: Pair, t: float) -> None:
+def test_locdit(pair, t):
     a = pair.architecture
     x, cond = pair.noise(2, a.feat_dim, a.patch_size), pair.noise(2, a.feat_dim, a.patch_size)
     mu, times, deltas = pair.noise(2, a.mu_size), torch.full((2,), t), torch.zeros(2)
@@ -141,7 +141,7 @@ def test_locdit(pair: Pair, t: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 3e4])
-def test_norm_at_any_scale_equals_the_definition(scale: float) -> None:
+def test_norm_at_any_scale_equals_the_definition(scale):
     x = scale * torch.randn(4, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     norm = RMSNorm(256, 1e-5)
     weight = torch.linspace(0.5, 2.0, 256)
@@ -150,7 +150,7 @@ def test_norm_at_any_scale_equals_the_definition(scale: float) -> None:
     np.testing.assert_allclose(norm(x.float()).detach().numpy(), expected.numpy(), rtol=2e-5, atol=1e-7)
 
 
-def test_norm_of_fp16_values_whose_squares_overflow() -> None:
+def test_norm_of_fp16_values_whose_squares_overflow():
     x = torch.tensor([[3.0e4, -2.0e4, 5.0, 0.1]])
     norm = RMSNorm(4, 1e-5).half()
     expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)

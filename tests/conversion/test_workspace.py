@@ -70,9 +70,7 @@ def disturb(monkeypatch: pytest.MonkeyPatch, step: str, bundle: Path, act: Calla
 @pytest.mark.parametrize(
     ("step", "has_old"), [(STEPS[0], True), (STEPS[1], True), (STEPS[1], False), (STEPS[2], True)]
 )
-def test_conversion_killed_in_a_final_step_resumes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, has_old: bool
-) -> None:
+def test_conversion_killed_in_a_final_step_resumes(monkeypatch, tmp_path, step, has_old):
     bundle = tmp_path / "b"
     if has_old:
         old_bundle(bundle)
@@ -98,7 +96,7 @@ def test_conversion_killed_in_a_final_step_resumes(
     assert [path.name for path in bundle.iterdir()] == ["fp16"]
 
 
-def test_concurrent_conversion_into_one_folder_is_rejected(tmp_path: Path) -> None:
+def test_concurrent_conversion_into_one_folder_is_rejected(tmp_path):
     first = Workspace(tmp_path / "b", PLAN)
     with pytest.raises(InputError, match="another conversion is writing this bundle"):
         Workspace(tmp_path / "b", PLAN)
@@ -106,7 +104,7 @@ def test_concurrent_conversion_into_one_folder_is_rejected(tmp_path: Path) -> No
     Workspace(tmp_path / "b", PLAN).close()
 
 
-def test_workspace_of_another_plan_is_not_resumed(tmp_path: Path) -> None:
+def test_workspace_of_another_plan_is_not_resumed(tmp_path):
     finished(tmp_path / "b").close()
     for plan, continued in ((PLAN, True), ({**PLAN, "tools": {}}, False)):
         with Workspace(tmp_path / "b", plan) as workspace:
@@ -114,10 +112,10 @@ def test_workspace_of_another_plan_is_not_resumed(tmp_path: Path) -> None:
             assert (content(workspace.folder) == "new") is continued
 
 
-def test_bundle_permissions_follow_the_umask(tmp_path: Path) -> None:
+def test_bundle_permissions_follow_the_umask(tmp_path):
     """coremltools creates temporary folders and files that only the owner can read."""
 
-    def write(path: Path) -> None:
+    def write(path):
         shutil.copytree(tempfile.mkdtemp(dir=tmp_path), path)
         (path / "weights").mkdir(0o700)
         (path / "weights" / "weight.bin").touch(0o600)
@@ -144,7 +142,7 @@ def begun(bundle: Path) -> Path:
 
 
 @pytest.mark.parametrize("changed", ["bytes", "missing", "link", "more"])
-def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
+def test_changed_part_is_rebuilt(tmp_path, changed):
     """A flipped byte would be published with its own digest and go unnoticed."""
     package = begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
     weights = package / "weight.bin"
@@ -180,12 +178,10 @@ def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
         ("expected scalar type Half", None),
     ],
 )  # fmt: skip
-def test_coremltools_write_error_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str | None
-) -> None:
+def test_coremltools_write_error_is_one_line(tmp_path, monkeypatch, said, reason):
     """coremltools 9.0's message; other RuntimeErrors are unchanged."""
 
-    def refused() -> str:
+    def refused():
         with (
             pytest.raises((InputError, RuntimeError)) as caught,
             Workspace(tmp_path / "b", PLAN) as workspace,
@@ -202,10 +198,10 @@ def test_coremltools_write_error_is_one_line(
     assert "cannot be written (no space left on device)" in refused()
 
 
-def test_file_that_a_failed_call_left_open_closes_before_its_folder_is_deleted(tmp_path: Path) -> None:
+def test_file_that_a_failed_call_left_open_closes_before_its_folder_is_deleted(tmp_path):
     """The file is left open, as by coremltools on a full disk; closing it later would fail with a second error."""
 
-    def failing() -> None:
+    def failing():
         file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - left open, as in coremltools
         left.append(Path(file.name))
         raise OSError("No space left on device")

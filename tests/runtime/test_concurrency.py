@@ -45,10 +45,8 @@ def test_closing_frees_step_models(tiny_bundle):
     tts.generate("the you and", seed=1, max_len=4)
     models = [weakref.ref(model) for model in tts.driver.models.values()]
     assert all(model() is not None for model in models)
-
     tts.close()
     gc.collect()
-
     assert not [model for model in models if model() is not None]
 
 

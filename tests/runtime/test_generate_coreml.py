@@ -22,11 +22,11 @@ MODES = {
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def run(monkeypatch, tmp_path):
     """Runs the script in `tmp_path`; returns its exit code."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: object) -> int:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["generate_coreml.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -78,7 +78,6 @@ def test_samples_are_those_of_generate(bundle, precision, mode, request, run):
 def test_without_the_stop_head_speech_has_the_maximum_length(run):
     assert run("--text", "a.", "--seed", 1, "--max-len", 21, "--no-stop", "--output", "long.wav") == 0
     tts = VoxCPM.from_bundle()
-
     assert soundfile.info("long.wav").duration == pytest.approx(21 * tts.bundle.architecture.patch_seconds)
 
 
@@ -94,6 +93,5 @@ def test_without_the_stop_head_speech_has_the_maximum_length(run):
 )
 def test_a_wrong_argument_is_one_line(arguments, message, run, capsys, tmp_path):
     assert run("--text", "hello.", "--output", "o.wav", *arguments) == 2
-
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not list(tmp_path.iterdir())

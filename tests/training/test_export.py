@@ -1,7 +1,5 @@
 """Exported checkpoints can be read by upstream and the conversion."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ FOLDED = 1e-2
 
 
 @pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[AudioVAE, VoxCPM, Path]:
+def untrained(tmp_path_factory):
     """Networks with random weights and running statistics of noise, and the checkpoint that they are exported to."""
     folder = tmp_path_factory.mktemp("training")
     torch.manual_seed(0)
@@ -72,10 +70,8 @@ def test_upstream_reproduces_the_trained_model(untrained):
 def test_training_starts_from_an_exported_checkpoint(untrained):
     vae, model, folder = untrained
     audio = 0.1 * torch.randn(1, 1, 8 * HOP)
-
     again = load_audio_vae(folder, torch.device("cpu"))
     weights = language_model_weights(folder, torch.device("cpu"))
-
     with torch.no_grad():
         latents = vae.encode(audio)
         torch.testing.assert_close(again.encode(audio), latents, rtol=0, atol=FOLDED)

@@ -27,11 +27,11 @@ KNOWN = frozenset(
         ("It is at example.org today.", None),
     ],
 )
-def test_sentence_is_spelled_out(sentence: str, expected: str | None) -> None:
+def test_sentence_is_spelled_out(sentence, expected):
     assert spell_out(sentence) == expected
 
 
-def test_held_out_sentences_are_excluded_from_training() -> None:
+def test_held_out_sentences_are_excluded_from_training():
     held_out = ["the old farmer fed his chickens before sunrise."]
     candidates = [
         "The old farmer fed his chickens before sunrise.",
@@ -41,7 +41,6 @@ def test_held_out_sentences_are_excluded_from_training() -> None:
         "The quick zebra ran home.",
         "The QUICK brown dog ran home.",
     ]
-
     assert list(filter_texts(candidates, held_out, KNOWN)) == ["The quick brown dog ran home."]
 
 
@@ -77,7 +76,7 @@ def utterances_of(batch: Batch, utterances: Utterances) -> list[int]:
     return np.nonzero(np.isin(ends, batch.patches))[0].tolist()
 
 
-def test_batches_contain_text_audio_and_stop() -> None:
+def test_batches_contain_text_audio_and_stop():
     """Decode a packed batch by hand: every patch follows its text, and the last one stops."""
     patches = [2, 3, 1, 4]
     utterances = made(list(TEXTS), patches, [True] * 4)
@@ -99,12 +98,11 @@ def test_batches_contain_text_audio_and_stop() -> None:
     assert sorted(seen) == list(range(nothing))
 
 
-def test_processes_get_equal_shapes_and_distinct_utterances() -> None:
+def test_processes_get_equal_shapes_and_distinct_utterances():
     utterances = random_utterances(800)
     first, second = (
         list(Sampler(utterances, 1024, 0.4, seed=0, rank=rank, world=2).epoch()) for rank in range(2)
     )
-
     assert [batch.shape for batch in first] == [batch.shape for batch in second]
     assert len({batch.shape for batch in first}) > 2
     used = [number for batch in (*first, *second) for number in utterances_of(batch, utterances)]

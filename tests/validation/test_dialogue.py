@@ -1,7 +1,5 @@
 """A dialogue compared with upstream's `merge_prompt_cache`: each utterance becomes part of the next one's prompt."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import soundfile
@@ -18,9 +16,7 @@ KEPT = {"min_len": 6, "max_len": 6}
 @pytest.mark.parametrize(
     ("generation", "recorded"), [("tiny", "prompt"), ("second", "prompt"), ("second", "reference")]
 )
-def test_dialogue_equals_upstream(
-    request: pytest.FixtureRequest, tmp_path: Path, generation: str, recorded: str
-) -> None:
+def test_dialogue_equals_upstream(request, tmp_path, generation, recorded):
     bundle, checkpoint = (
         request.getfixturevalue(f"{generation}_{kind}") for kind in ("bundle", "checkpoint")
     )

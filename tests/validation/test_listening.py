@@ -2,9 +2,7 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +43,7 @@ BOUNDS = {
 
 
 @pytest.fixture(scope="module")
-def listener() -> Listener:
+def listener():
     return Listener.of()
 
 
@@ -62,7 +60,7 @@ def heard_case(*segments: TranscribedSegment) -> TranscribedCase:
     return TranscribedCase("system", ReadingCase("zero-shot", None, {}), {"story": segments})
 
 
-def test_word_errors_count_words_not_spelling_or_brackets() -> None:
+def test_word_errors_count_words_not_spelling_or_brackets():
     assert word_errors(["the gray cat.", "two dogs"], ["The grey cat", "2 dogs"]).errors == 0
     assert word_errors(["one bird sang loudly today"], ["one word sang today now"]) == WordErrors(3, 5)
     said, everything = "the work (or a [part] of it) is <free>", "the work or a part of it is free"
@@ -70,9 +68,8 @@ def test_word_errors_count_words_not_spelling_or_brackets() -> None:
     assert longest_lost_run(said, "the work is free") == 5
 
 
-def test_lost_repeated_and_substituted_words_are_distinguished() -> None:
+def test_lost_repeated_and_substituted_words_are_distinguished():
     said = "the old man went down to the sea again to look for his boat"
-
     assert longest_lost_run(said, "The old man went again to look for his boat.") == 4
     assert longest_lost_run(said, "The old man went town to a sea again to look for this boat.") == 0
     assert is_repeated(said, f"{said} for his boat")
@@ -81,7 +78,7 @@ def test_lost_repeated_and_substituted_words_are_distinguished() -> None:
     assert not is_repeated("do cats eat bats, do cats eat bats", "do cats eat bats do cats eat bats")
 
 
-def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
+def test_prose_scores_detect_long_truncated_and_repeated_speech():
     said = "ten words are in this one sentence of our test"
     segments = [
         heard(said, said, 4.0),
@@ -114,7 +111,7 @@ def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
     assert by_median.longest_ratio == pytest.approx(2.0)
 
 
-def test_homophones_of_short_texts_are_accepted() -> None:
+def test_homophones_of_short_texts_are_accepted():
     pairs = [
         ("Good night.", "Goodnight"),
         ("Too.", "Two"),
@@ -122,24 +119,22 @@ def test_homophones_of_short_texts_are_accepted() -> None:
         ("Yes.", "Yet."),
         ("No.", ""),
     ]
-
     (scores,) = short_text_scores(heard_case(*(heard(said, text) for said, text in pairs)))
-
     assert (scores.texts, scores.understood) == (5, 3)
     assert scores.misunderstood == (("Yes.", "Yet."), ("No.", ""))
 
 
-def test_chinese_is_heard_as_chinese_and_scored_by_characters() -> None:
+def test_chinese_is_heard_as_chinese_and_scored_by_characters():
     """In traditional characters, with numbers as digits and without punctuation, as Whisper may write it."""
     texts = chinese_sentences(2)
     transcripts = iter(["今天早上下了1場小雨,空氣很清新", "妈妈在厨房里准备晚饭 孩子在客厅写作业"])
     languages = []
 
-    def transcribe(_: Any, __: int, language: str) -> str:
+    def transcribe(_, __, language):
         languages.append(language)
         return next(transcripts)
 
-    def speak(text: str, *_: object) -> Reading:
+    def speak(text, *_):
         return Reading([ReadSegment(text, text, np.ones(1600, np.float32))], 16000)
 
     listener = Listener(
@@ -157,7 +152,7 @@ def test_chinese_is_heard_as_chinese_and_scored_by_characters() -> None:
     assert scores.character_error_rate == pytest.approx(1 / said)
 
 
-def test_narration_scores_track_pace_level_and_voice_over_time() -> None:
+def test_narration_scores_track_pace_level_and_voice_over_time():
     """Six segments of 9 s with pauses a minute, each minute with fewer words and quieter; the last in another voice."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     segments = [
@@ -184,7 +179,7 @@ def test_narration_scores_track_pace_level_and_voice_over_time() -> None:
     assert scores.word_error_rate == 0
 
 
-def test_sentence_scores_compare_lengths_and_voices() -> None:
+def test_sentence_scores_compare_lengths_and_voices():
     voice = prompt_voices()[0].model_copy(
         update={"name": "a", "natural_seconds": (2.0, 1.0), "continued": True}
     )
@@ -220,20 +215,18 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
         (["--saved", "nowhere.json"], "nowhere.json: expected a listening.json of this release"),
     ],
 )
-def test_invalid_input_is_a_one_line_error(refusal: Any, arguments: list[str], message: str) -> None:
+def test_invalid_input_is_a_one_line_error(refusal, arguments, message):
     assert message in refusal("listen", *arguments)
 
 
-def test_saved_reports_are_combined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_reports_are_combined(tmp_path, capsys):
     words = "ten words are in this one sentence of our test"
     case = heard_case(*[heard(words, words, 4.0) for _ in range(30)])
     report = Report(prose=tuple(prose_scores(case, None)), narration=tuple(narration_scores(case)))
     path = tmp_path / "listening.json"
     path.write_text(report.model_dump_json())
-
     assert [table.row_count for table in tables(report)] == [2, 1, 2]
     assert cli.main(["listen", *("--saved", str(path)) * 2, "--report", str(tmp_path / "both")]) == 0
-
     shown = capsys.readouterr().out
     assert "prose, system" in shown
     assert "minute by minute, system" in shown
@@ -242,7 +235,7 @@ def test_saved_reports_are_combined(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.listening
-def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener: Listener) -> None:
+def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener):
     transcripts, halves = [], []
     for voice in listener.voices:
         audio, rate = prompt_clip(voice)
@@ -255,17 +248,13 @@ def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener:
 
 
 @pytest.mark.listening
-def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
-    speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(speaking_bundle, monkeypatch):
     """With the same noise, and later segments continuing the first, as in the runtime."""
     for module in ("budget", "splitting", "planning"):
         monkeypatch.setattr(f"voxcpm_runtime.speech.{module}.max_segment_tokens", lambda *_, **__: 24)
     text = "the cat sat on a mat. a dog came in from the rain."
-
     ours = bundle_speaker(speaking_bundle, "fp32")(text, None, 3, None)
     theirs = upstream_speaker(DEFAULT_CHECKPOINT, speaking_bundle)(text, None, 3, None)
-
     assert [segment.said for segment in theirs.segments] == [segment.said for segment in ours.segments]
     assert len(ours.segments) >= 2
     for own, other in zip(ours.segments, theirs.segments, strict=True):
@@ -274,7 +263,7 @@ def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
 
 
 @pytest.mark.listening
-def test_default_voice_is_intelligible(speaking_bundle: Path, listener: Listener) -> None:
+def test_default_voice_is_intelligible(speaking_bundle, listener):
     speak = bundle_speaker(speaking_bundle, "int8")
 
     # Prose is read zero-shot only; with a voice it would take as long again.

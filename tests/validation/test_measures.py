@@ -6,7 +6,7 @@ import pytest
 from voxcpm_validation.measures import agreement
 
 
-def test_measures_equal_numpy_and_a_hand_computed_ratio() -> None:
+def test_measures_equal_numpy_and_a_hand_computed_ratio():
     reference = np.array([3.0, -4.0, 0.0])
     values = reference + np.array([0.0, 0.0, 0.5])
     found = agreement(values, reference)
@@ -17,7 +17,7 @@ def test_measures_equal_numpy_and_a_hand_computed_ratio() -> None:
     assert agreement(1.1 * reference, reference).snr_db == pytest.approx(20.0)
 
 
-def test_measures_of_equal_constant_and_infinite_values() -> None:
+def test_measures_of_equal_constant_and_infinite_values():
     x = np.linspace(-1, 1, 50, dtype=np.float32)
     found = agreement(x, x)
     assert (found.correlation, found.max_abs_error, found.snr_db, found.finite) == (1.0, 0.0, math.inf, True)

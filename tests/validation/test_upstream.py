@@ -1,5 +1,4 @@
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("preset", ["tiny", "tiny-2", "tiny-kv"])
-def test_upstream_loads_every_synthetic_weight(tmp_path: Path, preset: str) -> None:
+def test_upstream_loads_every_synthetic_weight(tmp_path, preset):
     folder = write_synthetic_checkpoint(
         tmp_path / preset, presets()[preset], seed=0, tokenizer=write_tokenizer(tmp_path / "tokenizer")
     )
@@ -29,7 +28,7 @@ def test_upstream_loads_every_synthetic_weight(tmp_path: Path, preset: str) -> N
     assert all(torch.equal(loaded[name], checkpoint.tensor(name)) for name in plain)
 
 
-def test_capitals_survive_a_lowercasing_tokenizer() -> None:
+def test_capitals_survive_a_lowercasing_tokenizer():
     model = load_upstream(DEFAULT_CHECKPOINT)
     assert model.text_tokenizer("HELLO.") == model.text_tokenizer("hello.")
     assert len(model.text_tokenizer("HELLO.")) == len("▁hello.")

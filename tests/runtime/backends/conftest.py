@@ -21,20 +21,19 @@ INPUT_TYPES = {"float16": "fp16", "float32": "fp32", "int32": "int32"}
 
 
 @pytest.fixture(scope="session")
-def ct() -> Any:
+def ct():
     """coremltools, without its warnings and progress bars."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import coremltools
         import tqdm
-
     tqdm.tqdm.disable = True
     return coremltools
 
 
 @pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private_cache(tmp_path, monkeypatch):
     """An empty cache, so that each test lowers its programs."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(directory))
@@ -42,7 +41,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def processor(request, monkeypatch):
     """Products as on an "exact" or a "saturating" processor (`has_exact_signed_products`), or by our own operators."""
     exact = request.param != "saturating"
     if exact and not cache.has_exact_signed_products():
@@ -111,16 +110,16 @@ class Laboratory:
 
 
 @pytest.fixture
-def lab(ct: Any, tmp_path: Path) -> Laboratory:
+def lab(ct, tmp_path):
     return Laboratory(ct, tmp_path)
 
 
 @pytest.fixture
-def later_lab(ct: Any, tmp_path: Path) -> Laboratory:
+def later_lab(ct, tmp_path):
     """A builder of programs for macOS 15."""
     return Laboratory(ct, tmp_path, "macOS15")
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
+def rng():
     return np.random.default_rng(0)

@@ -20,11 +20,9 @@ def test_first_command_speaks_without_importing_converters(tmp_path, monkeypatch
         "heavy = ('torch', 'coremltools', 'scipy', 'sympy', 'voxcpm_conversion'); "
         "print(code, [name for name in heavy if name in sys.modules])"
     )
-
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-
     assert ran.stdout == "0 []\n"
     assert soundfile.info(tmp_path / "hello.wav").duration > 0.3
 
@@ -42,7 +40,6 @@ def test_damaged_installation_advises_reinstalling(damage, tmp_path, monkeypatch
     shutil.copytree(opening.DEFAULT_BUNDLE, folder)
     damage(folder)
     monkeypatch.setattr(opening, "DEFAULT_BUNDLE", folder)
-
     line = refusal("generate", "--text", "Hello.", "-o", tmp_path / "hello.wav")
     assert "install voxcpm-coreml again" in line
 

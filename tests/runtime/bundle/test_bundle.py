@@ -25,7 +25,6 @@ def test_int8_is_preferred_and_precision_is_selectable(bundle_folder):
 def test_missing_truncated_and_altered_files_are_named(bundle_folder):
     path = bundle_folder / "int8" / "locdit_step.mlpackage" / "Manifest.json"
     content = path.read_bytes()
-
     for damage, message in (
         (content[:-1], "expected .* bytes, found"),
         (content[:-1] + b"?", "content differs"),
@@ -41,7 +40,6 @@ def test_missing_truncated_and_altered_files_are_named(bundle_folder):
 
 def test_other_precisions_files_are_checked_only_on_request(bundle_folder):
     (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").write_text("damaged")
-
     open_bundle(bundle_folder, "int8")
     with pytest.raises(BundleError, match="fp16"):
         open_bundle(bundle_folder, "int8", verify=True)
@@ -51,10 +49,8 @@ def test_second_start_does_not_hash(bundle_folder, hashed, tmp_path):
     open_bundle(bundle_folder)
     assert len(hashed) > 6
     hashed.clear()
-
     open_bundle(bundle_folder)
     assert not hashed
-
     open_bundle(bundle_folder, verify=True)
     assert "tokenizer.json" in hashed
     # A damaged record of digests only costs time.
@@ -69,7 +65,6 @@ def test_unwritable_cache_is_not_an_error(bundle_folder, monkeypatch):
     # No user, not even root, can create a folder below a file.
     (bundle_folder.parent / "file").write_text("")
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(bundle_folder.parent / "file" / "cache"))
-
     open_bundle(bundle_folder)
 
 
@@ -115,13 +110,11 @@ def test_unavailable_hub_id_is_a_one_line_error(monkeypatch):
 
 def test_another_schema_is_rejected(bundle_folder):
     edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
-
     with pytest.raises(BundleError, match="expected schema version 1, found 99; convert again"):
         open_bundle(bundle_folder)
 
 
 def test_missing_required_field_is_named(bundle_folder):
     edit_manifest(bundle_folder, lambda document: document.pop("architecture"))
-
     with pytest.raises(BundleError, match="architecture: Field required; convert again"):
         open_bundle(bundle_folder)

@@ -19,27 +19,19 @@ def listed(bundle_folder, name):
 
 
 @pytest.mark.parametrize(
-    "needed",
-    [
-        "tokenizer/tokenizer_config.json",
-        "constants/res_to_dit_proj_b.npy",
-        WEIGHTS,
-    ],
+    "needed", ["tokenizer/tokenizer_config.json", "constants/res_to_dit_proj_b.npy", WEIGHTS]
 )
 def test_each_file_of_speech_must_be_listed(bundle_folder, needed):
     edit_manifest(bundle_folder, lambda document: document["files"].pop(needed))
-
     with pytest.raises(BundleError, match="is missing from its list of files"):
         open_bundle(bundle_folder)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["/etc/passwd", "constants/../../secret", "constants\\a\\b", "constants/\u202ea"],
+    "name", ["/etc/passwd", "constants/../../secret", "constants\\a\\b", "constants/\u202ea"]
 )
 def test_path_outside_the_bundle_is_rejected(bundle_folder, name):
     listed(bundle_folder, name)
-
     with pytest.raises(BundleError, match="expected paths of files in folders of the bundle, got "):
         open_bundle(bundle_folder)
 
@@ -67,7 +59,6 @@ def test_unlisted_file_or_link_is_rejected(bundle_folder, extra, linked, verify,
         path.symlink_to(tmp_path / "elsewhere")
     else:
         path.write_bytes(b"x")
-
     with pytest.raises(BundleError, match="not listed in the manifest") as caught:
         open_bundle(bundle_folder, "int8", verify=verify)
     assert str(path) in str(caught.value)
@@ -86,7 +77,6 @@ def test_unlisted_file_or_link_is_rejected(bundle_folder, extra, linked, verify,
 def test_unused_file_is_ignored(bundle_folder, extra):
     """Files of the operating system, and of other precisions."""
     spoken_with(bundle_folder, extra).write_bytes(b"x")
-
     assert open_bundle(bundle_folder, "int8").precision == "int8"
 
 
@@ -97,7 +87,6 @@ def test_altered_file_with_its_old_mtime_is_rehashed(bundle_folder):
     path.write_text(path.read_text().swapcase())
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-
     with pytest.raises(BundleError, match=r"Manifest\.json: content differs from the manifest's digest"):
         open_bundle(bundle_folder, "int8")
 
@@ -108,7 +97,6 @@ def test_altered_manifest_is_rejected(bundle_folder):
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"revision": null', b'"revision": "v"'))
     assert path.read_bytes() != content
-
     with pytest.raises(BundleError, match=r"differs from the digest in manifest\.sha256"):
         open_bundle(bundle_folder)
 
@@ -121,7 +109,6 @@ def test_link_out_of_the_bundle_is_rejected_despite_a_matching_digest(bundle_fol
             open_bundle(bundle_folder)
         (bundle_folder / moved).unlink()
         outside.rename(bundle_folder / moved)
-
     # Links within the bundle and to the bundle are allowed.
     (bundle_folder / WEIGHTS).rename(bundle_folder / "int8" / "weights")
     (bundle_folder / WEIGHTS).symlink_to(bundle_folder / "int8" / "weights")
@@ -137,7 +124,6 @@ def test_hub_cache_links_to_blobs_are_allowed(bundle_folder, tmp_path):
     (snapshot / WEIGHTS).rename(repository / "blobs" / "4567")
     (snapshot / WEIGHTS).symlink_to("../../../../blobs/4567")
     assert open_bundle(snapshot).precision == "int8"
-
     (repository / "blobs" / "4567").rename(tmp_path / "4567")
     (snapshot / WEIGHTS).unlink()
     (snapshot / WEIGHTS).symlink_to(tmp_path / "4567")
@@ -162,7 +148,6 @@ def test_malformed_constant_is_a_one_line_error(bundle_folder, content, message)
     """Even if digests match, as in a forged bundle."""
     (bundle_folder / "constants" / "embed_tokens.npy").write_bytes(content)
     edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
-
     with pytest.raises(BundleError, match=message):
         open_bundle(bundle_folder)
 
@@ -173,7 +158,6 @@ def test_constant_with_nan_is_rejected(bundle_folder):
     array[2] = np.nan
     np.save(path, array)
     edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
-
     with pytest.raises(BundleError, match=r"lm_to_dit_proj_b\.npy: expected finite numbers"):
         open_bundle(bundle_folder)
 

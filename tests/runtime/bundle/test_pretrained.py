@@ -58,13 +58,11 @@ def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
     for _ in range(2):
         VoxCPM.from_pretrained(str(checkpoint))
     assert len(converted) == 1
-
     os.utime(checkpoint / "config.json", (1, 1))
     VoxCPM.from_pretrained(str(checkpoint))
     lora = checkpoint.with_name("lora.ckpt")
     lora.touch()
     VoxCPM.from_pretrained(str(checkpoint), lora_weights_path=lora)
-
     assert [given["lora"] for given in converted] == [None, None, lora]
     assert len({given["output"] for given in converted}) == 3
 
@@ -112,14 +110,11 @@ def test_upstreams_other_devices_are_one_line_errors(converted, checkpoint, caps
 @pytest.mark.parametrize("command", ["generate", "batch"])
 def test_upstreams_flags_name_a_checkpoint(converted, folder, checkpoint, capsys, command):
     (folder / "lines.txt").write_text("hello.\n")
-    rest = {
-        "batch": ["--input", "lines.txt", "-od", "out"],
-        "generate": ["--text", "hello.", "-o", "a.wav"],
-    }[command]
+    rest = {"batch": ["--input", "lines.txt", "-od", "out"], "generate": ["--text", "hello.", "-o", "a.wav"]}[
+        command
+    ]
     unchanged = ["--no-denoiser", "--no-optimize", "--zipenhancer-path", "x", "--device", "auto"]
-
     assert cli.main([command, "--model-path", str(checkpoint), *rest, *unchanged, "-q"]) == 0
-
     assert [given["checkpoint"] for given in converted] == [str(checkpoint)]
     assert (folder / ("out/output_001.wav" if command == "batch" else "a.wav")).is_file()
     assert not capsys.readouterr().err

@@ -50,7 +50,6 @@ def tried(bundle, *names, unit="cpu_and_ne", limit=60.0):
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_portable_backend_is_correct_everywhere(tiny_bundle, precision, run):
     code, out, err = run("doctor", tiny_bundle, "--precision", precision, "--json")
-
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert [t["step_model"] for t in found["trials"]] == list(STEP_MODEL_NAMES)
@@ -70,9 +69,7 @@ def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monk
     # Slower than any computation here, so that the other unit is the faster one.
     for name in set(STEP_MODEL_NAMES) - {AUDIO_VAE_DECODER}:
         core_ml.fault(package=name, unit="CPU_ONLY", at="predict", does="delay", seconds=0.1)
-
     code, out, _ = run("doctor", tiny_bundle, "--precision", "fp16", "--backend", "coreml", "--json")
-
     found = json.loads(out)
     expected = {**dict.fromkeys(STEP_MODEL_NAMES, "cpu_and_ne"), AUDIO_VAE_DECODER: "cpu"}
     assert (code, found["chosen"], found["saved"]) == (0, expected, True)
@@ -85,9 +82,7 @@ def test_the_fastest_correct_unit_is_chosen_and_saved(core_ml, tiny_bundle, monk
 
 def test_bundle_for_a_newer_system_is_reported_once(core_ml, tiny_bundle_15, run, refusal):
     core_ml.system("14.6.1", "23G93")
-
     code, out, _ = run("doctor", tiny_bundle_15, "--precision", "fp16", "--json")
-
     found = json.loads(out)
     assert code == 0
     assert {t["unit"] for t in found["trials"]} == {"portable"}
@@ -128,9 +123,7 @@ def test_rejected_step_model_runs_on_the_portable_backend_or_has_no_unit(
 )
 def test_new_child_continues_after_a_crash(core_ml, bundle, does, word, at, stage):
     core_ml.fault(package=LOCDIT_STEP, at=at, does=does)
-
     crashed, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER)
-
     assert (crashed.outcome, crashed.stage, crashed.message[:7]) == ("crashed", stage, word)
     assert (crashed.load_seconds is None) == (at == "load")
     assert correct.outcome == "correct"
@@ -140,10 +133,8 @@ def test_new_child_continues_after_a_crash(core_ml, bundle, does, word, at, stag
 @pytest.mark.long
 def test_hanging_child_is_killed_after_the_timeout(core_ml, bundle):
     core_ml.fault(package=LOCDIT_STEP, does="hang")
-
     # A child has another minute to start.
     hung, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=8.0)
-
     assert (hung.outcome, hung.stage, correct.outcome) == ("hung", "load", "correct")
     assert hung.message == "no answer within 8 s"
     (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
@@ -196,7 +187,6 @@ def test_altered_vectors_are_rejected_by_name(copied, refusal):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-
     assert f"{path}: content differs" in refusal("doctor", copied, "--precision", "fp16")
 
 
@@ -211,9 +201,7 @@ def test_wrong_cache_rows_are_detected_despite_correct_outputs(copied):
     edit_manifest(
         copied, lambda document: document["files"].update({str(vectors_path(RESIDUAL_LM_STEP)): record})
     )
-
     (wrong,) = tried(open_bundle(copied, "fp32"), RESIDUAL_LM_STEP, unit="portable")
-
     assert wrong.outcome == "wrong"
     assert wrong.agreement.state < 0.99
     assert min(wrong.agreement.streams.values()) > 1 - 1e-6
@@ -222,5 +210,4 @@ def test_wrong_cache_rows_are_detected_despite_correct_outputs(copied):
 def test_missing_backend_says_what_to_install(tiny_bundle, monkeypatch, refusal):
     for backend in ("portable", "coreai"):
         monkeypatch.setitem(machine._BACKENDS, backend, ("absent_library",))
-
     assert "pip install" in refusal("doctor", tiny_bundle)

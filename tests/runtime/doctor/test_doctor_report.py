@@ -14,7 +14,6 @@ from voxcpm_runtime.doctor.worker import correlation
 
 def test_correlation_depends_on_angle_scale_and_offset():
     r = np.array([1.0, -1.0, 1.0, -1.0])
-
     assert correlation(r, r) == 1
     assert correlation(-r, r) == -1
     assert correlation(np.array([1.0, 1.0, 1.0, 1.0]), r) == 0
@@ -66,11 +65,9 @@ def test_the_json_for_an_issue_names_no_path_user_or_host(monkeypatch):
 
 def test_advice_on_what_failed(monkeypatch):
     found = [trial("a", "cpu", None, "hung"), trial("a", "all", None, "hung"), trial("b", "cpu", 1.0)]
-
     assert not any("pip install" in line for line in report(*found).advice())
     monkeypatch.setattr("voxcpm_runtime.doctor.report.backends", lambda: ("coreml",))
     lost, install, hung, slow = report(*found).advice()
-
     assert lost.startswith("No unit is correct for a. ")
     assert "--json" in lost
     assert "pip install" in install
@@ -92,9 +89,7 @@ def test_advice_on_what_lasted():
     ended = Endurance(units={"audio_vae_decoder": "cpu"}, seconds=90.0, **crash)
     lasted = Endurance(units={"audio_vae_decoder": "all"}, seconds=600.0, outcome="done")
     trials = trial("audio_vae_decoder", "cpu", 1.0), trial("audio_vae_decoder", "all", 2.0)
-
     found, after = report(*trials), report(*trials, endurance=(ended, lasted))
-
     assert (found.chosen["audio_vae_decoder"].unit, after.chosen["audio_vae_decoder"].unit) == ("cpu", "all")
     failed, remedy, ran = list(after.advice())[:3]
     assert "audio_vae_decoder crashes on cpu after 1.5 minutes: SIGSEGV" in failed

@@ -49,7 +49,7 @@ def said(kind: str, text: str, form: str = "") -> str:
           ("b", "liam", 1, None), ("c", "", 1, None), ("d", "liam", 1, None), ("e", "", 1, None)]),
     ],
 )  # fmt: skip
-def test_a_text_in_parts(text: str, expected: list) -> None:
+def test_a_text_in_parts(text, expected):
     assert parts(text) == expected
 
 
@@ -72,7 +72,7 @@ def test_a_text_in_parts(text: str, expected: list) -> None:
         ("telephone", "+1 (555) 010-0123", "", "plus one, five five five, zero one zero, zero one two three"),
     ],
 )
-def test_say_as(kind: str, written: str, form: str, expected: str) -> None:
+def test_say_as(kind, written, form, expected):
     assert said(kind, written, form) == expected
 
 
@@ -108,7 +108,7 @@ def test_say_as(kind: str, written: str, form: str, expected: str) -> None:
         ("<speak>a", "1, column 9", "XML needs"),
     ],
 )
-def test_what_is_not_markup_is_an_error_with_its_place(text: str, place: str, message: str) -> None:
+def test_what_is_not_markup_is_an_error_with_its_place(text, place, message):
     with pytest.raises(InputError, match=rf"^markup, line {place}: .*{message}") as raised:
         parts(text)
     assert raised.value.argument == "text"
@@ -131,7 +131,7 @@ def test_what_is_not_markup_is_an_error_with_its_place(text: str, place: str, me
         ("May 0", ""),
     ],
 )
-def test_what_is_not_a_date_is_an_error_with_its_place(written: str, form: str) -> None:
+def test_what_is_not_a_date_is_an_error_with_its_place(written, form):
     given = f'format="{form}"' * bool(form)
     with pytest.raises(InputError, match=rf"line 1, column 3: expected a date .*{form}.*{written}"):
         parts(f'a <say-as interpret-as="date" {given}>{written}</say-as>')
@@ -148,12 +148,12 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
         '<?xml version="1.0"?><!DOCTYPE speak SYSTEM "http://127.0.0.1:1/x.dtd"><speak>a</speak>',
     ],
 )
-def test_hostile_xml_is_refused(hostile: str) -> None:
+def test_hostile_xml_is_refused(hostile):
     with pytest.raises(InputError, match="no document type"):
         parts(hostile)
 
 
-def test_deep_and_long_markup_takes_no_recursion_and_no_square_of_time() -> None:
+def test_deep_and_long_markup_takes_no_recursion_and_no_square_of_time():
     assert parts("<s>" * 50_000 + "a" + "</s>" * 50_000)[0][0].startswith("a.")
     assert len(parts("a <break/> " * 20_000)) == 20_000
     (one,) = spoken_parts('<sub alias="b">a</sub> c ' * 20_000, PARAGRAPH)
@@ -166,7 +166,7 @@ GIVEN = {"seed": 3, "retry_badcase": False, "max_len": 40}
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_text_without_tags_is_spoken_as_without_markup(tts) -> None:
+def test_a_text_without_tags_is_spoken_as_without_markup(tts):
     text = "it is so. {hh ah} who is it?\n\ngood day."
     for given in ({}, {"segment_tokens": 12}):
         plain, marked = (tts.speak(text, markup=markup, **given, **GIVEN) for markup in (False, True))
@@ -175,7 +175,7 @@ def test_a_text_without_tags_is_spoken_as_without_markup(tts) -> None:
 
 
 @pytest.mark.usefixtures("stopping")
-def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architecture, prompt_audio) -> None:
+def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architecture, prompt_audio):
     rate = tts.sample_rate
     ada = tts.create_voice(prompt_audio, "so", name="ada")
     text = "[pause 0.2s]one[pause 0.1234s]<voice name='ada'>two</voice> "
@@ -204,7 +204,7 @@ def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architectu
         tts.plan(text, speed=3, **given)
 
 
-def test_long_pauses_are_counted_and_streamed_in_pieces(tts, architecture) -> None:
+def test_long_pauses_are_counted_and_streamed_in_pieces(tts, architecture):
     text, told = "[pause 60s][pause 60s]one[pause 60s]two[pause 60s]", []
     given = {**GIVEN, "markup": True, "progress": told.append}
     chunks = list(tts.generate_streaming(text, **given))
@@ -216,18 +216,18 @@ def test_long_pauses_are_counted_and_streamed_in_pieces(tts, architecture) -> No
     np.testing.assert_array_equal(tts.speak(text, **given).audio, np.concatenate(chunks))
 
 
-def test_the_lexicon_leaves_what_markup_says_to_it(tts) -> None:
+def test_the_lexicon_leaves_what_markup_says_to_it(tts):
     planned = tts.plan("[spell]ab[/spell] ab", markup=True, lexicon={"ab": "x"}).segments
     assert planned[0].text == "ab ab"
     assert planned[0].tokens == tts.plan("A, B x").segments[0].tokens
 
 
-def test_a_named_voice_has_its_own_lexicon(tts, prompt_audio) -> None:
+def test_a_named_voice_has_its_own_lexicon(tts, prompt_audio):
     ada = tts.create_voice(prompt_audio, "so", name="ada", lexicon={"ab": "x y"})
     planned = tts.plan("ab [voice ada]ab[/voice]", markup=True, find_voice={"ada": ada}.get).segments
     assert ["x y" in segment.said for segment in planned] == [False, True]
 
 
-def test_a_session_has_no_markup(tts) -> None:
+def test_a_session_has_no_markup(tts):
     with pytest.raises(InputError, match=re.escape("markup needs a whole text")):
         tts.session(markup=True)

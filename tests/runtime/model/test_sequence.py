@@ -31,7 +31,6 @@ BOTH = np.concatenate([REFERENCE, PROMPT])
 )
 def test_a_reference_comes_first_and_a_prompt_last(voice, tokens, patches, last, context):
     sequence = build_sequence([7, 8], (2, 4), **voice)
-
     assert sequence.tokens.tolist() == tokens
     assert sequence.is_audio.tolist() == [token == 0 for token in tokens]
     np.testing.assert_array_equal(sequence.patches, patches)

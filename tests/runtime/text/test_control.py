@@ -49,7 +49,6 @@ def test_control_is_stripped_from_a_text():
 def test_unbalanced_parenthesis_is_rejected(control):
     with pytest.raises(InputError, match="unmatched parenthesis") as caught:
         described(control)
-
     assert repr(control) in str(caught.value)
 
 

@@ -21,7 +21,7 @@ def spoken(text: str, target: int, count=words) -> list[str]:
     return [segment.text for segment in segments(text, count, target)]
 
 
-def test_a_text_within_the_target_is_one_segment_a_paragraph() -> None:
+def test_a_text_within_the_target_is_one_segment_a_paragraph():
     assert [(s.text, s.ends_paragraph) for s in segments("Title\n\n One. Two.\n\nThree.\n", words, 50)] == [
         ("Title", True),
         ("One. Two.", True),
@@ -29,7 +29,7 @@ def test_a_text_within_the_target_is_one_segment_a_paragraph() -> None:
     ]
 
 
-def test_sentences_stay_whole_and_parts_are_balanced() -> None:
+def test_sentences_stay_whole_and_parts_are_balanced():
     text = "One two three four. " * 6
     assert spoken(text, 12) == ["One two three four. One two three four. One two three four."] * 2
     # 16 words, which a greedy split would divide into 12 and 4.
@@ -53,11 +53,11 @@ def test_sentences_stay_whole_and_parts_are_balanced() -> None:
         ("So, two three four five six seven eight.", 4, ["So, two three four", "five six seven eight."]),
     ],
 )
-def test_long_sentence_is_split_at_pauses(text: str, target: int, expected: list[str]) -> None:
+def test_long_sentence_is_split_at_pauses(text, target, expected):
     assert spoken(text, target) == expected
 
 
-def test_short_remainder_is_not_left_alone() -> None:
+def test_short_remainder_is_not_left_alone():
     long = "one two three four five six seven eight nine ten,"
     more = "one two three four five six seven eight nine."
     assert spoken(f"{long} {more} So be it.", 20) == [long, f"{more} So be it."]
@@ -66,7 +66,7 @@ def test_short_remainder_is_not_left_alone() -> None:
     assert spoken(f"{long[:-1]} {more} Yes.", 19) == [f"{long[:-1]} {more}", "Yes."]
 
 
-def test_chinese_is_split_after_clauses_then_between_characters() -> None:
+def test_chinese_is_split_after_clauses_then_between_characters():
     assert spoken("我们明天去公园，然后回家吃饭。", 8, len) == ["我们明天去公园，", "然后回家吃饭。"]
     assert spoken("我们明天去公园然后回家", 4, len) == ["我们明天", "去公园", "然后回家"]
     assert spoken("用Python写代码", 6, len) == ["用", "Python", "写代码"]
@@ -74,14 +74,14 @@ def test_chinese_is_split_after_clauses_then_between_characters() -> None:
     assert spoken("e\u0301" * 4, 3, len) == ["e\u0301"] * 4
 
 
-def test_korean_is_split_between_words() -> None:
+def test_korean_is_split_between_words():
     sentence = "우리는 어제 저녁에 오래된 시장에서 친구들과 함께 맛있는 음식을 많이 먹었습니다."
     parts = spoken(sentence, 20, len)
     assert len(parts) > 2
     assert " ".join(parts) == sentence
 
 
-def test_segments_are_bounded_and_preserve_the_text() -> None:
+def test_segments_are_bounded_and_preserve_the_text():
     rng = np.random.default_rng(0)
     parts = [*"，“”", "one ", "Two. ", "three, ", "我们", "你好。", "...", "\n\n", " — ", "x" * 9, "3.5 "]
     for _ in range(500):
@@ -93,11 +93,11 @@ def test_segments_are_bounded_and_preserve_the_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "— …\n\n* * *", "。"])
-def test_a_text_with_nothing_to_say_has_no_segments(text: str) -> None:
+def test_a_text_with_nothing_to_say_has_no_segments(text):
     assert segments(text, len, 10) == []
 
 
-def test_punctuation_stays_with_neighbouring_words() -> None:
+def test_punctuation_stays_with_neighbouring_words():
     assert spoken("Wait. ... What? !", 2) == ["Wait. ...", "What? !"]
     assert re.sub(r"\s", "", "".join(spoken("One two three. ... !", 3))) == "Onetwothree....!"
     assert spoken("— One two.", 2) == ["— One", "two."]
@@ -119,7 +119,7 @@ def test_splitting_takes_linear_time(unit):
     assert seconds(40_000) < 8 * 4 * max(least, 0.005)
 
 
-def test_paragraph_that_the_voice_cannot_say_is_left_out() -> None:
+def test_paragraph_that_the_voice_cannot_say_is_left_out():
     text = "Hello there.\n\nъъъ ъъ.\n\nBye now."
     parts = each_segment(text, lambda part: 0 if "ъ" in part else len(part.split()), 2)
     assert [part.text for part in parts] == ["Hello there.", "Bye now."]

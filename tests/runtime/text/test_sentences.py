@@ -83,13 +83,13 @@ CUT = [
 
 
 @pytest.mark.parametrize("marked", CUT)
-def test_sentence_boundaries(marked: str) -> None:
+def test_sentence_boundaries(marked):
     assert [s.text.strip() for s in sentences(marked.replace("|", ""))] == [
         part.strip() for part in marked.split("|")
     ]
 
 
-def test_fragmentation_does_not_change_sentences() -> None:
+def test_fragmentation_does_not_change_sentences():
     rng = np.random.default_rng(0)
     parts = [*"aB我 。.\n\"“”（）'’-1*…?!", ". ", "U.S", "I ", "the ", "The ", "\n\n", "\n- ", "1. ", "e.g."]
     for _ in range(3000):
@@ -107,7 +107,7 @@ def _known_after(text: str) -> list[str]:
     return [text[: at + 1] for at, char in enumerate(text) for _ in cutter.push(char)]
 
 
-def test_sentence_is_emitted_at_the_next_ones_first_letter() -> None:
+def test_sentence_is_emitted_at_the_next_ones_first_letter():
     assert _known_after("It rained. He left. “Why?” She") == [
         "It rained. H",
         "It rained. He left. “W",
@@ -119,14 +119,14 @@ def test_sentence_is_emitted_at_the_next_ones_first_letter() -> None:
     assert _known_after("I like the U.S. She does") == ["I like the U.S. She "]
 
 
-def test_unclosed_quotation_does_not_block() -> None:
+def test_unclosed_quotation_does_not_block():
     text = "“" + "It rained all day. " * 40
     first = sentences(text)[0].text
     assert 200 <= len(first) < 240
     assert len(sentences(text)) > 25
 
 
-def test_blank_line_ends_a_paragraph_and_end_of_text_does_not() -> None:
+def test_blank_line_ends_a_paragraph_and_end_of_text_does_not():
     text = "Title\n\nOne. Two.\n \t\r\nThree\nfour. Five."
     assert [(s.text, s.ends_paragraph) for s in sentences(text)] == [
         ("Title\n\n", True),
@@ -140,7 +140,7 @@ def test_blank_line_ends_a_paragraph_and_end_of_text_does_not() -> None:
     assert sentences("") == []
 
 
-def test_flush_starts_a_new_sentence() -> None:
+def test_flush_starts_a_new_sentence():
     cutter = SentenceCutter()
     assert cutter.push("“It was the U.") == []
     assert [s.text for s in cutter.flush()] == ["“It was the U."]
@@ -152,7 +152,6 @@ def test_flush_starts_a_new_sentence() -> None:
 @pytest.mark.parametrize("word", ["a" * 30_000, "a " * 15_000, "(" * 30_000])
 def test_unterminated_sentence_is_split_independently_of_fragments(word):
     whole = sentences(word + ". Yes.")
-
     assert "".join(sentence.text for sentence in whole) == word + ". Yes."
     assert max(len(sentence.text) for sentence in whole) <= 8000
     if " " in word:

@@ -44,7 +44,7 @@ OTHER_LANGUAGES = (
         "2 cups sugar",
     ],
 )
-def test_english_numbers_are_read_with_foreign_names(text: str) -> None:
+def test_english_numbers_are_read_with_foreign_names(text):
     assert not any(map(str.isdigit, normalized(text)))
 
 
@@ -87,14 +87,14 @@ def test_text_without_words_becomes_empty(text):
 
 
 @pytest.mark.parametrize("unit", ["1", "1-", "1.1~", "¥1", "比分1"])
-def test_rules_of_chinese_take_linear_time(unit: str) -> None:
+def test_rules_of_chinese_take_linear_time(unit):
     started = time.process_time()
     substituted(unit * (20_000 // len(unit)), normalization._CHINESE_PREPROCESSING)
     # A quadratic pattern takes 20 s.
     assert time.process_time() - started < 5
 
 
-def test_input_in_braces_is_left_alone() -> None:
+def test_input_in_braces_is_left_alone():
     said = said_text("It is 5: {HH AH0}{ni3} and  {hao3 2} 6.", normalize=True)
     assert said == "It is five: {HH AH0}{ni3} and {hao3 2} six."
     with pytest.raises(InputError, match="only emoji"):
@@ -108,7 +108,6 @@ def test_missing_chinese_package_names_the_extra(monkeypatch, module):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     normalization._chinese_tools.cache_clear()
-
     with pytest.raises(MissingExtraError, match=rf'{module}; .*"voxcpm-coreml\[normalize\]"'):
         normalized("现在5点。")
     assert normalized("It is 5 o'clock 🙂.") == "It is five o'clock."
@@ -116,7 +115,6 @@ def test_missing_chinese_package_names_the_extra(monkeypatch, module):
 
 def test_missing_english_package_is_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "voxcpm_runtime.english.reading", None)
-
     with pytest.raises(MissingExtraError, match=r"needs voxcpm_runtime\.english"):
         normalized("It is 5 o'clock.")
     assert normalized("现在5点。") == "现在五点。"
@@ -130,7 +128,7 @@ def test_missing_english_package_is_a_one_line_error(monkeypatch):
         ("...", "nothing to say in"),
     ],
 )
-def test_unspeakable_text_is_rejected(letters: TextTokenizer, text: str, reason: str) -> None:
+def test_unspeakable_text_is_rejected(letters, text, reason):
     with pytest.raises(InputError, match=reason):
         spelled(text, letters, strict=True)
 
@@ -147,11 +145,11 @@ def test_unspeakable_text_is_rejected(letters: TextTokenizer, text: str, reason:
         ("I saw 🙂 it", "i saw it."),
     ],
 )
-def test_foreign_letters_are_transliterated(letters: TextTokenizer, text: str, said: str) -> None:
+def test_foreign_letters_are_transliterated(letters, text, said):
     assert spelled(text, letters) == said
 
 
-def test_vocabulary_with_digits_leaves_text_unchanged(shared_data) -> None:
+def test_vocabulary_with_digits_leaves_text_unchanged(shared_data):
     published = TextTokenizer.from_folder(shared_data / "tokenizer")
     assert spelled("“3 naïve” 你好", published) == "“3 naïve” 你好"
     assert spelled_transcript("said", published) == "said"

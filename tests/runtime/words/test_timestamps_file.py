@@ -20,7 +20,6 @@ def test_subtitles_are_cut_at_sentences_and_after_two_lines():
         "family who sat around the table said a single word."
     )
     found = timestamps_file(spoken(text, start=3600), ".srt").decode()
-
     assert found.split("\n\n")[0] == "1\n01:00:00,000 --> 01:00:04,500\nDr. Smith & I left."
     assert found.split("\n\n")[1].startswith("2\n01:00:05,000 --> 01:00:")
     cues = [cue.split("\n")[2:] for cue in found.strip().split("\n\n")]
@@ -30,7 +29,6 @@ def test_subtitles_are_cut_at_sentences_and_after_two_lines():
 
 def test_webvtt_has_its_header_dots_and_escapes():
     found = timestamps_file(spoken("Tom & Ann."), ".vtt").decode()
-
     assert found == "WEBVTT\n\n1\n00:00:00.000 --> 00:00:02.500\nTom &amp; Ann.\n"
 
 
@@ -39,7 +37,6 @@ def test_chinese_characters_are_joined_and_two_columns_wide():
         Word(char, at, at + 1, "pauses")
         for at, char in enumerate("天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏")
     ]
-
     assert timestamps_file(words, ".srt").decode().split("\n")[2:4] == [
         "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋",
         "收冬藏",
@@ -105,7 +102,6 @@ def test_batch_keeps_timestamps_of_somebody_else(tmp_path, capsys, spoken):
 @pytest.mark.parametrize("given", ["words.txt", "a.wav"])
 def test_a_file_of_another_kind_is_refused_before_anything_is_spoken(tmp_path, given, refusal):
     line = refusal("generate", "-t", "Hi.", "-o", tmp_path / "a.wav", "--timestamps", tmp_path / given)
-
     assert "expected a name that ends in .json, .srt, .vtt" in line
     assert not list(tmp_path.iterdir())
 
@@ -113,9 +109,7 @@ def test_a_file_of_another_kind_is_refused_before_anything_is_spoken(tmp_path, g
 def test_generate_writes_the_times_of_its_words(tmp_path):
     times = tmp_path / "words.json"
     arguments = ["generate", "-t", "It costs $5. Really?", "-o", str(tmp_path / "a.wav"), "--seed", "1", "-q"]
-
     assert cli.main([*arguments, "--timestamps", str(times)]) == 0
-
     document = json.loads(times.read_text())
     assert document["method"] in ("pauses", "attention")
     assert [word["word"] for word in document["words"]] == ["It", "costs", "$5.", "Really?"]

@@ -34,7 +34,6 @@ def tts():
 )  # fmt: skip
 def test_a_written_word_has_what_it_is_read_as(text, said, expected):
     spans = said_spans(text, said)
-
     assert "|".join(said[span.start : span.end] for span in spans) == expected
     assert "".join(span.text for span in spans).replace(" ", "") == text.replace(" ", "")
 
@@ -48,10 +47,8 @@ def test_words_spliced_at_known_times_are_found_there(tts):
         clips.append(audio[loud[0] : loud[-1]])
         ends.append(sum(map(len, clips)) / 24000)
         clips.append(np.zeros(int(pause * 24000), np.float32))
-
     said = "monday, water, seventeen. no."
     words = word_times(said, said, letter_times(said, np.concatenate(clips), 24000))
-
     assert [word.text for word in words] == ["monday,", "water,", "seventeen.", "no."]
     assert [word.start for word in words] == pytest.approx(starts, abs=0.05)
     assert [word.end for word in words] == pytest.approx(ends, abs=0.15)
@@ -76,10 +73,8 @@ def test_words_without_a_pause_between_are_found_by_their_letters(tts):
             starts.append(sum(map(len, clips)) / 24000)
             clips.append(clip if word == phrase.split()[-1] else clip[: round(0.7 * len(clip))])
         clips.append(np.zeros(7200, np.float32))
-
     said = "seven yellow flowers, near the river."
     words = word_times(said, said, letter_times(said, np.concatenate(clips), 24000))
-
     assert np.median(np.abs(np.subtract([word.start for word in words], starts))) < 0.06
 
 
@@ -91,7 +86,6 @@ def test_words_without_a_pause_between_are_found_by_their_letters(tts):
 @pytest.mark.parametrize("said", ["a", "one, two. three", "...", "你好，世界。"])
 def test_times_never_go_back_or_beyond_the_speech(audio, said):
     times = letter_times(said, audio, 24000)
-
     assert len(times) == len(said) + 1
     assert (np.diff(times) >= 0).all()
     assert 0 <= times[0] <= times[-1] <= len(audio) / 24000
@@ -127,7 +121,6 @@ def test_the_last_chunk_of_a_sentence_in_a_session_has_its_words(tts):
         session.push_text("It costs $5. How are you?")
         session.flush()
         chunks = list(session)
-
     said = [chunk for chunk in chunks if chunk.words]
     assert [[word.text for word in chunk.words] for chunk in said] == [
         ["It", "costs", "$5."],
@@ -139,13 +132,12 @@ def test_the_last_chunk_of_a_sentence_in_a_session_has_its_words(tts):
 
 def test_characters_share_the_time_of_their_word():
     words = [Word("Hi", 1.0, 2.0, "pauses"), Word("you.", 2.5, 4.5, "pauses")]
-
     assert character_times("Hi you.", words) == [
         (1.0, 1.5), (1.5, 2.0), (2.0, 2.5), (2.5, 3.0), (3.0, 3.5), (3.5, 4.0), (4.0, 4.5),
     ]  # fmt: skip
 
 
-def test_marks_without_a_space_end_a_word() -> None:
+def test_marks_without_a_space_end_a_word():
     text = "5。Hello，「5：30。」Bye a.b，1"
     assert [span.text for span in said_spans(text, text)] == [
         "5。",

@@ -72,10 +72,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "program-size": [Case(lambda x: x + 1)],
 }  # fmt: skip
-CLEAN = [
-    Case(lambda x: torch.div(2 * x, 2, rounding_mode="floor")),
-    Case(transposed(7, 15)),
-]
+CLEAN = [Case(lambda x: torch.div(2 * x, 2, rounding_mode="floor")), Case(transposed(7, 15))]
 
 
 class Module(nn.Module):
@@ -110,25 +107,20 @@ def found(case: Case, path: Path) -> list[Finding]:
     ("rule", "case"),
     [pytest.param(r.name, case, id=f"{r.name}-{n}") for r in CORE_AI_RULES for n, case in enumerate(CASES[r.name])],
 )  # fmt: skip
-def test_program_violates_only_its_rule(
-    rule: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_violates_only_its_rule(rule, case, tmp_path, monkeypatch):
     if rule == "program-size":
         monkeypatch.setattr(core_ai, "MAX_PROGRAM", 100)
-
     findings = found(case, tmp_path / "tried.aimodel")
-
     assert {finding.rule for finding in findings} == {rule, *case.also}
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_conforming_program_has_no_findings(case: Case, tmp_path: Path) -> None:
+def test_conforming_program_has_no_findings(case, tmp_path):
     assert found(case, tmp_path / "tried.aimodel") == []
 
 
-def test_converted_bundle_has_no_findings(tiny_bundle_27: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_converted_bundle_has_no_findings(tiny_bundle_27, capsys):
     assert cli.main(["lint", str(tiny_bundle_27), "--json"]) == 0
-
     report = json.loads(capsys.readouterr().out)
     assert report["precisions"].keys() == {"fp16", "fp32"}
     for precision in report["precisions"].values():

@@ -224,7 +224,7 @@ CASES: dict[str, list[Case]] = {
         Case(
             lambda mb, x: mb.slice_by_index(x=transposed(mb, x), begin=[0, 0, 2], end=[1, 3, 8]),
             inputs={"x": (1, 2, 4)},
-        ),
+        )
     ],
     "padded-convolution": [
         Case(lambda mb, x: transposed(mb, x, output_shape=[1, 3, 11]), inputs={"x": (1, 2, 4)}),
@@ -249,27 +249,21 @@ CLEAN = [
     ("rule", "case"),
     [pytest.param(r.name, case, id=f"{r.name}-{n}") for r in RULES for n, case in enumerate(CASES[r.name])],
 )
-def test_program_violates_only_its_rule(
-    tmp_path: Path, rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_violates_only_its_rule(tmp_path, rule, case, monkeypatch):
     if rule == "weight-file":
         monkeypatch.setattr(checks, "MAX_WEIGHT_FILE_BYTES", 100)
-
     findings = lint(case, tmp_path)
-
     assert {finding.rule for finding in findings if not finding.accepted} == {rule, *case.also}
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_conforming_program_has_no_findings(tmp_path: Path, case: Case) -> None:
+def test_conforming_program_has_no_findings(tmp_path, case):
     assert lint(case, tmp_path) == []
 
 
-def test_finding_has_location_value_and_reason(tmp_path: Path) -> None:
+def test_finding_has_location_value_and_reason(tmp_path):
     case = Case(lambda mb, x: mb.tanh(x=x, name="long"), inputs={"x": (1, (2, 16_400))})
-
     entrance, result = lint(case, tmp_path)
-
     assert (entrance.operation, entrance.kind) == ("x", "input")
     assert (result.package, result.function) == ("fp16/tried.mlpackage", "main")
     assert (result.operation, result.kind, result.rule) == ("long", "tanh", "long-axis")
@@ -279,10 +273,8 @@ def test_finding_has_location_value_and_reason(tmp_path: Path) -> None:
     assert "FluidInference/FluidAudio 121" in result.sources
 
 
-def test_fp16_scales_of_compressed_weights_are_an_accepted_risk(tmp_path: Path) -> None:
+def test_fp16_scales_of_compressed_weights_are_an_accepted_risk(tmp_path):
     (case,) = CASES["blockwise-scale"]
-
     (risk,) = lint(replace(case, precision="int8"), tmp_path)
-
     assert risk.rule == "blockwise-scale"
     assert "a risk on macOS 26" in (risk.accepted or "")

@@ -2,21 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from voxcpm_constants.step_models import (
-    BASE_LM_STEP,
-    FEAT_ENCODER,
-    RESIDUAL_LM_STEP,
-    StepModel,
-)
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, RESIDUAL_LM_STEP, StepModel
 from voxcpm_runtime.backends.loading import load_step_models
-from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
 
 pytest.importorskip("coreai", exc_type=ImportError)
@@ -26,7 +19,7 @@ TEXT = "one two three."
 
 
 @pytest.fixture(scope="module", autouse=True)
-def private_cache(compiled_27: Path) -> Iterator[Path]:
+def private_cache(compiled_27):
     """A user's cache with all compiled programs, shared by these tests instead of an empty one for each."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
@@ -34,19 +27,19 @@ def private_cache(compiled_27: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def tts(tiny_bundle_27: Path) -> Iterator[VoxCPM]:
+def tts(tiny_bundle_27):
     with VoxCPM.from_bundle(tiny_bundle_27, precision="fp32") as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def portable(tiny_bundle: Path) -> Iterator[VoxCPM]:
+def portable(tiny_bundle):
     with VoxCPM.from_bundle(tiny_bundle, precision="fp32", backend="portable", threads=1) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny_bundle_27: Path) -> Bundle:
+def bundle(tiny_bundle_27):
     return open_bundle(tiny_bundle_27, "fp32")
 
 
@@ -61,35 +54,29 @@ def inputs_of(declared: StepModel, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def test_speech_equals_its_stream_and_that_of_the_portable_backend(tts: VoxCPM, portable: VoxCPM) -> None:
+def test_speech_equals_its_stream_and_that_of_the_portable_backend(tts, portable):
     whole, expected = tts.speak(TEXT, **GIVEN), portable.speak(TEXT, **GIVEN)
     streamed = np.concatenate(list(tts.generate_streaming(TEXT, chunk_patches=1, **GIVEN)))
-
     np.testing.assert_array_equal(whole.audio, streamed)
     np.testing.assert_allclose(whole.latents, expected.latents, atol=1e-4)
     np.testing.assert_allclose(whole.audio, expected.audio, atol=1e-4)
     assert np.abs(whole.audio).max() > 1e-3
 
 
-def test_words_have_times_from_attention(tts: VoxCPM) -> None:
+def test_words_have_times_from_attention(tts):
     words = tts.speak(TEXT, **GIVEN).words
-
     assert [word.text for word in words] == TEXT.split()
     assert {word.method for word in words} == {"attention"}
 
 
-def test_a_voice_is_saved_and_continued_from_its_cached_prefix(
-    tts: VoxCPM, portable: VoxCPM, tmp_path: Path
-) -> None:
+def test_a_voice_is_saved_and_continued_from_its_cached_prefix(tts, portable, tmp_path):
     prompt = np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1
     made = tts.create_voice((prompt, 16000), "the you and ", name="ada").save(tmp_path / "ada.voice")
-
     # The second speech reuses the language models' rows of the first one's prefill.
     first, second = (tts.speak(TEXT, voice=made, **GIVEN) for _ in "12")
     with VoxCPM.from_bundle(tts.bundle) as opened_again:
         resumed = opened_again.speak(TEXT, voice=tmp_path / "ada.voice", **GIVEN)
     expected = portable.speak(TEXT, voice=tmp_path / "ada.voice", **GIVEN)
-
     np.testing.assert_array_equal(first.audio, second.audio)
     np.testing.assert_array_equal(first.audio, resumed.audio)
     np.testing.assert_allclose(first.audio, expected.audio, atol=1e-4)
@@ -97,7 +84,7 @@ def test_a_voice_is_saved_and_continued_from_its_cached_prefix(
 
 
 @pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
-def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle: Bundle, name: str) -> None:
+def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle, name):
     model = load_step_models(bundle, "coreai", names=[name])[name]
     declared = bundle.manifest.step_models[name]
     caches = {t.name: t.shape_at(0) for t in declared.state}
@@ -127,16 +114,15 @@ def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle: Bundl
         assert not first.rows(6, 9)[n].any()
 
 
-def test_threads_speak_at_the_same_time_each_with_its_own_state(tts: VoxCPM) -> None:
+def test_threads_speak_at_the_same_time_each_with_its_own_state(tts):
     alone = [tts.generate(TEXT, **{**GIVEN, "seed": seed}) for seed in range(2)]
     with ThreadPoolExecutor(2) as threads:
         jobs = [threads.submit(tts.generate, TEXT, **{**GIVEN, "seed": seed}) for seed in range(2)]
-
     for one, job in zip(alone, jobs, strict=True):
         np.testing.assert_array_equal(one, job.result())
 
 
-def test_wrong_inputs_and_states_are_errors(bundle: Bundle) -> None:
+def test_wrong_inputs_and_states_are_errors(bundle):
     models = load_step_models(bundle, "coreai", names=[BASE_LM_STEP, RESIDUAL_LM_STEP])
     base, given = models[BASE_LM_STEP], inputs_of(bundle.manifest.step_models[BASE_LM_STEP].at(0))
     state, embeddings = base.new_state(), given["embeddings"]
@@ -148,14 +134,11 @@ def test_wrong_inputs_and_states_are_errors(bundle: Bundle) -> None:
             base({**given, name: array}, state)
     with pytest.raises(ValueError, match="embeddings may have the lengths 1, 16, not 3"):
         base({**given, "embeddings": np.repeat(embeddings, 3, axis=1)}, state)
-
     expected = base(given, base.new_state())
     np.testing.assert_array_equal(base(given, state)["hidden"], expected["hidden"])
 
 
-def test_core_ai_prints_nothing_and_python_exits_cleanly(
-    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_core_ai_prints_nothing_and_python_exits_cleanly(tiny_bundle_27, tmp_path, monkeypatch):
     """Without torch, Core AI's threads crashed a third of such processes. The first one compiles the program."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     program = f"""
@@ -177,9 +160,7 @@ load_step_models(bundle, names=["feat_encoder"])["feat_encoder"](
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_damaged_compiled_program_is_rebuilt(
-    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_compiled_program_is_rebuilt(tiny_bundle_27, tmp_path, monkeypatch):
     """Core AI aborts the process or computes wrong values for these."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     bundle = open_bundle(tiny_bundle_27, "fp32")
@@ -189,7 +170,6 @@ def test_damaged_compiled_program_is_rebuilt(
     content = code.read_bytes()
     damaged = content[:-1] + bytes([content[-1] ^ 1])
     code.write_bytes(damaged)
-
     model = load_step_models(bundle, names=[FEAT_ENCODER])[FEAT_ENCODER]
     assert code.read_bytes() != damaged
     for name, values in model(inputs).items():

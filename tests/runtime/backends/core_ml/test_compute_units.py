@@ -1,7 +1,5 @@
 """Compute units: defaults, measured and explicit choices, in Python and on the command line."""
 
-from collections.abc import Callable
-
 import pytest
 
 from voxcpm_constants.step_models import (
@@ -16,13 +14,12 @@ from voxcpm_runtime.backends.core_ml.compute_units import DEFAULT_UNITS, chosen_
 NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
 
 
-def test_every_step_model_has_a_default_unit() -> None:
+def test_every_step_model_has_a_default_unit():
     assert set(DEFAULT_UNITS) == {*STEP_MODEL_NAMES, LOCDIT_SOLVE}
 
 
-def test_measured_unit_overrides_the_default_and_an_explicit_one_both() -> None:
+def test_measured_unit_overrides_the_default_and_an_explicit_one_both():
     measured = {LOCDIT_STEP: "cpu_and_gpu", BASE_LM_STEP: "cpu", "a model of another bundle": "cpu"}
-
     assert chosen_units("auto", NAMES, measured)[LOCDIT_STEP] == "cpu_and_gpu"
     assert chosen_units({LOCDIT_STEP: "all"}, NAMES, measured) == {
         AUDIO_VAE_DECODER: "cpu",
@@ -37,7 +34,7 @@ def test_measured_unit_overrides_the_default_and_an_explicit_one_both() -> None:
     }
 
 
-def test_command_options() -> None:
+def test_command_options():
     assert read_compute_units([]) == "auto"
     assert read_compute_units(["cpu", "locdit_step=all"]) == {"*": "cpu", LOCDIT_STEP: "all"}
 
@@ -51,9 +48,6 @@ def test_command_options() -> None:
         (["cpu", "all"], "given twice: cpu and all"),
     ],
 )
-def test_invalid_units_fail_before_opening(
-    refusal: Callable[..., str], given: list[str], message: str
-) -> None:
+def test_invalid_units_fail_before_opening(refusal, given, message):
     options = [part for word in given for part in ("--compute-units", word)]
-
     assert message in refusal("generate", "missing", "--text", "hello", "-o", "out.wav", *options)

@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.macos import macos
-from voxcpm_constants.step_models import (
-    BASE_LM_STEP,
-    RESIDUAL_LM_STEP,
-    STEP_MODEL_NAMES,
-    StepModel,
-)
+from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP, STEP_MODEL_NAMES, StepModel
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -46,7 +41,7 @@ def skip_unless_covered(unit: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _covered() -> None:
+def _covered():
     skip_unless_covered(UNITS)
 
 
@@ -61,7 +56,7 @@ def _inputs(declared: StepModel, chunk: int, generator: np.random.Generator) -> 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, name: str) -> None:
+def test_step_model_at_every_chunk_length(tiny_bundle, precision, name):
     _agrees_at_every_chunk_length(tiny_bundle, precision, name)
 
 
@@ -70,7 +65,7 @@ def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, nam
 )
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
-def test_functions_and_states_of_macos_15(tiny_bundle_15: Path, precision: str, name: str) -> None:
+def test_functions_and_states_of_macos_15(tiny_bundle_15, precision, name):
     _agrees_at_every_chunk_length(tiny_bundle_15, precision, name)
 
 
@@ -78,7 +73,7 @@ def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> No
     bundle = open_bundle(folder, precision)
     declared = bundle.manifest.step_models[name]
     models = [
-        load_step_models(bundle, backend, names=[name], **units)[name]  # type: ignore[arg-type]
+        load_step_models(bundle, backend, names=[name], **units)[name]
         for backend, units in (("coreml", {"compute_units": UNITS}), ("portable", {}))
     ]
     generator = np.random.default_rng(0)
@@ -92,10 +87,10 @@ def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> No
                 assert found.correlation > FLOORS[precision], (chunk, output.name)
 
 
-def test_speech_on_core_ml(speaking_bundle: Path) -> None:
+def test_speech_on_core_ml(speaking_bundle):
     text = "the river runs slowly to the sea."
     ours, portable = (
-        VoxCPM.from_bundle(speaking_bundle, precision="fp16", backend=backend, **units).speak(  # type: ignore[arg-type]
+        VoxCPM.from_bundle(speaking_bundle, precision="fp16", backend=backend, **units).speak(
             text, seed=1, max_len=12, min_len=12
         )
         for backend, units in (("coreml", {"compute_units": UNITS}), ("portable", {}))

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ print(float(y[0, 0]), sorted({"coremltools", "onnx", "torch"} & set(sys.modules)
 
 
 @pytest.fixture
-def package(lab: Any) -> Path:
+def package(lab):
     """A linear layer whose 64 outputs are 64 · 2 for an input of ones."""
     weight = np.full((64, 64), 2, np.float32)
     return lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": X})
@@ -49,7 +48,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_rebuilt(package: Path, private_cache: Path, damage: str) -> None:
+def test_a_damaged_entry_is_rebuilt(package, private_cache, damage):
     assert y(package) == 128
     entry = the_entry(private_cache)
     intact = entry.read_bytes()
@@ -59,18 +58,16 @@ def test_a_damaged_entry_is_rebuilt(package: Path, private_cache: Path, damage: 
     assert read_entry(the_entry(private_cache)) == load_lowered(package)
 
 
-def test_graph_of_an_earlier_lowering_is_rebuilt(package: Path, private_cache: Path) -> None:
+def test_graph_of_an_earlier_lowering_is_rebuilt(package, private_cache):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cache, "LOWERING_VERSION", cache.LOWERING_VERSION - 1)
         assert y(package) == 128
     earlier = the_entry(private_cache)
-
     assert y(package) == 128
-
     assert len(list(earlier.parent.iterdir())) == 2
 
 
-def test_a_warm_start_imports_neither_coremltools_nor_onnx(package: Path, private_cache: Path) -> None:
+def test_a_warm_start_imports_neither_coremltools_nor_onnx(package, private_cache):
     assert y(package) == 128
     before = the_entry(private_cache).stat().st_mtime_ns
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -80,7 +77,7 @@ def test_a_warm_start_imports_neither_coremltools_nor_onnx(package: Path, privat
     assert the_entry(private_cache).stat().st_mtime_ns == before
 
 
-def test_changed_weights_miss_the_cache(package: Path) -> None:
+def test_changed_weights_miss_the_cache(package):
     assert y(package) == 128
     weights = np.memmap(next(package.rglob("weight.bin")), np.float32, mode="r+")
     weights[weights == 2] = 3
@@ -88,7 +85,7 @@ def test_changed_weights_miss_the_cache(package: Path) -> None:
     assert y(package) == 192
 
 
-def test_an_entry_for_a_package_of_another_size_is_not_used(lab: Any, package: Path) -> None:
+def test_an_entry_for_a_package_of_another_size_is_not_used(lab, package):
     """If a caller's key ignores the content, the package is used instead of the entry."""
     load_lowered(package, cache_key="model")
     weight = np.full((64, 128), 2, np.float32)
@@ -98,7 +95,7 @@ def test_an_entry_for_a_package_of_another_size_is_not_used(lab: Any, package: P
     assert value[0, 0] == 256
 
 
-def test_unwritable_cache_is_not_an_error(package: Path, private_cache: Path) -> None:
+def test_unwritable_cache_is_not_an_error(package, private_cache):
     private_cache.mkdir()
     (private_cache / "lowered").write_text("a file where the directory should be")
     assert y(package) == 128

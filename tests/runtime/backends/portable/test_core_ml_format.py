@@ -23,7 +23,7 @@ def descriptors() -> bytes:
     return copied.SerializeToString(deterministic=True)
 
 
-def test_copy_equals_coremltools() -> None:
+def test_copy_equals_coremltools():
     assert DESCRIPTORS.read_bytes() == descriptors()
 
 

@@ -50,19 +50,12 @@ def int8_linear(lab: Any, weight: np.ndarray, x: np.ndarray, **more: Any) -> Pat
     return path
 
 
-PRODUCTS = [
-    ("saturating", 1, BLOCKS),
-    ("saturating", 5, WHOLE),
-    ("exact", 1, WHOLE),
-    ("exact", 5, WHOLE),
-]
+PRODUCTS = [("saturating", 1, BLOCKS), ("saturating", 5, WHOLE), ("exact", 1, WHOLE), ("exact", 5, WHOLE)]
 
 
 @pytest.mark.parametrize(("processor", "rows", "product"), PRODUCTS, indirect=["processor"])
 @pytest.mark.usefixtures("processor")
-def test_int8_linear_stays_8_bit_in_plain_mode(
-    lab: Any, rng: np.random.Generator, rows: int, product: bytes
-) -> None:
+def test_int8_linear_stays_8_bit_in_plain_mode(lab, rng, rows, product):
     weight, bias = normal(rng, 64, 96), normal(rng, 64)
     # Rows of different magnitude: with one scale for all, the small ones would be lost.
     x = (normal(rng, 1, rows, 96) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
@@ -77,7 +70,7 @@ def test_int8_linear_stays_8_bit_in_plain_mode(
     assert product not in load_lowered(package, mode="faithful").model
 
 
-def test_int8_matmul_of_an_untransposed_weight(lab: Any, rng: np.random.Generator) -> None:
+def test_int8_matmul_of_an_untransposed_weight(lab, rng):
     weight, x = normal(rng, 96, 64), normal(rng, 1, 5, 96)
     package = lab.save(quantized(lab.convert(lambda x: lab.mb.matmul(x=x, y=weight), {"x": x})))
     (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
@@ -94,9 +87,7 @@ WIDE, NARROW = (128, 64), (64, 128)
 )
 @pytest.mark.parametrize("open_length", [False, True])
 @pytest.mark.usefixtures("processor")
-def test_small_and_narrowing_products_keep_precision(
-    lab: Any, rng: np.random.Generator, rows: int, shape: tuple[int, int], fine: bool, open_length: bool
-) -> None:
+def test_small_and_narrowing_products_keep_precision(lab, rng, rows, shape, fine, open_length):
     """A second plane of bytes: the error falls from about 1 % to 1e-4."""
     layer = torch.nn.Linear(shape[1], shape[0], bias=False)
     x = normal(rng, 1, rows, shape[1])
@@ -114,7 +105,7 @@ def test_small_and_narrowing_products_keep_precision(
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_int8_products_do_not_saturate(lab: Any, rows: int) -> None:
+def test_int8_products_do_not_saturate(lab, rows):
     weight, x = np.full((64, 96), 0.7, np.float32), np.full((1, rows, 96), 3.0, np.float32)
     (result,) = PortableStepModel(int8_linear(lab, weight, x), threads=1)({"x": x}).values()
     np.testing.assert_allclose(result, np.full((1, rows, 64), 0.7 * 3 * 96), rtol=1e-2)
@@ -122,9 +113,7 @@ def test_int8_products_do_not_saturate(lab: Any, rows: int) -> None:
 
 @pytest.mark.parametrize("others", [0, 1e4, np.nan])
 @pytest.mark.parametrize("rows", [2, 5, 18])
-def test_a_row_of_a_product_does_not_depend_on_the_others(
-    lab: Any, rng: np.random.Generator, rows: int, others: float
-) -> None:
+def test_a_row_of_a_product_does_not_depend_on_the_others(lab, rng, rows, others):
     """The first row has no negative number, so its range is different."""
     weight, x = normal(rng, 64, 96), np.abs(normal(rng, rows, 96))
     run = PortableStepModel(int8_linear(lab, weight, x), threads=1)
@@ -139,14 +128,12 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
 
 @pytest.mark.parametrize("shape", [(512, 256, 8), (32, 16, 8)], ids=["large", "small"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_int8_transposed_convolution(
-    lab: Any, rng: np.random.Generator, shape: tuple[int, int, int], bias: bool
-) -> None:
+def test_int8_transposed_convolution(lab, rng, shape, bias):
     """Large weights stay 8-bit and small ones are unpacked; the results are the same."""
     weight, x, offset = normal(rng, *shape), normal(rng, 1, shape[0], 5), 30 * normal(rng, shape[1])
     options = {"strides": [4], "pad_type": "custom", "pad": [4, 4], **({"bias": offset} if bias else {})}
 
-    def build(x: Any) -> Any:
+    def build(x):
         return lab.mb.conv_transpose(x=x, weight=weight, **options)
 
     package = lab.save(quantized(lab.convert(build, {"x": x})))
@@ -204,9 +191,7 @@ def linear(lab: Any, weight: Weight, x: np.ndarray, mode: str = "plain") -> tupl
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(("scales", "offset"), [((48, 4), False), ((48, 4), True), ((48, 1), False)])
-def test_4_bit_weights_in_blocks_keep_their_bits(
-    later_lab: Any, rng: np.random.Generator, scales: tuple[int, int], offset: bool, rows: int
-) -> None:
+def test_4_bit_weights_in_blocks_keep_their_bits(later_lab, rng, scales, offset, rows):
     weight = Weight(rng, "int4", (48, 128), scales, offset)
     x = (normal(rng, 1, rows, 128) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     (result, graph), expected = linear(later_lab, weight, x), x @ weight.dense.T
@@ -216,7 +201,7 @@ def test_4_bit_weights_in_blocks_keep_their_bits(
 
 
 @pytest.mark.parametrize("dtype", RANGES)
-def test_faithful_mode_unpacks_weights(later_lab: Any, rng: np.random.Generator, dtype: str) -> None:
+def test_faithful_mode_unpacks_weights(later_lab, rng, dtype):
     weight, x = Weight(rng, dtype, (48, 128), (48, 4), offset=dtype != "int8"), normal(rng, 3, 128)
     result, graph = linear(later_lab, weight, x, mode="faithful")
     np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-2)
@@ -229,16 +214,14 @@ UNUSUAL = [((7, 9), (7, 3)), ((2, 3), (2, 1)), ((7, 9), (1, 1)), ((8, 96), (2, 3
 
 
 @pytest.mark.parametrize(("shape", "scales"), UNUSUAL, ids=str)
-def test_unusual_shapes_are_unpacked(
-    later_lab: Any, rng: np.random.Generator, shape: tuple[int, int], scales: tuple[int, int]
-) -> None:
+def test_unusual_shapes_are_unpacked(later_lab, rng, shape, scales):
     weight, x = Weight(rng, "int4", shape, scales, offset=True), normal(rng, 1, shape[1])
     result, _ = linear(later_lab, weight, x)
     np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["conv", "conv_transpose", "matmul"])
-def test_other_products_unpack_4_bit_weights(later_lab: Any, rng: np.random.Generator, kind: str) -> None:
+def test_other_products_unpack_4_bit_weights(later_lab, rng, kind):
     mb, tensors = later_lab.mb, torch.nn.functional
     if kind == "matmul":
         weight, x = Weight(rng, "int4", (128, 48), (4, 48), offset=True), normal(rng, 5, 128)
@@ -254,7 +237,7 @@ def test_other_products_unpack_4_bit_weights(later_lab: Any, rng: np.random.Gene
             torch.from_numpy(x), torch.from_numpy(weight.dense), stride=4, padding=4
         ).numpy()
 
-    def build(x: Any) -> Any:
+    def build(x):
         held = mb.constexpr_blockwise_shift_scale(**weight.arguments)
         return getattr(mb, kind)(x=x, **{"y" if kind == "matmul" else "weight": held}, **arguments)
 

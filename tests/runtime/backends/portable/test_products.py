@@ -1,7 +1,5 @@
 """Matrix products and convolutions in float32 against numpy and torch."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(5, 16), (2, 3, 16)])
-def test_linear(lab: Any, rng: np.random.Generator, shape: tuple[int, ...], bias: bool) -> None:
+def test_linear(lab, rng, shape, bias):
     x, weight, offset = normal(rng, *shape), normal(rng, 24, 16), normal(rng, 24)
     extra = {"bias": offset} if bias else {}
     (result,) = lab.run(lambda x: lab.mb.linear(x=x, weight=weight, **extra), {"x": x}, "linear")
@@ -22,14 +20,14 @@ def test_linear(lab: Any, rng: np.random.Generator, shape: tuple[int, ...], bias
 
 
 @pytest.mark.parametrize(("transpose_x", "transpose_y"), [(False, False), (True, False), (False, True)])
-def test_matmul(lab: Any, rng: np.random.Generator, transpose_x: bool, transpose_y: bool) -> None:
+def test_matmul(lab, rng, transpose_x, transpose_y):
     x, y = normal(rng, 2, 3, 5, 4), normal(rng, 1, 3, 4, 6)
     inputs = {
         "x": x.swapaxes(-1, -2).copy() if transpose_x else x,
         "y": y.swapaxes(-1, -2).copy() if transpose_y else y,
     }
 
-    def build(x: Any, y: Any) -> Any:
+    def build(x, y):
         return lab.mb.matmul(x=x, y=y, transpose_x=transpose_x, transpose_y=transpose_y)
 
     (result,) = lab.run(build, inputs, "matmul")
@@ -45,7 +43,7 @@ def test_matmul(lab: Any, rng: np.random.Generator, transpose_x: bool, transpose
     ],
     ids=str,
 )
-def test_conv(lab: Any, rng: np.random.Generator, options: dict[str, Any]) -> None:
+def test_conv(lab, rng, options):
     groups = options.get("groups", 1)
     x, weight, bias = normal(rng, 2, 4, 20), normal(rng, 8, 4 // groups, 3), normal(rng, 8)
     (result,) = lab.run(lambda x: lab.mb.conv(x=x, weight=weight, bias=bias, **options), {"x": x}, "conv")
@@ -66,7 +64,7 @@ def test_conv(lab: Any, rng: np.random.Generator, options: dict[str, Any]) -> No
     ],
     ids=str,
 )
-def test_conv_transpose(lab: Any, rng: np.random.Generator, options: dict[str, Any]) -> None:
+def test_conv_transpose(lab, rng, options):
     groups, stride = options.get("groups", 1), options.get("strides", [1])
     x, weight, bias = normal(rng, 2, 4, 10), normal(rng, 4, 8 // groups, 2 * stride[0]), normal(rng, 8)
     (result,) = lab.run(

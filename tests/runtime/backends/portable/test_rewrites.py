@@ -29,7 +29,7 @@ def rms_norm(mb: Any, x: Any, weight: np.ndarray, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("scale", [1e-4, 3e4])
-def test_rms_norm_becomes_one_node(lab: Any, rng: np.random.Generator, scale: float) -> None:
+def test_rms_norm_becomes_one_node(lab, rng, scale):
     x = (scale * rng.standard_normal((2, 3, 16))).astype(np.float32)
     weight = rng.standard_normal(16).astype(np.float32)
     package = lab.package(lambda x: rms_norm(lab.mb, x, weight), {"x": x})
@@ -44,9 +44,7 @@ def test_rms_norm_becomes_one_node(lab: Any, rng: np.random.Generator, scale: fl
 
 
 @pytest.mark.parametrize("changes", [{"axes": [1]}, {"tiny": 1e-3}, {"another": True}], ids=str)
-def test_other_formulas_are_not_rewritten(
-    lab: Any, rng: np.random.Generator, changes: dict[str, Any]
-) -> None:
+def test_other_formulas_are_not_rewritten(lab, rng, changes):
     weight = rng.standard_normal(16).astype(np.float32)
     package = lab.package(lambda x: rms_norm(lab.mb, x, weight, **changes), {"x": ("float32", (2, 3, 16))})
     assert FUSED not in load_lowered(package).model
@@ -74,9 +72,7 @@ def inputs_at(rng: np.random.Generator, *positions: int) -> dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("positions", [(0, 1), (62, 63), (63, 64), (198, 199), (150, 3)])
-def test_attention_reads_its_cache_up_to_the_last_position(
-    lab: Any, rng: np.random.Generator, positions: tuple[int, int]
-) -> None:
+def test_attention_reads_its_cache_up_to_the_last_position(lab, rng, positions):
     inputs = inputs_at(rng, *positions)
     unread = (max(positions) // 64 + 1) * 64
     inputs["k"][:, :, unread:] = inputs["v"][:, :, unread:] = np.nan
@@ -90,6 +86,6 @@ def test_attention_reads_its_cache_up_to_the_last_position(
 
 
 @pytest.mark.parametrize("changes", [{"penalty": -1.0}, {"first": 1}], ids=str)
-def test_other_masks_are_not_rewritten(lab: Any, rng: np.random.Generator, changes: dict[str, Any]) -> None:
+def test_other_masks_are_not_rewritten(lab, rng, changes):
     package = attention(lab, inputs_at(rng, 4, 5), **changes)
     assert b"Slice" not in load_lowered(package).model

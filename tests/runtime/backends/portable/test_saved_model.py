@@ -15,7 +15,7 @@ from voxcpm_runtime.bundle.verified_files import RECORDS_FILE
 
 
 @pytest.fixture
-def package(lab: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(lab, rng, monkeypatch):
     """A linear layer of 6 kB in int8, which counts as large here."""
     monkeypatch.setattr(sessions, "_MIN_PREPARED_BYTES", 1024)
     weight = rng.standard_normal((64, 96)).astype(np.float32)
@@ -34,9 +34,7 @@ def entries(cache: Path) -> list[Path]:
     return sorted((cache / "compiled").glob("*.ort"))
 
 
-def test_second_start_reuses_the_saved_model(
-    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_start_reuses_the_saved_model(package, private_cache, monkeypatch):
     plain = result(package, key=None)
     assert not entries(private_cache)
     np.testing.assert_array_equal(result(package), plain)
@@ -70,9 +68,7 @@ def altered(file: Path) -> None:
         (RECORDS_FILE, truncated),
     ],
 )
-def test_damaged_model_is_rebuilt(
-    package: Path, private_cache: Path, name: str, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_model_is_rebuilt(package, private_cache, name, damage):
     plain = result(package)
     (entry,) = entries(private_cache)
     before = (entry / name).stat().st_size
@@ -81,9 +77,7 @@ def test_damaged_model_is_rebuilt(
     assert (entry / name).stat().st_size == before
 
 
-def test_other_onnx_runtime_version_replaces_the_saved_model(
-    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_onnx_runtime_version_replaces_the_saved_model(package, private_cache, monkeypatch):
     plain = result(package)
     (first,) = entries(private_cache)
     monkeypatch.setattr(ort, "__version__", "99.0")
@@ -92,9 +86,7 @@ def test_other_onnx_runtime_version_replaces_the_saved_model(
     assert first.name != second.name
 
 
-def test_full_disk_runs_without_saving(
-    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_runs_without_saving(package, private_cache, monkeypatch):
     plain = result(package, key=None)
     full = shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(sessions.shutil, "disk_usage", lambda _: full)

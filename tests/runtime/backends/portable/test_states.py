@@ -1,6 +1,5 @@
 """Core ML states and packages with several functions."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ def _cache_program(ct: Any, rows: int) -> Any:
         ],
         opset_version=ct.target.macOS15,
     )
-    def program(x, position, cache):  # type: ignore[no-untyped-def]
+    def program(x, position, cache):
         before = Builder.reduce_sum(x=Builder.read_state(input=cache), axes=[0])
         positions = Builder.add(x=position, y=np.arange(rows, dtype=np.int32))
         written = Builder.scatter(
@@ -38,7 +37,7 @@ def _cache_program(ct: Any, rows: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def package(ct: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(ct, tmp_path_factory):
     folder = tmp_path_factory.mktemp("functions")
     descriptor = ct.utils.MultiFunctionDescriptor()
     for name, rows in (("decode", 1), ("prefill_2", 2)):
@@ -50,13 +49,12 @@ def package(ct: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mode", ["plain", "faithful"])
-def test_functions_share_a_state_that_each_reads_and_writes(package: Path, mode: str) -> None:
+def test_functions_share_a_state_that_each_reads_and_writes(package, mode):
     decode, prefill = (
         PortableStepModel(package, function=name, state={"cache": "cache_out"}, threads=1, mode=mode)
         for name in ("decode", "prefill_2")
     )
     state = decode.new_state()
-
     expected = np.zeros((POSITIONS, 4), np.float32)
     for model, value, rows in ((prefill, 5.0, [0, 1]), (decode, 7.0, [2]), (prefill, 1.0, [1, 2])):
         x, position = np.full((len(rows), 4), value, np.float32), np.array(rows[:1], np.int32)

@@ -2,8 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +13,10 @@ LENGTH, HEADS, WIDTH = 12, 2, 3
 
 
 @pytest.fixture
-def cache_package(lab: Any) -> Path:
+def cache_package(lab):
     """A model that writes `new` rows at `position` of a KV cache and returns the sums of the updated cache."""
 
-    def build(cache: Any, new: Any, position: Any) -> tuple[Any, Any]:
+    def build(cache, new, position):
         mb = lab.mb
         after = mb.scatter(data=cache, indices=position, updates=new, axis=2, mode="update", name="cache_out")
         return mb.reduce_sum(x=after, axes=[0, 1, 3], name="sums"), after
@@ -32,10 +30,10 @@ def cache_package(lab: Any) -> Path:
 
 
 @pytest.fixture
-def context_package(lab: Any) -> Path:
+def context_package(lab):
     """A causal convolution with taps (1, 10, 100), whose left context of two frames is state."""
 
-    def build(context: Any, x: Any) -> tuple[Any, Any]:
+    def build(context, x):
         joined = lab.mb.concat(values=[context, x], axis=2)
         taps = np.array([[[100, 10, 1]]], np.float32)
         after = lab.mb.slice_by_index(
@@ -52,9 +50,7 @@ def cache_inputs(rng: np.random.Generator, start: int) -> dict[str, np.ndarray]:
     return {"new": new, "position": np.array([start, start + 1], np.int32)}
 
 
-def test_a_scattered_state_accumulates_in_its_own_buffer(
-    cache_package: Path, rng: np.random.Generator
-) -> None:
+def test_a_scattered_state_accumulates_in_its_own_buffer(cache_package, rng):
     model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
     state = model.new_state()
     expected, every = np.zeros((1, HEADS, LENGTH, WIDTH), np.float32), []
@@ -69,10 +65,8 @@ def test_a_scattered_state_accumulates_in_its_own_buffer(
     assert state.in_place == {"cache"}  # one buffer only
 
 
-def test_a_cache_that_is_also_read_before_the_scatter_is_not_overwritten_early(
-    lab: Any, rng: np.random.Generator
-) -> None:
-    def build(cache: Any, new: Any, position: Any) -> tuple[Any, Any]:
+def test_a_cache_that_is_also_read_before_the_scatter_is_not_overwritten_early(lab, rng):
+    def build(cache, new, position):
         after = lab.mb.scatter(
             data=cache, indices=position, updates=new, axis=2, mode="update", name="cache_out"
         )
@@ -90,7 +84,7 @@ def test_a_cache_that_is_also_read_before_the_scatter_is_not_overwritten_early(
     np.testing.assert_allclose(change, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_context_carries_from_chunk_to_chunk(context_package: Path) -> None:
+def test_a_context_carries_from_chunk_to_chunk(context_package):
     model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
     state = model.new_state()
     signal = np.arange(1, 13, dtype=np.float32)
@@ -99,7 +93,7 @@ def test_a_context_carries_from_chunk_to_chunk(context_package: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(chunks), np.convolve(padded, [1, 10, 100], "valid"))
 
 
-def test_rows_of_a_cache_are_read_and_overwritten(cache_package: Path, rng: np.random.Generator) -> None:
+def test_rows_of_a_cache_are_read_and_overwritten(cache_package, rng):
     """A saved voice writes rows into caches like this."""
     model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
     state, inputs = model.new_state(), cache_inputs(rng, 3)
@@ -110,11 +104,11 @@ def test_rows_of_a_cache_are_read_and_overwritten(cache_package: Path, rng: np.r
     np.testing.assert_array_equal(state.rows(2, 9)["cache"], expected)
 
 
-def test_enumerated_lengths(ct: Any, lab: Any) -> None:
+def test_enumerated_lengths(ct, lab):
     torch = pytest.importorskip("torch")
 
     class Doubled(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return x * 2
 
     shapes = ct.EnumeratedShapes([(1, 1, 3), (1, 4, 3)])
@@ -139,22 +133,19 @@ BAD_INPUTS = [
 
 
 @pytest.mark.parametrize(("inputs", "message"), BAD_INPUTS, ids=[message for _, message in BAD_INPUTS])
-def test_wrong_inputs_are_named(context_package: Path, inputs: dict[str, np.ndarray], message: str) -> None:
+def test_wrong_inputs_are_named(context_package, inputs, message):
     model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
     with pytest.raises(ValueError, match=message):
         model(inputs)
 
 
-def test_concurrent_calls_are_limited(
-    lab: Any, cache_package: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_concurrent_calls_are_limited(lab, cache_package, monkeypatch, rng):
     """Each call has its own tensors, so memory would grow with the number of threads."""
     places = step_model.FairSemaphore(1)
     monkeypatch.setattr(step_model, "COMPUTE_SLOTS", places)
     added = lab.package(lambda x: lab.mb.add(x=x, y=np.float32(1)), {"x": np.ones(4, np.float32)}, "added")
     plain = PortableStepModel(added)
     stateful = PortableStepModel(cache_package, state={"cache": "cache_out"})
-
     with ThreadPoolExecutor(2) as threads:
         with places:
             calls = [
@@ -166,10 +157,10 @@ def test_concurrent_calls_are_limited(
             assert call.result(20)
 
 
-def test_waiting_calls_run_in_fifo_order() -> None:
+def test_waiting_calls_run_in_fifo_order():
     places, order = step_model.FairSemaphore(1), []
 
-    def take(name: int) -> None:
+    def take(name):
         with places:
             order.append(name)
 
