@@ -2,7 +2,6 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ GROUP_OF_BUNDLE = {
 """Bundles that `make test` does not convert. A test has one as a fixture, or its name as a parameter."""
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     """A worker a core already: with threads of its own, each torch would wait for the others' cores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -77,7 +76,7 @@ NO_CORE_ML = Path(__file__).with_name("no_core_ml")
 SYSTEM_VERSION_FILE = macos.SYSTEM_VERSION_FILE
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     """On a Mac, run what is not marked `coreml` as on Linux: on the portable executor, in child processes, too.
 
     And keep the garbage collector from looking through modules that stay loaded. coremltools collects with every
@@ -98,7 +97,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item):
     """In continuous integration (`CI` is set) fail tests of groups with a job of their own instead of skipping them."""
     report = yield
     if report.skipped and os.environ.get("CI") and any(map(item.get_closest_marker, NEVER_SKIPPED)):
@@ -122,7 +121,7 @@ def command():
     return _command
 
 
-def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
+def _command(*arguments):
     program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
     given = [sys.executable, "-W", "default", "-c", program, *map(str, arguments)]
     return subprocess.run(given, capture_output=True, text=True, check=False)
@@ -170,7 +169,7 @@ def write_lora():
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(items):
     """Mark the group, and what converts; skip what needs a Mac; and put files that convert first: no worker has a long
     conversion left at the end. A test that asks for its bundle by name while it runs carries the mark itself.
     """
@@ -189,7 +188,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
-def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
+def _order(bundles):
     """The place of each file that converts: first those with no bundle in common, for which no worker waits."""
     seen: set[str] = set()
     first = []
@@ -200,18 +199,18 @@ def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
     return {path: place for place, path in enumerate(dict.fromkeys([*first, *bundles]))}
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Leave out other groups' files, which import slowly, from `make test` and from commands without -m."""
     chosen = config.getoption("markexpr").split()
     return True if chosen[:1] == ["default"] and _group_of_path(collection_path) else None
 
 
-def _group_of_path(path: Path) -> str | None:
+def _group_of_path(path):
     inside = path.relative_to(REPOSITORY).as_posix()
     return next((group for part, group in GROUP_OF_PATH.items() if part in inside), None)
 
 
-def _group(item: pytest.Item) -> str:
+def _group(item):
     """The group of a test: that of its mark, of its folder or file, of the bundle that it needs, or `default`."""
     marks = GROUPS & {mark.name for mark in item.iter_markers()}
     if marks:
@@ -225,14 +224,14 @@ def _group(item: pytest.Item) -> str:
     return min((GROUP_OF_BUNDLE[name] for name in needed), default="default")
 
 
-def _converts(item: pytest.Item) -> bool:
+def _converts(item):
     path = item.path.relative_to(REPOSITORY / "tests").as_posix()
     return path.startswith(CONVERTING_FOLDERS) or _makes_bundles(item)
 
 
-def _makes_bundles(item: pytest.Item) -> bool:
+def _makes_bundles(item):
     return "conversion" in _fixtures(item) or item.get_closest_marker("converts") is not None
 
 
-def _fixtures(item: pytest.Item) -> Iterable[str]:
+def _fixtures(item):
     return getattr(item, "fixturenames", ())

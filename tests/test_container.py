@@ -45,7 +45,7 @@ def server(request, services):
     return services[request.param]
 
 
-def the(instructions: list[tuple[str, str]], name: str) -> str:
+def the(instructions, name):
     (found,) = [arguments for instruction, arguments in instructions if instruction == name]
     return found
 

@@ -1,13 +1,10 @@
-"""The documentation is correct: commands parse, examples run, options are complete, links resolve."""
-
 import contextlib
 import json
 import re
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +31,7 @@ NOT_RUN = {
 BOOK = "It was late. Nobody said a word.\n\nThe sun came out.\n"
 
 
-def commands(path: Path) -> Iterator[list[str]]:
+def commands(path):
     """Each shell command of this project as words, without comments and pipes."""
     for block in blocks(path):
         if block.language in ("python", "swift", "json"):
@@ -46,19 +43,19 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield list(_before_pipe(words))
 
 
-def _before_pipe(words: Iterator[str]) -> Iterator[str]:
+def _before_pipe(words):
     for word in words:
         if word in ("|", ">"):
             return
         yield word
 
 
-def program_arguments(words: list[str]) -> list[str] | None:
+def program_arguments(words):
     """The arguments of `voxcpm-coreml`; None for another program."""
     return words[1:] if words[0] == PROGRAM else None
 
 
-def script_options() -> set[str]:
+def script_options():
     """The options of `generate_coreml.py`."""
     return set(
         re.findall(
@@ -67,7 +64,7 @@ def script_options() -> set[str]:
     )
 
 
-def options(command: Any) -> set[str]:
+def options(command):
     """Long names of all options, including subcommands' but not hidden ones."""
     own = {
         name
@@ -79,7 +76,7 @@ def options(command: Any) -> set[str]:
     return own.union(*(options(verb) for verb in getattr(command, "commands", {}).values()))
 
 
-def identifier(path: Path) -> str:
+def identifier(path):
     return path.relative_to(REPOSITORY).as_posix()
 
 
@@ -117,7 +114,7 @@ def test_documented_options_match_the_command_line():
         assert f"| [`{name}`](#" in BY_NAME["command-line.md"].read_text(encoding="utf-8"), name
 
 
-def options_table() -> str:
+def options_table():
     """The expected table of generation options."""
     rows = ["| option | default | range | meaning |", "|---|---|---|---|"]
     for name, _, default, option in option_table():
@@ -181,7 +178,7 @@ def workplace(tmp_path, tiny_bundle, second_bundle, monkeypatch):
     return tmp_path
 
 
-def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+def run_command(words, monkeypatch):
     if words[0] == PROGRAM:
         return cli.main(words[1:])
     monkeypatch.setattr(sys, "argv", words[1:])
@@ -225,7 +222,7 @@ def test_python_runs(document, request):
     assert heard or "play(" not in document.read_text(encoding="utf-8")
 
 
-def prose(path: Path) -> str:
+def prose(path):
     """A document without its code."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.sub(
@@ -233,14 +230,14 @@ def prose(path: Path) -> str:
     )
 
 
-def headings(path: Path) -> list[str]:
+def headings(path):
     text = path.read_text(encoding="utf-8")
     return re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
     )
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """A document's link targets: ids, and headings as GitHub spells them."""
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(path)}
     return slugs | set(re.findall(r'<a id="([^"]+)">', path.read_text(encoding="utf-8")))

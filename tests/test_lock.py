@@ -1,5 +1,3 @@
-"""uv.lock has the versions of constraints.txt."""
-
 import re
 from pathlib import Path
 

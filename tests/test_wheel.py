@@ -37,7 +37,7 @@ def wheel():
     return wheels[0]
 
 
-def offline(cache: Path) -> tuple[list[str], dict[str, str]]:
+def offline(cache):
     """A command prefix that disables the network, and an environment with dead proxies."""
     dead = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     variables = {**os.environ, **dead, "HF_HUB_OFFLINE": "1", "VOXCPM_COREML_CACHE": str(cache)}
@@ -76,9 +76,7 @@ def test_sdist_builds_the_same_wheel(wheel, tmp_path):
     (archive,) = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(archive, tmp_path / "unpacked")
     (source,) = (tmp_path / "unpacked").iterdir()
-
     subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], check=True)
-
     made, expected = (zipfile.ZipFile(path) for path in (next(tmp_path.glob("*.whl")), wheel))
     assert {entry.filename: entry.CRC for entry in made.infolist()} == {
         entry.filename: entry.CRC for entry in expected.infolist()

@@ -1,5 +1,3 @@
-"""Tensor files are reproducible and readable by safetensors."""
-
 import numpy as np
 import pytest
 from safetensors.numpy import load

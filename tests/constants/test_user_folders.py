@@ -1,5 +1,3 @@
-"""A user's folders: two environment variables and errors for wrong values."""
-
 import pytest
 
 from voxcpm_constants.user_folders import cache_folder, voices_folder

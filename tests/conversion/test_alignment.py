@@ -1,5 +1,3 @@
-"""Heads of the base LM that follow the text: how they are chosen."""
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 
 
-def _rows(position: np.ndarray, tokens: int, width: float) -> np.ndarray:
+def _rows(position, tokens, width):
     """Attention (patches, tokens) around a position at each patch."""
     rows = np.exp(-(((np.arange(tokens) - position[:, None]) / width) ** 2))
     return rows / rows.sum(axis=1, keepdims=True)

@@ -1,5 +1,3 @@
-"""Failing conversions print one line and leave nothing: concurrent runs, full disks, invalid checkpoints."""
-
 import errno
 import json
 import os
@@ -60,10 +58,9 @@ def test_unreadable_file_fails_before_conversion(refusal, checkpoint, tmp_path, 
 
 
 def test_solver_steps_without_step_lengths(refusal, checkpoint, tmp_path):
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(config | {"dit_mean_mode": True}))
-    line = refusal("convert", checkpoint, "-o", tmp_path / "b", "--solver-steps", "5", "--max-length", "128")
-    assert "mean mode" in line
+    with_config(checkpoint, dit_mean_mode=True)
+    given = ("convert", checkpoint, "-o", tmp_path / "b", "--solver-steps", "5", "--max-length", "128")
+    assert "mean mode" in refusal(*given)
 
 
 def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, tmp_path, monkeypatch):
@@ -96,19 +93,17 @@ def test_invalid_output_names(refusal, tiny_checkpoint, tmp_path, monkeypatch, a
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def stop(*_):
-    raise KeyboardInterrupt
+def with_config(checkpoint, **changes):
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_max_length_defaults_to_the_checkpoints(checkpoint, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **given: stop(asked.append(given)))
-    config = json.loads((checkpoint / "config.json").read_text())
-    for longest, expected in ((512, 512), (9, 9), (4096, 1024)):
-        (checkpoint / "config.json").write_text(json.dumps({**config, "max_length": longest}))
-        assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b")]) == 130
-        assert asked[-1]["sizes"].kv_length == expected
-        assert max(asked[-1]["sizes"].prefill_chunks) <= expected
+@pytest.mark.parametrize(("longest", "expected"), [(512, 512), (9, 9), (4096, 1024)])
+def test_max_length_defaults_to_the_checkpoints(checkpoint, tmp_path, asked, longest, expected):
+    with_config(checkpoint, max_length=longest)
+    assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b")]) == 130
+    assert asked[0]["sizes"].kv_length == expected
+    assert max(asked[0]["sizes"].prefill_chunks) <= expected
 
 
 def test_result_as_json(checkpoint, tmp_path, monkeypatch, capsys):
@@ -116,51 +111,35 @@ def test_result_as_json(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **__: made)
     given = ["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", "--json"]
     assert cli.main(given) == 0
-    expected = {
-        "output": given[3],
-        "layout": "bundle",
-        "precisions": ["int8"],
-        "target": "macOS14",
-        "positions": 1024,
-    }
-    assert json.loads(capsys.readouterr().out) == expected
+    expected = {"layout": "bundle", "precisions": ["int8"], "target": "macOS14", "positions": 1024}
+    assert json.loads(capsys.readouterr().out) == {"output": given[3], **expected}
 
 
+@pytest.mark.usefixtures("asked")
 def test_a_remark_is_one_line_at_any_width(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "20")
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", lambda *_, **__: stop())
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, "[made] up": 1}))
-    assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment"]) == 130
+    with_config(checkpoint, **{"[made] up": 1})
+    given = ["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment"]
+    assert cli.main(given) == 130
     assert "config.json: ignored unknown keys [made] up\n" in capsys.readouterr().err
-    assert (
-        cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", "--quiet"]) == 130
-    )
+    assert cli.main([*given, "--quiet"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
-
-
-@pytest.fixture
-def package(tiny_bundle, tmp_path):
-    name = "locdit_step.mlpackage"
-    return shutil.copytree(tiny_bundle / "fp16" / name, tmp_path / name, copy_function=shutil.copyfile)
-
-
-def damaged(content, at, change):
-    content[at] += change
-    return content
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(lambda content: damaged(content, 0, -1), id="a weight that is not counted"),
+        pytest.param(
+            lambda content: bytes([content[0] - 1]) + content[1:], id="a weight that is not counted"
+        ),
         pytest.param(lambda content: content[:-1], id="an end that is missing"),
         pytest.param(lambda content: content + bytes(64), id="something behind the end"),
     ],
 )
-def test_incomplete_weight_file_is_rejected(package, damage):
+def test_incomplete_weight_file_is_rejected(tiny_bundle, tmp_path, damage):
+    package = shutil.copytree(tiny_bundle / "fp16/locdit_step.mlpackage", tmp_path / "locdit_step.mlpackage")
     packages.require_whole(package)
     weights = package / WEIGHT_FILE
-    weights.write_bytes(damage(bytearray(weights.read_bytes())))
+    weights.write_bytes(damage(weights.read_bytes()))
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         packages.require_whole(package)

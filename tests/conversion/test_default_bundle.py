@@ -1,15 +1,13 @@
-"""The default bundle in the tree and the checkpoint that it is converted from."""
-
 import hashlib
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 from voxcpm_runtime.backends.portable.package import read_specification
-from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, Bundle, open_bundle
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 
 
-def _content(bundle: Bundle) -> dict[str, str]:
+def _content(bundle):
     """Digests of the reproducible content: without packages' random identifiers and programs' dates."""
     digests = {}
     for name, record in bundle.manifest.files_of("int8").items():

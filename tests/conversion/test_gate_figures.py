@@ -1,5 +1,3 @@
-"""The recorded sentence, the figures of a quantised package, and the expected error of a weight."""
-
 import numpy as np
 import pytest
 import torch
@@ -38,7 +36,6 @@ def test_recorded_sentence_is_what_the_loop_computes(tiny_bundle, tiny_checkpoin
     found = tts.driver.generate_patches(
         prefilled, GenerationOptions(), Noise(), len(expected), teacher=patches
     )
-
     for patch, recorded in zip(found, expected, strict=True):
         np.testing.assert_allclose(patch.latents, recorded, atol=1e-3 * np.abs(recorded).max())
 

@@ -1,5 +1,3 @@
-"""The model card states the manifest's facts in a form that a hub parses."""
-
 import pytest
 import yaml
 
@@ -12,7 +10,7 @@ from voxcpm_conversion.synthetic_presets import presets
 LORA = MergedLora(name="my-voice", sha256="1" * 64, r=8, alpha=16, weights=3, modules=("base_lm.q_proj",))
 
 
-def manifest(preset: str, **source: object) -> Manifest:
+def manifest(preset, **source):
     """The manifest of a published size, with files of 2 MB in fp16, 1 MB in int8 and 0.5 MB elsewhere."""
     architecture, sizes = Architecture.from_document(presets()[preset]), StepSizes()
     step_models = declare_step_models(architecture, sizes)
@@ -31,11 +29,11 @@ def manifest(preset: str, **source: object) -> Manifest:
     )
 
 
-def front_matter(card: str) -> dict[str, object]:
+def front_matter(card):
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def rows(card: str) -> dict[str, list[str]]:
+def rows(card):
     """Cells of all rows of all tables by their first one."""
     cells = [
         [c.strip() for c in line.strip("|").split("|")] for line in card.splitlines() if line.startswith("|")

@@ -1,13 +1,7 @@
-"""The optional forms of a bundle: rows, parts, a solver, states and functions for macOS 15, the AudioVAE in float32."""
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import MODEL_CARD_FILE, Manifest, package_path
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
@@ -28,56 +22,32 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.lint.bundle import lint_bundle
 
 STEPS = 4
+SPLIT = StepSizes(kv_length=128, prefill_chunks=(1, 8), solver_steps=100, base_lm_parts=2)
 TEXT = "one two three."
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
 LM_STEPS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
-def _step(bundle: Path, precision: str, name: str, **options: object):
+def _step(bundle, precision, name, **options):
     return load_portable_step_model(bundle, Manifest.read(bundle), precision, name, threads=1, **options)
 
 
-@pytest.mark.parametrize("name", LM_STEPS)
-def test_row_returning_cache_equals_scattered_cache(tiny_bundle, tiny_parts_bundle, name):
-    """Chunks of 16, 1 and 1 embeddings; then the last position of the cache."""
-    rng = np.random.default_rng(0)
-    models = [_step(folder, "fp32", name) for folder in (tiny_bundle, tiny_parts_bundle)]
-    states = [model.new_state() for model in models]
-    for position, length in ((0, 16), (16, 1), (17, 1), (127, 1)):
-        inputs = {
-            "embeddings": rng.standard_normal((1, length, 64), np.float32),
-            "position": np.array([position], np.int32),
-        }
-        theirs, ours = (model(inputs, state) for model, state in zip(models, states, strict=True))
-        for output in theirs:
-            np.testing.assert_allclose(ours[output], theirs[output], rtol=0, atol=2e-5)
-    for start, stop in ((0, 18), (18, 127), (127, 128)):
-        theirs, ours = (state.rows(start, stop) for state in states)
-        assert theirs.keys() == ours.keys()
-        for cache in theirs:
-            np.testing.assert_allclose(ours[cache], theirs[cache], rtol=0, atol=2e-5)
-
-
-def test_command_passes_options(tiny_checkpoint, tmp_path, monkeypatch):
-    """The base LM's two layers have 43,136 weights each, and two bytes a weight."""
-    asked: list[dict[str, Any]] = []
-
-    def noted(*_, **given):
-        asked.append(given)
-        raise InputError("far enough")
-
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", noted)
-    forms = (
-        "--max-length", "128", "--kv-cache", "rows", "--solver-steps", "100", "--split-gigabytes", "1.1e-4",
-        "--prefill-chunk", "8",
-    )  # fmt: skip
-    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *forms]
-    assert cli.main(given) == 2
-    (options,) = asked
-    assert options["kv_cache"] == "rows"
-    assert options["sizes"] == StepSizes(
-        kv_length=128, prefill_chunks=(1, 8), solver_steps=100, base_lm_parts=2
-    )
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--no-alignment", {"measure": True}),
+        ("--no-alignment --no-measure", {"measure": False}),
+        ("--no-alignment --quantize all", {"measure": False}),
+        # The base LM's two layers have 43,136 weights each, and two bytes a weight.
+        (
+            "--max-length 128 --kv-cache rows --solver-steps 100 --split-gigabytes 1.1e-4 --prefill-chunk 8",
+            {"kv_cache": "rows", "sizes": SPLIT},
+        ),
+    ],
+)
+def test_command_passes_options(tiny_checkpoint, tmp_path, asked, words, expected):
+    assert cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *words.split()]) == 130
+    assert [{name: given[name] for name in expected} for given in asked] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +62,8 @@ def test_command_passes_options(tiny_checkpoint, tmp_path, monkeypatch):
         (["--precision", "int4"], "--precision int4 needs --target macos15"),
         (["--precision", "fp8"], "--precision fp8: expected one of fp16, int8, int4, fp32"),
         (["--target", "ios19"], "--target ios19: expected one of macos14, macos15, macos27"),
+        (["--quantize", "half"], "--quantize half: expected one of measured, all"),
+        (["--quantize", "measured", "--no-measure"], "--no-measure: --quantize measured measures; leave one"),
         (["--max-length", "0"], "--max-length 0: expected 1 to 1048576 positions"),
         (["--max-length", "32", "--prefill-chunk", "64"], "--prefill-chunk 64 does not fit"),
     ],
@@ -115,15 +87,10 @@ def test_options_are_checked_before_the_checkpoint_is_downloaded(
         (["--target", "macos15", "--max-length", "100"], "needs a multiple of 32 for Core ML's states"),
     ],
 )
+@pytest.mark.usefixtures("asked")
 def test_caches_unsupported_by_the_neural_engine_are_named(
     tiny_checkpoint, tmp_path, monkeypatch, capsys, options, warning
 ):
-    """It supports 16,384 positions, and states in multiples of 32; others run elsewhere."""
-
-    def ended(*_, **__):
-        raise InputError("far enough")
-
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", ended)
     monkeypatch.setenv("COLUMNS", "500")
     cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *options])
     said = capsys.readouterr().err
@@ -182,7 +149,7 @@ def bundle(tiny_bundle_15):
     return tiny_bundle_15
 
 
-def _description(package: Path) -> object:
+def _description(package):
     return import_coremltools().utils.load_spec(str(package)).description
 
 

@@ -1,8 +1,4 @@
-"""The format of each weight, in the recipes and in the packages."""
-
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,19 +11,24 @@ from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.recipes import BLOCK, RECIPES, chosen_format
 from voxcpm_conversion.step_modules import build_step
 from voxcpm_conversion.synthetic_presets import presets
-from voxcpm_runtime.voxcpm import VoxCPM
 
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
 DEQUANTIZE = "constexpr_blockwise_shift_scale"
 
-# Weights that use 8 bits or more in int4, by their names in the step modules.
-SENSITIVE = (
-    *("*stop_proj*", "*stop_head*", "*quantizer_in_proj*", "*quantizer_out_proj*", "projection_weight"),
-    *("encoder_in_proj_weight", "*_[kvo]_proj_weight", "dit_*", "network_*"),
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*stop_proj*", "*stop_head*", "*quantizer_in_proj*", "*_[kvo]_proj_weight", "dit_*", "network_*"],
 )
+def test_sensitive_weights_use_8_bits_or_more(pattern):
+    matched = [
+        (s, w) for s, w in _names(Architecture.from_document(presets()["tiny"])) if fnmatchcase(w, pattern)
+    ]
+    assert matched
+    assert "int4" not in {chosen_format("int4", *name, (64, 64)) for name in matched}
 
 
-def _names(a: Architecture) -> Iterator[tuple[str, str]]:
+def _names(a):
     """(step model, weight) of all matrices and kernels, with coremltools' names."""
     modules = empty_modules(a)
     for step_model, declared in declare_step_models(a, SIZES).items():
@@ -41,7 +42,7 @@ def _names(a: Architecture) -> Iterator[tuple[str, str]]:
                 yield step_model, name.replace(".", "_")
 
 
-def _formats(package: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def _formats(package):
     """Element type, shape and scales per row of each compressed weight in a package; FLOAT16 for the other weights."""
     types = import_coremltools().proto.MIL_pb2.DataType
     spec = import_coremltools().utils.load_spec(str(package))
@@ -83,27 +84,3 @@ def test_packages_store_weights_in_the_recipes_formats(
         assert scales == (shape[1] // BLOCK if expected == "int4" else 1), weight
     assert {found[w][0] for w in weights if w not in large} <= {"FLOAT16"}
     assert large
-
-
-def test_int4_bundle_generates_speech(tiny_bundle_15):
-    tts = VoxCPM.from_bundle(tiny_bundle_15, "int4")
-    audio = tts.generate("the you and the world", seed=0, min_len=4, max_len=4, every_word=False)
-    assert np.isfinite(audio).all()
-    assert audio.any()
-
-
-def test_sensitive_weights_use_8_bits_or_more():
-    names = {
-        name
-        for preset in ("tiny", "tiny-2")
-        for name in _names(Architecture.from_document(presets()[preset]))
-    }
-    for pattern in SENSITIVE:
-        matched = [name for name in names if fnmatchcase(name[1], pattern)]
-        assert matched, pattern
-        for step_model, weight in matched:
-            assert chosen_format("int4", step_model, weight, (64, 64)) != "int4", weight
-    whole, rest = (
-        chosen_format("int4", "base_lm_step", "lm_layers_0_mlp_up_proj_weight", (8, n)) for n in (BLOCK, 33)
-    )
-    assert (whole, rest) == ("int4", "int8")  # rows of whole blocks only

@@ -1,5 +1,3 @@
-"""Limits on the command line: oversized or damaged input is a one-line error with exit code 2."""
-
 import resource
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""One loaded model used by many threads, and its memory after it is closed."""
-
 import gc
 import os
 import sys
@@ -35,7 +33,6 @@ def test_eight_concurrent_threads_equal_sequential_speech(tiny_bundle_15):
             thread.start()
         for thread in threads:
             thread.join(120)
-
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -63,8 +60,6 @@ def test_closing_releases_memory(tiny_bundle):
     last = np.ones(10_000, np.uint8)
     del pieces
     held = resident()
-
     tts.close()
-
     assert held - resident() > 50e6
     assert last.all()

@@ -1,5 +1,3 @@
-"""The algorithm in one file says exactly what `generate` says."""
-
 import runpy
 import sys
 from pathlib import Path
@@ -35,7 +33,7 @@ def run(monkeypatch, tmp_path):
     return run
 
 
-def recordings(tts: VoxCPM, mode: str) -> dict[str, str]:
+def recordings(tts, mode):
     """Paths of the mode's recordings, by kind."""
     rate, rng = tts.bundle.architecture.input_sample_rate, np.random.default_rng(0)
     for kind in MODES[mode]:
@@ -63,7 +61,6 @@ def test_samples_are_those_of_generate(bundle, precision, mode, request, run):
     flags = [word for kind, path in given.items() for word in (f"--{kind}", path)]
     flags += ["--prompt-text", TRANSCRIPT] if text else []
     flags += ["--bundle", folder] if folder else []
-
     assert run("--text", TEXT, "--precision", precision, "--seed", 7, "--steps", 6, "--cfg", 1.7,
                "--min-len", 4, "--max-len", 12, "--output", "script.wav", *flags) == 0  # fmt: skip
     said = tts.generate(

@@ -1,12 +1,8 @@
-"""From texts to batches: spelling, synthesis, and training batches of the language model."""
-
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from voxcpm_training.architecture import PATCH
-from voxcpm_training.batches import Batch, Sampler
+from voxcpm_training.batches import Sampler
 from voxcpm_training.corpus import filter_texts, spell_out
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids, encode
@@ -49,9 +45,7 @@ TEXTS = ("one bird sang.", "two birds flew away.", "it rained.", "they came home
 NUMBERS = (1, 257, 540)
 
 
-def made(
-    texts: list[str], patches: list[int], kept: list[bool], speakers: Sequence[int] = (0,)
-) -> Utterances:
+def made(texts, patches, kept, speakers=(0,)):
     rng = np.random.default_rng(0)
     ids = character_ids()
     encoded = [encode(text, ids) for text in texts]
@@ -63,14 +57,14 @@ def made(
     )  # fmt: skip
 
 
-def random_utterances(count: int) -> Utterances:
+def random_utterances(count):
     rng = np.random.default_rng(1)
     patches = rng.integers(2, 40, count).tolist()
     texts = [f"{'la ' * (size // 2)}la." for size in patches]
     return made(texts, patches, (rng.random(count) < 0.9).tolist(), NUMBERS)
 
 
-def utterances_of(batch: Batch, utterances: Utterances) -> list[int]:
+def utterances_of(batch, utterances):
     """Numbers of the utterances whose last patch is in the batch; each of a pair counts."""
     ends = np.cumsum(utterances.frames // PATCH) - 1
     return np.nonzero(np.isin(ends, batch.patches))[0].tolist()

@@ -1,8 +1,5 @@
-"""Gradients of the training loop, and the filter by recognition errors."""
-
 import copy
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +40,6 @@ def test_gradients_in_one_tensor_give_the_same_update_as_clip_grad_norm(longest)
         nn.functional.mse_loss(ordinary(x), y).backward()
         norm = nn.utils.clip_grad_norm_(ordinary.parameters(), longest)
         optimizers[0].step()
-
         gradients.flat.zero_()
         gradients.add(nn.functional.mse_loss(flat(x), y))
         torch.testing.assert_close(gradients.clip(longest), norm)
@@ -93,12 +89,6 @@ def test_losses_of_discriminators_are_sums():
     assert len(Discriminators()(torch.randn(2, 5000))) == 8
 
 
-def test_feature_distances_stay_bounded_if_outputs_for_real_speech_vanish():
-    vanishing = torch.tensor([[1e-6], [5.0]])  # real, decoded
-    _, features = generator_losses([[vanishing, torch.zeros(2, 1)]])
-    assert features.item() == pytest.approx(2, rel=1e-3)
-
-
 def test_a_collapsed_training_ends():
     check = CollapseCheck()
     for distance in (0.72, 0.41, 0.55, 0.58):
@@ -127,6 +117,8 @@ def test_training_continues_in_parts():
     assert (schedule.ended(0), Schedule(100, None).ended(99), Schedule(100, None).ended(100)) == (
         True, False, True,
     )  # fmt: skip
+    factors = [Schedule(100, None, cool_down=0.2).cooling(step) for step in (0, 79, 80, 85, 100)]
+    assert factors == pytest.approx([1, 1, 1, 0.5, 0], abs=1e-6)
     torch.manual_seed(0)
     model = nn.Linear(6, 4)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -141,7 +133,6 @@ def test_training_continues_in_parts():
         kept, restored = optimizer.state[parameter], other.state[parameter]
         assert restored["step"] == kept["step"]
         torch.testing.assert_close(restored["exp_avg_sq"], kept["exp_avg_sq"], rtol=0.8, atol=0)
-
     judges = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(4, 5)).state_dict()
     for name, weight in bytes_to_weights(weights_to_bytes(judges)).items():
         assert (weight - judges[name]).abs().max() <= judges[name].abs().max() / 250
@@ -151,7 +142,7 @@ SAID = ("it rained all day.", "the dog ran home.", "two birds sang.")
 HEARD = ("It rained all day.", "The god went Rome.", "Two birds sang.")
 
 
-def write_shard(path: Path) -> None:
+def write_shard(path):
     ids = character_ids()
     texts = [encode(text, ids) for text in SAID]
     # The fake recogniser identifies an utterance by its length.
@@ -163,7 +154,7 @@ def write_shard(path: Path) -> None:
     )  # fmt: skip
 
 
-def heard(audio: list[np.ndarray]) -> list[str]:
+def heard(audio):
     return [HEARD[len(signal) // 3840 - 1] for signal in audio]
 
 
@@ -185,14 +176,12 @@ def test_the_language_model_is_trained_on_latents_and_continues_elsewhere(tmp_pa
     vae = AudioVAE(CONFIG["audio_vae_config"]).eval()
     folder.mkdir()
     encode_shard(vae, shard, folder / shard.name, torch.device("cpu"))
-
     assert Utterances.of_shards(finished_shards(folder)).kept.tolist() == [True, False, True]
     with np.load(shard) as file:
         first = torch.from_numpy(file["audio"][: file["samples"][0]]).float() / 32768
     expected = vae.encode(first[None, None])[0].T
     found = load_latents(finished_shards(folder), torch.device("cpu"))[: len(expected)]
     torch.testing.assert_close(found, expected, atol=1 / 48 + 1e-4, rtol=0)
-
     options = parser().parse_args([str(folder), "-o", str(tmp_path)])
     before = LanguageModelTraining(options, torch.device("cpu"))
     before.step = 70
@@ -202,8 +191,3 @@ def test_the_language_model_is_trained_on_latents_and_continues_elsewhere(tmp_pa
     assert after.step == 70
     for one, other in zip(before.model.parameters(), after.model.parameters(), strict=True):
         assert (one - other).norm() <= 0.02 * one.norm()
-
-
-def test_each_part_cools_down():
-    factors = [Schedule(100, None, cool_down=0.2).cooling(step) for step in (0, 79, 80, 85, 100)]
-    assert factors == pytest.approx([1, 1, 1, 0.5, 0], abs=1e-6)

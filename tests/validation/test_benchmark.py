@@ -1,5 +1,3 @@
-"""`voxcpm-coreml benchmark`: its figures and the CPU."""
-
 import json
 
 import pytest

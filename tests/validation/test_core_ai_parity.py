@@ -1,5 +1,3 @@
-"""Bundles for macOS 27 on Apple's Core AI runtime: step models and whole utterances against upstream."""
-
 import numpy as np
 import pytest
 
@@ -46,11 +44,15 @@ def test_fp16_speech_has_its_own_floors_on_core_ai():
     assert len(below_floors(wrong, core_ai=True)) == 2
 
 
-def test_fp32_utterances_equal_upstream_and_the_portable_backend(first, tiny_bundle_27, tiny_bundle):
-    modes = check_utterances(
-        first[0], VoxCPM.from_bundle(tiny_bundle_27, "fp32"), VoxCPM.from_bundle(tiny_bundle, "fp32")
+@pytest.mark.parametrize(
+    ("generation", "modes"), [("tiny", 2), pytest.param("second", 6, marks=pytest.mark.slow)]
+)
+def test_fp32_utterances_equal_upstream_and_the_portable_backend(request, generation, modes):
+    checkpoint, *bundles = (
+        request.getfixturevalue(f"{generation}_{kind}") for kind in ("checkpoint", "bundle_27", "bundle")
     )
-    assert modes == ["zero-shot", "continuation"]
+    core_ai, portable = (VoxCPM.from_bundle(bundle, "fp32") for bundle in bundles)
+    assert len(check_utterances(recorded(checkpoint, bundles[0])[0], core_ai, portable)) == modes
 
 
 def test_validation_on_core_ai_reports_skipped_measurements(tiny_bundle_27, tiny_checkpoint, monkeypatch):

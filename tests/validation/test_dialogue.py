@@ -31,7 +31,6 @@ def test_dialogue_equals_upstream(request, tmp_path, generation, recorded):
     else:
         voice = tts.create_voice(clip, name="ada")
         cache = model.build_prompt_cache(reference_wav_path=str(clip))
-
     for seed, text in enumerate(TURNS):
         speech = tts.speak(text, voice=voice, rng=np.random.default_rng(seed), retry_badcase=False, **KEPT)
         with use_noise(np.random.default_rng(seed)):
@@ -39,8 +38,6 @@ def test_dialogue_equals_upstream(request, tmp_path, generation, recorded):
         # VoxCPM 0.5B and 1.5 return patches of the prompt with the generated ones: see `upstream_generate`.
         generated = features.float().numpy().reshape(-1, model.patch_size, model.feat_dim)[-KEPT["max_len"] :]
         assert agreement(speech.latents, generated).correlation >= 0.99999
-
         voice = voice.extended(text, speech.latents)
         cache = model.merge_prompt_cache(cache, text, torch.from_numpy(generated.copy()))
-
     assert voice.transcript == cache["prompt_text"]

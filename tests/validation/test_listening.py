@@ -1,5 +1,3 @@
-"""The listening test: its measures, and the default voice transcribed by a recogniser."""
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -47,7 +45,7 @@ def listener():
     return Listener.of()
 
 
-def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> TranscribedSegment:
+def heard(said, transcript, seconds=2.0, **given):
     """A segment that was measured."""
     fields = {
         "written": said, "pause": 0.0, "attempts": 1, "suspicious": False, "ends_abruptly": False, "level": -20.0,
@@ -56,7 +54,7 @@ def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> 
     return TranscribedSegment(said=said, heard=transcript, seconds=seconds, **fields)
 
 
-def heard_case(*segments: TranscribedSegment) -> TranscribedCase:
+def heard_case(*segments):
     return TranscribedCase("system", ReadingCase("zero-shot", None, {}), {"story": segments})
 
 
@@ -145,7 +143,6 @@ def test_chinese_is_heard_as_chinese_and_scored_by_characters():
         {},
     )
     (scores,) = listen("s", speak, ["chinese"], listener=listener, extent=Extent(sentences=2)).chinese
-
     assert languages == ["zh", "zh"]
     assert (scores.case, scores.sentences, scores.cut_ends) == ("zero-shot", 2, 2)
     said = sum(len(text) for text in texts) - 4  # two commas, two full stops
@@ -167,9 +164,7 @@ def test_narration_scores_track_pace_level_and_voice_over_time():
         for minute in range(3)
         for _ in range(6)
     ]
-
     (scores,) = narration_scores(heard_case(*segments, heard("short", "short", 5.0)))
-
     assert [minute.words_per_minute for minute in scores.minutes] == pytest.approx([60, 54, 48])
     assert [minute.level for minute in scores.minutes] == pytest.approx([-20, -21, -22])
     assert [minute.similarity for minute in scores.minutes] == pytest.approx([1, 1, 0.6])
@@ -265,12 +260,10 @@ def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(speaking_bun
 @pytest.mark.listening
 def test_default_voice_is_intelligible(speaking_bundle, listener):
     speak = bundle_speaker(speaking_bundle, "int8")
-
     # Prose is read zero-shot only; with a voice it would take as long again.
     heart = tuple(voice for voice in listener.voices if voice.name == "heart")
     report = listen("int8", speak, ["sentences"], listener=replace(listener, voices=heart), extent=SAMPLE)
     report += listen("int8", speak, ["prose"], listener=replace(listener, voices=()), extent=SAMPLE)
-
     whole = [score for score in report.prose if score.kind == "all"]
     found = {
         "word errors of sentences": _word_error_rate([s for score in report.sentences for s in score.heard]),
@@ -284,5 +277,5 @@ def test_default_voice_is_intelligible(speaking_bundle, listener):
     assert {name: value for name, value in found.items() if value > BOUNDS[name]} == {}, report
 
 
-def _word_error_rate(segments: list[TranscribedSegment]) -> float:
+def _word_error_rate(segments):
     return word_errors([s.said for s in segments], [s.heard for s in segments]).rate

@@ -1,5 +1,3 @@
-"""Validation writes its results into the bundle's model card."""
-
 import pytest
 
 from voxcpm_runtime.commands import cli
@@ -12,7 +10,7 @@ from voxcpm_validation.step_agreement import StepAgreement
 CARD = "# Mine\n\n<!-- validation -->\nNot validated yet.\n<!-- /validation -->\n\nThe end.\n"
 
 
-def agreement(correlation: float) -> Agreement:
+def agreement(correlation):
     return Agreement(correlation=correlation, max_abs_error=0.5, snr_db=20.0, finite=True)
 
 

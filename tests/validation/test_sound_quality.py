@@ -1,5 +1,3 @@
-"""Measures of sound quality: pitch, the comb of a decoder without pitch, predicted ratings, gates of an AudioVAE."""
-
 import numpy as np
 import pytest
 
@@ -17,13 +15,13 @@ def judge():
     return SoundJudge()
 
 
-def voice(hz: np.ndarray) -> np.ndarray:
+def voice(hz):
     """Harmonics of a fundamental frequency (samples,), with the levels of a vowel."""
     phase = 2 * np.pi * np.cumsum(hz) / RATE
     return np.float32(0.1) * sum(np.sin(k * phase) / k for k in range(1, 40)).astype(np.float32)
 
 
-def buzzing(audio: np.ndarray) -> np.ndarray:
+def buzzing(audio):
     """Speech whose harmonics are replaced by lines 50 Hz apart."""
     pulses = np.zeros(len(audio), np.float32)
     pulses[:: RATE // 50] = 3.0

@@ -24,7 +24,7 @@ COMMANDS = ("design", "clone", "batch", "validate")
 RECORDINGS = ("text", "prompt_wav_path", "prompt_text", "reference_wav_path")
 
 
-def table(marker: str) -> dict[str, str]:
+def table(marker):
     """The table's entry of each name. A dot separates the names in a row, a comma those of one flag."""
     _, between, _ = re.split(rf"<!-- /?{marker} -->", MANUAL.read_text(encoding="utf-8"))
     rows = [line.strip("| ").split(" | ", 1) for line in between.strip().splitlines()[2:]]
@@ -35,7 +35,7 @@ def table(marker: str) -> dict[str, str]:
     return named
 
 
-def state(name: str, marker: str = "upstream") -> str:
+def state(name, marker="upstream"):
     return next(word for word in STATES if table(marker)[name].startswith(word))
 
 
@@ -51,12 +51,12 @@ def parser(upstream):  # noqa: ARG001 - the stubs are there
     return importlib.import_module("voxcpm.cli")._build_parser()
 
 
-def arguments(function: Any) -> dict[str, inspect.Parameter]:
+def arguments(function):
     found = dict(inspect.signature(function).parameters)
     return {name: parameter for name, parameter in found.items() if name not in ("self", "cls")}
 
 
-def calls(upstream: Any) -> dict[str, Any]:
+def calls(upstream):
     """Upstream's public methods; `generate` and `generate_streaming` hand everything to a private one."""
     public = {name: getattr(upstream, name) for name in vars(upstream) if not name.startswith("_")}
     methods = {name: method for name, method in public.items() if callable(method)}
@@ -64,7 +64,7 @@ def calls(upstream: Any) -> dict[str, Any]:
     return {"VoxCPM": upstream.__init__, **methods, **spoken}
 
 
-def attributes(upstream: Any) -> set[str]:
+def attributes(upstream):
     source = ast.parse(Path(inspect.getfile(upstream)).read_text(encoding="utf-8"))
     assigned = {
         node.attr
@@ -97,7 +97,6 @@ def test_positions_and_defaults_equal_upstreams(upstream):
             name, getattr(GenerationOptions(), name, None)
         )
         assert ours == theirs[name].default, name
-
     pretrained, own = arguments(upstream.from_pretrained), arguments(VoxCPM.from_pretrained)
     pretrained.pop("kwargs")
     assert list(own)[: len(pretrained)] == list(pretrained)
@@ -147,7 +146,7 @@ def test_positional_options_equal_keywords(tiny_bundle):
         tts.plan("hello.", None, None, None, *values, True)
 
 
-def flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, argparse.Action]]:
+def flags(parser):
     """Command -> the joined names of each flag -> the flag. "" is no command."""
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     found = {"": parser, **commands.choices}

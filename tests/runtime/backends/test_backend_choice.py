@@ -1,9 +1,6 @@
-"""Backend selection by bundle and machine; mismatches are one-line errors before loading."""
-
 import os
 import plistlib
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +12,6 @@ from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import open_bundle
 
 MACS = {"on_a_mac": "15.5", "on_macos_27": "27.0"}
-MACHINES = ["on_linux", *MACS]
 
 
 @pytest.fixture
@@ -77,21 +73,20 @@ def test_the_portable_backend_needs_no_coremltools(machine, monkeypatch):
     assert "portable" in backends()
 
 
-@pytest.mark.usefixtures("with_core_ai")
-@pytest.mark.parametrize("name", MACHINES)
-def test_a_bundle_for_macos_27_runs_on_core_ai_everywhere(machine, bundle_of, name):
-    """Also before macOS 27, as the package includes its own runtime."""
-    machine(name)
-    assert choose_backend("auto", bundle_of("macOS27")) == "coreai"
-
-
 @pytest.mark.parametrize(
-    ("name", "chosen"), [("on_linux", "portable"), ("on_a_mac", "coreml"), ("on_macos_27", "coreml")]
+    ("name", "target", "chosen"),
+    [
+        # Also before macOS 27, as the package includes its own runtime.
+        *((name, "macOS27", "coreai") for name in ("on_linux", *MACS)),
+        ("on_linux", "macOS15", "portable"),
+        ("on_a_mac", "macOS15", "coreml"),
+        ("on_macos_27", "macOS15", "coreml"),
+    ],
 )
-@pytest.mark.usefixtures("without_core_ai")
-def test_other_bundles_run_on_core_ml_on_a_mac(machine, bundle_of, name, chosen):
+@pytest.mark.usefixtures("with_core_ai")
+def test_the_backend_is_chosen_by_bundle_and_machine(machine, bundle_of, name, target, chosen):
     machine(name)
-    assert choose_backend("auto", bundle_of("macOS15")) == chosen
+    assert choose_backend("auto", bundle_of(target)) == chosen
 
 
 @pytest.mark.parametrize(("name", "backend"), [("on_linux", "portable"), ("on_macos_27", "coreml")])
@@ -107,23 +102,19 @@ def test_threads_are_limited_to_the_affinity_mask(machine, bundle_of, monkeypatc
         check_engine("auto", 4, "auto", bundle)
 
 
-def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
-    speak = ["--text", "hello."]
-    yield (
-        "macOS27",
-        ["generate", "BUNDLE", *speak, "--backend", "portable"],
-        "portable cannot run bundles for macos27",
-    )
-    yield (
-        "macOS27",
-        ["generate", "BUNDLE", *speak, "--compute-units", "cpu"],
-        "compute units are for Core ML only",
-    )
-    yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "coreai cannot run bundles for macos14"
-
-
 @pytest.mark.usefixtures("with_core_ai")
-@pytest.mark.parametrize(("target", "words", "message"), list(wrong_commands()))
+@pytest.mark.parametrize(
+    ("target", "words", "message"),
+    [
+        (
+            "macOS27",
+            ("generate", "-t", "a.", "--backend", "portable"),
+            "portable cannot run bundles for macos27",
+        ),
+        ("macOS27", ("generate", "-t", "a.", "--compute-units", "cpu"), "compute units are for Core ML only"),
+        ("macOS14", ("doctor", "--backend", "coreai"), "coreai cannot run bundles for macos14"),
+    ],
+)
 def test_invalid_backend_fails_before_loading(
     machine, bundle_of, folder, monkeypatch, refusal, target, words, message
 ):
@@ -131,7 +122,7 @@ def test_invalid_backend_fails_before_loading(
     bundle = bundle_of(target)
     for module in ("voxcpm_runtime.voxcpm.place_step_models", "voxcpm_runtime.doctor.command.trials"):
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("loaded"))
-    assert message in refusal(*(bundle.folder if word == "BUNDLE" else word for word in words))
+    assert message in refusal(words[0], bundle.folder, *words[1:])
     assert not list(folder.iterdir())
 
 

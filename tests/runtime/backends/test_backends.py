@@ -1,5 +1,3 @@
-"""Common to all backends: one-line errors for unusable packages, cache rows, and arithmetic keys."""
-
 import plistlib
 from types import SimpleNamespace
 

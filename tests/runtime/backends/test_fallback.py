@@ -1,11 +1,5 @@
-"""The fallbacks of `auto`: the saved choice, the default unit, the CPU, the portable backend, an error."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from coreml_stand_in.installation import StandIn
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
 from voxcpm_runtime.backends import machine
@@ -17,11 +11,11 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
-def loaded(folder: Path, name: str = LOCDIT_STEP, backend: Any = "auto", **options: Any) -> Any:
+def loaded(folder, name=LOCDIT_STEP, backend="auto", **options):
     return load_step_models(open_bundle(folder, "fp16"), backend, names=[name], **options)[name]
 
 
-def units(core_ml: StandIn) -> dict[str, str]:
+def units(core_ml):
     return {event["package"]: event["unit"] for event in core_ml.events("load")}
 
 
@@ -39,16 +33,13 @@ def test_the_saved_choice_comes_before_the_usual_unit(core_ml, tiny_bundle):
         assert isinstance(tts.driver.models[FEAT_ENCODER], CoreMLStepModel)
 
 
-def test_cpu_replaces_a_failing_unit(core_ml, tiny_bundle):
+def test_cpu_replaces_a_failing_unit_and_the_portable_backend_core_ml(core_ml, tiny_bundle):
     core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED")
     assert DEFAULT_UNITS[LOCDIT_STEP] == "cpu_and_ne"
     with pytest.warns(UserWarning, match=r"falls back from cpu_and_ne to cpu \(.*ANECCompile.* doctor"):
         model = loaded(tiny_bundle)
     assert isinstance(model, CoreMLStepModel)
     assert units(core_ml) == {LOCDIT_STEP: "CPU_ONLY"}
-
-
-def test_portable_backend_replaces_core_ml(core_ml, tiny_bundle):
     core_ml.fault(package=LOCDIT_STEP)
     with pytest.warns(UserWarning, match="locdit_step falls back from cpu_and_ne and cpu to portable "):
         model = loaded(tiny_bundle)

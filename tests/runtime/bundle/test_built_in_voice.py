@@ -1,5 +1,3 @@
-"""The default bundle: used by commands without a bundle, and usable without converters."""
-
 import shutil
 import subprocess
 import sys

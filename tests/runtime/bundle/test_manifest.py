@@ -1,8 +1,5 @@
-"""Validation of a bundle's manifest and files."""
-
 import os
 
-import numpy as np
 import pytest
 
 from edited_manifest import edit_manifest
@@ -137,30 +134,22 @@ def npy(shape, descr="<f4", version=b"\x01\x00", data=b""):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (npy("(120, 8)", "|O", data=b"cposix\nsystem\n."), "cannot be read"),
-        (npy("(120, 8)", "<i4", data=bytes(120 * 8 * 4)), r"got int32 of \(120, 8\)"),
-        (npy("(100000000000, 100000000000)"), "cannot be read"),
+        ("embed_tokens", npy("(120, 8)", "|O", data=b"cposix\nsystem\n."), "cannot be read"),
+        ("embed_tokens", npy("(120, 8)", "<i4", data=bytes(120 * 8 * 4)), r"got int32 of \(120, 8\)"),
+        ("embed_tokens", npy("(100000000000, 100000000000)"), "cannot be read"),
+        (
+            "lm_to_dit_proj_b",
+            npy("(6,)", data=b"\xff" * 24),
+            r"lm_to_dit_proj_b\.npy: expected finite numbers",
+        ),
     ],
-)  # fmt: skip
-def test_malformed_constant_is_a_one_line_error(bundle_folder, content, message):
+)
+def test_malformed_constant_is_a_one_line_error(bundle_folder, name, content, message):
     """Even if digests match, as in a forged bundle."""
-    (bundle_folder / "constants" / "embed_tokens.npy").write_bytes(content)
-    edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
+    (bundle_folder / "constants" / f"{name}.npy").write_bytes(content)
+    recorded = {name: record.model_dump() for name, record in manifests.record_folder(bundle_folder).items()}
+    edit_manifest(bundle_folder, lambda m: m["files"].update(recorded))
     with pytest.raises(BundleError, match=message):
         open_bundle(bundle_folder)
-
-
-def test_constant_with_nan_is_rejected(bundle_folder):
-    path = bundle_folder / "constants" / "lm_to_dit_proj_b.npy"
-    array = np.load(path)
-    array[2] = np.nan
-    np.save(path, array)
-    edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
-    with pytest.raises(BundleError, match=r"lm_to_dit_proj_b\.npy: expected finite numbers"):
-        open_bundle(bundle_folder)
-
-
-def as_recorded(bundle_folder):
-    return {name: record.model_dump() for name, record in manifests.record_folder(bundle_folder).items()}

@@ -1,5 +1,3 @@
-"""Opening checkpoints as in upstream: converted once into the cache."""
-
 import os
 import shutil
 from importlib.metadata import PackageNotFoundError
@@ -38,7 +36,6 @@ def checkpoint(folder):
 def test_a_hub_id_is_converted_once(converted):
     tts = VoxCPM.from_pretrained("openbmb/VoxCPM1.5", False, None, "downloads", True, False, "auto")
     again = VoxCPM.from_pretrained("openbmb/VoxCPM1.5", cache_dir="elsewhere", device=None, precision="int8")
-
     assert converted == [
         {
             "checkpoint": "openbmb/VoxCPM1.5",

@@ -1,12 +1,6 @@
-"""The command `doctor` on the portable backend, and on Core ML's stand-in with injected faults."""
-
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -93,74 +87,24 @@ def test_bundle_for_a_newer_system_is_reported_once(core_ml, tiny_bundle_15, run
 
 
 @pytest.mark.long
-def test_rejected_step_model_runs_on_the_portable_backend_or_has_no_unit(
-    core_ml, tiny_bundle, monkeypatch, run
-):
-    monkeypatch.setitem(command.UNITS, "coreml", ("cpu_and_ne",))
-    core_ml.fault(package=LOCDIT_STEP, message="ANECCompile() FAILED")
-
-    code, out, _ = run("doctor", tiny_bundle, "--precision", "fp16", "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert found["chosen"][LOCDIT_STEP] == "portable"
-    assert found["chosen"][FEAT_ENCODER] == "cpu_and_ne"
-
-    code, out, _ = run("doctor", tiny_bundle, "--precision", "fp16", "--backend", "coreml")
-    assert code == 1
-    shown = " ".join(out.split())
-    assert "No unit is correct for locdit_step." in shown
-    assert "locdit_step is rejected on cpu_and_ne" in shown
-    assert "ANECCompile() FAILED" in shown
-    # The other step models are in the table with the star of the choice.
-    assert "feat_encoder cpu_and_ne" in shown
-    assert "correct *" in shown
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("does", "word", "at", "stage"),
-    [("abort", "SIGABRT", "load", "load"), ("kill", "SIGKILL", "predict", "check")],
+    ("does", "at", "outcome", "stage", "word"),
+    [
+        ("abort", "load", "crashed", "load", "SIGABRT"),
+        ("kill", "predict", "crashed", "check", "SIGKILL"),
+        ("hang", "load", "hung", "load", "no answer within 8 s"),
+    ],
 )
-def test_new_child_continues_after_a_crash(core_ml, bundle, does, word, at, stage):
+def test_new_child_continues_after_a_crash_or_a_timeout(core_ml, bundle, does, at, outcome, stage, word):
     core_ml.fault(package=LOCDIT_STEP, at=at, does=does)
-    crashed, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER)
-    assert (crashed.outcome, crashed.stage, crashed.message[:7]) == ("crashed", stage, word)
-    assert (crashed.load_seconds is None) == (at == "load")
-    assert correct.outcome == "correct"
-    assert len({event["pid"] for event in core_ml.events("load")}) == 2
-
-
-@pytest.mark.long
-def test_hanging_child_is_killed_after_the_timeout(core_ml, bundle):
-    core_ml.fault(package=LOCDIT_STEP, does="hang")
     # A child has another minute to start.
-    hung, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=8.0)
-    assert (hung.outcome, hung.stage, correct.outcome) == ("hung", "load", "correct")
-    assert hung.message == "no answer within 8 s"
-    (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
+    failed, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=8.0)
+    assert (failed.outcome, failed.stage, correct.outcome) == (outcome, stage, "correct")
+    assert failed.message.startswith(word)
+    assert (failed.load_seconds is None) == (at == "load")
+    first, _ = {event["pid"]: event for event in core_ml.events("load")}
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-@pytest.mark.long
-def test_ctrl_c_ends_the_children(core_ml, tiny_bundle):
-    core_ml.fault(does="hang")
-    # Background jobs of a shell ignore SIGINT, and so would their children.
-    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    program = f"{heard}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-    given = [sys.executable, "-c", program, "doctor", str(tiny_bundle), "--precision", "fp16"]
-
-    with subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as doctor:
-        while not core_ml.events("load"):
-            assert doctor.poll() is None
-            time.sleep(0.05)
-        doctor.send_signal(signal.SIGINT)
-        _, err = doctor.communicate(timeout=120)
-
-    assert doctor.returncode == 130
-    assert err.splitlines()[-1] == "error: interrupted"
-    with pytest.raises(ProcessLookupError):
-        os.kill(core_ml.events("load")[0]["pid"], 0)
+        os.kill(first, 0)
 
 
 def test_bundle_without_vectors_is_timed_but_not_checked(copied, run):
@@ -170,9 +114,7 @@ def test_bundle_without_vectors_is_timed_but_not_checked(copied, run):
 
     edit_manifest(copied, without_vectors)
     shutil.rmtree(copied / "vectors")
-
     code, out, _ = run("doctor", copied, "--precision", "fp16", "--json")
-
     found = json.loads(out)
     assert code == 1
     assert {t["outcome"] for t in found["trials"]} == {"unjudged"}
@@ -180,14 +122,6 @@ def test_bundle_without_vectors_is_timed_but_not_checked(copied, run):
     assert (found["chosen"], found["saved"]) == ({}, False)
     assert any("Convert the checkpoint again" in line for line in found["advice"])
     assert not any("No unit is correct" in line for line in found["advice"])
-
-
-def test_altered_vectors_are_rejected_by_name(copied, refusal):
-    path = copied / "vectors" / f"{LOCDIT_STEP}.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert f"{path}: content differs" in refusal("doctor", copied, "--precision", "fp16")
 
 
 def test_wrong_cache_rows_are_detected_despite_correct_outputs(copied):

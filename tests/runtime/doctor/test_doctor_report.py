@@ -1,5 +1,3 @@
-"""Parts of the doctor that need no bundle: correlation, the choice of units, its file, and advice."""
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,9 +50,7 @@ def test_the_json_for_an_issue_names_no_path_user_or_host(monkeypatch):
     )
     failed = trial("a", "cpu", None, "crashed").model_copy(update={"message": said})
     lost = Endurance(units={"a": "cpu"}, seconds=60.0, outcome="crashed", step_model="a", message=said)
-
     document = report(failed, refusal=said, endurance=(lost,)).document(saved=False)
-
     clean = "SIGSEGV: …@…: …, …/Library/x.mil, …/y and …/model.mil"
     assert document["trials"][0]["message"] == document["endurance"][0]["message"] == clean
     assert document["refusal"] == clean
@@ -100,7 +96,6 @@ def test_advice_on_what_lasted():
 def test_choice_is_saved_per_chip_build_and_bundle(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     path = saved.save_measured_units("digest", {"a": "cpu"})
-
     assert path.parent == tmp_path / "measured"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert saved.measured_units("digest") == {"a": "cpu"}

@@ -1,5 +1,3 @@
-"""Normalisation of written English: a table of readings, random ASCII text, and run time."""
-
 import csv
 import string
 import time
@@ -28,12 +26,12 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def readings() -> list[dict[str, str]]:
+def readings():
     with READINGS.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def cases(vocabulary: str) -> list:
+def cases(vocabulary):
     """The parameters of a vocabulary: a kind and the reading of each of its texts."""
     kinds: dict[str, dict[str, str]] = {}
     for case in readings():
@@ -42,7 +40,7 @@ def cases(vocabulary: str) -> list:
     return [pytest.param(kind, said, id=kind) for kind, said in kinds.items()]
 
 
-def check(kind: str, vocabulary: str, expected: dict[str, str], found: dict[str, str]) -> None:
+def check(kind, vocabulary, expected, found):
     """Equal readings, but of kind "unread" none: what is read at last gets another kind."""
     if kind in {"unread", f"unread-{vocabulary}"}:
         assert [written for written in expected if found[written] == expected[written]] == []

@@ -1,5 +1,3 @@
-"""Markup: which parts a text has, what is refused and where, and how a call speaks the parts."""
-
 import re
 
 import numpy as np
@@ -15,13 +13,13 @@ ROOT = (
 )
 
 
-def parts(text: str) -> list[tuple[str, str, float, float | None]]:
+def parts(text):
     """What is said, the voice's name, rate and pause of each part."""
     found = spoken_parts(text, PARAGRAPH)
     return [(p.said.strip(), p.voice.name if p.voice else "", round(p.rate, 3), p.pause) for p in found]
 
 
-def said(kind: str, text: str, form: str = "") -> str:
+def said(kind, text, form=""):
     return parts(f'<say-as interpret-as="{kind}" {form}>{text}</say-as>')[0][0]
 
 
@@ -181,9 +179,7 @@ def test_parts_have_their_pauses_rates_and_voices_in_streams_too(tts, architectu
     text = "[pause 0.2s]one[pause 0.1234s]<voice name='ada'>two</voice> "
     text += "<prosody rate='2'>3 <sub alias='x y'>z</sub></prosody>[pause 1s]"
     given = {**GIVEN, "markup": True, "find_voice": {"ada": ada}.get}
-
     speech = tts.speak(text, **given)
-
     assert [segment.text.strip() for segment in speech.segments] == ["one", "two", "3 z"]
     one, two, three = (segment.audio for segment in speech.segments)
     patch = architecture.patch_output_samples

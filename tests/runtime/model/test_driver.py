@@ -40,7 +40,7 @@ def loop(architecture, network, constants):
 
     second = architecture.generation == "voxcpm2"
 
-    def run(sequence, count, seed, teacher=None):
+    def run(sequence, count, seed):
         rng = np.random.default_rng(seed)
         text = constants[EMBED_TOKENS][sequence.tokens] * 12.0
         audio = np.zeros_like(text)
@@ -70,7 +70,7 @@ def loop(architecture, network, constants):
             ).T
             made.append(patch)
             stops.append(index > OPTIONS.min_len and bool(network.stop_logits(hidden[-1]).argmax() == 1))
-            last = patch if teacher is None else teacher[index]
+            last = patch
             embeddings = np.concatenate([embeddings, network.embed(last[np.newaxis])])
             is_audio = np.append(is_audio, True)
         return np.stack(made), stops
@@ -121,16 +121,6 @@ def test_the_stop_head_reads_the_state_that_fed_the_patch(generated, network, lo
     assert len(firsts & set(range(4, 19))) > 1, (
         "the stop head never spoke late: this test cannot tell one index apart"
     )
-
-
-def test_teacher_forcing_replaces_the_prediction(generated, network, loop):
-    network.stop_bias = np.array([-1e3, 0], np.float32)
-    sequence = sequences()["continuation"]
-    teacher = np.random.default_rng(6).standard_normal((5, *SHAPE)).astype(np.float32)
-    patches = generated(sequence, 4, 9, teacher=list(teacher))
-    expected, _ = loop(sequence, 5, 4, teacher)
-    np.testing.assert_allclose([patch.latents for patch in patches], expected, atol=2e-4)
-    assert patches[-1].stops
 
 
 @pytest.mark.parametrize("samples", [21, 100])

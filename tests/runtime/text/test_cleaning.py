@@ -1,5 +1,3 @@
-"""Markdown and HTML are read without their marks, and other texts are not changed."""
-
 import time
 
 import pytest

@@ -1,5 +1,3 @@
-"""Lexicons: which words of a text are said differently, and which files are lexicons."""
-
 import re
 import time
 

@@ -1,12 +1,10 @@
-"""Sentence splitting: boundaries, independence of fragments, and latency."""
-
 import numpy as np
 import pytest
 
-from voxcpm_runtime.text.sentences import Sentence, SentenceCutter, each_sentence
+from voxcpm_runtime.text.sentences import SentenceCutter, each_sentence
 
 
-def sentences(text: str) -> list[Sentence]:
+def sentences(text):
     return list(each_sentence(text))
 
 
@@ -101,7 +99,7 @@ def test_fragmentation_does_not_change_sentences():
         assert [s for char in text for s in cutter.push(char)] + cutter.flush() == whole
 
 
-def _known_after(text: str) -> list[str]:
+def _known_after(text):
     """The text read by the time each sentence is returned."""
     cutter = SentenceCutter()
     return [text[: at + 1] for at, char in enumerate(text) for _ in cutter.push(char)]

@@ -1,5 +1,3 @@
-"""Token ids compared with upstream's wrapper."""
-
 import json
 import shutil
 

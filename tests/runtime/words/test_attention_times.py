@@ -1,5 +1,3 @@
-"""When words are said, by the attention of heads that follow the text."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,7 @@ from voxcpm_runtime.words.attention import letter_times
 RATE, PATCH = 16000, 0.16
 
 
-def _sound(*spans: tuple[float, float], seconds: float) -> np.ndarray:
+def _sound(*spans, seconds):
     """Noise in these spans, in seconds, and silence elsewhere."""
     audio = np.zeros(int(seconds * RATE), np.float32)
     for start, stop in spans:
@@ -21,7 +19,7 @@ def _sound(*spans: tuple[float, float], seconds: float) -> np.ndarray:
     return audio
 
 
-def _looks_at(positions: np.ndarray, tokens: int) -> np.ndarray:
+def _looks_at(positions, tokens):
     """Attention (patches, tokens) shared by the two tokens around each position."""
     return np.maximum(0, 1 - np.abs(np.arange(tokens) - positions[:, None]))
 

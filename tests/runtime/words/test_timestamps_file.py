@@ -1,5 +1,3 @@
-"""Files with the times of words: JSON, SRT and WebVTT, and the command line that writes them."""
-
 import json
 import re
 
@@ -10,7 +8,7 @@ from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_runtime.words.words import Word
 
 
-def spoken(text: str, start: float = 0.0) -> list[Word]:
+def spoken(text, start=0.0):
     return [Word(word, start + at, start + at + 0.5, "pauses") for at, word in enumerate(text.split())]
 
 
@@ -61,7 +59,6 @@ def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_p
     source.write_text("Hello there.\nGood night.\n")
     arguments = ["batch", str(source), "-o", str(out)]
     timed = [*arguments, "--timestamps", "srt"]
-
     assert cli.main(arguments) == 0
     audio = [(out / f"output_00{n}.wav").read_bytes() for n in (1, 2)]
     assert cli.main(timed) == 0
@@ -75,7 +72,6 @@ def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_p
     assert "0 spoken, 2 skipped" in capsys.readouterr().out
     assert [(out / f"output_00{n}.wav").read_bytes() for n in (1, 2)] == audio
     assert len(list(out.iterdir())) == 7
-
     # Times of other speech do not fit, and are removed.
     source.write_text("Hello there.\nGood evening.\n")
     assert cli.main(arguments) == 0
@@ -106,31 +102,16 @@ def test_a_file_of_another_kind_is_refused_before_anything_is_spoken(tmp_path, g
     assert not list(tmp_path.iterdir())
 
 
-def test_generate_writes_the_times_of_its_words(tmp_path):
-    times = tmp_path / "words.json"
-    arguments = ["generate", "-t", "It costs $5. Really?", "-o", str(tmp_path / "a.wav"), "--seed", "1", "-q"]
-    assert cli.main([*arguments, "--timestamps", str(times)]) == 0
-    document = json.loads(times.read_text())
+def test_generate_writes_the_times_of_its_words_as_json_and_srt(tmp_path):
+    def written(text, name, *options):
+        given = ["generate", "-t", text, "-o", str(tmp_path / "a.wav"), "--seed", "1", "-q", *options]
+        assert cli.main([*given, "--timestamps", str(tmp_path / name)]) == 0
+        return (tmp_path / name).read_text()
+
+    document = json.loads(written("It costs $5. Really?", "words.json"))
     assert document["method"] in ("pauses", "attention")
     assert [word["word"] for word in document["words"]] == ["It", "costs", "$5.", "Really?"]
-
-
-def test_cues_of_markdown_end_with_its_paragraphs(tmp_path):
-    times = tmp_path / "words.srt"
-    text = "See [the shop](https://example.com/shop)\n\nBuy milk\n\nSell it"
-    arguments = [
-        "generate",
-        "-t",
-        text,
-        "-o",
-        str(tmp_path / "a.wav"),
-        "--seed",
-        "1",
-        "-q",
-        "--clean",
-        "markdown",
-    ]
-
-    assert cli.main([*arguments, "--timestamps", str(times)]) == 0
-
-    assert times.read_text().split("\n")[2::4] == ["See the shop", "Buy milk", "Sell it"]
+    # Cues of Markdown end with its paragraphs.
+    markdown = "See [the shop](https://example.com/shop)\n\nBuy milk\n\nSell it"
+    subtitles = written(markdown, "words.srt", "--clean", "markdown")
+    assert subtitles.split("\n")[2::4] == ["See the shop", "Buy milk", "Sell it"]

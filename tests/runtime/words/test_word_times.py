@@ -1,5 +1,3 @@
-"""When words are said: of the built-in voice's real speech, with words spliced at known times."""
-
 import itertools
 
 import numpy as np
@@ -38,20 +36,36 @@ def test_a_written_word_has_what_it_is_read_as(text, said, expected):
     assert "".join(span.text for span in spans).replace(" ", "") == text.replace(" ", "")
 
 
-def test_words_spliced_at_known_times_are_found_there(tts):
-    clips, starts, ends = [np.zeros(2400, np.float32)], [], []
-    for word, pause in zip(("monday", "water", "seventeen", "no"), (0.3, 0.15, 0.5, 0.4), strict=True):
-        audio = tts.generate(f"{word}.", voice="heart", seed=3)
-        loud = np.flatnonzero(np.abs(audio) > 0.02 * np.abs(audio).max())
-        starts.append(sum(map(len, clips)) / 24000)
-        clips.append(audio[loud[0] : loud[-1]])
-        ends.append(sum(map(len, clips)) / 24000)
+def spliced(tts, *phrases, pauses, shortened=1.0):
+    """Words cut from recordings of their own, all but a phrase's last one shortened, and their starts and ends."""
+    clips, times = [np.zeros(2400, np.float32)], []
+    for phrase, pause in zip(phrases, pauses, strict=True):
+        for word in phrase.split():
+            audio = tts.generate(f"{word}.", voice="heart", seed=3)
+            loud = np.flatnonzero(np.abs(audio) > 0.02 * np.abs(audio).max())
+            clip = audio[loud[0] : loud[-1]]
+            start = sum(map(len, clips))
+            clips.append(clip if word == phrase.split()[-1] else clip[: round(shortened * len(clip))])
+            times.append((start / 24000, (start + len(clips[-1])) / 24000))
         clips.append(np.zeros(int(pause * 24000), np.float32))
+    return np.concatenate(clips), *zip(*times, strict=True)
+
+
+def test_words_spliced_at_known_times_are_found_there(tts):
+    audio, starts, ends = spliced(tts, "monday", "water", "seventeen", "no", pauses=(0.3, 0.15, 0.5, 0.4))
     said = "monday, water, seventeen. no."
-    words = word_times(said, said, letter_times(said, np.concatenate(clips), 24000))
+    words = word_times(said, said, letter_times(said, audio, 24000))
     assert [word.text for word in words] == ["monday,", "water,", "seventeen.", "no."]
     assert [word.start for word in words] == pytest.approx(starts, abs=0.05)
     assert [word.end for word in words] == pytest.approx(ends, abs=0.15)
+
+
+def test_words_without_a_pause_between_are_found_by_their_letters(tts):
+    phrases = "seven yellow flowers", "near the river"
+    audio, starts, _ = spliced(tts, *phrases, pauses=(0.3, 0.3), shortened=0.7)
+    said = "seven yellow flowers, near the river."
+    words = word_times(said, said, letter_times(said, audio, 24000))
+    assert np.median(np.abs(np.subtract([word.start for word in words], starts))) < 0.06
 
 
 def test_the_last_word_before_a_pause_takes_longer():
@@ -60,22 +74,6 @@ def test_the_last_word_before_a_pause_takes_longer():
     first, second = word_times("man man.", "man man.", letter_times("man man.", noise, 24_000))
     assert (first.start, second.end) == pytest.approx((0, 2), abs=0.02)
     assert 0.6 < second.start < 0.85
-
-
-def test_words_without_a_pause_between_are_found_by_their_letters(tts):
-    """Words are cut from recordings of their own, all but the last of a phrase shortened, as prose is spoken."""
-    clips, starts = [], []
-    for phrase in ("seven yellow flowers", "near the river"):
-        for word in phrase.split():
-            audio = tts.generate(f"{word}.", voice="heart", seed=3)
-            loud = np.flatnonzero(np.abs(audio) > 0.02 * np.abs(audio).max())
-            clip = audio[loud[0] : loud[-1]]
-            starts.append(sum(map(len, clips)) / 24000)
-            clips.append(clip if word == phrase.split()[-1] else clip[: round(0.7 * len(clip))])
-        clips.append(np.zeros(7200, np.float32))
-    said = "seven yellow flowers, near the river."
-    words = word_times(said, said, letter_times(said, np.concatenate(clips), 24000))
-    assert np.median(np.abs(np.subtract([word.start for word in words], starts))) < 0.06
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,6 @@ def test_times_are_those_of_the_whole_speech_and_the_same_in_a_stream(tts):
         TEXT, voice="emma", seed=1, segment_tokens=60, chunk_patches=1, on_words=events.append
     )
     events.extend(map(len, chunks))
-
     assert len(speech.segments) > 1
     assert [word.text for word in speech.words] == WORDS
     assert all(a.start <= a.end <= b.start for a, b in itertools.pairwise(speech.words))

@@ -1,5 +1,3 @@
-"""The lint of whole bundles: the fixtures have no findings, and the command prints findings."""
-
 import shutil
 
 import pytest

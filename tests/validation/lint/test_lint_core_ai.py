@@ -1,9 +1,6 @@
-"""Each lint rule for Core AI programs has a small program that violates it; converted bundles violate none."""
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +14,6 @@ from voxcpm_runtime.commands import cli
 from voxcpm_validation.lint import core_ai
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.core_ai import CORE_AI_RULES, read_program
-from voxcpm_validation.lint.report import Finding
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
@@ -36,10 +32,10 @@ class Case:
 CACHE = (2, 1, 1, 8, 8)
 
 
-def written(*layers: int, read: bool = False) -> Callable[..., Tensor]:
+def written(*layers, read=False):
     """Write rows (1, 1, 4, 8) into layers of a cache, at a computed position or at 0."""
 
-    def compute(rows: Tensor, cache: Tensor) -> Tensor:
+    def compute(rows, cache):
         start, new, seen = rows.sum().reshape(1).round().int(), cache, rows.sum()
         for layer in layers:
             new = torch.ops.voxcpm.write_rows(new, rows, start, layer)
@@ -50,12 +46,12 @@ def written(*layers: int, read: bool = False) -> Callable[..., Tensor]:
     return compute
 
 
-def scattered(rows: Tensor, cache: Tensor) -> Tensor:
+def scattered(rows, cache):
     cache.index_copy_(0, (rows.sum() * torch.ones(4)).int(), rows)
     return rows + 1
 
 
-def transposed(kernel: int, stride: int) -> Callable[[Tensor], Tensor]:
+def transposed(kernel, stride):
     return lambda x: functional.conv_transpose1d(x, torch.ones(4, 2, kernel), stride=stride)
 
 
@@ -84,7 +80,7 @@ class Module(nn.Module):
         return self.compute(*tensors)
 
 
-def found(case: Case, path: Path) -> list[Finding]:
+def found(case, path):
     """The findings in the program that Core AI's converter makes of a case."""
     coreai_torch = import_module("coreai_torch")
     shapes = [*case.inputs, case.state] if case.state else case.inputs

@@ -1,13 +1,10 @@
-"""Bundles for macOS 27 on Apple's Core AI runtime, compared with the portable backend."""
-
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, RESIDUAL_LM_STEP, StepModel
+from voxcpm_constants.step_models import FEAT_ENCODER
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -43,7 +40,7 @@ def bundle(tiny_bundle_27):
     return open_bundle(tiny_bundle_27, "fp32")
 
 
-def inputs_of(declared: StepModel, seed: int = 0) -> dict[str, np.ndarray]:
+def inputs_of(declared, seed=0):
     """Inputs of the declared shapes: noise, and position 0."""
     noise = np.random.default_rng(seed).standard_normal
     return {
@@ -81,61 +78,6 @@ def test_a_voice_is_saved_and_continued_from_its_cached_prefix(tts, portable, tm
     np.testing.assert_array_equal(first.audio, resumed.audio)
     np.testing.assert_allclose(first.audio, expected.audio, atol=1e-4)
     assert np.abs(first.latents - tts.speak(TEXT, **GIVEN).latents).max() > 1e-2
-
-
-@pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
-def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle, name):
-    model = load_step_models(bundle, "coreai", names=[name])[name]
-    declared = bundle.manifest.step_models[name]
-    caches = {t.name: t.shape_at(0) for t in declared.state}
-    rows = {
-        n: np.random.default_rng(i).standard_normal((*s[:2], 3, s[3])).astype(np.float32)
-        for i, (n, s) in enumerate(caches.items())
-    }
-    first, again = model.new_state(), model.new_state()
-    for state in (first, again):
-        state.set_rows(2, rows)
-    for n, given in rows.items():
-        np.testing.assert_array_equal(first.rows(2, 5)[n], given)
-        assert not first.rows(0, 2)[n].any()
-
-    given = inputs_of(declared.at(0))
-    given["position"][:] = 5
-    outputs, expected = model(given, first), model(given, again)
-    from_zeros = model(given, model.new_state())
-
-    for n, array in outputs.items():
-        np.testing.assert_array_equal(array, expected[n])
-    assert np.abs(outputs["hidden"] - from_zeros["hidden"]).max() > 1e-3
-    # The call appended only its own row.
-    for n, given_rows in rows.items():
-        np.testing.assert_array_equal(first.rows(2, 5)[n], given_rows)
-        assert first.rows(5, 6)[n].any()
-        assert not first.rows(6, 9)[n].any()
-
-
-def test_threads_speak_at_the_same_time_each_with_its_own_state(tts):
-    alone = [tts.generate(TEXT, **{**GIVEN, "seed": seed}) for seed in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        jobs = [threads.submit(tts.generate, TEXT, **{**GIVEN, "seed": seed}) for seed in range(2)]
-    for one, job in zip(alone, jobs, strict=True):
-        np.testing.assert_array_equal(one, job.result())
-
-
-def test_wrong_inputs_and_states_are_errors(bundle):
-    models = load_step_models(bundle, "coreai", names=[BASE_LM_STEP, RESIDUAL_LM_STEP])
-    base, given = models[BASE_LM_STEP], inputs_of(bundle.manifest.step_models[BASE_LM_STEP].at(0))
-    state, embeddings = base.new_state(), given["embeddings"]
-    for wrong in (None, load_step_models(bundle, "coreai", names=[BASE_LM_STEP])[BASE_LM_STEP].new_state()):
-        with pytest.raises(ValueError, match="base_lm_step: pass a state of this step model"):
-            base(given, wrong)
-    for name, array in (("embeddings", embeddings[..., 1:]), ("position", np.array([0.5]))):
-        with pytest.raises(ValueError, match=rf"expected {name} as \w+ \(1.*, got float"):
-            base({**given, name: array}, state)
-    with pytest.raises(ValueError, match="embeddings may have the lengths 1, 16, not 3"):
-        base({**given, "embeddings": np.repeat(embeddings, 3, axis=1)}, state)
-    expected = base(given, base.new_state())
-    np.testing.assert_array_equal(base(given, state)["hidden"], expected["hidden"])
 
 
 def test_core_ai_prints_nothing_and_python_exits_cleanly(tiny_bundle_27, tmp_path, monkeypatch):

@@ -25,12 +25,12 @@ def damaged(tiny_bundle_27, tmp_path):
     return folder
 
 
-def newer(program: Path) -> None:
+def newer(program):
     path = program / "metadata.json"
     path.write_text(path.read_text().replace('"2.0"', '"9.0"'))
 
 
-def altered(program: Path) -> None:
+def altered(program):
     content = bytearray((program / "main.mlirb").read_bytes())
     content[20:400:7] = bytes(byte ^ 0x55 for byte in content[20:400:7])
     (program / "main.mlirb").write_bytes(content)

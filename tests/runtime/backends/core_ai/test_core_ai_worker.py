@@ -1,5 +1,3 @@
-"""Core AI in a child process that is replaced during speech."""
-
 import os
 import signal
 import threading
@@ -95,12 +93,3 @@ def test_response_to_an_interrupted_call_goes_to_no_other_call(bundle):
     finally:
         signal.signal(signal.SIGINT, before)
     np.testing.assert_array_equal(decode(second, decode.new_state())["audio"], expected)
-
-
-def test_a_program_that_cannot_be_loaded_is_an_error_of_the_parent(tmp_path, bundle, monkeypatch):
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
-    for part in bundle.folder.iterdir():
-        (tmp_path / part.name).symlink_to(part)
-    (tmp_path / "fp32").unlink()
-    with pytest.raises(BundleError, match="Core AI cannot compile it"):
-        CoreAIWorker(tmp_path, "fp32", NAMES[:1])

@@ -1,5 +1,3 @@
-"""Compute units: defaults, measured and explicit choices, in Python and on the command line."""
-
 import pytest
 
 from voxcpm_constants.step_models import (

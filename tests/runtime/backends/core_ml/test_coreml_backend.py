@@ -7,7 +7,6 @@ Core ML's fp16, and speech is compared bit for bit with a driver over the same e
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ def cache(monkeypatch, tmp_path_factory):
     return folder
 
 
-def portable(folder: Path, precision: str) -> VoxCPM:
+def portable(folder, precision):
     """A bundle on the portable backend, with the stand-in's arithmetic."""
     bundle = open_bundle(folder, precision)
     manifest, mode = bundle.manifest, "plain" if precision == "fp32" else "faithful"
@@ -75,7 +74,6 @@ def test_speech_equals_the_portable_backend_bit_for_bit(
             first, again = (tts.speak(TEXT, voice=voice, **GIVEN) for _ in "12")
             np.testing.assert_array_equal(first.audio, again.audio)
             spoken.append((whole.latents, whole.audio, voice.prompt, first.latents, first.audio))
-
     for ours, expected in zip(*spoken, strict=True):
         np.testing.assert_array_equal(ours, expected)
     assert spoken[0][1].flags.writeable
@@ -101,12 +99,3 @@ def test_core_ml_decodes_in_the_calling_thread(core_ml, tiny_bundle, monkeypatch
         tts.generate(TEXT, **GIVEN)
     assert bool(asked) == (backend == "portable")
     assert {event["thread"] for event in core_ml.events("predict")} <= {threading.current_thread().name}
-
-
-@pytest.mark.parametrize("bundle", ["tiny_bundle_15", "tiny_parts_bundle"])
-def test_every_form_of_a_step_model_tells_that_core_ml_holds_the_gil(
-    core_ml,  # noqa: ARG001 - in place
-    bundle, request,
-):  # fmt: skip
-    with VoxCPM.from_bundle(request.getfixturevalue(bundle)) as tts:
-        assert not any(model.releases_gil for model in tts.driver.models.values())

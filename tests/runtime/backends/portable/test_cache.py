@@ -1,10 +1,7 @@
-"""The cache of lowered graphs."""
-
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,12 +28,12 @@ def package(lab):
     return lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": X})
 
 
-def the_entry(directory: Path) -> Path:
+def the_entry(directory):
     (entry,) = (directory / "lowered").iterdir()
     return entry
 
 
-def y(package: Path) -> float:
+def y(package):
     (value,) = PortableStepModel(package, threads=1)({"x": X}).values()
     return float(value[0, 0])
 
@@ -83,16 +80,6 @@ def test_changed_weights_miss_the_cache(package):
     weights[weights == 2] = 3
     weights.flush()
     assert y(package) == 192
-
-
-def test_an_entry_for_a_package_of_another_size_is_not_used(lab, package):
-    """If a caller's key ignores the content, the package is used instead of the entry."""
-    load_lowered(package, cache_key="model")
-    weight = np.full((64, 128), 2, np.float32)
-    x = np.ones((1, 128), np.float32)
-    other = lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x}, name="other")
-    (value,) = PortableStepModel(other, cache_key="model", threads=1)({"x": x}).values()
-    assert value[0, 0] == 256
 
 
 def test_unwritable_cache_is_not_an_error(package, private_cache):

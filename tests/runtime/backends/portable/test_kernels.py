@@ -42,12 +42,6 @@ def test_products_equal_those_of_onnx_runtime_bit_for_bit(lab, rng, use_kernels,
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_other_widths_are_left_to_onnx_runtime(lab, rng, use_kernels):
-    use_kernels()
-    package = int8_linear(lab, normal(rng, 64, 96), normal(rng, 1, 5, 96))
-    assert b"RowProduct" not in load_lowered(package).model
-
-
 def test_saved_model_has_the_operators(lab, rng, use_kernels, monkeypatch):
     use_kernels()
     monkeypatch.setattr(sessions, "_MIN_PREPARED_BYTES", 1024)
@@ -109,15 +103,38 @@ def test_shapes_that_do_not_fit_are_errors():
     assert result.shape == (1, 64)
 
 
-@pytest.mark.parametrize(("compiler", "warned"), [("", False), ("no-such-compiler", False), ("false", True)])
-def test_speech_works_without_a_compiler(compiler, warned, private_cache, monkeypatch):
-    monkeypatch.setenv("CXX", compiler)
-    monkeypatch.setattr(kernels, "cpu_features", lambda: ("AVX-512", "VNNI"))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+@pytest.mark.parametrize("missing", ["", "no-such-compiler"])
+def test_speech_works_without_a_compiler(missing, compiler, private_cache, monkeypatch):
+    compiler(None)
+    monkeypatch.setenv("CXX", missing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         assert kernels._library.__wrapped__() is None
-    assert ["cannot be compiled" in str(one.message) for one in caught] == [True] * warned
     assert not list(private_cache.rglob("*.kernels"))
+
+
+@pytest.mark.usefixtures("private_cache")
+@pytest.mark.parametrize(
+    ("script", "reasons"),
+    [
+        # It delays only the first start.
+        ("sleep 60 & sleep 60", ["timed out after 1", "did not end at an earlier start; clear-cache"]),
+        ("exit 1", ["exit status 1"]),
+        (r"printf '\377: error\n' >&2; exit 1", ["\ufffd: error"]),
+        ('echo x > "$last"', ["cannot be compiled or loaded"]),
+        (None, [r"compiler: Exec format error"]),
+    ],
+    ids=["hangs", "fails", "other bytes than UTF-8", "no library", "no program"],
+)
+def test_strange_compilers_are_a_warning(script, reasons, compiler, monkeypatch):
+    compiler(script)
+    monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 1)
+    began = time.monotonic()
+    for reason in reasons:
+        with pytest.warns(UserWarning, match=reason) as caught:
+            assert kernels._library.__wrapped__() is None
+        assert len(caught) == 1
+    assert time.monotonic() - began < 30
 
 
 @pytest.fixture
@@ -158,36 +175,3 @@ def test_damaged_operators_are_compiled_again(damage, compiler, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert open_library() == library
-
-
-@pytest.mark.usefixtures("private_cache")
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("sleep 60 & sleep 60", "timed out after 2"),
-        (r"printf '\377: error\n' >&2; exit 1", "\ufffd: error"),
-        ('echo x > "$last"', "cannot be compiled or loaded"),
-        (None, r"compiler: Exec format error"),
-    ],
-    ids=["hangs", "other bytes than UTF-8", "no library", "no program"],
-)
-def test_strange_compilers_are_a_warning(script, reason, compiler, monkeypatch):
-    compiler(script)
-    monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 2)
-    began = time.monotonic()
-    with pytest.warns(UserWarning, match=reason) as caught:
-        assert kernels._library.__wrapped__() is None
-    assert time.monotonic() - began < 30
-    assert len(caught) == 1
-
-
-@pytest.mark.usefixtures("private_cache")
-def test_compiler_that_hangs_delays_only_the_first_start(compiler, monkeypatch):
-    compiler("sleep 60")
-    monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 1)
-    for reason in ("timed out after 1", "did not end at an earlier start; clear-cache"):
-        with pytest.warns(UserWarning, match=reason):
-            assert kernels._library.__wrapped__() is None
-    compiler("exit 1 # mended")
-    with pytest.warns(UserWarning, match="exit status 1"):
-        assert kernels._library.__wrapped__() is None

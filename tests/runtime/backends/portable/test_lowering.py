@@ -1,29 +1,25 @@
-"""Precision modes, the probe, and programs that cannot be lowered."""
-
 import numpy as np
 import pytest
 
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT, PackageError, PortableStepModel
 
 
-def test_unknown_operations_are_refused_by_name(lab):
+def test_unknown_operations_and_invalid_packages_are_named(lab, tmp_path):
     package = lab.package(lambda x: lab.mb.atan(x=x, name="angle"), {"x": np.zeros(3, np.float32)})
-    with pytest.raises(PackageError, match=r"atan \(angle\)"):
-        PortableStepModel(package)
-
-
-def test_invalid_package_is_named(tmp_path):
-    with pytest.raises(PackageError, match=r"nothing is not an .mlpackage"):
-        PortableStepModel(tmp_path / "nothing")
-
-
-@pytest.mark.parametrize(("name", "content"), [("model.mlmodel", b"\xff" * 40), ("weight.bin", b"\0" * 200)])
-def test_a_damaged_file_is_named(lab, name, content):
+    for path, message in (
+        (package, r"atan \(angle\)"),
+        (tmp_path / "nothing", "nothing is not an .mlpackage"),
+    ):
+        with pytest.raises(PackageError, match=message):
+            PortableStepModel(path)
     weight = np.ones((8, 16), np.float32)
-    package = lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": np.zeros((1, 16), np.float32)})
-    next(package.rglob(name)).write_bytes(content)
-    with pytest.raises(PackageError, match=f"{name} is damaged"):
-        PortableStepModel(package)
+    package = lab.package(
+        lambda x: lab.mb.linear(x=x, weight=weight), {"x": np.zeros((1, 16), np.float32)}, "b"
+    )
+    for name, content in (("weight.bin", b"\0" * 200), ("model.mlmodel", b"\xff" * 40)):
+        next(package.rglob(name)).write_bytes(content)
+        with pytest.raises(PackageError, match=f"{name} is damaged"):
+            PortableStepModel(package)
 
 
 @pytest.mark.parametrize("mode", ["plain", "faithful"])

@@ -1,5 +1,3 @@
-"""ONNX Runtime's configuration: no telemetry, one arena, threads within the affinity mask, clear errors."""
-
 import os
 import subprocess
 import sys
@@ -23,7 +21,7 @@ print(*PortableStepModel(Path(sys.argv[1]))({"x": np.ones(4, np.float32)}).value
 ASK = "import os, voxcpm_runtime.backends.portable; print(os.environ['ORT_DISABLE_TELEMETRY'])"
 
 
-def run(program: str, home: Path, *arguments: object, **variables: str) -> str:
+def run(program, home, *arguments, **variables):
     """The output of a program for a new user without settings."""
     kept = {k: v for k, v in os.environ.items() if k not in {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}}
     done = subprocess.run(

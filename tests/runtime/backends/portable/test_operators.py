@@ -1,5 +1,3 @@
-"""Operations on elements, axes and positions against numpy and scipy; many of them are outputs of one program."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -137,36 +135,25 @@ def test_splitting_and_joining(lab):
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_scatter_replaces_slices(lab, axis):
-    expected = X.copy()
-    updates = -1 - np.take(X, [1, 0], axis)
-    np.moveaxis(expected, axis, 0)[[1, 0]] = np.moveaxis(updates, axis, 0)
+@pytest.mark.parametrize("kind", ["scatter", "scatter_along_axis"])
+def test_scatter_replaces_slices_or_elements(lab, kind, axis):
+    updates, expected = -1 - np.take(X, [1, 0], axis), X.copy()
+    # Both indices; of elements, in an order that differs by place.
+    indices = np.array([1, 0]) if kind == "scatter" else np.take(np.indices(X.shape).sum(0), [0, 1], axis) % 2
+    if kind == "scatter":
+        np.moveaxis(expected, axis, 0)[indices] = np.moveaxis(updates, axis, 0)
+    else:
+        np.put_along_axis(expected, indices, updates, axis)
 
     def build(x, i, u):
-        return lab.mb.scatter(data=x, indices=i, updates=u, axis=axis, mode="update")
+        return getattr(lab.mb, kind)(data=x, indices=i, updates=u, axis=axis, mode="update")
 
-    (result,) = lab.run(build, {"x": X, "i": np.array([1, 0], np.int32), "u": updates}, "scatter")
+    (result,) = lab.run(build, {"x": X, "i": indices.astype(np.int32), "u": updates}, kind)
     np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_scatter_along_axis_replaces_elements(lab, axis):
-    updates = -1 - np.take(X, [0, 1], axis)
-    indices = (
-        np.take(np.indices(X.shape).sum(0), [0, 1], axis).astype(np.int32) % 2
-    )  # Both, in an order that differs by place
-    expected = X.copy()
-    np.put_along_axis(expected, indices, updates, axis)
-
-    def build(x, i, u):
-        return lab.mb.scatter_along_axis(data=x, indices=i, updates=u, axis=axis, mode="update")
-
-    (result,) = lab.run(build, {"x": X, "i": indices, "u": updates}, "scatter_along_axis")
-    np.testing.assert_array_equal(result, expected)
-
-
-def _slice_update(lab: Any, mask: list[bool], **options: Any) -> Callable[..., Any]:
-    def build(x: Any, at: Any, u: Any) -> Any:
+def _slice_update(lab, mask, **options):
+    def build(x, at, u):
         zero = np.array([0], np.int32)
         begin = lab.mb.concat(values=[zero, at, zero], axis=0)
         end = lab.mb.add(x=begin, y=np.int32(u.shape))

@@ -1,7 +1,4 @@
-"""Rewrites of the plain-mode graph: they match only their exact formulas, and keep the results."""
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ EPSILON = 1e-5
 FUSED = b"SimplifiedLayerNormalization"
 
 
-def rms_norm(mb: Any, x: Any, weight: np.ndarray, **changes: Any) -> Any:
+def rms_norm(mb, x, weight, **changes):
     """The fp16-safe RMSNorm of the step models, with one property changed."""
     axes = changes.get("axes", [-1])
     peak = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
@@ -50,11 +47,11 @@ def test_other_formulas_are_not_rewritten(lab, rng, changes):
     assert FUSED not in load_lowered(package).model
 
 
-def attention(lab: Any, inputs: dict[str, np.ndarray], **changes: Any) -> Path:
+def attention(lab, inputs, **changes):
     """A package of one head over a cache of 200 positions, as in the step models, with one property changed."""
     mb = lab.mb
 
-    def build(q: Any, k: Any, v: Any, position: Any) -> Any:
+    def build(q, k, v, position):
         counted = np.arange(LENGTH, dtype=np.int32) + np.int32(changes.get("first", 0))
         later = mb.greater(x=counted, y=mb.expand_dims(x=position, axes=[1]))
         mask = mb.mul(x=mb.cast(x=later, dtype="fp32"), y=np.float32(changes.get("penalty", -1e4)))
@@ -65,7 +62,7 @@ def attention(lab: Any, inputs: dict[str, np.ndarray], **changes: Any) -> Path:
     return package
 
 
-def inputs_at(rng: np.random.Generator, *positions: int) -> dict[str, np.ndarray]:
+def inputs_at(rng, *positions):
     rows = {"q": ROWS, "k": LENGTH, "v": LENGTH}
     arrays = {name: rng.standard_normal((1, 1, n, WIDTH)).astype(np.float32) for name, n in rows.items()}
     return {**arrays, "position": np.array(positions, np.int32)}

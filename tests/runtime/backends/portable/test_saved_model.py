@@ -1,5 +1,3 @@
-"""Large integer models are saved in ONNX Runtime's optimised form, and mapped at the next start."""
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +22,13 @@ def package(lab, rng, monkeypatch):
     return path
 
 
-def result(package: Path, key: str | None = "digest") -> np.ndarray:
+def result(package, key="digest"):
     x = np.random.default_rng(1).standard_normal((1, 5, 96)).astype(np.float32)
     (y,) = PortableStepModel(package, cache_key=key, threads=1)({"x": x}).values()
     return y
 
 
-def entries(cache: Path) -> list[Path]:
+def entries(cache):
     return sorted((cache / "compiled").glob("*.ort"))
 
 
@@ -51,11 +49,11 @@ def test_second_start_reuses_the_saved_model(package, private_cache, monkeypatch
     assert opened == [str(entry / sessions.MODEL)]
 
 
-def truncated(file: Path) -> None:
+def truncated(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def altered(file: Path) -> None:
+def altered(file):
     file.write_bytes(bytes(byte ^ 0x10 for byte in file.read_bytes()))
 
 

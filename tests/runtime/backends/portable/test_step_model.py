@@ -1,5 +1,3 @@
-"""A step model's state, checks and concurrency."""
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,23 +27,7 @@ def cache_package(lab):
     return lab.package(build, inputs)
 
 
-@pytest.fixture
-def context_package(lab):
-    """A causal convolution with taps (1, 10, 100), whose left context of two frames is state."""
-
-    def build(context, x):
-        joined = lab.mb.concat(values=[context, x], axis=2)
-        taps = np.array([[[100, 10, 1]]], np.float32)
-        after = lab.mb.slice_by_index(
-            x=joined, begin=[0, 0, -2], end=[0, 0, 0], begin_mask=[True, True, False], end_mask=[True] * 3,
-            name="context_out",
-        )  # fmt: skip
-        return lab.mb.conv(x=joined, weight=taps, name="y"), after
-
-    return lab.package(build, {"context": ("float32", (1, 1, 2)), "x": ("float32", (1, 1, 4))})
-
-
-def cache_inputs(rng: np.random.Generator, start: int) -> dict[str, np.ndarray]:
+def cache_inputs(rng, start):
     new = rng.standard_normal((1, HEADS, 2, WIDTH)).astype(np.float32)
     return {"new": new, "position": np.array([start, start + 1], np.int32)}
 
@@ -84,59 +66,21 @@ def test_a_cache_that_is_also_read_before_the_scatter_is_not_overwritten_early(l
     np.testing.assert_allclose(change, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_context_carries_from_chunk_to_chunk(context_package):
-    model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
-    state = model.new_state()
-    signal = np.arange(1, 13, dtype=np.float32)
-    chunks = [model({"x": signal[i : i + 4].reshape(1, 1, 4)}, state)["y"].ravel() for i in (0, 4, 8)]
-    padded = np.concatenate([[0, 0], signal])
-    np.testing.assert_array_equal(np.concatenate(chunks), np.convolve(padded, [1, 10, 100], "valid"))
-
-
-def test_rows_of_a_cache_are_read_and_overwritten(cache_package, rng):
-    """A saved voice writes rows into caches like this."""
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"new": None}, "needs an input new"),
+        ({"new": np.zeros((1, HEADS, 2, WIDTH))}, "new must be float16 or float32, not float64"),
+        ({"new": np.zeros((1, HEADS, 1, WIDTH), np.float32)}, r"new must have shape \(1, 2, 2, 3\), not"),
+        ({"z": np.zeros(1)}, "has no input z; its inputs are new"),
+        ({}, "has a state: pass one"),
+    ],
+)
+def test_wrong_inputs_are_named(cache_package, rng, change, message):
     model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
-    state, inputs = model.new_state(), cache_inputs(rng, 3)
-    model(inputs, state)
-    state.set_rows(7, {"cache": inputs["new"]})
-    nothing = np.zeros((1, HEADS, 1, WIDTH))
-    expected = np.concatenate([nothing, inputs["new"], nothing, nothing, inputs["new"]], axis=2)
-    np.testing.assert_array_equal(state.rows(2, 9)["cache"], expected)
-
-
-def test_enumerated_lengths(ct, lab):
-    torch = pytest.importorskip("torch")
-
-    class Doubled(torch.nn.Module):
-        def forward(self, x):
-            return x * 2
-
-    shapes = ct.EnumeratedShapes([(1, 1, 3), (1, 4, 3)])
-    traced = torch.jit.trace(Doubled(), torch.zeros(1, 4, 3))
-    target = ct.target.macOS14
-    inputs = [ct.TensorType("x", shape=shapes)]
-    model = ct.convert(traced, inputs=inputs, minimum_deployment_target=target, skip_model_load=True)
-    step = PortableStepModel(lab.save(model), threads=1)
-    for length in (1, 4):
-        (y,) = step({"x": np.ones((1, length, 3), np.float32)}).values()
-        np.testing.assert_array_equal(y, np.full((1, length, 3), 2))
-    with pytest.raises(ValueError, match=r"x must have shape \(1, 1, 3\) or \(1, 4, 3\), not \(1, 2, 3\)"):
-        step({"x": np.ones((1, 2, 3), np.float32)})
-
-
-BAD_INPUTS = [
-    ({}, "needs an input x"),
-    ({"x": np.zeros((1, 1, 4), np.float64)}, "x must be float16 or float32, not float64"),
-    ({"x": np.zeros((1, 1, 4), np.float32), "z": np.zeros(1)}, "has no input z; its inputs are x"),
-    ({"x": np.zeros((1, 1, 4), np.float32)}, "has a state: pass one"),
-]
-
-
-@pytest.mark.parametrize(("inputs", "message"), BAD_INPUTS, ids=[message for _, message in BAD_INPUTS])
-def test_wrong_inputs_are_named(context_package, inputs, message):
-    model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
+    given = {**cache_inputs(rng, 0), **change}
     with pytest.raises(ValueError, match=message):
-        model(inputs)
+        model({name: array for name, array in given.items() if array is not None})
 
 
 def test_concurrent_calls_are_limited(lab, cache_package, monkeypatch, rng):
