@@ -65,17 +65,14 @@ def test_package_imports_follow_the_layering(package):
     assert not wrong, "\n".join(wrong)
 
 
-# Modules of the conversion that run step models; the others must not depend on how they are run.
-RUN_STEP_MODELS = {"gate", "recording"}
-
-
 def test_conversion_imports_the_runtime_only_to_measure():
+    """The other modules of the conversion must not depend on how step models are run."""
     importers = {
         path.stem
         for path in modules_of("voxcpm_conversion")
         if "voxcpm_runtime" in {package for _, package in imports(path.read_text(encoding="utf-8"))}
     }
-    assert importers == RUN_STEP_MODELS
+    assert importers == {"gate", "recording"}
 
 
 # What the server takes besides the names at the runtime's top: samples and their files, words, parts of a speech.
@@ -114,28 +111,10 @@ def test_server_uses_only_public_names_of_the_runtime():
     assert not private
 
 
-# The runtime's rooms, and its modules without one, in the order in which text becomes speech: each imports only from
-# those before it.
 ROOMS = (
-    "storage",
-    "argument_types",
-    "options",
-    "text",
-    "english",
-    "audio",
-    "words",
-    "bundle",
-    "backends",
-    "model",
-    "voices",
-    "markup",
-    "speech",
-    "session",
-    "voxcpm",
-    "commands",
-    "doctor",
+    *("storage", "argument_types", "options", "text", "english", "audio", "words", "bundle", "backends"),
+    *("model", "voices", "markup", "speech", "session", "voxcpm", "commands", "doctor"),
 )
-# Rooms that can be deleted: the import on first use is the room's door.
 OPTIONAL_ROOMS = ("voxcpm_runtime.backends.core_ai", "voxcpm_runtime.english", "voxcpm_runtime.markup")
 
 

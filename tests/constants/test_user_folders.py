@@ -24,8 +24,5 @@ def test_a_file_is_one_line_and_exit_code_two(variable, tmp_path, monkeypatch, r
     line = refusal("voices", "list")
     assert f"{variable}={tmp_path / 'file'}: " in line
     assert "name another or unset it" in line
-
-
-def test_the_home_of_nobody_is_one_line(refusal):
-    """Python raises RuntimeError for it."""
+    # Python raises RuntimeError for the home of nobody.
     refusal("generate", "--text-file", "~nobody-of-this-name/a.txt")

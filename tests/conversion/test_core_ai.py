@@ -9,17 +9,10 @@ import pytest
 from torch import nn
 
 from core_ai_agreement import beside_torch
+from voxcpm_constants import step_models as names
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, check_files
-from voxcpm_constants.step_models import (
-    AUDIO_VAE_DECODER,
-    BASE_LM_STEP,
-    FEAT_ENCODER,
-    LOCDIT_SOLVE,
-    RESIDUAL_LM_STEP,
-    StepSizes,
-    declare_step_models,
-)
+from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_constants.targets import CORE_AI
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
@@ -46,22 +39,22 @@ def test_bundle_is_complete_and_described(tiny_bundle_27):
 
 def test_functions_share_stored_weights(tiny_bundle_27):
     manifest = Manifest.read(tiny_bundle_27)
-    for name in (BASE_LM_STEP, FEAT_ENCODER):
+    for name in (names.BASE_LM_STEP, names.FEAT_ENCODER):
         assert len(manifest.form(manifest.step_models[name]).functions) > 1
     t = manifest.architecture.base_lm
     layer = 2 * t.hidden_size * t.head_dim * (t.num_heads + t.num_kv_heads)
     weights = t.num_layers * (layer + 3 * t.hidden_size * t.intermediate_size)
-    size = (tiny_bundle_27 / "fp32" / f"{BASE_LM_STEP}.aimodel" / "main.mlirb").stat().st_size
+    size = (tiny_bundle_27 / "fp32" / f"{names.BASE_LM_STEP}.aimodel" / "main.mlirb").stat().st_size
     assert 4 * weights < size < 6 * weights
 
 
 def test_programs_contain_no_local_paths(tiny_bundle_27):
     repository = Path(__file__).resolve().parents[2]
-    program = (tiny_bundle_27 / "fp32" / f"{AUDIO_VAE_DECODER}.aimodel" / "main.mlirb").read_bytes()
+    program = (tiny_bundle_27 / "fp32" / f"{names.AUDIO_VAE_DECODER}.aimodel" / "main.mlirb").read_bytes()
     for private in (str(repository), str(Path.home()), "site-packages"):
         assert private.encode() not in program
     metadata = json.loads(
-        (tiny_bundle_27 / "fp32" / f"{AUDIO_VAE_DECODER}.aimodel" / "metadata.json").read_text()
+        (tiny_bundle_27 / "fp32" / f"{names.AUDIO_VAE_DECODER}.aimodel" / "metadata.json").read_text()
     )
     assert "VoxCPM audio_vae_decoder, fp32" in json.dumps(metadata)
 
@@ -70,10 +63,10 @@ def test_programs_contain_no_local_paths(tiny_bundle_27):
 @pytest.mark.parametrize(
     ("name", "preset", "sizes", "kv_cache"),
     [
-        (BASE_LM_STEP, "tiny", {"base_lm_parts": 2}, "scatter"),
-        (BASE_LM_STEP, "tiny", {}, "rows"),
-        (RESIDUAL_LM_STEP, "tiny-2", {}, "rows"),
-        (LOCDIT_SOLVE, "tiny", {"solver_steps": 3}, "scatter"),
+        (names.BASE_LM_STEP, "tiny", {"base_lm_parts": 2}, "scatter"),
+        (names.BASE_LM_STEP, "tiny", {}, "rows"),
+        (names.RESIDUAL_LM_STEP, "tiny-2", {}, "rows"),
+        (names.LOCDIT_SOLVE, "tiny", {"solver_steps": 3}, "scatter"),
     ],
     ids=["parts", "rows", "rows without positions", "solver"],
 )
@@ -106,7 +99,7 @@ def test_missing_converter_is_a_one_line_error(missing, tiny_checkpoint, tmp_pat
 @pytest.fixture(scope="module")
 def folders(some_packages):
     """Compressed programs of the "tiny" checkpoint, by their step model."""
-    precisions = {BASE_LM_STEP: ("int8", "int4"), AUDIO_VAE_DECODER: ("int8",)}
+    precisions = {names.BASE_LM_STEP: ("int8", "int4"), names.AUDIO_VAE_DECODER: ("int8",)}
     return {
         name: some_packages(f"core-ai-small-{name}", "tiny", [name], TINY, given)
         for name, given in precisions.items()
@@ -135,7 +128,8 @@ def compress(step, precision):
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), [(BASE_LM_STEP, "int8"), (BASE_LM_STEP, "int4"), (AUDIO_VAE_DECODER, "int8")]
+    ("name", "precision"),
+    [(names.BASE_LM_STEP, "int8"), (names.BASE_LM_STEP, "int4"), (names.AUDIO_VAE_DECODER, "int8")],
 )
 def test_compressed_programs_equal_torch_with_rounded_weights(
     folders, tiny_checkpoint, name, precision, tmp_path, monkeypatch

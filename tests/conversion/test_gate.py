@@ -8,17 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from shared_bundles import synthesize
+from voxcpm_constants import step_models as names
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import (
-    AUDIO_VAE_DECODER,
-    BASE_LM_STEP,
-    FEAT_ENCODER,
-    LOCDIT_STEP,
-    RESIDUAL_LM_STEP,
-    Precision,
-    StepSizes,
-    declare_step_models,
-)
+from voxcpm_constants.step_models import Precision, StepSizes, declare_step_models
 from voxcpm_constants.targets import Target
 from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_conversion.checkpoint import Checkpoint
@@ -109,13 +101,12 @@ def outliers(tmp_path_factory):
 
 
 def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path):
-    names = (RESIDUAL_LM_STEP, LOCDIT_STEP)
-    made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, names, sizes=SIZES)
+    tried = [names.RESIDUAL_LM_STEP, names.LOCDIT_STEP]
+    made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, tried, sizes=SIZES)
     assert [(m.package, m.kept, below(m.figures, "int8")) for m in made.measured] == [
-        (n, (), []) for n in names
+        (n, (), []) for n in tried
     ]
-    for name in names:
-        path = made.manifest.package_path("int8", name)
+    for path in (made.manifest.package_path("int8", name) for name in tried):
         assert weights(made.folder / path) == weights(DEFAULT_BUNDLE / path)
 
 
@@ -126,16 +117,19 @@ def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
     outliers, tmp_path, monkeypatch, precision, target
 ):
     sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
-    given = outliers, (LOCDIT_STEP, BASE_LM_STEP)
+    given = outliers, (names.LOCDIT_STEP, names.BASE_LM_STEP)
     made = Packages(tmp_path / "made", *given, precision=precision, target=target, sizes=sizes)
     for measured in made.measured:
         assert is_mended(measured, precision)
         assert made.quantised(measured.package) == measured.compressible - len(measured.kept)
         assert made.unaccepted(measured.package) <= {"state-size"}  # this preset's, in macOS 15's form
-        if ROW_PRODUCT in available_operators() and (precision, measured.package) == ("int8", LOCDIT_STEP):
+        if ROW_PRODUCT in available_operators() and (precision, measured.package) == (
+            "int8",
+            names.LOCDIT_STEP,
+        ):
             # What stays int8 is as fast as without the gate.
             monkeypatch.setattr(cache, "_MIN_KERNEL_BYTES", 0)
-            path = made.folder / made.manifest.package_path("int8", LOCDIT_STEP)
+            path = made.folder / made.manifest.package_path("int8", names.LOCDIT_STEP)
             nodes = onnx.load_from_string(cache.load_lowered(path).model).graph.node
             kinds = [node.op_type for node in nodes]
             assert kinds.count(ROW_PRODUCT) == measured.compressible - len(measured.kept)
@@ -150,7 +144,7 @@ def test_merged_lora_is_what_is_measured(tiny_checkpoint, tmp_path, write_lora):
             weight[:, ::32] *= 100
     save_file(stored, lora / "lora_weights.safetensors")
     plain, merged = (
-        Packages(tmp_path / name, tiny_checkpoint, (RESIDUAL_LM_STEP,), lora=given)
+        Packages(tmp_path / name, tiny_checkpoint, (names.RESIDUAL_LM_STEP,), lora=given)
         for name, given in (("plain", None), ("merged", lora))
     )
     assert plain.measured[0].kept == ()
@@ -165,7 +159,7 @@ def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_pa
     for kind in ("random", "tonal"):
         write_synthetic_checkpoint(tmp_path / kind, document, seed=0, likeness=kind, tokenizer=tokenizer)
     random, tonal = (
-        Packages(tmp_path / f"made-{kind}", tmp_path / kind, (AUDIO_VAE_DECODER,)).measured[0]
+        Packages(tmp_path / f"made-{kind}", tmp_path / kind, (names.AUDIO_VAE_DECODER,)).measured[0]
         for kind in ("random", "tonal")
     )
     assert random.recipe["flatness"] == pytest.approx(1, abs=0.02)
@@ -176,7 +170,7 @@ def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_pa
 
 def test_package_below_a_floor_that_its_module_meets_is_written_again(tiny_bundle, tmp_path, monkeypatch):
     manifest = Manifest.read(tiny_bundle)
-    gate, package = Gate(None, manifest), manifest.step_models[RESIDUAL_LM_STEP]
+    gate, package = Gate(None, manifest), manifest.step_models[names.RESIDUAL_LM_STEP]
     gate._choices[package.name, "int8"] = {"hidden": 26.0}, ["worst", "second", "third", "last"], 1
     figures, rebuilt = iter([20.0, 24.0, 25.0]), list[list[str]]()
     monkeypatch.setattr(gate, "_figures", lambda *_: {"hidden": next(figures)})
@@ -190,7 +184,7 @@ def test_packages_on_trial_leave_nothing_in_the_users_cache(outliers, tmp_path, 
     VoxCPM.from_bundle(None).generate("a", max_len=2)
     available_operators()
     before = {*(tmp_path / "cache").rglob("*")}
-    made = Packages(tmp_path / "made", outliers, (RESIDUAL_LM_STEP,))
+    made = Packages(tmp_path / "made", outliers, (names.RESIDUAL_LM_STEP,))
     assert made.measured[0].kept
     assert {*(tmp_path / "cache").rglob("*")} == before
 
@@ -203,7 +197,7 @@ def test_value_near_the_end_of_float16_is_reported_with_the_way_out(tiny_checkpo
     save_file(stored, checkpoint / "model.safetensors")
     made = Packages(tmp_path / "made", checkpoint, ())
     (line,) = Gate(made.recording, made.manifest).overflow_lines()
-    assert line.startswith(f"{FEAT_ENCODER}: values up to ")
+    assert line.startswith(f"{names.FEAT_ENCODER}: values up to ")
     assert "layers.1.mlp" in line
     assert line.endswith("convert with --precision fp32")
 

@@ -248,13 +248,9 @@ def test_other_forms_of_peft_are_refused(tiny_checkpoint, copy, settings):
         Checkpoint.open(tiny_checkpoint, lora=copy)
 
 
-def test_checkpoints_of_a_run_mean_the_latest(tiny_checkpoint, attention, tmp_path):
-    (tmp_path / "step_0001000").mkdir()
-    shutil.copytree(attention, tmp_path / "latest")
-    assert open_on(tiny_checkpoint, tmp_path).weights == tmp_path / "latest" / WEIGHTS
-
-
-def test_hub_id_is_downloaded(tiny_checkpoint, attention, tmp_path, monkeypatch):
+def test_hub_id_is_downloaded_and_a_run_is_opened_at_its_latest_checkpoint(
+    tiny_checkpoint, attention, tmp_path, monkeypatch
+):
     asked = []
 
     def download(repository, *, allow_patterns, **_):
@@ -267,3 +263,7 @@ def test_hub_id_is_downloaded(tiny_checkpoint, attention, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert open_on(tiny_checkpoint, Path("someone/voice")).record().name == "someone/voice"
     assert asked == [("someone/voice", True)]
+    # Checkpoints of a run mean the latest.
+    (tmp_path / "step_0001000").mkdir()
+    shutil.copytree(attention, tmp_path / "latest")
+    assert open_on(tiny_checkpoint, tmp_path).weights == tmp_path / "latest" / WEIGHTS

@@ -1,17 +1,10 @@
 import numpy as np
 import pytest
 
+from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import MODEL_CARD_FILE, Manifest, package_path
-from voxcpm_constants.step_models import (
-    AUDIO_VAE_DECODER,
-    AUDIO_VAE_ENCODER,
-    BASE_LM_STEP,
-    LOCDIT_SOLVE,
-    LOCDIT_STEP,
-    RESIDUAL_LM_STEP,
-    StepSizes,
-)
+from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.recipes import base_lm_parts
@@ -25,7 +18,7 @@ STEPS = 4
 SPLIT = StepSizes(kv_length=128, prefill_chunks=(1, 8), solver_steps=100, base_lm_parts=2)
 TEXT = "one two three."
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
-LM_STEPS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
+LM_STEPS = (names.BASE_LM_STEP, names.RESIDUAL_LM_STEP)
 
 
 def _step(bundle, precision, name, **options):
@@ -107,31 +100,30 @@ def test_solver_package_equals_the_hosts_solver(tiny_bundle, tiny_parts_bundle, 
     shape = (a.feat_dim, a.patch_size)
     given = [rng.standard_normal(s).astype(np.float32) for s in (shape, (a.mu_size,), shape)]
     options = {"steps": STEPS, "embedding_size": a.dit_config.hidden_dim}
-    solver = _step(tiny_parts_bundle, precision, LOCDIT_SOLVE, mode=mode)
+    solver = _step(tiny_parts_bundle, precision, names.LOCDIT_SOLVE, mode=mode)
     for cfg_value, sway in ((2.0, 1.0), (1.0, 1.0), (3.0, 0.0)):
         chosen = options | {"cfg_value": cfg_value, "sway_sampling_coef": sway}
-        expected = solve(_step(tiny_bundle, "fp32", LOCDIT_STEP), *given, **chosen)
+        expected = solve(_step(tiny_bundle, "fp32", names.LOCDIT_STEP), *given, **chosen)
         patch = solve_at_once(solver, *given, **chosen)
         np.testing.assert_allclose(patch, expected, rtol=0, atol=worst)
         assert np.corrcoef(patch.ravel(), expected.ravel())[0, 1] > 1 - worst**2
 
 
-def test_speech_equals_the_default_forms(tiny_bundle, tiny_parts_bundle):
-    """With the solver package's number of steps, and with others, for which the step package is called."""
-    for steps in (STEPS, 3):
-        theirs, ours = (
-            VoxCPM.from_bundle(folder, "fp32").speak(TEXT, **GIVEN, inference_timesteps=steps)
-            for folder in (tiny_bundle, tiny_parts_bundle)
-        )
-        np.testing.assert_allclose(ours.latents, theirs.latents, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize(("given", "called"), [({}, True), ({"use_cfg_zero_star": False}, False)])
-def test_solver_package_is_used_where_it_supports_the_options(tiny_parts_bundle, given, called):
-    tts = VoxCPM.from_bundle(tiny_parts_bundle, "fp32")
-    unused = LOCDIT_STEP if called else LOCDIT_SOLVE
+@pytest.mark.parametrize(
+    ("given", "solver"),
+    [
+        ({"inference_timesteps": STEPS}, True),
+        ({"inference_timesteps": 3}, False),
+        ({"inference_timesteps": STEPS, "use_cfg_zero_star": False}, False),
+    ],
+)
+def test_speech_equals_the_default_forms(tiny_bundle, tiny_parts_bundle, given, solver):
+    """The solver package is used where it supports the options."""
+    expected, tts = (VoxCPM.from_bundle(folder, "fp32") for folder in (tiny_bundle, tiny_parts_bundle))
+    unused = names.LOCDIT_STEP if solver else names.LOCDIT_SOLVE
     tts.driver.models[unused] = lambda *_: pytest.fail(f"{unused} was called")
-    tts.speak(TEXT, **GIVEN, inference_timesteps=STEPS, **given)
+    theirs, ours = (each.speak(TEXT, **GIVEN, **given) for each in (expected, tts))
+    np.testing.assert_allclose(ours.latents, theirs.latents, rtol=0, atol=1e-3)
 
 
 def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data):
@@ -144,20 +136,15 @@ def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data):
     assert base_lm_parts(a, ["fp16"], 1e-6) == a.base_lm.num_layers
 
 
-@pytest.fixture
-def bundle(tiny_bundle_15):
-    return tiny_bundle_15
-
-
 def _description(package):
     return import_coremltools().utils.load_spec(str(package)).description
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", LM_STEPS)
-def test_language_models_have_one_function_per_length_and_keep_their_caches(bundle, name, precision):
-    declared = Manifest.read(bundle).step_models[name]
-    description = _description(bundle / package_path(precision, name))
+def test_language_models_have_one_function_per_length_and_keep_their_caches(tiny_bundle_15, name, precision):
+    declared = Manifest.read(tiny_bundle_15).step_models[name]
+    description = _description(tiny_bundle_15 / package_path(precision, name))
     assert description.defaultFunctionName == "decode"
     functions = {f.name: f for f in description.functions}
     assert list(functions) == ["decode", "prefill_16"]
@@ -166,12 +153,12 @@ def test_language_models_have_one_function_per_length_and_keep_their_caches(bund
         assert inputs == {"embeddings": [1, length, 64], "position": [1]}
         outputs = {t.name for t in function.output}
         assert outputs == {t.name for t in declared.at(chunk).outputs}
-        assert ("attention" in outputs) == (name == BASE_LM_STEP and length == 1)
+        assert ("attention" in outputs) == (name == names.BASE_LM_STEP and length == 1)
         states = {t.name: tuple(t.type.stateType.arrayType.shape) for t in function.state}
         assert states == {t.name: t.shape for t in declared.state}
 
 
-def test_speech_equals_the_macos_14_bundle(bundle, tiny_bundle):
+def test_speech_equals_the_macos_14_bundle(tiny_bundle_15, tiny_bundle):
     ours, theirs = (
         VoxCPM.from_bundle(folder, "fp16").speak(
             # Heads of random weights follow nothing.
@@ -181,24 +168,25 @@ def test_speech_equals_the_macos_14_bundle(bundle, tiny_bundle):
             max_len=8,
             every_word=False,
         )
-        for folder in (bundle, tiny_bundle)
+        for folder in (tiny_bundle_15, tiny_bundle)
     )
     np.testing.assert_array_equal(ours.latents, theirs.latents)
     np.testing.assert_array_equal(ours.audio, theirs.audio)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_functions_share_their_weights(bundle, tiny_bundle, precision):
+def test_functions_share_their_weights(tiny_bundle_15, tiny_bundle, precision):
     def size(folder):
         return sum(
-            p.stat().st_size for p in (folder / package_path(precision, BASE_LM_STEP)).rglob("weight.bin")
+            p.stat().st_size
+            for p in (folder / package_path(precision, names.BASE_LM_STEP)).rglob("weight.bin")
         )
 
     # Two copies would be twice as large. Each function has its own rotary tables, which are large only here.
-    assert size(bundle) < 1.7 * size(tiny_bundle)
+    assert size(tiny_bundle_15) < 1.7 * size(tiny_bundle)
 
 
-AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)
+AUDIO_VAE = (names.AUDIO_VAE_ENCODER, names.AUDIO_VAE_DECODER)
 
 
 @pytest.fixture(scope="module")

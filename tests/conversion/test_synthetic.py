@@ -35,16 +35,11 @@ def test_full_size_presets_have_the_published_configuration(name, shared_data):
 def test_weights_depend_on_the_seed_and_not_on_the_depth(tmp_path, tokenizer):
     document = presets()["tiny"]
     deeper = {**document, "lm_config": {**document["lm_config"], "num_hidden_layers": 3}}
-    folders = [
-        write_synthetic_checkpoint(tmp_path / name, config, seed=seed, dtype="float32", tokenizer=tokenizer)
-        for name, config, seed in (
-            ("a", document, 5),
-            ("b", document, 5),
-            ("c", deeper, 5),
-            ("d", document, 6),
-        )
-    ]
-    first, again, deep, other = (Checkpoint.open(folder) for folder in folders)
+    asked = {"a": (document, 5), "b": (document, 5), "c": (deeper, 5), "d": (document, 6)}
+    given = {"dtype": "float32", "tokenizer": tokenizer}
+    for name, (config, seed) in asked.items():
+        write_synthetic_checkpoint(tmp_path / name, config, seed=seed, **given)
+    first, again, deep, other = (Checkpoint.open(tmp_path / name) for name in asked)
     assert first.sha256() == again.sha256() != other.sha256()
     name = "base_lm.layers.1.mlp.gate_proj.weight"
     assert torch.equal(first.tensor(name), deep.tensor(name))
@@ -102,27 +97,18 @@ def test_command_accepts_a_preset_in_any_case_or_a_config(tmp_path, capsys):
 
 def test_weights_are_like_trained_ones(tmp_path, tokenizer):
     """Outlier channels cancel in float32; tails are heavy; both stop logits are large and almost equal."""
-    plain, outliers, tails, tied, massive, _ = (
-        Checkpoint.open(
-            write_synthetic_checkpoint(
-                tmp_path / like,
-                presets()["tiny"],
-                seed=0,
-                dtype="float32",
-                likeness=like,
-                tokenizer=tokenizer,
-            )
-        )
-        for like in LIKENESSES
-    )
-    norm, matrix = "base_lm.layers.0.input_layernorm.weight", "base_lm.layers.0.self_attn.q_proj.weight"
-    products = [c.tensor(matrix) * c.tensor(norm) for c in (plain, outliers)]
-    torch.testing.assert_close(*products)
-    assert outliers.tensor(matrix).abs().max() > 20 * plain.tensor(matrix).abs().max()
+
+    def made(like):
+        given = {"seed": 0, "dtype": "float32", "likeness": like, "tokenizer": tokenizer}
+        return Checkpoint.open(write_synthetic_checkpoint(tmp_path / like, presets()["tiny"], **given))
 
     def kurtosis(weight):
         return float(weight.pow(4).mean() / weight.pow(2).mean() ** 2)
 
+    plain, outliers, tails, tied, massive, _ = map(made, LIKENESSES)
+    norm, matrix = "base_lm.layers.0.input_layernorm.weight", "base_lm.layers.0.self_attn.q_proj.weight"
+    torch.testing.assert_close(*(c.tensor(matrix) * c.tensor(norm) for c in (plain, outliers)))
+    assert outliers.tensor(matrix).abs().max() > 20 * plain.tensor(matrix).abs().max()
     assert kurtosis(plain.tensor(matrix)) < 4
     assert kurtosis(tails.tensor(matrix)) > 20
     go_on, stop = tied.tensor("stop_head.weight")

@@ -92,16 +92,11 @@ def test_conversion_killed_in_a_final_step_resumes(monkeypatch, tmp_path, step, 
     assert [path.name for path in bundle.iterdir()] == ["fp16"]
 
 
-def test_concurrent_conversion_into_one_folder_is_rejected(tmp_path):
-    first = Workspace(tmp_path / "b", PLAN)
+def test_workspace_in_use_or_of_another_plan_is_not_resumed(tmp_path):
+    first = finished(tmp_path / "b")
     with pytest.raises(InputError, match="another conversion is writing this bundle"):
         Workspace(tmp_path / "b", PLAN)
     first.close()
-    Workspace(tmp_path / "b", PLAN).close()
-
-
-def test_workspace_of_another_plan_is_not_resumed(tmp_path):
-    finished(tmp_path / "b").close()
     for plan, continued in ((PLAN, True), ({**PLAN, "tools": {}}, False)):
         with Workspace(tmp_path / "b", plan) as workspace:
             assert workspace.has("fp16/a.mlpackage") is continued

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_constants.errors import InputError
-from voxcpm_runtime.argument_types import checked_text
-
 
 @pytest.fixture
 def refused(speaking, folder, loads, refusal):
@@ -43,14 +40,9 @@ def test_small_file_with_too_many_samples_is_rejected(refused):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 400e6
 
 
-def test_text_file_over_the_limit_is_rejected(refused, folder, monkeypatch):
+def test_text_over_the_limit_is_rejected(refused, folder, monkeypatch):
     monkeypatch.setattr("voxcpm_runtime.commands.shared_arguments.MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr("voxcpm_runtime.argument_types.MAX_CHARACTERS", 10)
     (folder / "long.txt").write_text("ten of them")
     assert "it is larger than 10 bytes" in refused("--text-file", "long.txt")
-
-
-def test_text_over_the_limit_is_rejected(monkeypatch):
-    monkeypatch.setattr("voxcpm_runtime.argument_types.MAX_CHARACTERS", 10)
-    assert checked_text("ten signs.", "text") == "ten signs."
-    with pytest.raises(InputError, match="the text has 11 characters; expected at most 10"):
-        checked_text("ten of them", "text")
+    assert "the text has 11 characters; expected at most 10" in refused("--text", "ten of them")

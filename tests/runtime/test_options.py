@@ -5,18 +5,18 @@ from voxcpm_runtime.options import GenerationOptions, checked_options
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "given",
     [
-        ("cfg_value", 10.5),
-        ("cfg_value", float("nan")),
-        ("inference_timesteps", 10.0),
-        ("inference_timesteps", True),
-        ("max_len", 0),
+        {"cfg_value": 10.5},
+        {"cfg_value": float("nan")},
+        {"inference_timesteps": 10.0},
+        {"max_len": True},
+        {"max_len": 0},
     ],
 )
-def test_out_of_range_value_is_named_with_its_range(name, value):
-    with pytest.raises(InputError, match=rf"^{name} must be a .*number from .* to .*, got"):
-        GenerationOptions(**{name: value})
+def test_out_of_range_value_is_named_with_its_range(given):
+    with pytest.raises(InputError, match=rf"^{next(iter(given))} must be a .*number from .* to .*, got"):
+        GenerationOptions(**given)
 
 
 def test_fast_means_five_euler_steps_unless_another_number_is_given():

@@ -110,14 +110,8 @@ def test_prose_scores_detect_long_truncated_and_repeated_speech():
 
 
 def test_homophones_of_short_texts_are_accepted():
-    pairs = [
-        ("Good night.", "Goodnight"),
-        ("Too.", "Two"),
-        ("Whose?", "Who's?"),
-        ("Yes.", "Yet."),
-        ("No.", ""),
-    ]
-    (scores,) = short_text_scores(heard_case(*(heard(said, text) for said, text in pairs)))
+    pairs = {"Good night.": "Goodnight", "Too.": "Two", "Whose?": "Who's?", "Yes.": "Yet.", "No.": ""}
+    (scores,) = short_text_scores(heard_case(*(heard(*pair) for pair in pairs.items())))
     assert (scores.texts, scores.understood) == (5, 3)
     assert scores.misunderstood == (("Yes.", "Yet."), ("No.", ""))
 
@@ -152,18 +146,13 @@ def test_chinese_is_heard_as_chinese_and_scored_by_characters():
 def test_narration_scores_track_pace_level_and_voice_over_time():
     """Six segments of 9 s with pauses a minute, each minute with fewer words and quieter; the last in another voice."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    segments = [
-        heard(
-            said := " ".join(words[minute:]),
-            said,
-            9.0,
-            pause=1.0,
-            level=-20.0 - minute,
-            embedding=(0.6, 0.8) if minute == 2 else (1.0, 0.0),
+    segments = []
+    for minute, embedding in enumerate([(1.0, 0.0), (1.0, 0.0), (0.6, 0.8)]):
+        said, given = (
+            " ".join(words[minute:]),
+            {"pause": 1.0, "level": -20.0 - minute, "embedding": embedding},
         )
-        for minute in range(3)
-        for _ in range(6)
-    ]
+        segments += [heard(said, said, 9.0, **given) for _ in range(6)]
     (scores,) = narration_scores(heard_case(*segments, heard("short", "short", 5.0)))
     assert [minute.words_per_minute for minute in scores.minutes] == pytest.approx([60, 54, 48])
     assert [minute.level for minute in scores.minutes] == pytest.approx([-20, -21, -22])
@@ -175,30 +164,21 @@ def test_narration_scores_track_pace_level_and_voice_over_time():
 
 
 def test_sentence_scores_compare_lengths_and_voices():
-    voice = prompt_voices()[0].model_copy(
-        update={"name": "a", "natural_seconds": (2.0, 1.0), "continued": True}
-    )
-    unknown = voice.model_copy(update={"natural_seconds": ()})
     gallery = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
-    segments = [heard("one", "One."), heard("two", "too", 2.5, embedding=(0.0, 1.0), ends_abruptly=True)]
+    one, two = heard("one", "One."), heard("two", "too", 2.5, embedding=(0.0, 1.0), ends_abruptly=True)
 
-    def scored(voice):
-        case = TranscribedCase(
-            "s", ReadingCase("continuation", voice, {}), {"1": segments[:1], "2": segments[1:]}
-        )
+    def scored(*natural):
+        changes = {"name": "a", "natural_seconds": natural, "continued": True}
+        voice = prompt_voices()[0].model_copy(update=changes)
+        case = TranscribedCase("s", ReadingCase("continuation", voice, {}), {"1": [one], "2": [two]})
         (scores,) = sentence_scores(case, Listener(None, None, None, [voice], gallery))
         return scores
 
-    scores = scored(voice)
-    assert (scores.length_ratio, scores.within_natural, scores.longest_ratio, scores.runaways) == (
-        1.5,
-        0.5,
-        2.5,
-        1,
-    )
+    scores, unknown = scored(2.0, 1.0), scored()
+    assert (scores.length_ratio, scores.within_natural, scores.longest_ratio) == (1.5, 0.5, 2.5)
     assert (scores.similarity, scores.other_similarity, scores.right_voice) == (0.5, 0.5, 0.5)
-    assert (scores.word_error_rate, scores.cut_ends) == (0.5, 1)
-    assert (scored(unknown).length_ratio, scored(unknown).right_voice) == (None, 0.5)
+    assert (scores.word_error_rate, scores.cut_ends, scores.runaways) == (0.5, 1, 1)
+    assert (unknown.length_ratio, unknown.right_voice) == (None, 0.5)
 
 
 @pytest.mark.parametrize(

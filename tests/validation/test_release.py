@@ -106,15 +106,7 @@ def test_a_failed_step_is_named_and_repeated_by_the_next_run(stage, broken):
     assert stage.run() == (0, [])
 
 
-def test_a_killed_step_does_not_end_the_others(stage, monkeypatch):
-    monkeypatch.setenv("KILLED", "1")
-    code, ran = stage.run(broken="doctor-fp16")
-    assert code == 13
-    assert ran == list(STEPS)[:-1]
-    assert stage.outcomes()["doctor-fp16"] == "failed with exit code -9"
-
-
-def test_an_interrupted_step_runs_again(stage, monkeypatch):
+def test_a_killed_step_does_not_end_the_others_and_an_interrupted_one_runs_again(stage, monkeypatch):
     run = subprocess.run
 
     def interrupted(command, **given):
@@ -125,7 +117,9 @@ def test_an_interrupted_step_runs_again(stage, monkeypatch):
     monkeypatch.setattr(subprocess, "run", interrupted)
     assert stage.run() == (130, list(STEPS)[:3])
     monkeypatch.setattr(subprocess, "run", run)
-    assert stage.run() == (0, list(STEPS)[3:])
+    monkeypatch.setenv("KILLED", "1")
+    assert stage.run(broken="doctor-fp16") == (13, list(STEPS)[3:-1])
+    assert stage.outcomes()["doctor-fp16"] == "failed with exit code -9"
 
 
 def test_a_new_command_or_another_bundle_repeats_the_steps_that_it_concerns(stage, monkeypatch):

@@ -132,6 +132,12 @@ def test_other_checkpoint_is_rejected(tiny_bundle):
         validate_bundle(tiny_bundle, str(DEFAULT_CHECKPOINT))
 
 
+def test_capitals_survive_a_lowercasing_tokenizer():
+    model = load_upstream(DEFAULT_CHECKPOINT)
+    assert model.text_tokenizer("HELLO.") == model.text_tokenizer("hello.")
+    assert len(model.text_tokenizer("HELLO.")) == len("▁hello.")
+
+
 SENTENCES = (
     "the river runs slowly to the sea.",
     "she sells fresh bread in the market.",

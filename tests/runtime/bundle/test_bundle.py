@@ -15,7 +15,10 @@ def hashed(monkeypatch):
     return names
 
 
-def test_int8_is_preferred_and_precision_is_selectable(bundle_folder):
+def test_int8_is_preferred_precision_is_selectable_and_no_cache_is_needed(bundle_folder, monkeypatch):
+    # No user, not even root, can create a folder below a file.
+    (bundle_folder.parent / "file").write_text("")
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(bundle_folder.parent / "file" / "cache"))
     assert open_bundle(bundle_folder).precision == "int8"
     assert open_bundle(str(bundle_folder), "fp16").precision == "fp16"
     edit_manifest(bundle_folder, lambda document: document.update(precisions=["fp16"]))
@@ -61,13 +64,6 @@ def test_second_start_does_not_hash(bundle_folder, hashed, tmp_path):
     assert "tokenizer.json" in hashed
 
 
-def test_unwritable_cache_is_not_an_error(bundle_folder, monkeypatch):
-    # No user, not even root, can create a folder below a file.
-    (bundle_folder.parent / "file").write_text("")
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(bundle_folder.parent / "file" / "cache"))
-    open_bundle(bundle_folder)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -82,29 +78,20 @@ def test_another_manifest_is_rejected(bundle_folder, change, message):
         open_bundle(bundle_folder)
 
 
-def test_a_hub_id_is_downloaded_in_one_precision(bundle_folder, monkeypatch):
-    import huggingface_hub
-
+def test_a_hub_id_is_downloaded_in_one_precision_or_a_one_line_error(bundle_folder, monkeypatch):
     asked = []
 
     def snapshot_download(repository, *, allow_patterns):
-        asked.append((repository, allow_patterns))
+        if repository == "no/route":
+            raise ConnectionError("no route\nto anywhere")
+        asked.append(allow_patterns)
         return str(bundle_folder)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert locate_bundle("someone/voice", "fp16") == bundle_folder
-    assert asked[0][1][:2] == ["manifest.json", "manifest.sha256"]
-    assert not [pattern for pattern in asked[0][1] if "weight" in pattern or pattern.endswith("**")]
-    assert {"fp16/**", "vectors/**"} <= set(asked[1][1])
-    assert "int8/**" not in asked[1][1]
-
-
-def test_unavailable_hub_id_is_a_one_line_error(monkeypatch):
-    import huggingface_hub
-
-    def snapshot_download(*_, **__):
-        raise ConnectionError("no route\nto anywhere")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(BundleError, match=r"someone/voice: .*on the hub \(no route\)"):
-        locate_bundle("someone/voice")
+    assert asked[0][:2] == ["manifest.json", "manifest.sha256"]
+    assert not [pattern for pattern in asked[0] if "weight" in pattern or pattern.endswith("**")]
+    assert {"fp16/**", "vectors/**"} <= set(asked[1])
+    assert "int8/**" not in asked[1]
+    with pytest.raises(BundleError, match=r"no/route: .*on the hub \(no route\)"):
+        locate_bundle("no/route")

@@ -10,9 +10,13 @@ from voxcpm_runtime.bundle.opening import open_bundle
 WEIGHTS = "int8/locdit_step.mlpackage/Manifest.json"
 
 
-def listed(bundle_folder, name):
-    """Add this path to the manifest, with the record of an existing file."""
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "constants/../../secret", "constants\\a\\b", "constants/\u202ea"]
+)
+def test_path_outside_the_bundle_is_rejected(bundle_folder, name):
     edit_manifest(bundle_folder, lambda m: m["files"].update({name: m["files"][WEIGHTS]}))
+    with pytest.raises(BundleError, match="expected paths of files in folders of the bundle, got "):
+        open_bundle(bundle_folder)
 
 
 @pytest.mark.parametrize(
@@ -24,57 +28,46 @@ def test_each_file_of_speech_must_be_listed(bundle_folder, needed):
         open_bundle(bundle_folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["/etc/passwd", "constants/../../secret", "constants\\a\\b", "constants/\u202ea"]
-)
-def test_path_outside_the_bundle_is_rejected(bundle_folder, name):
-    listed(bundle_folder, name)
-    with pytest.raises(BundleError, match="expected paths of files in folders of the bundle, got "):
-        open_bundle(bundle_folder)
+@pytest.fixture
+def spoken_with(bundle_folder, tmp_path):
+    """Opens the bundle in int8 with an unlisted file or link, and without a digest of the manifest."""
 
+    def opened(extra, *, linked=False, verify=False):
+        edit_manifest(bundle_folder, lambda _: None)
+        path = bundle_folder / extra
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(tmp_path / "elsewhere") if linked else path.write_bytes(b"x")
+        return open_bundle(bundle_folder, "int8", verify=verify)
 
-def spoken_with(bundle_folder, extra):
-    """The bundle's files without a manifest digest, and an unlisted file."""
-    edit_manifest(bundle_folder, lambda _: None)
-    path = bundle_folder / extra
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    return opened
 
 
 @pytest.mark.parametrize(
-    ("extra", "linked", "verify"),
+    ("extra", "given"),
     [
-        ("int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin", False, False),
-        ("constants/other.npy", True, False),
-        ("tokenizer/added_tokens.json", False, True),
+        ("int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin", {}),
+        ("constants/other.npy", {"linked": True}),
+        ("tokenizer/added_tokens.json", {"verify": True}),
     ],
 )
-def test_unlisted_file_or_link_is_rejected(bundle_folder, extra, linked, verify, tmp_path):
+def test_unlisted_file_or_link_is_rejected(spoken_with, extra, given):
     """Nothing verifies it, although code that reads the folder might read it."""
-    path = spoken_with(bundle_folder, extra)
-    if linked:
-        path.symlink_to(tmp_path / "elsewhere")
-    else:
-        path.write_bytes(b"x")
-    with pytest.raises(BundleError, match="not listed in the manifest") as caught:
-        open_bundle(bundle_folder, "int8", verify=verify)
-    assert str(path) in str(caught.value)
+    with pytest.raises(BundleError, match=f"{extra}.* not listed in the manifest"):
+        spoken_with(extra, **given)
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        "constants/.DS_Store",
-        "int8/notes.txt",
-        "fp16/locdit_step.mlpackage/notes.txt",
-        # An app ships it, and Core ML makes it on the Mac where the bundle is compiled.
-        "int8/locdit_step.mlmodelc/model.mil",
-    ],
+# Files of the operating system and of other precisions; the last is shipped by an app, or made on the Mac.
+UNUSED = (
+    "constants/.DS_Store",
+    "int8/notes.txt",
+    "fp16/locdit_step.mlpackage/n",
+    "int8/locdit_step.mlmodelc/m.mil",
 )
-def test_unused_file_is_ignored(bundle_folder, extra):
-    """Files of the operating system, and of other precisions."""
-    spoken_with(bundle_folder, extra).write_bytes(b"x")
-    assert open_bundle(bundle_folder, "int8").precision == "int8"
+
+
+@pytest.mark.parametrize("extra", UNUSED)
+def test_unused_file_is_ignored(spoken_with, extra):
+    assert spoken_with(extra).precision == "int8"
 
 
 def test_altered_file_with_its_old_mtime_is_rehashed(bundle_folder):

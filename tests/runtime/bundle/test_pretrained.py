@@ -1,6 +1,6 @@
 import os
 import shutil
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -67,28 +67,21 @@ def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
 def test_a_bundle_is_opened_as_it_is(converted, speaking):
     assert VoxCPM.from_pretrained(speaking).bundle.folder == Path(speaking)
     assert not converted
-    with pytest.raises(InputError, match="this is a bundle"):
-        VoxCPM.from_pretrained(speaking, lora_weights_path="lora")
 
 
-@pytest.mark.usefixtures("converted")
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_cannot_be_opened_is_a_one_line_error(converted, speaking):
+    for given, message in (
+        ({"hf_model_id": speaking, "lora_weights_path": "lora"}, "this is a bundle"),
         ({"hf_model_id": "absent"}, "expected a folder with a checkpoint"),
         ({"hf_model_id": "a/b", "lora_config": {}}, r"read from lora_config\.json"),
-    ],
-)
-def test_unopenable_path_is_a_one_line_error(given, message):
-    with pytest.raises(InputError, match=message):
-        VoxCPM.from_pretrained(**given)
+    ):
+        with pytest.raises(InputError, match=message):
+            VoxCPM.from_pretrained(**given)
+    assert not converted
 
 
 def test_missing_extra_is_named(monkeypatch):
-    def absent(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(pretrained, "version", absent)
+    monkeypatch.setattr(pretrained, "version", lambda _: metadata.version("no-such-package"))
     with pytest.raises(MissingExtraError, match=r"a/b is a checkpoint.*voxcpm-coreml\[convert\]"):
         VoxCPM.from_pretrained("a/b")
 

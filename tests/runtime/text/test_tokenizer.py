@@ -101,12 +101,10 @@ def test_tokenizer_with_its_own_normalizer_is_unchanged(as_it_stands, llama):
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 
-def test_characters_without_a_token_are_reported(letters):
-    assert letters.unknown_characters("Hello 你 there ☃☃.") == "你☃"
-    assert (letters.unknown_characters("好 there"), letters.unknown_characters(" there")) == ("好", "")
-
-
-def test_byte_fallback_covers_missing_characters(published):
+def test_characters_without_a_token_are_reported(letters, published):
+    for text, unknown in (("Hello 你 there ☃☃.", "你☃"), ("好 there", "好"), (" there", "")):
+        assert letters.unknown_characters(text) == unknown
+    # By its bytes, any character has tokens.
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 

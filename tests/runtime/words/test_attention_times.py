@@ -28,11 +28,10 @@ def _looks_at(positions, tokens):
 def test_letters_are_said_when_the_head_reaches_them(shift):
     """Two letters a patch. A patch is fed when it ends, and a shift says how much later its letter is said."""
     said, patches = "abcdefghijklmnopqrst", 10
-    rows = np.stack([_looks_at(2.0 * np.arange(1, patches), 20), np.full((patches - 1, 20), 0.05)], axis=1)
+    rows = _looks_at(2.0 * np.arange(1, patches), 20)[:, None]
     audio = _sound((0.0, patches * PATCH), seconds=patches * PATCH)
-    times = letter_times(said, range(20), rows[:, :1], [shift], PATCH, audio, RATE)
-    expected = np.arange(20) / 2 * PATCH + shift
-    assert times[3:18] == pytest.approx(expected[3:18], abs=1e-3)
+    times = letter_times(said, range(20), rows, [shift], PATCH, audio, RATE)
+    assert times[3:18] == pytest.approx((np.arange(20) / 2 * PATCH + shift)[3:18], abs=1e-3)
     assert times[-1] == pytest.approx(patches * PATCH, abs=0.02)
     assert (np.diff(times) >= 0).all()
 

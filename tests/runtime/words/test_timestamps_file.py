@@ -25,25 +25,17 @@ def test_subtitles_are_cut_at_sentences_and_after_two_lines():
     assert all(len(cue) <= 2 and all(len(line) <= 42 for line in cue) for cue in cues)
 
 
-def test_webvtt_has_its_header_dots_and_escapes():
+def test_webvtt_has_its_header_dots_and_escapes_and_no_words_make_empty_files():
     found = timestamps_file(spoken("Tom & Ann."), ".vtt").decode()
     assert found == "WEBVTT\n\n1\n00:00:00.000 --> 00:00:02.500\nTom &amp; Ann.\n"
+    assert json.loads(timestamps_file([], ".json")) == {"method": None, "words": []}
+    assert timestamps_file([], ".srt") == b""
 
 
 def test_chinese_characters_are_joined_and_two_columns_wide():
-    words = [
-        Word(char, at, at + 1, "pauses")
-        for at, char in enumerate("天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏")
-    ]
-    assert timestamps_file(words, ".srt").decode().split("\n")[2:4] == [
-        "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋",
-        "收冬藏",
-    ]
-
-
-def test_no_words_make_empty_files():
-    assert json.loads(timestamps_file([], ".json")) == {"method": None, "words": []}
-    assert timestamps_file([], ".srt") == b""
+    first, second = "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋", "收冬藏"
+    words = [Word(char, at, at + 1, "pauses") for at, char in enumerate(first + second)]
+    assert timestamps_file(words, ".srt").decode().split("\n")[2:4] == [first, second]
 
 
 def test_cues_end_with_paragraphs_and_list_items():

@@ -187,20 +187,15 @@ def linear(lab, weight, x, mode="plain"):
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(("scales", "offset"), [((48, 4), False), ((48, 4), True), ((48, 1), False)])
-def test_4_bit_weights_in_blocks_keep_their_bits(later_lab, rng, scales, offset, rows):
+def test_4_bit_weights_in_blocks_keep_their_bits_in_plain_mode(later_lab, rng, scales, offset, rows):
     weight = Weight(rng, "int4", (48, 128), scales, offset)
     x = (normal(rng, 1, rows, 128) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     (result, graph), expected = linear(later_lab, weight, x), x @ weight.dense.T
     for row in range(rows):
         assert relative_error(result[0, row], expected[0, row]) < NOISE
     assert BLOCKS in graph
-
-
-@pytest.mark.parametrize("dtype", RANGES)
-def test_faithful_mode_unpacks_weights(later_lab, rng, dtype):
-    weight, x = Weight(rng, dtype, (48, 128), (48, 4), offset=dtype != "int8"), normal(rng, 3, 128)
-    result, graph = linear(later_lab, weight, x, mode="faithful")
-    np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-2)
+    faithful, graph = linear(later_lab, weight, x, mode="faithful")
+    np.testing.assert_allclose(faithful, expected, rtol=1e-4, atol=1e-2)
     assert BLOCKS not in graph
 
 
