@@ -11,7 +11,8 @@ from voxcpm_runtime.model.flow_matching import solve
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import GenerationOptions
 
-OPTIONS = GenerationOptions(inference_timesteps=4, cfg_value=1.5)
+SAMPLING = {"sway_sampling_coef": 0.3, "use_cfg_zero_star": False}
+OPTIONS = GenerationOptions(inference_timesteps=4, cfg_value=1.5, temperature=0.6, **SAMPLING)
 SHAPE = (2, 4)
 
 
@@ -58,7 +59,7 @@ def loop(architecture, network, constants):
             residual = network.causal("residual", into_residual)
             halves = linear("lm_to_dit_proj", hidden[-1]), linear("res_to_dit_proj", residual[-1])
             mu = np.concatenate(halves) if second else halves[0] + halves[1]
-            noise = rng.standard_normal((1, 4, 2)).astype(np.float32)[0]
+            noise = rng.standard_normal((1, 4, 2)).astype(np.float32)[0] * np.float32(0.6)
             patch = solve(
                 lambda i: {"velocity": network.velocity(i)},
                 noise,
@@ -67,6 +68,7 @@ def loop(architecture, network, constants):
                 steps=OPTIONS.inference_timesteps,
                 cfg_value=OPTIONS.cfg_value,
                 embedding_size=architecture.dit_config.hidden_dim,
+                **SAMPLING,
             ).T
             made.append(patch)
             stops.append(index > OPTIONS.min_len and bool(network.stop_logits(hidden[-1]).argmax() == 1))

@@ -1,3 +1,4 @@
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -98,3 +99,20 @@ def test_concurrent_calls_are_limited(lab, cache_package, monkeypatch, rng):
             until(lambda: len(places._waiters) == 2)
         for call in calls:
             assert call.result(20)
+
+
+def test_waiting_calls_run_in_fifo_order():
+    places, order = step_model.FairSemaphore(1), []
+
+    def take(name):
+        with places:
+            order.append(name)
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in range(5)]
+    with places:
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            until(lambda number=number: len(places._waiters) == number)
+    # The releasing thread does not overtake them.
+    take(5)
+    assert order == [0, 1, 2, 3, 4, 5]
