@@ -4,8 +4,6 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -137,13 +135,13 @@ class Brief:
 
     releases_gil = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self._model = model
 
-    def new_state(self) -> Any:
+    def new_state(self):
         return self._model.new_state()
 
-    def __call__(self, inputs: Mapping[str, Any], state: Any = None) -> dict[str, Any]:
+    def __call__(self, inputs, state=None):
         outputs = dict(self._model(inputs, state))
         outputs["stop_logits"] = np.zeros_like(outputs["stop_logits"]) + np.array([0, 1], np.float32)
         return outputs

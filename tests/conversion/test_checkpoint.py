@@ -1,6 +1,5 @@
 import json
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.voxcpm import check_weights
 
 NORM = "base_lm.norm.weight"
-Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture
@@ -95,10 +93,10 @@ def test_both_weight_norm_layouts_are_read(copy, magnitude, direction):
 class Payload:
     """An object that runs code when it is unpickled."""
 
-    def __init__(self, trace: Path) -> None:
+    def __init__(self, trace):
         self.trace = trace
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self):
         return exec, (f"open({str(self.trace)!r}, 'w').close()",)
 
 

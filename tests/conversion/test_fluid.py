@@ -7,7 +7,6 @@ hidden states at every position; keys and values passed in and out.
 import json
 import shutil
 from itertools import pairwise
-from typing import Any
 
 import coremltools as ct
 import numpy as np
@@ -19,7 +18,6 @@ from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_validation.upstream import load_upstream
 
-Arrays = dict[str, np.ndarray]
 TOKENS = [3, 120, 45, 200, 77, 101]
 PATCHES = 6
 
@@ -51,11 +49,11 @@ def of_packages(bundle, precision, mode="plain"):
 class OfUpstream:
     """The packages' functions by upstream's modules; the LMs recompute the whole sequence, without caches."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self.model, self.seen = model, {"base_lm_step": [], "residual_lm_step": []}
 
     @torch.inference_mode()
-    def __call__(self, name: str, inputs: Arrays) -> Arrays:
+    def __call__(self, name, inputs):
         m, given = self.model, {k: torch.from_numpy(v) for k, v in inputs.items()}
         if name == "feat_encoder":
             return {"embedding": m.feat_encoder(given["feat"]).numpy()}

@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from shared_bundles import synthesize
 from voxcpm_constants import step_models as names
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import Precision, StepSizes, declare_step_models
-from voxcpm_constants.targets import Target
+from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import _add_constants
@@ -32,7 +31,6 @@ from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.function import read_function
 from voxcpm_validation.lint.rules import RULES
 
-RATE = 16000
 SHORT = StepSizes(kv_length=128)
 
 
@@ -40,10 +38,10 @@ class Packages:
     """Some step models of a checkpoint in one precision, converted with a gate, in a folder that is no whole bundle."""
 
     def __init__(
-        self, folder: Path, checkpoint: Path, step_models: tuple[str, ...], *,
-        lora: Path | None = None, precision: Precision = "int8", target: Target = "macOS14",
-        sizes: StepSizes = SHORT,
-    ) -> None:  # fmt: skip
+        self, folder, checkpoint, step_models, *,
+        lora = None, precision = "int8", target = "macOS14",
+        sizes = SHORT,
+    ):  # fmt: skip
         opened = Checkpoint.open(checkpoint, lora=lora)
         self.folder, self.precision = folder, precision
         self.manifest = Manifest(
@@ -61,7 +59,7 @@ class Packages:
             workspace.publish()
         self.recording = Recording(opened, self.manifest, folder)
 
-    def quantised(self, package: str) -> int:
+    def quantised(self, package):
         """Number of the package's weights that are quantised, in all functions."""
         path = self.folder / self.manifest.package_path(self.precision, package)
         (form,) = {part.name: self.manifest.form(part) for part in self.manifest.parts(package)}.values()
@@ -70,7 +68,7 @@ class Packages:
             for function in form.functions
         )
 
-    def unaccepted(self, package: str) -> set[str]:
+    def unaccepted(self, package):
         """The lint's rules that the package breaks."""
         path = self.folder / self.manifest.package_path(self.precision, package)
         functions = self.manifest.form(self.manifest.step_models[package]).functions

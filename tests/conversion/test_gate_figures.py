@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, LOCDIT_STEP, StepSizes
+from voxcpm_constants.step_models import AUDIO_VAE_ENCODER, LOCDIT_STEP
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.gate import below, figures, quantise
 from voxcpm_conversion.recording import TEXT, Recording, hearing
@@ -13,7 +13,6 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
 
 RATE = 16000
-SHORT = StepSizes(kv_length=128)
 
 
 def test_recorded_sentence_is_what_the_loop_computes(tiny_bundle, tiny_checkpoint):

@@ -16,7 +16,6 @@ from voxcpm_validation.upstream import import_upstream, load_upstream
 
 Q = "base_lm.layers.0.self_attn.q_proj"
 ALL = {"enable_lm": True, "enable_dit": True, "enable_proj": True}
-Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,8 @@
 """The step modules in fp32, compared with upstream's modules with the same weights, for each generation."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.step_models import StepSizes, declare_step_models
@@ -24,23 +19,21 @@ TOLERANCE = 5e-5
 class Pair:
     """Upstream's model and the step modules of one checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.checkpoint = Checkpoint.open(folder)
         self.architecture = self.checkpoint.architecture
         self.upstream = load_upstream(folder)
         self.generator = torch.Generator().manual_seed(1)
 
-    def noise(self, *shape: int) -> Tensor:
+    def noise(self, *shape):
         return torch.randn(*shape, generator=self.generator)
 
-    def step(self, name: str) -> Callable[..., Any]:
+    def step(self, name):
         declared = declare_step_models(self.architecture, SIZES)[name]
         modules = loaded_modules(self.checkpoint, declared, SIZES)
         return build_step(declared, modules, self.architecture, SIZES)
 
-    def stream(
-        self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int
-    ) -> list[tuple[Tensor, ...]]:
+    def stream(self, name, inputs, outputs):
         """Outputs of successive calls; the state passes from one to the next."""
         declared, step = declare_step_models(self.architecture, SIZES)[name], self.step(name)
         state = example_inputs(declared.state, 0)

@@ -1,5 +1,4 @@
 import contextlib
-import warnings
 
 import numpy as np
 import pytest
@@ -54,34 +53,12 @@ def test_overlong_speech_is_retried_with_the_next_seeds(tts):
     np.testing.assert_array_equal(long.latents, tts.speak("hi", seed=7, retry_badcase=False).latents)
 
 
-def test_overlong_stream_warns_immediately(tts):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        told_at = [len(caught) for _ in tts.generate_streaming("hi", seed=5, chunk_patches=1)]
-    assert told_at.index(1) == 17  # before the 18th patch is heard: 6 * 3 tokens
-    assert [warning.category for warning in caught] == [TooLongWarning]
-
-
 def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio, architecture):
     """Upstream's voxcpm returns prompt patches with the generated ones and counts both; voxcpm2 does not."""
     counts_context = architecture.generation == "voxcpm"
     with pytest.warns(TooLongWarning) if counts_context else contextlib.nullcontext():
         speech = tts.speak("hi", prompt_audio, "a ", seed=5, max_len=16)
     assert speech.attempts == (3 if counts_context else 1)
-
-
-@pytest.mark.usefixtures("stopping")
-def test_progress_is_reported_after_every_patch(tts, architecture):
-    told = []
-    tts.generate(TEXT, seed=1, progress=told.append)
-    streamed = []
-    list(tts.generate_streaming(TEXT, seed=1, progress=streamed.append))
-    for progress in (told, streamed):
-        assert [p.patches for p in progress] == [1, 2, 3, 4]
-        assert progress[-1].audio_seconds == pytest.approx(
-            4 * architecture.patch_output_samples / tts.sample_rate
-        )
-        assert all(p.real_time_factor > 0 and p.attempt == 1 for p in progress)
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ class Stage:
 
     folder = Path("build/bundles/voice")
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.environment = monkeypatch
 
-    def run(self, *options: str, broken: str = "") -> tuple[int, list[str]]:
+    def run(self, *options, broken=""):
         """The exit code of a release in which one step fails, and the names of the steps that ran."""
         calls = Path("calls.jsonl")
         calls.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ class Stage:
         lines = calls.read_text().splitlines() if calls.exists() else []
         return code, [_step(set(json.loads(line))) for line in lines]
 
-    def outcomes(self) -> dict[str, str]:
+    def outcomes(self):
         """The outcome of each step in the report."""
         rows = [line.split(" | ") for line in (self.folder / "report.md").read_text().splitlines()]
         return {row[0].removeprefix("| "): row[1] for row in rows if row[0].removeprefix("| ") in STEPS}

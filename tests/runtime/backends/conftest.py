@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 from voxcpm_runtime.backends.portable import PortableStepModel, cache
 from voxcpm_runtime.backends.portable.kernels import ROW_PRODUCT, available_operators
 from voxcpm_runtime.backends.portable.package import read_package
-
-Build = Callable[..., Any]
 
 # FeatureTypes of the interface, by numpy dtype name.
 INPUT_TYPES = {"float16": "fp16", "float32": "fp32", "int32": "int32"}
@@ -62,16 +59,16 @@ class Laboratory:
     target: str = "macOS14"
 
     @property
-    def mb(self) -> Any:
+    def mb(self):
         from coremltools.converters.mil import Builder
 
         return Builder
 
-    def convert(self, build: Build, inputs: Mapping[str, np.ndarray | tuple[str, tuple[Any, ...]]]) -> Any:
+    def convert(self, build, inputs):
         """The converted model of a function from MIL inputs to MIL outputs, in the precision of the inputs."""
         from coremltools.converters.mil.mil import types
 
-        def spec(value: Any) -> Any:
+        def spec(value):
             dtype, shape = value if isinstance(value, tuple) else (value.dtype.name, value.shape)
             return self.mb.TensorSpec(shape=shape, dtype=getattr(types, INPUT_TYPES[dtype]))
 
@@ -92,17 +89,15 @@ class Laboratory:
                 skip_model_load=True,
             )
 
-    def save(self, model: Any, name: str = "model") -> Path:
+    def save(self, model, name="model"):
         path = self.directory / f"{name}.mlpackage"
         model.save(str(path))
         return path
 
-    def package(self, build: Build, inputs: Mapping[str, Any], name: str = "model") -> Path:
+    def package(self, build, inputs, name="model"):
         return self.save(self.convert(build, inputs), name)
 
-    def run(
-        self, build: Build, inputs: Mapping[str, np.ndarray], kind: str, **options: Any
-    ) -> list[np.ndarray]:
+    def run(self, build, inputs, kind, **options):
         """The outputs in order. The package must contain the operation under test."""
         package = self.package(build, inputs)
         assert kind in {op.kind for op in read_package(package).operations}

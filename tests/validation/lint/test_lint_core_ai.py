@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from voxcpm_conversion.core_ai.modules import register_lowering
@@ -72,11 +72,11 @@ CLEAN = [Case(lambda x: torch.div(2 * x, 2, rounding_mode="floor")), Case(transp
 
 
 class Module(nn.Module):
-    def __init__(self, compute: Callable[..., Any]) -> None:
+    def __init__(self, compute):
         super().__init__()
         self.compute = compute
 
-    def forward(self, *tensors: Tensor) -> Any:
+    def forward(self, *tensors):
         return self.compute(*tensors)
 
 

@@ -35,22 +35,6 @@ def portable(tiny_bundle):
         yield opened
 
 
-@pytest.fixture(scope="module")
-def bundle(tiny_bundle_27):
-    return open_bundle(tiny_bundle_27, "fp32")
-
-
-def inputs_of(declared, seed=0):
-    """Inputs of the declared shapes: noise, and position 0."""
-    noise = np.random.default_rng(seed).standard_normal
-    return {
-        t.name: np.zeros(t.shape_at(0), np.int32)
-        if t.dtype == "int32"
-        else noise(t.shape_at(0)).astype(np.float32)
-        for t in declared.inputs
-    }
-
-
 def test_speech_equals_its_stream_and_that_of_the_portable_backend(tts, portable):
     whole, expected = tts.speak(TEXT, **GIVEN), portable.speak(TEXT, **GIVEN)
     streamed = np.concatenate(list(tts.generate_streaming(TEXT, chunk_patches=1, **GIVEN)))
@@ -106,7 +90,11 @@ def test_damaged_compiled_program_is_rebuilt(tiny_bundle_27, tmp_path, monkeypat
     """Core AI aborts the process or computes wrong values for these."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     bundle = open_bundle(tiny_bundle_27, "fp32")
-    inputs = inputs_of(bundle.manifest.step_models[FEAT_ENCODER].at(0))
+    declared, noise = (
+        bundle.manifest.step_models[FEAT_ENCODER].at(0),
+        np.random.default_rng(0).standard_normal,
+    )
+    inputs = {t.name: noise(t.shape_at(0)).astype(np.float32) for t in declared.inputs}
     expected = load_step_models(bundle, names=[FEAT_ENCODER])[FEAT_ENCODER](inputs)
     (code,) = tmp_path.glob("compiled/*.aimodelx/*.odix")
     content = code.read_bytes()

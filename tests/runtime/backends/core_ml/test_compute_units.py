@@ -6,33 +6,17 @@ from voxcpm_runtime.backends.core_ml.compute_units import DEFAULT_UNITS, chosen_
 NAMES = (names.AUDIO_VAE_DECODER, names.BASE_LM_STEP, names.LOCDIT_STEP)
 
 
-def test_every_step_model_has_a_default_unit():
-    assert set(DEFAULT_UNITS) == {*names.STEP_MODEL_NAMES, names.LOCDIT_SOLVE}
-
-
 def test_measured_unit_overrides_the_default_and_an_explicit_one_both():
-    measured = {
-        names.LOCDIT_STEP: "cpu_and_gpu",
-        names.BASE_LM_STEP: "cpu",
-        "a model of another bundle": "cpu",
-    }
-    assert chosen_units("auto", NAMES, measured)[names.LOCDIT_STEP] == "cpu_and_gpu"
-    assert chosen_units({names.LOCDIT_STEP: "all"}, NAMES, measured) == {
-        names.AUDIO_VAE_DECODER: "cpu",
-        names.BASE_LM_STEP: "cpu",
-        names.LOCDIT_STEP: "all",
-    }
+    decoder, base, dit = NAMES
+    measured = {dit: "cpu_and_gpu", base: "cpu", "a model of another bundle": "cpu"}
+    assert set(DEFAULT_UNITS) == {*names.STEP_MODEL_NAMES, names.LOCDIT_SOLVE}
+    assert chosen_units("auto", NAMES, measured)[dit] == "cpu_and_gpu"
+    assert chosen_units({dit: "all"}, NAMES, measured) == {decoder: "cpu", base: "cpu", dit: "all"}
     assert set(chosen_units("all", NAMES, measured).values()) == {"all"}
-    assert chosen_units({"*": "all", names.LOCDIT_STEP: "auto"}, NAMES) == {
-        names.AUDIO_VAE_DECODER: "all",
-        names.BASE_LM_STEP: "all",
-        names.LOCDIT_STEP: "cpu_and_ne",
-    }
-
-
-def test_command_options():
+    units = {decoder: "all", base: "all", dit: "cpu_and_ne"}
+    assert chosen_units({"*": "all", dit: "auto"}, NAMES) == units
     assert read_compute_units([]) == "auto"
-    assert read_compute_units(["cpu", "locdit_step=all"]) == {"*": "cpu", names.LOCDIT_STEP: "all"}
+    assert read_compute_units(["cpu", f"{dit}=all"]) == {"*": "cpu", dit: "all"}
 
 
 @pytest.mark.parametrize(

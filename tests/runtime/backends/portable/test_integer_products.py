@@ -148,14 +148,7 @@ def test_int8_transposed_convolution(lab, rng, shape, bias):
 class Weight:
     """Random integers with a scale, and possibly an offset, for each block; `dense` is (integers − offset) · scale."""
 
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        dtype: str,
-        shape: tuple[int, ...],
-        scales: tuple[int, ...],
-        offset: bool,
-    ) -> None:
+    def __init__(self, rng, dtype, shape, scales, offset):
         from coremltools.converters.mil.mil import types
 
         low, high = RANGES[dtype]
@@ -167,7 +160,7 @@ class Weight:
         if offset:
             self.arguments["offset"] = offsets.astype(stored)
 
-        def spread(array: np.ndarray) -> np.ndarray:
+        def spread(array):
             for axis, (size, count) in enumerate(zip(shape, scales, strict=True)):
                 array = array.repeat(size // count, axis)
             return array.astype(np.float32)
