@@ -60,20 +60,19 @@ def _assert_close(ours, upstream):
     torch.testing.assert_close(ours, upstream, rtol=0, atol=TOLERANCE)
 
 
-def test_chunked_encoder_equals_upstream(pair):
-    a = pair.architecture
-    audio = 0.2 * pair.noise(1, 1, 6 * a.patch_input_samples)
-    chunks = [(chunk,) for chunk in audio.split([n * a.patch_input_samples for n in (1, 3, 2)], dim=-1)]
-    latents = torch.cat([result[0] for result in pair.stream(names.AUDIO_VAE_ENCODER, chunks, 1)], dim=-1)
-    _assert_close(latents, pair.upstream.audio_vae.encode(audio, a.input_sample_rate))
-
-
-def test_chunked_decoder_equals_upstream(pair):
-    a = pair.architecture
-    latents = pair.noise(1, a.feat_dim, 6 * a.patch_size)
-    chunks = [(chunk,) for chunk in latents.split(a.patch_size, dim=-1)]
-    audio = torch.cat([result[0] for result in pair.stream(names.AUDIO_VAE_DECODER, chunks, 1)], dim=-1)
-    _assert_close(audio, pair.upstream.audio_vae.decode(latents))
+def test_chunked_audio_vae_equals_upstream(pair):
+    a, vae = pair.architecture, pair.upstream.audio_vae
+    audio, latents = (
+        0.2 * pair.noise(1, 1, 6 * a.patch_input_samples),
+        pair.noise(1, a.feat_dim, 6 * a.patch_size),
+    )
+    for name, given, lengths, expected in (
+        (names.AUDIO_VAE_ENCODER, audio, [n * a.patch_input_samples for n in (1, 3, 2)],
+         vae.encode(audio, a.input_sample_rate)),
+        (names.AUDIO_VAE_DECODER, latents, a.patch_size, vae.decode(latents)),
+    ):  # fmt: skip
+        results = pair.stream(name, [(chunk,) for chunk in given.split(lengths, dim=-1)], 1)
+        _assert_close(torch.cat([result[0] for result in results], dim=-1), expected)
 
 
 def test_feat_encoder(pair):
@@ -126,20 +125,17 @@ def test_locdit(pair, t):
     _assert_close(velocity, estimator(x, mu, times, cond, deltas))
 
 
-@pytest.mark.parametrize("scale", [1e-5, 1.0, 3e4])
-def test_norm_at_any_scale_equals_the_definition(scale):
+@pytest.mark.parametrize(
+    ("scale", "dtype", "tolerance"),
+    [*((scale, torch.float32, 2e-5) for scale in (1e-5, 1.0, 3e4)), (1e4, torch.float16, 3e-3)],
+)
+def test_norm_at_any_scale_equals_the_definition(scale, dtype, tolerance):
+    """Also of fp16 values whose squares overflow."""
     x = scale * torch.randn(4, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    norm = RMSNorm(256, 1e-5)
-    weight = torch.linspace(0.5, 2.0, 256)
+    x, weight, norm = x.to(dtype), torch.linspace(0.5, 2.0, 256), RMSNorm(256, 1e-5)
     norm.load_state_dict({"weight": weight})
-    expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5) * weight
-    np.testing.assert_allclose(norm(x.float()).detach().numpy(), expected.numpy(), rtol=2e-5, atol=1e-7)
-
-
-def test_norm_of_fp16_values_whose_squares_overflow():
-    x = torch.tensor([[3.0e4, -2.0e4, 5.0, 0.1]])
-    norm = RMSNorm(4, 1e-5).half()
-    expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
+    expected = x.double() / torch.sqrt((x.double() ** 2).mean(-1, keepdim=True) + 1e-5) * weight
+    found = norm.to(dtype)(x).float().detach().numpy()
     np.testing.assert_allclose(
-        norm(x.half()).float().detach().numpy(), expected.numpy(), rtol=3e-3, atol=1e-6
+        found, expected.numpy(), rtol=tolerance, atol=1e-7 if dtype == torch.float32 else 1e-3
     )

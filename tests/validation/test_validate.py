@@ -122,14 +122,11 @@ def test_command_prints_every_figure_in_80_columns_and_the_verdict(tmp_path, mon
     assert ValidationReport.model_validate_json(capsys.readouterr().out) == report
 
 
-def test_text_longer_than_the_caches_is_rejected(tiny_bundle, tiny_checkpoint):
-    with pytest.raises(InputError, match=r"needs \d+ positions, but .* has 128; use a shorter --text"):
-        validate_bundle(tiny_bundle, str(tiny_checkpoint))
-
-
-def test_other_checkpoint_is_rejected(tiny_bundle):
-    with pytest.raises(InputError, match="not the checkpoint"):
-        validate_bundle(tiny_bundle, str(DEFAULT_CHECKPOINT))
+def test_text_longer_than_the_caches_and_another_checkpoint_are_rejected(tiny_bundle, tiny_checkpoint):
+    needs = r"needs \d+ positions, but .* has 128; use a shorter --text"
+    for checkpoint, message in ((tiny_checkpoint, needs), (DEFAULT_CHECKPOINT, "not the checkpoint")):
+        with pytest.raises(InputError, match=message):
+            validate_bundle(tiny_bundle, str(checkpoint))
 
 
 def test_capitals_survive_a_lowercasing_tokenizer():

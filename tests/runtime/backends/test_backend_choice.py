@@ -52,25 +52,19 @@ def with_core_ai(monkeypatch):
     monkeypatch.setattr(core_ai, "check_installed", lambda: None)
 
 
-@pytest.fixture
-def without_core_ai(monkeypatch):
-    """Core AI's package is not installed, as on Python 3.10, for which it has no wheels."""
-    monkeypatch.setitem(sys.modules, "coreai", None)
-
-
-@pytest.mark.parametrize(
-    ("backend", "message"), [("coreml", "coreml needs macOS"), ("cuda", "must be one of auto, coreml")]
-)
-def test_missing_backend_is_a_one_line_error(machine, backend, message):
-    machine("on_linux")
-    with pytest.raises(InputError, match=message):
-        choose_backend(backend)
-
-
-def test_the_portable_backend_needs_no_coremltools(machine, monkeypatch):
+def test_missing_backend_is_a_one_line_error(machine, bundle_of, monkeypatch):
+    """Core AI's package is not installed on Python 3.10, for which it has no wheels."""
     machine("on_linux")
     monkeypatch.setitem(sys.modules, "coremltools", None)
+    monkeypatch.setitem(sys.modules, "coreai", None)
     assert "portable" in backends()
+    for backend, bundle, message in (
+        ("coreml", None, "coreml needs macOS"),
+        ("cuda", None, "must be one of auto, coreml"),
+        ("auto", bundle_of("macOS27"), r'pip install "voxcpm-coreml\[coreai\]"'),
+    ):
+        with pytest.raises(InputError, match=message):
+            choose_backend(backend, bundle)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +118,3 @@ def test_invalid_backend_fails_before_loading(
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("loaded"))
     assert message in refusal(words[0], bundle.folder, *words[1:])
     assert not list(folder.iterdir())
-
-
-@pytest.mark.usefixtures("without_core_ai")
-def test_without_core_ais_runtime_the_error_says_what_to_install(bundle_of):
-    with pytest.raises(InputError, match=r'pip install "voxcpm-coreml\[coreai\]"'):
-        choose_backend("auto", bundle_of("macOS27"))

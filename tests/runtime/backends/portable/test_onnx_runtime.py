@@ -39,13 +39,10 @@ def package(lab):
     return path
 
 
-def test_running_a_step_model_queues_no_telemetry(package, tmp_path):
+def test_running_a_step_model_queues_no_telemetry_unless_the_user_asked(package, tmp_path):
     """From 1.31 on, ONNX Runtime starts telemetry on import."""
     assert run(RUN, tmp_path, package) == "[2. 2. 2. 2.]\n"
     assert not [path for path in tmp_path.rglob("*") if "microsoft" in path.name.lower()]
-
-
-def test_users_setting_is_preserved(tmp_path):
     assert run(ASK, tmp_path, ORT_DISABLE_TELEMETRY="0").strip() == "0"
 
 
@@ -79,13 +76,6 @@ print(megabytes() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_sequential_models_share_memory(tmp_path):
-    """In a subprocess, as an arena never shrinks."""
-    grown = float(run(ARENA, tmp_path))
-    assert MEGABYTES <= grown < MODELS / 2 * MEGABYTES, f"{MODELS} models have come to {grown:.0f} MB"
-
-
 CORES = """
 import os, sys
 from pathlib import Path
@@ -97,9 +87,13 @@ for task in os.listdir("/proc/self/task"):
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for the cores of each thread")
-def test_threads_stay_on_allowed_cores(package, tmp_path):
-    """ONNX Runtime's default is a thread pinned to each of the machine's cores."""
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc, and asks Linux for each thread's cores"
+)
+def test_sequential_models_share_memory_and_threads_stay_on_allowed_cores(package, tmp_path):
+    """In subprocesses: an arena never shrinks, and ONNX Runtime's default is a thread pinned to each core."""
+    grown = float(run(ARENA, tmp_path))
+    assert MEGABYTES <= grown < MODELS / 2 * MEGABYTES, f"{MODELS} models have come to {grown:.0f} MB"
     assert set(run(CORES, tmp_path, package).split()) == {str(min(os.sched_getaffinity(0)))}
 
 
