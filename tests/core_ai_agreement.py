@@ -82,6 +82,7 @@ def spoken(tts: VoxCPM, case: Case) -> SpokenCase:
         retry_badcase=False,
         min_len=case.min_len,
         max_len=case.max_len,
+        every_word=False,
         segment_tokens=SEGMENT_TOKENS,
     )
     return SpokenCase(speech.audio, speech.latents)

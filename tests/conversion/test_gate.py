@@ -180,11 +180,15 @@ def test_package_below_a_floor_that_its_module_meets_is_written_again(tiny_bundl
 def test_packages_on_trial_leave_nothing_in_the_users_cache(outliers, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     VoxCPM.from_bundle(None).generate("a", max_len=2)
-    available_operators()
-    before = {*(tmp_path / "cache").rglob("*")}
+
+    def entries():
+        # Without our compiled operators, which an earlier test of this process may have made elsewhere.
+        return {path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".lowered", ".ort")}
+
+    before = entries()
     made = Packages(tmp_path / "made", outliers, (names.RESIDUAL_LM_STEP,))
     assert made.measured[0].kept
-    assert {*(tmp_path / "cache").rglob("*")} == before
+    assert entries() == before != set()
 
 
 def test_value_near_the_end_of_float16_is_reported_with_the_way_out(tiny_checkpoint, tmp_path):
