@@ -2,12 +2,11 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from coreml_stand_in.installation import StandIn, install
+from coreml_stand_in.installation import install
 from voxcpm_constants import macos
 from voxcpm_constants.errors import VoxCPMError
 from voxcpm_runtime.backends import machine
@@ -17,12 +16,7 @@ pytest_plugins = ["shared_bundles", "hub_stand_in"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Folders whose every test needs coremltools or torch.
-CONVERTING_FOLDERS = (
-    "conversion/",
-    "runtime/backends/portable/",
-    "training/",
-    "validation/",
-)
+CONVERTING_FOLDERS = ("conversion/", "runtime/backends/portable/", "training/", "validation/")
 
 
 GROUPS = {
@@ -30,12 +24,7 @@ GROUPS = {
     *("swift", "torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
-GROUP_OF_PATH = {
-    "cluster": "ray",
-    "core_ai": "core_ai",
-    "robustness": "robustness",
-    "swift": "swift",
-}
+GROUP_OF_PATH = {"cluster": "ray", "core_ai": "core_ai", "robustness": "robustness", "swift": "swift"}
 """Groups whose files are known by a part of their path: other commands need not import them."""
 NEVER_SKIPPED = ("clients", "page", "ray", "swift")
 GROUP_OF_BUNDLE = {
@@ -48,13 +37,13 @@ GROUP_OF_BUNDLE = {
 """Bundles that `make test` does not convert. A test has one as a fixture, or its name as a parameter."""
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     """A worker a core already: with threads of its own, each torch would wait for the others' cores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def one_core(tmp_path_factory):
     """A thread for each step model of this process, as in a container with one core: the samples are the same.
 
     ONNX Runtime would pin a thread to each core of the machine, in each worker.
@@ -69,11 +58,11 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_line() -> Iterator[None]:
+def one_line():
     """Every error that a user can cause has a message of one line, in every test that meets one."""
     begin = VoxCPMError.__init__
 
-    def checked(error: VoxCPMError, message: str = "") -> None:
+    def checked(error, message=""):
         assert "\n" not in message, message
         begin(error, message)
 
@@ -87,7 +76,7 @@ NO_CORE_ML = Path(__file__).with_name("no_core_ml")
 SYSTEM_VERSION_FILE = macos.SYSTEM_VERSION_FILE
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     """On a Mac, run what is not marked `coreml` as on Linux: on the portable executor, in child processes, too.
 
     And keep the garbage collector from looking through modules that stay loaded. coremltools collects with every
@@ -108,7 +97,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item):
     """In continuous integration (`CI` is set) fail tests of groups with a job of their own instead of skipping them."""
     report = yield
     if report.skipped and os.environ.get("CI") and any(map(item.get_closest_marker, NEVER_SKIPPED)):
@@ -118,7 +107,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """Folder of recorded speech, published configurations and vocabularies, beside the repository."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
@@ -127,23 +116,23 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+def command():
     """command(*arguments): the command line in a process of its own, with every warning shown."""
     return _command
 
 
-def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
+def _command(*arguments):
     program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
     given = [sys.executable, "-W", "default", "-c", program, *map(str, arguments)]
     return subprocess.run(given, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(capsys):
     """refusal(*arguments): the one line on stderr of a command that exits with code 2 and writes nothing to stdout."""
     from voxcpm_runtime.commands import cli
 
-    def refused(*arguments: object) -> str:
+    def refused(*arguments):
         assert cli.main([str(argument) for argument in arguments]) == 2
         out, err = capsys.readouterr()
         (line,) = err.splitlines()
@@ -155,7 +144,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn]:
+def core_ml(monkeypatch, tmp_path):
     """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children.
 
     The test fails if an input of a prediction was owned by Core ML alone, which crashes on a Mac.
@@ -169,7 +158,7 @@ def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn
 
 
 @pytest.fixture(scope="session")
-def write_lora() -> Callable[..., Path]:
+def write_lora():
     """The function write_lora(folder, checkpoint, form="safetensors", seed=0, **config).
 
     It writes a LoRA for the checkpoint in the form of upstream's training, with random A and B that change the speech.
@@ -180,7 +169,7 @@ def write_lora() -> Callable[..., Path]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(items):
     """Mark the group, and what converts; skip what needs a Mac; and put files that convert first: no worker has a long
     conversion left at the end. A test that asks for its bundle by name while it runs carries the mark itself.
     """
@@ -199,7 +188,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
-def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
+def _order(bundles):
     """The place of each file that converts: first those with no bundle in common, for which no worker waits."""
     seen: set[str] = set()
     first = []
@@ -210,18 +199,18 @@ def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
     return {path: place for place, path in enumerate(dict.fromkeys([*first, *bundles]))}
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Leave out other groups' files, which import slowly, from `make test` and from commands without -m."""
     chosen = config.getoption("markexpr").split()
     return True if chosen[:1] == ["default"] and _group_of_path(collection_path) else None
 
 
-def _group_of_path(path: Path) -> str | None:
+def _group_of_path(path):
     inside = path.relative_to(REPOSITORY).as_posix()
     return next((group for part, group in GROUP_OF_PATH.items() if part in inside), None)
 
 
-def _group(item: pytest.Item) -> str:
+def _group(item):
     """The group of a test: that of its mark, of its folder or file, of the bundle that it needs, or `default`."""
     marks = GROUPS & {mark.name for mark in item.iter_markers()}
     if marks:
@@ -235,14 +224,14 @@ def _group(item: pytest.Item) -> str:
     return min((GROUP_OF_BUNDLE[name] for name in needed), default="default")
 
 
-def _converts(item: pytest.Item) -> bool:
+def _converts(item):
     path = item.path.relative_to(REPOSITORY / "tests").as_posix()
     return path.startswith(CONVERTING_FOLDERS) or _makes_bundles(item)
 
 
-def _makes_bundles(item: pytest.Item) -> bool:
+def _makes_bundles(item):
     return "conversion" in _fixtures(item) or item.get_closest_marker("converts") is not None
 
 
-def _fixtures(item: pytest.Item) -> Iterable[str]:
+def _fixtures(item):
     return getattr(item, "fixturenames", ())

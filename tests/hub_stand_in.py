@@ -6,9 +6,8 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -41,7 +40,7 @@ class Hub(ThreadingHTTPServer):
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(tmp_path, monkeypatch):
     """A hub for child processes, with an empty download cache and a write token."""
     server = Hub()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

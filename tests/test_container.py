@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +22,7 @@ DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 
 
 @pytest.fixture(scope="module")
-def instructions() -> list[tuple[str, str]]:
+def instructions():
     """Each instruction of the Containerfile with its arguments on one line."""
     text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -32,7 +31,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
+def services():
     """The services of compose.yaml."""
     document = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     assert set(document["volumes"]) == {"data"}
@@ -41,19 +40,17 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module", params=["speech", "jobs"])
-def server(request: pytest.FixtureRequest, services: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def server(request, services):
     """Each service that speaks."""
     return services[request.param]
 
 
-def the(instructions: list[tuple[str, str]], name: str) -> str:
+def the(instructions, name):
     (found,) = [arguments for instruction, arguments in instructions if instruction == name]
     return found
 
 
-def test_image_commands_exist_and_require_keys(
-    instructions: list[tuple[str, str]], server: dict[str, Any]
-) -> None:
+def test_image_commands_exist_and_require_keys(instructions, server):
     assert json.loads(the(instructions, "ENTRYPOINT")) == ["voxcpm-coreml"]
     text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
     (with_bundles,) = re.findall(r"# command: (\[.*\])", text)
@@ -65,7 +62,7 @@ def test_image_commands_exist_and_require_keys(
     assert KEYS_VARIABLE in server["environment"]
 
 
-def test_health_check_matches_the_server(instructions: list[tuple[str, str]]) -> None:
+def test_health_check_matches_the_server(instructions):
     check = json.loads(the(instructions, "HEALTHCHECK").partition("CMD ")[2])
     assert check[:2] == ["python", "-c"]
     compile(check[2], "health check", "exec")
@@ -74,30 +71,23 @@ def test_health_check_matches_the_server(instructions: list[tuple[str, str]]) ->
     assert the(instructions, "EXPOSE") == "8000"
 
 
-def test_container_is_unprivileged_and_writes_only_to_its_volume(
-    instructions: list[tuple[str, str]], server: dict[str, Any]
-) -> None:
-    names = [name for name, _ in instructions]
+def test_container_is_unprivileged_writes_only_to_its_volume_and_may_drain(instructions, server):
+    steps = [name for name, _ in instructions]
     user = the(instructions, "USER")
     assert user != "root"
     assert f" {user}" in the(instructions, "RUN")
-    assert names.index("USER") > names.index("RUN")
+    assert steps.index("USER") > steps.index("RUN")
     environment = dict(pair.split("=", 1) for pair in shlex.split(the(instructions, "ENV")))
     assert environment[CACHE_VARIABLE] == the(instructions, "VOLUME") == "/data"
     assert "data:/data" in server["volumes"]
-    assert server["read_only"] is True
-    assert server["cap_drop"] == ["ALL"]
+    assert (server["read_only"], server["cap_drop"]) == (True, ["ALL"])
     assert server["build"] == {"context": "..", "dockerfile": "deploy/Containerfile"}
+    assert (
+        int(server["stop_grace_period"].removesuffix("s")) > parsed(server["command"]).params["drain_seconds"]
+    )
 
 
-def test_stop_grace_period_exceeds_the_drain(server: dict[str, Any]) -> None:
-    seconds = int(server["stop_grace_period"].removesuffix("s"))
-    assert seconds > parsed(server["command"]).params["drain_seconds"]
-
-
-def test_one_server_takes_jobs_and_only_the_balancer_is_published(
-    services: dict[str, dict[str, Any]],
-) -> None:
+def test_one_server_takes_jobs_and_only_the_balancer_is_published(services):
     assert services["speech"]["deploy"]["replicas"] > 1
     assert parsed(services["speech"]["command"]).params["max_jobs"] == 0
     assert "deploy" not in services["jobs"]
@@ -110,7 +100,7 @@ def test_one_server_takes_jobs_and_only_the_balancer_is_published(
     assert asked == {"speech", "jobs"}
 
 
-def test_the_wheel_needs_no_environment() -> None:
+def test_the_wheel_needs_no_environment():
     """It is the first step of an image."""
     dry_run = [shutil.which("make") or "make", "-n", "wheel", "VENV=nowhere"]
     done = subprocess.run(dry_run, cwd=DEPLOY.parent, capture_output=True, text=True, check=True)
@@ -118,7 +108,7 @@ def test_the_wheel_needs_no_environment() -> None:
     assert "nowhere" not in done.stdout
 
 
-def test_each_documented_compose_command_has_the_keys() -> None:
+def test_each_documented_compose_command_has_the_keys():
     """Compose refuses any command, even one that only scales, without the variable that the file requires."""
     for document in (DEPLOY / "compose.yaml", DEPLOY.parent / "docs" / "server-operation.md"):
         text = document.read_text(encoding="utf-8")

@@ -1,5 +1,3 @@
-"""The documentation is correct: commands parse, examples run, options are complete, links resolve."""
-
 import contextlib
 import json
 import math
@@ -8,9 +6,7 @@ import runpy
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -49,7 +45,7 @@ NOT_RUN = {
 BOOK = "It was late. Nobody said a word.\n\nThe sun came out.\n"
 
 
-def commands(path: Path) -> Iterator[list[str]]:
+def commands(path):
     """Each shell command of this project as words, without comments and pipes."""
     for block in blocks(path):
         if block.language in ("python", "swift", "json"):
@@ -61,19 +57,19 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield list(_before_pipe(words))
 
 
-def _before_pipe(words: Iterator[str]) -> Iterator[str]:
+def _before_pipe(words):
     for word in words:
         if word in ("|", ">"):
             return
         yield word
 
 
-def program_arguments(words: list[str]) -> list[str] | None:
+def program_arguments(words):
     """The arguments of `voxcpm-coreml`; None for another program."""
     return words[1:] if words[0] == PROGRAM else None
 
 
-def script_options() -> set[str]:
+def script_options():
     """The options of `generate_coreml.py`."""
     return set(
         re.findall(
@@ -82,7 +78,7 @@ def script_options() -> set[str]:
     )
 
 
-def options(command: Any) -> set[str]:
+def options(command):
     """Long names of all options, including subcommands' but not hidden ones."""
     own = {
         name
@@ -94,12 +90,12 @@ def options(command: Any) -> set[str]:
     return own.union(*(options(verb) for verb in getattr(command, "commands", {}).values()))
 
 
-def identifier(path: Path) -> str:
+def identifier(path):
     return path.relative_to(REPOSITORY).as_posix()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
-def test_every_command_parses(document: Path) -> None:
+def test_every_command_parses(document):
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = {*re.findall(r"^([a-z-]+):", makefile, re.MULTILINE), "test-core-ai", "test-robustness"}
     for words in commands(document):
@@ -117,7 +113,7 @@ def test_every_command_parses(document: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
-def test_documented_options_match_the_command_line() -> None:
+def test_documented_options_match_the_command_line():
     known = set().union(
         *(options(typer.main.get_command(cli.build_app(name)).commands[name]) for name in cli.commands())
     ) - {"--help"}
@@ -126,14 +122,13 @@ def test_documented_options_match_the_command_line() -> None:
         path.name: set(re.findall(r"`(--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
         for path in MANUALS
     }
-
     assert known - set().union(*named.values()) == set()
     assert named["command-line.md"] - known - {"--help", "--version"} == set()
     for name in cli.commands():
         assert f"| [`{name}`](#" in BY_NAME["command-line.md"].read_text(encoding="utf-8"), name
 
 
-def options_table() -> str:
+def options_table():
     """The expected table of generation options."""
     rows = ["| option | default | range | meaning |", "|---|---|---|---|"]
     for name, _, default, option in option_table():
@@ -144,10 +139,9 @@ def options_table() -> str:
     return "\n".join(rows)
 
 
-def test_options_table_matches_the_code() -> None:
+def test_options_table_matches_the_code():
     text = BY_NAME["python.md"].read_text(encoding="utf-8")
     _, between, _ = re.split(r"<!-- /?options -->", text)
-
     # To fix it, copy the expected table.
     assert between.strip() == options_table()
 
@@ -219,22 +213,20 @@ class Brief:
 
     releases_gil = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self._model = model
 
-    def new_state(self) -> Any:
+    def new_state(self):
         return self._model.new_state()
 
-    def __call__(self, inputs: Mapping[str, Any], state: Any = None) -> dict[str, Any]:
+    def __call__(self, inputs, state=None):
         outputs = dict(self._model(inputs, state))
         outputs["stop_logits"] = np.zeros_like(outputs["stop_logits"]) + np.array([0, 1], np.float32)
         return outputs
 
 
 @pytest.fixture
-def workplace(
-    tmp_path: Path, tiny_bundle: Path, second_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def workplace(tmp_path, tiny_bundle, second_bundle, monkeypatch):
     """A working directory with the files that the examples use."""
     (tmp_path / "voxcpm-1.5").symlink_to(tiny_bundle)
     (tmp_path / "voxcpm-2").symlink_to(second_bundle)
@@ -253,7 +245,7 @@ def workplace(
     monkeypatch.setattr("voxcpm_runtime.voxcpm.pretrained_bundle", lambda *_, **__: tiny_bundle)
     open_bundle = VoxCPM.from_bundle.__func__
 
-    def from_bundle(cls: type[VoxCPM], *arguments: Any, **named: Any) -> VoxCPM:
+    def from_bundle(cls, *arguments, **named):
         tts = open_bundle(cls, *arguments, **named)
         tts.driver.models[BASE_LM_STEP] = Brief(tts.driver.models[BASE_LM_STEP])
         return tts
@@ -262,7 +254,7 @@ def workplace(
     return tmp_path
 
 
-def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+def run_command(words, monkeypatch):
     if words[0] == PROGRAM:
         return cli.main(words[1:])
     monkeypatch.setattr(sys, "argv", words[1:])
@@ -272,12 +264,7 @@ def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.converts
 @pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
-def test_commands_run(
-    document: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
+def test_commands_run(document, request, monkeypatch, capfdbinary):
     runnable = [
         words
         for words in commands(document)
@@ -298,7 +285,7 @@ def test_commands_run(
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if not d.name.startswith("server")], ids=identifier
 )
-def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
+def test_python_runs(document, request):
     """The server's manuals: tests/server/test_server_documentation.py."""
     if not any(block.language == "python" for block in blocks(document)):
         pytest.skip("no Python")
@@ -311,7 +298,7 @@ def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
     assert heard or "play(" not in document.read_text(encoding="utf-8")
 
 
-def prose(path: Path) -> str:
+def prose(path):
     """A document without its code."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.sub(
@@ -319,30 +306,29 @@ def prose(path: Path) -> str:
     )
 
 
-def headings(path: Path) -> list[str]:
+def headings(path):
     text = path.read_text(encoding="utf-8")
     return re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
     )
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """A document's link targets: ids, and headings as GitHub spells them."""
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(path)}
     return slugs | set(re.findall(r'<a id="([^"]+)">', path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
-def test_no_section_is_repeated(document: Path) -> None:
+def test_no_section_is_repeated(document):
     assert len(set(headings(document))) == len(headings(document))
 
 
-def test_trials_keep_their_form() -> None:
+def test_trials_keep_their_form():
     trials, archived = (
         re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
         for path in (REPOSITORY / "TRIALS.md", BY_NAME["trials-archive.md"])
     )
-
     assert len(trials) <= 25
     for entry in trials + archived:
         assert re.match(r"20\d\d-\d\d-\d\d( to [\d-]+)? · .+\? \(.+\)\n", entry), entry
@@ -354,7 +340,7 @@ def test_trials_keep_their_form() -> None:
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
-def test_links_resolve(document: Path) -> None:
+def test_links_resolve(document):
     text = prose(document)
     defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
     missing = [name for name in re.findall(r"\]\[([^\]]+)\]", text) if name not in defined]

@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -34,11 +33,11 @@ IMPORTERS = {
 PACKAGES = [package for package in IMPORTERS if package.startswith("voxcpm_")]
 
 
-def modules_of(package: str) -> list[Path]:
+def modules_of(package):
     return sorted((REPOSITORY / package.removeprefix("voxcpm_") / package).rglob("*.py"))
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
+def imports(source):
     """(line, top-level package) of each absolute import, also inside functions and with import_module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -54,7 +53,7 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_package_imports_follow_the_layering(package: str) -> None:
+def test_package_imports_follow_the_layering(package):
     modules = modules_of(package)
     assert modules
     wrong = [
@@ -66,17 +65,14 @@ def test_package_imports_follow_the_layering(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# Modules of the conversion that run step models; the others must not depend on how they are run.
-RUN_STEP_MODELS = {"gate", "recording"}
-
-
-def test_conversion_imports_the_runtime_only_to_measure() -> None:
+def test_conversion_imports_the_runtime_only_to_measure():
+    """The other modules of the conversion must not depend on how step models are run."""
     importers = {
         path.stem
         for path in modules_of("voxcpm_conversion")
         if "voxcpm_runtime" in {package for _, package in imports(path.read_text(encoding="utf-8"))}
     }
-    assert importers == RUN_STEP_MODELS
+    assert importers == {"gate", "recording"}
 
 
 # What the server takes besides the names at the runtime's top: samples and their files, words, parts of a speech.
@@ -100,7 +96,7 @@ OF_COMMANDS = {
 }
 
 
-def test_server_uses_only_public_names_of_the_runtime() -> None:
+def test_server_uses_only_public_names_of_the_runtime():
     private = []
     for path in modules_of("voxcpm_server"):
         commands = OF_COMMANDS.get(path.stem, ())
@@ -115,39 +111,17 @@ def test_server_uses_only_public_names_of_the_runtime() -> None:
     assert not private
 
 
-# The runtime's rooms, and its modules without one, in the order in which text becomes speech: each imports only from
-# those before it.
 ROOMS = (
-    "storage",
-    "argument_types",
-    "options",
-    "text",
-    "english",
-    "audio",
-    "words",
-    "bundle",
-    "backends",
-    "model",
-    "voices",
-    "markup",
-    "speech",
-    "batch",
-    "session",
-    "voxcpm",
-    "commands",
-    "doctor",
+    *("storage", "argument_types", "options", "text", "english", "audio", "words", "bundle", "backends"),
+    *("model", "voices", "markup", "speech", "batch", "session", "voxcpm", "commands", "doctor"),
 )
-# Rooms that can be deleted: the import on first use is the room's door.
-OPTIONAL_ROOMS = (
-    "voxcpm_runtime.backends.core_ai",
-    "voxcpm_runtime.batch",
-    "voxcpm_runtime.english",
-    "voxcpm_runtime.markup",
+OPTIONAL_ROOMS = tuple(
+    f"voxcpm_runtime.{room}" for room in ("backends.core_ai", "batch", "english", "markup")
 )
 
 
 @functools.cache
-def imports_within(package: str, *, doors: bool) -> dict[str, set[str]]:
+def imports_within(package, *, doors):
     """Each module of a package and the modules of it that it imports, inside functions and for types too.
 
     A module of a subpackage is imported after that subpackage's `__init__`. doors: whether imports of optional rooms on
@@ -173,12 +147,12 @@ def imports_within(package: str, *, doors: bool) -> dict[str, set[str]]:
     return found
 
 
-def _parents(module: str) -> set[str]:
+def _parents(module):
     return set(accumulate(module.split(".")[:-1], "{}.{}".format))
 
 
-def test_runtime_packages_follow_the_layering() -> None:
-    def place(module: str) -> int:
+def test_runtime_packages_follow_the_layering():
+    def place(module):
         return ROOMS.index(module.split(".")[1])
 
     wrong = [
@@ -191,7 +165,7 @@ def test_runtime_packages_follow_the_layering() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_there_are_no_circles(package: str) -> None:
+def test_there_are_no_circles(package):
     left = dict(imports_within(package, doors=True))
     while leaves := [module for module, others in left.items() if not others & left.keys() - {module}]:
         for module in leaves:
@@ -207,7 +181,7 @@ AFTER_TELEMETRY = {
 }
 
 
-def test_onnx_runtime_is_imported_only_with_telemetry_off() -> None:
+def test_onnx_runtime_is_imported_only_with_telemetry_off():
     files = [*REPOSITORY.glob("*.py"), *(file for package in PACKAGES for file in modules_of(package))]
     files += [*(REPOSITORY / "benchmarks").rglob("*.py"), *(REPOSITORY / "tests").rglob("*.py")]
     found: dict[str, set[str]] = {library: set() for library in AFTER_TELEMETRY}
@@ -220,7 +194,7 @@ def test_onnx_runtime_is_imported_only_with_telemetry_off() -> None:
     assert found == AFTER_TELEMETRY
 
 
-def test_a_public_class_has_its_name_alone() -> None:
+def test_a_public_class_has_its_name_alone():
     """Not in training, and in the modules that keep upstream's names."""
     found: dict[str, Path] = {}
     paths = [path for package in PACKAGES for path in modules_of(package)]
@@ -249,7 +223,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def test_runtime_and_command_line_do_not_import_torch() -> None:
+def test_runtime_and_command_line_do_not_import_torch():
     modules = [
         ".".join(path.relative_to(REPOSITORY / "runtime").with_suffix("").parts).removesuffix(".__init__")
         for path in modules_of("voxcpm_runtime")
@@ -273,7 +247,7 @@ sys.exit(main())
 HEAVY = {"numpy", "pydantic", "onnxruntime", "coremltools", "soundfile", "safetensors", "tokenizers"}
 
 
-def test_import_and_help_are_lightweight() -> None:
+def test_import_and_help_are_lightweight():
     program = f"""
 import sys, voxcpm_runtime
 assert "VoxCPM" in dir(voxcpm_runtime)
@@ -286,7 +260,7 @@ print({HEAVY} & set(sys.modules))
     assert started.stdout.splitlines()[-1] == "set()"
 
 
-def test_sixteen_public_names_resolve() -> None:
+def test_sixteen_public_names_resolve():
     assert len(voxcpm_runtime.__all__) == 16
     for name in voxcpm_runtime.__all__:
         assert getattr(voxcpm_runtime, name).__name__ == name

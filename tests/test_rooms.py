@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -89,7 +88,7 @@ SERVERS_TESTS = ("server/api", "server/streams", "server/speech")
 
 
 @pytest.mark.long
-def test_core_passes_without_any_optional_package(tmp_path: Path) -> None:
+def test_core_passes_without_any_optional_package(tmp_path):
     tree = tree_without(ROOMS, tmp_path / "tree")
     check(tree, FEW_TESTS)
     run(tree, "-c", CONVERT)
@@ -97,12 +96,12 @@ def test_core_passes_without_any_optional_package(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("room", ROOMS)
-def test_rest_passes_without(room: str, tmp_path: Path) -> None:
+def test_rest_passes_without(room, tmp_path):
     more = () if "jobs" in room else SERVERS_TESTS
     check(tree_without([room], tmp_path / "tree"), (*FEW_TESTS, *MORE_TESTS, *more))
 
 
-def tree_without(rooms: Iterable[str], tree: Path) -> Path:
+def tree_without(rooms, tree):
     """A copy of this tree without these rooms and their tests."""
     ignored = shutil.ignore_patterns(".*", "build", "dist", "demo", "__pycache__", "*.safetensors")
     for name in (*ROOTS, "tests", "docs"):
@@ -116,7 +115,7 @@ def tree_without(rooms: Iterable[str], tree: Path) -> Path:
     return tree
 
 
-def check(tree: Path, tests: Iterable[str]) -> None:
+def check(tree, tests):
     """Import all modules of a tree, and run the fast ones of these tests there: it has no checkpoint to convert."""
     run(tree, "-c", IMPORT, *(str(tree / root) for root in ROOTS))
     run(tree, "-c", SERVE)
@@ -124,7 +123,7 @@ def check(tree: Path, tests: Iterable[str]) -> None:
     run(tree, "-m", "pytest", *fast, *(f"tests/{name}" for name in tests))
 
 
-def run(tree: Path, *arguments: str) -> None:
+def run(tree, *arguments):
     roots = os.pathsep.join(str(tree / root) for root in ROOTS)
     done = subprocess.run(
         [sys.executable, *arguments], cwd=tree, capture_output=True, text=True, check=False,

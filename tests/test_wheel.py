@@ -31,13 +31,13 @@ CONVERTS_ONLY = ("torch", "coremltools", "sympy", "scipy")
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
+def wheel():
     wheels = list((REPOSITORY / "dist").glob("voxcpm_coreml-*.whl"))
     assert len(wheels) == 1, "expected one wheel in dist/; run: make wheel"
     return wheels[0]
 
 
-def offline(cache: Path) -> tuple[list[str], dict[str, str]]:
+def offline(cache):
     """A command prefix that disables the network, and an environment with dead proxies."""
     dead = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     variables = {**os.environ, **dead, "HF_HUB_OFFLINE": "1", "VOXCPM_COREML_CACHE": str(cache)}
@@ -50,7 +50,7 @@ def offline(cache: Path) -> tuple[list[str], dict[str, str]]:
     return [], variables
 
 
-def test_wheel_contains_the_bundle_and_not_its_checkpoint(wheel: Path) -> None:
+def test_wheel_contains_the_bundle_and_not_its_checkpoint(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     files = Manifest.read(REPOSITORY / "runtime" / BUNDLE).files
     assert {f"{BUNDLE}/{name}" for name in ("manifest.json", *files)} <= {*names}
@@ -64,7 +64,7 @@ def test_wheel_contains_the_bundle_and_not_its_checkpoint(wheel: Path) -> None:
     }
 
 
-def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_sdist_builds_the_same_wheel(wheel, tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "install", "--target", tmp_path / "hatchling", "hatchling"], check=True)
     subprocess.run(
@@ -76,16 +76,14 @@ def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     (archive,) = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(archive, tmp_path / "unpacked")
     (source,) = (tmp_path / "unpacked").iterdir()
-
     subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], check=True)
-
     made, expected = (zipfile.ZipFile(path) for path in (next(tmp_path.glob("*.whl")), wheel))
     assert {entry.filename: entry.CRC for entry in made.infolist()} == {
         entry.filename: entry.CRC for entry in expected.infolist()
     }
 
 
-def test_installed_wheel_speaks_offline_without_pytorch(tmp_path: Path) -> None:
+def test_installed_wheel_speaks_offline_without_pytorch(tmp_path):
     if sys.platform != "darwin":
         found = f"from importlib.util import find_spec; print([n for n in {CONVERTS_ONLY} if find_spec(n)])"
         listed = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=True)

@@ -1,5 +1,3 @@
-"""benchmarks/compare.py: identical trees have equal figures, and a slowed one differs."""
-
 import json
 import shutil
 import subprocess
@@ -58,18 +56,6 @@ def test_identical_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_
     assert ratios["locdit_step[1], ms"][2][0] > 2
     assert ratios["patches/s"][2][2] < 0.5
     assert ratios["feat_encoder[1], ms"][2][0] < 1.5
-
-
-@pytest.mark.long
-def test_options_apply_per_contender_and_starts_use_new_processes(tiny_bundle):
-    contenders = (".:precision=fp32", ".:precision=int8,threads=1")
-    result = compared(tiny_bundle, *contenders, "--rounds", 1, "--only", "prefill", "--start")
-    assert result["contenders"] == list(contenders)
-    figures = result["figures"]
-    starts = {"cold start, s", "warm start, s"}
-    assert {*starts, "prefill, ms/token", "peak memory, GB"} <= figures.keys()
-    # Which takes longer cannot be tested on busy cores with so small a bundle.
-    assert all(figures[start][0]["median"] > 0 for start in starts)
 
 
 @pytest.mark.long

@@ -1,5 +1,3 @@
-"""Tensor files are reproducible and readable by safetensors."""
-
 import numpy as np
 import pytest
 from safetensors.numpy import load
@@ -18,7 +16,6 @@ def test_metadata_and_tensors_in_any_order_are_the_same_file():
     """safetensors itself would vary the order of four texts in most of twenty calls."""
     backwards = dict(reversed(METADATA.items()))
     contents = {tensor_file(TENSORS, given) for given in (METADATA, backwards) * 10}
-
     assert len(contents) == 1
 
 
@@ -26,7 +23,6 @@ def test_metadata_and_tensors_in_any_order_are_the_same_file():
 def test_safetensors_reads_it(name):
     """Tensors are aligned for any header length."""
     content = tensor_file(TENSORS, {"name": name, **METADATA})
-
     header, start = header_of(content)
     assert header["__metadata__"] == {"name": name, **METADATA}
     assert start % 8 == 0

@@ -1,5 +1,3 @@
-"""A user's folders: two environment variables and errors for wrong values."""
-
 import pytest
 
 from voxcpm_constants.user_folders import cache_folder, voices_folder
@@ -13,7 +11,6 @@ def _unset(monkeypatch):
 
 def test_one_variable_holds_everything(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "all"))
-
     assert cache_folder("compiled") == tmp_path / "all" / "compiled"
     assert voices_folder() == tmp_path / "all" / "voices"
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "mine"))
@@ -24,12 +21,8 @@ def test_one_variable_holds_everything(tmp_path, monkeypatch):
 def test_a_file_is_one_line_and_exit_code_two(variable, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(variable, str(tmp_path / "file"))
-
     line = refusal("voices", "list")
     assert f"{variable}={tmp_path / 'file'}: " in line
     assert "name another or unset it" in line
-
-
-def test_the_home_of_nobody_is_one_line(refusal):
-    """Python raises RuntimeError for it."""
+    # Python raises RuntimeError for the home of nobody.
     refusal("generate", "--text-file", "~nobody-of-this-name/a.txt")

@@ -1,7 +1,3 @@
-"""Heads of the base LM that follow the text: how they are chosen."""
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,13 +8,13 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 
 
-def _rows(position: np.ndarray, tokens: int, width: float) -> np.ndarray:
+def _rows(position, tokens, width):
     """Attention (patches, tokens) around a position at each patch."""
     rows = np.exp(-(((np.arange(tokens) - position[:, None]) / width) ** 2))
     return rows / rows.sum(axis=1, keepdims=True)
 
 
-def test_a_head_is_good_if_it_follows_the_text_evenly_and_looks_at_little_else() -> None:
+def test_a_head_is_good_if_it_follows_the_text_evenly_and_looks_at_little_else():
     tokens, time = 60, np.linspace(0, 59, 25)
     rng = np.random.default_rng(0)
     follows = _rows(time, tokens, 0.5)
@@ -37,7 +33,7 @@ def test_a_head_is_good_if_it_follows_the_text_evenly_and_looks_at_little_else()
 
 
 @pytest.mark.long
-def test_the_built_in_voice_has_a_head_that_follows_the_text() -> None:
+def test_the_built_in_voice_has_a_head_that_follows_the_text():
     """That of the bundle in the tree; another machine's rounding moves the pauses a little."""
     said: list[str] = []
     found = with_alignment(StepSizes(), Checkpoint.open(DEFAULT_CHECKPOINT), lambda *_: None, said.append)
@@ -48,7 +44,7 @@ def test_the_built_in_voice_has_a_head_that_follows_the_text() -> None:
     assert said == [f"alignment: head 2 of layer 2 of the base LM (score {head.score:.2f})"]
 
 
-def test_random_weights_have_none(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_weights_have_none(tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(alignment, "TEXTS", alignment.TEXTS[:1])
     monkeypatch.setattr(alignment, "_MAX_PATCHES", 12)
     said: list[str] = []

@@ -1,9 +1,6 @@
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,32 +10,30 @@ from torch import nn
 from voxcpm_constants.errors import CheckpointError
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.voxcpm import check_weights
-from voxcpm_validation.upstream import load_upstream
 
 NORM = "base_lm.norm.weight"
-Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def copy(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+def copy(tiny_checkpoint, tmp_path):
     return shutil.copytree(tiny_checkpoint, tmp_path / "copy")
 
 
-def model_weights(folder: Path) -> Tensors:
+def model_weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-def as_pickle(folder: Path, wrap: Callable[[Tensors], object]) -> None:
+def as_pickle(folder, wrap):
     torch.save(wrap(model_weights(folder)), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
-def open_and_check(folder: Path | str) -> None:
+def open_and_check(folder):
     checkpoint = Checkpoint.open(folder)
     check_weights(checkpoint.shapes(), checkpoint.architecture)
 
 
-def one_line_error(folder: Path | str, fragment: str) -> None:
+def one_line_error(folder, fragment):
     with pytest.raises(CheckpointError) as caught:
         open_and_check(folder)
     assert fragment in str(caught.value)
@@ -54,15 +49,13 @@ def one_line_error(folder: Path | str, fragment: str) -> None:
         ),
     ],
 )
-def test_pickled_containers_and_prefixes_give_the_same_weights(
-    tiny_checkpoint: Path, copy: Path, wrap: Callable[[Tensors], object]
-) -> None:
+def test_pickled_containers_and_prefixes_give_the_same_weights(tiny_checkpoint, copy, wrap):
     as_pickle(copy, wrap)
     assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny_checkpoint).shapes()
     assert torch.equal(Checkpoint.open(copy).tensor(NORM), model_weights(tiny_checkpoint)[NORM])
 
 
-def test_shards_give_the_same_weights(tiny_checkpoint: Path, copy: Path) -> None:
+def test_shards_give_the_same_weights(tiny_checkpoint, copy):
     weights = model_weights(copy)
     names = sorted(weights)
     owner = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(names)}
@@ -84,7 +77,7 @@ def test_shards_give_the_same_weights(tiny_checkpoint: Path, copy: Path) -> None
     ("magnitude", "direction"),
     [("weight_g", "weight_v"), ("parametrizations.weight.original0", "parametrizations.weight.original1")],
 )
-def test_both_weight_norm_layouts_are_read(copy: Path, magnitude: str, direction: str) -> None:
+def test_both_weight_norm_layouts_are_read(copy, magnitude, direction):
     path = copy / "audiovae.safetensors"
     weights = load_file(path)
     convolution = nn.ConvTranspose1d(64, 32, 14, stride=7)
@@ -97,40 +90,17 @@ def test_both_weight_norm_layouts_are_read(copy: Path, magnitude: str, direction
     torch.testing.assert_close(tensor, 3 * normed.weight.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_full_fine_tune_as_saved_by_upstream(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    model, latest = load_upstream(tiny_checkpoint, max_length=64), tmp_path / "latest"
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.01)
-    # Upstream's training saves the state of all modules except the AudioVAE, whose file it copies.
-    trained = {name: t for name, t in model.state_dict().items() if not name.startswith("audio_vae.")}
-    latest.mkdir()
-    save_file(trained, latest / "model.safetensors")
-    for name in ("config.json", "audiovae.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tiny_checkpoint / name, latest / name)
-    torch.save({"state": {}, "param_groups": []}, latest / "optimizer.pth")
-    (latest / "training_state.json").write_text('{"step": 1000}')
-
-    open_and_check(latest)
-    checkpoint, base = Checkpoint.open(latest), Checkpoint.open(tiny_checkpoint)
-    for name in checkpoint.shapes():
-        expected = trained[name] if name in trained else base.tensor(name)
-        assert torch.equal(checkpoint.tensor(name), expected), name
-    assert checkpoint.source().sha256 != base.source().sha256
-
-
 class Payload:
     """An object that runs code when it is unpickled."""
 
-    def __init__(self, trace: Path) -> None:
+    def __init__(self, trace):
         self.trace = trace
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self):
         return exec, (f"open({str(self.trace)!r}, 'w').close()",)
 
 
-def test_mismatched_weights_are_named(copy: Path) -> None:
+def test_mismatched_weights_are_named(copy):
     weights = model_weights(copy)
     weights["base_lm.norm.wait"] = weights.pop(NORM)
     weights["stop_head.weight"] = torch.zeros(3, 64)
@@ -149,31 +119,31 @@ def test_mismatched_weights_are_named(copy: Path) -> None:
     one_line_error(copy, "pass the LoRA in its own folder with --lora")
 
 
-def remove(name: str) -> Callable[[Path], None]:
+def remove(name):
     return lambda folder: (folder / name).unlink()
 
 
-def truncate(name: str) -> Callable[[Path], None]:
+def truncate(name):
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
 
 
-def llama(folder: Path) -> None:
+def llama(folder):
     (folder / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 64})
     )
 
 
-def infinite(folder: Path) -> None:
+def infinite(folder):
     config = json.loads((folder / "config.json").read_text())
     config["lm_config"]["rms_norm_eps"] = float("inf")
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_missing_folder_is_looked_up_on_the_hub(tiny_checkpoint, tmp_path, monkeypatch) -> None:
+def test_missing_folder_is_looked_up_on_the_hub(tiny_checkpoint, tmp_path, monkeypatch):
     one_line_error(tmp_path / "absent", "no such checkpoint")
     asked = []
 
-    def offline(repository: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
+    def offline(repository, *, revision, allow_patterns, **_):
         asked.append((repository, revision, "model.safetensors" in allow_patterns))
         raise ConnectionError("no network\nand a second line")
 
@@ -199,7 +169,7 @@ PROFILE = {"longest_seconds": 6, "longest_tokens": 80, "seconds_per_letter": 0.0
         ("---\ntags: []\n---\nlicense: mit\n", ""),
     ],
 )
-def test_licence_comes_from_the_checkpoints_card(copy: Path, card: str, licence: str) -> None:
+def test_licence_comes_from_the_checkpoints_card(copy, card, licence):
     (copy / "README.md").write_text(card)
     assert Checkpoint.open(copy).source().licence == licence
     (copy / "speech.json").write_text(json.dumps(PROFILE))
@@ -209,7 +179,7 @@ def test_licence_comes_from_the_checkpoints_card(copy: Path, card: str, licence:
     assert checkpoint.source().licence == "CC0-1.0"
 
 
-def test_invalid_speech_json_is_a_one_line_error(copy: Path) -> None:
+def test_invalid_speech_json_is_a_one_line_error(copy):
     for wrong, reason in (
         ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
         ({"longest_seconds": 0.4}, "the file: Value error, longest_seconds is 0.4, but by the other fields"),
@@ -219,7 +189,7 @@ def test_invalid_speech_json_is_a_one_line_error(copy: Path) -> None:
         one_line_error(copy, f"speech.json: not a speech.json: {reason}")
 
 
-def with_vae_inside(folder: Path, prefix: str = "") -> None:
+def with_vae_inside(folder, prefix=""):
     vae = load_file(folder / "audiovae.safetensors")
     weights = {**model_weights(folder), **{f"audio_vae.{name}": tensor for name, tensor in vae.items()}}
     save_file({prefix + name: tensor for name, tensor in weights.items()}, folder / "model.safetensors")
@@ -227,22 +197,22 @@ def with_vae_inside(folder: Path, prefix: str = "") -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "tts_model."])
-def test_audio_vae_inside_the_models_file(tiny_checkpoint: Path, copy: Path, prefix: str) -> None:
+def test_audio_vae_inside_the_models_file(tiny_checkpoint, copy, prefix):
     with_vae_inside(copy, prefix)
     open_and_check(copy)
     name = "audio_vae.decoder.model.2.block.1.weight"
     assert torch.equal(Checkpoint.open(copy).tensor(name), Checkpoint.open(tiny_checkpoint).tensor(name))
 
 
-def mlx(folder: Path) -> None:
+def mlx(folder):
     config = json.loads((folder / "config.json").read_text())
     quantization = {"group_size": 64, "bits": 4}
     (folder / "config.json").write_text(json.dumps({**config, "quantization": quantization}))
     (folder / "README.md").write_text("---\nlicense: apache-2.0\nbase_model:\n- openbmb/VoxCPM1.5\n---\n")
 
 
-def integers(*more: str) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
+def integers(*more):
+    def damage(folder):
         weights = model_weights(folder)
         weights["stop_proj.weight"] = torch.ones(64, 64, dtype=torch.int8)
         weights |= dict.fromkeys(more, torch.ones(64))
@@ -251,7 +221,7 @@ def integers(*more: str) -> Callable[[Path], None]:
     return damage
 
 
-def replace_weights(content: bytes) -> Callable[[Path], None]:
+def replace_weights(content):
     return lambda folder: (folder / "model.safetensors").write_bytes(content)
 
 
@@ -275,14 +245,12 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12
         (replace_weights(b"\n<!DOCTYPE html>\n<html>"), "model.safetensors: this is a web page, not weights"),
     ],
 )
-def test_invalid_checkpoint_is_a_one_line_error(
-    copy: Path, damage: Callable[[Path], None], fragment: str
-) -> None:
+def test_invalid_checkpoint_is_a_one_line_error(copy, damage, fragment):
     damage(copy)
     one_line_error(copy, fragment)
 
 
-def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy: Path, tmp_path: Path) -> None:
+def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy, tmp_path):
     as_pickle(copy, lambda weights: {"state_dict": weights, "args": Payload(tmp_path / "ran")})
     with pytest.raises(CheckpointError, match=r"objects such as \S*exec; .* state dict") as caught:
         Checkpoint.open(copy)
@@ -300,13 +268,13 @@ def test_pickle_with_foreign_objects_gets_no_advice_to_load_it_anyway(copy: Path
     ],
 )  # fmt: skip
 def test_hubs_list_of_files_is_checked_before_weights_are_downloaded(
-    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Any, fragment: str
-) -> None:
+    copy, tmp_path, monkeypatch, edit, fragment
+):
     tree = {path.name: path.read_bytes() for path in copy.iterdir()}
     edit(tree)
     files = [SimpleNamespace(rfilename=name, size=len(content)) for name, content in tree.items()]
 
-    def download(_: str, *, allow_patterns: list[str], **__: object) -> str:
+    def download(_, *, allow_patterns, **__):
         assert "model.safetensors" not in allow_patterns, "weights were downloaded"
         folder = tmp_path / "snapshots" / "0123"
         folder.mkdir(parents=True, exist_ok=True)

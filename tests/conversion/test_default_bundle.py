@@ -1,16 +1,13 @@
-"""The default bundle in the tree and the checkpoint that it is converted from."""
-
 import hashlib
-from pathlib import Path
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 from voxcpm_runtime.backends.portable.package import read_specification
-from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, Bundle, open_bundle
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 
 
-def _content(bundle: Bundle) -> dict[str, str]:
+def _content(bundle):
     """Digests of the reproducible content: without packages' random identifiers and programs' dates."""
     digests = {}
     for name, record in bundle.manifest.files_of("int8").items():
@@ -23,12 +20,11 @@ def _content(bundle: Bundle) -> dict[str, str]:
     return digests
 
 
-def test_built_in_bundle_is_reproducible(speaking_bundle: Path) -> None:
+def test_built_in_bundle_is_reproducible(speaking_bundle):
     """Weights, programs, constants and tokenizer are equal; only dates and random identifiers differ."""
     in_tree, converted = (
         open_bundle(folder, "int8", verify=True) for folder in (DEFAULT_BUNDLE, speaking_bundle)
     )
-
     assert _content(in_tree) == _content(converted), (
         "run `make built-in-voice`, and commit the bundle that it converts"
     )

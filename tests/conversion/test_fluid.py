@@ -6,32 +6,24 @@ hidden states at every position; keys and values passed in and out.
 
 import json
 import shutil
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import coremltools as ct
 import numpy as np
 import pytest
 import torch
 
-from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import BundleError
-from voxcpm_conversion.fluid.layout import packages
-from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_validation.upstream import load_upstream
 
-Arrays = dict[str, np.ndarray]
-Predict = Callable[[str, Arrays], Arrays]
 TOKENS = [3, 120, 45, 200, 77, 101]
 PATCHES = 6
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, command: Any) -> Path:
+def bundle(tmp_path_factory, tiny_checkpoint, command):
     folder = tmp_path_factory.mktemp("fluid") / "bundle"
     done = command("convert", tiny_checkpoint, "-o", folder, "--layout", "fluid")
     assert done.returncode == 0, done.stderr
@@ -39,14 +31,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, comm
 
 
 @pytest.fixture(scope="module")
-def upstream(tiny_checkpoint: Path) -> Any:
+def upstream(tiny_checkpoint):
     return load_upstream(tiny_checkpoint, max_length=64)
 
 
-def of_packages(bundle: Path, precision: str, mode: Any = "plain") -> Predict:
+def of_packages(bundle, precision, mode="plain"):
     models: dict[str, PortableStepModel] = {}
 
-    def predict(name: str, inputs: Arrays) -> Arrays:
+    def predict(name, inputs):
         if name not in models:
             models[name] = PortableStepModel(bundle / precision / f"{name}.mlpackage", mode=mode)
         return models[name](inputs)
@@ -57,11 +49,11 @@ def of_packages(bundle: Path, precision: str, mode: Any = "plain") -> Predict:
 class OfUpstream:
     """The packages' functions by upstream's modules; the LMs recompute the whole sequence, without caches."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self.model, self.seen = model, {"base_lm_step": [], "residual_lm_step": []}
 
     @torch.inference_mode()
-    def __call__(self, name: str, inputs: Arrays) -> Arrays:
+    def __call__(self, name, inputs):
         m, given = self.model, {k: torch.from_numpy(v) for k, v in inputs.items()}
         if name == "feat_encoder":
             return {"embedding": m.feat_encoder(given["feat"]).numpy()}
@@ -80,22 +72,22 @@ class OfUpstream:
         return {"lm_hidden": hidden.numpy(), "lm_hidden_fsq": quantised.numpy(), "stop_logit": logits.numpy()}
 
 
-def drive(predict: Predict, constants: Path, caches: dict[str, Arrays]) -> Arrays:
+def drive(predict, constants, caches):
     """Speak TOKENS as the card's driver does, without stopping: latents, audio and stop logits."""
     scale = json.loads((constants / "config.json").read_text())["scale_emb"]
     stored = {path.stem: np.load(path) for path in constants.glob("*.npy")}
     assert all(array.dtype == np.float32 for array in stored.values())
 
-    def project(layer: str, x: np.ndarray) -> np.ndarray:
+    def project(layer, x):
         return x @ stored[f"{layer}_proj_w"].T + stored[f"{layer}_proj_b"]
 
-    def lm(name: str, embed: np.ndarray, position: int) -> Arrays:
+    def lm(name, embed, position):
         given = {"embed": embed, "position": np.array([position], np.int32), **caches[name]}
         out = predict(name, given)
         caches[name] = {n.removeprefix("out_"): v for n, v in out.items() if n.startswith("out_")}
         return out
 
-    def both(embed: np.ndarray, position: int, heard: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def both(embed, position, heard):
         base = lm("base_lm_step", embed, position)
         residual = lm("residual_lm_step", base["lm_hidden_fsq"] + heard * embed, position)
         return base["lm_hidden_fsq"], residual["res_hidden"], base["stop_logit"]
@@ -124,8 +116,8 @@ def drive(predict: Predict, constants: Path, caches: dict[str, Arrays]) -> Array
     return {"latent": latent, "audio": audio, "stop_logit": np.concatenate(stops)}
 
 
-def empty_caches(bundle: Path) -> dict[str, Arrays]:
-    def zeros(name: str) -> Arrays:
+def empty_caches(bundle):
+    def zeros(name):
         spec = ct.utils.load_spec(str(bundle / f"fp16/{name}.mlpackage"))
         shapes = {i.name: tuple(i.type.multiArrayType.shape) for i in spec.description.input}
         return {n: np.zeros(s, np.float32) for n, s in shapes.items() if n not in ("embed", "position")}
@@ -133,14 +125,12 @@ def empty_caches(bundle: Path) -> dict[str, Arrays]:
     return {name: zeros(name) for name in ("base_lm_step", "residual_lm_step")}
 
 
-def correlation(found: np.ndarray, expected: np.ndarray) -> float:
+def correlation(found, expected):
     return float(np.corrcoef(found.ravel(), expected.ravel())[0, 1])
 
 
 @pytest.mark.parametrize(("precision", "lowest"), [("fp16", 0.9999), ("int8", 0.98)])
-def test_driver_of_the_card_speaks_as_upstreams_modules(
-    bundle: Path, upstream: Any, precision: str, lowest: float
-) -> None:
+def test_driver_of_the_card_speaks_as_upstreams_modules(bundle, upstream, precision, lowest):
     found = drive(of_packages(bundle, precision), bundle / "constants", empty_caches(bundle))
     lms = ("base_lm_step", "residual_lm_step")
     expected = drive(OfUpstream(upstream), bundle / "constants", {name: {} for name in lms})
@@ -150,7 +140,7 @@ def test_driver_of_the_card_speaks_as_upstreams_modules(
 
 
 @pytest.mark.parametrize("time", [0.9995117, 0.75, 0.3503418, 0.0010004])  # floatFloat16 holds them
-def test_angles_are_float32(bundle: Path, upstream: Any, time: float) -> None:
+def test_angles_are_float32(bundle, upstream, time):
     """In faithful arithmetic, as on hardware: angles of up to 1000 rad in float16 are off by a quarter of one."""
     rng = np.random.default_rng(2)
     latents = (2, 16, 2)
@@ -164,29 +154,7 @@ def test_angles_are_float32(bundle: Path, upstream: Any, time: float) -> None:
     assert value > 0.99999
 
 
-def test_overlapping_windows_take_any_length(bundle: Path, upstream: Any) -> None:
-    """All convolutions are causal: what a window lacks on its left spoils only its first frames (docs/layouts.md)."""
-    predict, hop, overlap = of_packages(bundle, "fp16"), 42, 64
-    audio = np.random.default_rng(3).standard_normal((1, 1, 3000 * hop), np.float32) * np.float32(0.1)
-    with torch.inference_mode():
-        latent = upstream.audio_vae.encode(torch.from_numpy(audio), 16_000)
-        expected = upstream.audio_vae.decode(latent).numpy()
-    found = predict("audio_vae_encoder", {"audio": audio[..., : 1904 * hop]})["latent"]
-    second = audio[..., (1904 - overlap) * hop :]
-    second = np.pad(second, ((0, 0), (0, 0), (0, 1904 * hop - second.shape[-1])))
-    more = predict("audio_vae_encoder", {"audio": second})["latent"][..., overlap:]
-    found = np.concatenate((found, more), -1)[..., :3000]
-    assert correlation(found, latent.numpy()) > 0.99999
-
-    patches = [
-        predict("audio_vae_decoder", {"latent": found[..., max(0, at - overlap) : at + 50]})["audio"]
-        for at in range(0, 3000, 50)
-    ]
-    samples = expected.shape[-1] // 60
-    assert correlation(np.concatenate([patch[..., -samples:] for patch in patches], -1), expected) > 0.9999
-
-
-def test_names_shapes_and_types_are_the_cards(bundle: Path) -> None:
+def test_names_shapes_and_types_are_the_cards(bundle):
     """The table of the card with the sizes of this checkpoint; every float is float16, the specification is 8."""
     caches = {f"{half}{layer}": (1, 2, 512, 16) for layer in (0, 1) for half in "kv"}
     lm = {"embed": (1, 64), "position": (1,)}
@@ -225,14 +193,11 @@ def test_names_shapes_and_types_are_the_cards(bundle: Path) -> None:
     assert {path.name for path in bundle.iterdir()} == {"constants", "fp16", "int8"}
 
 
-def test_opening_it_says_what_it_is(bundle: Path) -> None:
+def test_opening_it_says_what_it_is_and_only_such_a_folder_is_overwritten(
+    bundle, tiny_checkpoint, tmp_path, refusal, command
+):
     with pytest.raises(BundleError, match=r"FluidInference's.* convert CHECKPOINT -o BUNDLE"):
         VoxCPM.from_bundle(bundle)
-
-
-def test_only_such_a_folder_is_overwritten(
-    bundle: Path, tiny_checkpoint: Path, tmp_path: Path, refusal: Any, command: Any
-) -> None:
     folder = shutil.copytree(bundle, tmp_path / "out")
     again = (
         "convert",
@@ -254,39 +219,17 @@ def test_only_such_a_folder_is_overwritten(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("checkpoint", "options", "message"),
     [
-        (("--precision", "int4"), "--precision int4: --layout fluid has fp16 and int8 only"),
-        (("--kv-cache", "rows", "--target", "macos15"), "leave out --target, --kv-cache"),
-        (("--preset", "phone", "--precision", "int8"), "leave out --preset"),
-        (("--max-length", "513"), "this checkpoint supports at most 512 positions"),
+        ("tiny", ("fluid", "--precision", "int4"), "--precision int4: --layout fluid has fp16 and int8 only"),
+        ("tiny", ("fluid", "--kv-cache", "rows", "--target", "macos15"), "leave out --target, --kv-cache"),
+        ("tiny", ("fluid", "--preset", "phone", "--precision", "int8"), "leave out --preset"),
+        ("tiny", ("fluid", "--max-length", "513"), "this checkpoint supports at most 512 positions"),
+        ("second", ("fluid",), "--layout fluid holds VoxCPM 0.5B and 1.5, but this"),
+        ("second", ("other",), "--layout other: expected one of bundle, fluid"),
     ],
 )
-def test_what_the_layout_lacks_is_refused(
-    refusal: Any, tiny_checkpoint: Path, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    line = refusal("convert", tiny_checkpoint, "-o", tmp_path / "out", "--layout", "fluid", *options)
-    assert message in line
+def test_what_the_layout_lacks_is_refused(refusal, request, tmp_path, checkpoint, options, message):
+    folder = request.getfixturevalue(f"{checkpoint}_checkpoint")
+    assert message in refusal("convert", folder, "-o", tmp_path / "out", "--layout", *options)
     assert not list(tmp_path.iterdir())
-
-
-def test_other_layouts_and_generations_are_refused(
-    refusal: Any, second_checkpoint: Path, tmp_path: Path
-) -> None:
-    given = ("convert", second_checkpoint, "-o", tmp_path / "out", "--layout")
-    assert "--layout fluid holds VoxCPM 0.5B and 1.5, but this" in refusal(*given, "fluid")
-    assert "--layout other: expected one of bundle, fluid" in refusal(*given, "other")
-    assert not list(tmp_path.iterdir())
-
-
-def test_shapes_of_1_5_are_the_cards() -> None:
-    a = Architecture.from_document(presets()["1.5"])
-    shapes = {name: dict(package.inputs) for name, package in packages(a, 512).items()}
-    assert shapes["audio_vae_encoder"] == {"audio": (1, 1, 220_500)}
-    assert shapes["audio_vae_decoder"] == {"latent": (1, 64, None)}
-    assert shapes["feat_encoder"] == {"feat": (1, 1, 4, 64)}
-    x, both = (2, 64, 4), (2,)
-    assert shapes["locdit_step"] == {"x": x, "mu": (2, 1024), "t": both, "cond": x, "dt": both}
-    for name, layers in (("base_lm_step", 24), ("residual_lm_step", 8)):
-        caches = {f"{half}{layer}": (1, 2, 512, 64) for layer in range(layers) for half in "kv"}
-        assert shapes[name] == {"embed": (1, 1024), "position": (1,), **caches}

@@ -1,27 +1,16 @@
 """Quantised packages are measured on a recorded sentence, and repaired where they are below a floor."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from safetensors.torch import load_file, save_file
 
 from shared_bundles import synthesize
+from voxcpm_constants import step_models as names
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import (
-    AUDIO_VAE_DECODER,
-    BASE_LM_STEP,
-    FEAT_ENCODER,
-    LOCDIT_STEP,
-    RESIDUAL_LM_STEP,
-    Precision,
-    StepSizes,
-    declare_step_models,
-)
-from voxcpm_constants.targets import Target
+from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import _add_constants
@@ -37,13 +26,11 @@ from voxcpm_runtime.backends.portable.kernels import ROW_PRODUCT, available_oper
 from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS
 from voxcpm_runtime.backends.portable.package import read_package
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
-from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.function import read_function
 from voxcpm_validation.lint.rules import RULES
 
-RATE = 16000
 SHORT = StepSizes(kv_length=128)
 
 
@@ -51,10 +38,10 @@ class Packages:
     """Some step models of a checkpoint in one precision, converted with a gate, in a folder that is no whole bundle."""
 
     def __init__(
-        self, folder: Path, checkpoint: Path, step_models: tuple[str, ...], *,
-        gated: bool = True, lora: Path | None = None, precision: Precision = "int8", target: Target = "macOS14",
-        sizes: StepSizes = SHORT,
-    ) -> None:  # fmt: skip
+        self, folder, checkpoint, step_models, *,
+        lora = None, precision = "int8", target = "macOS14",
+        sizes = SHORT,
+    ):  # fmt: skip
         opened = Checkpoint.open(checkpoint, lora=lora)
         self.folder, self.precision = folder, precision
         self.manifest = Manifest(
@@ -67,15 +54,12 @@ class Packages:
             gate = Gate(Recording(opened, self.manifest, workspace.folder), self.manifest)
             for name in step_models:
                 for package in self.manifest.parts(name):
-                    add_packages(
-                        workspace, opened, self.manifest, package, [precision],
-                        gate=gate if gated else None,
-                    )  # fmt: skip
+                    add_packages(workspace, opened, self.manifest, package, [precision], gate=gate)
             self.measured: list[Measured] = measurements(workspace.folder, self.manifest)
             workspace.publish()
         self.recording = Recording(opened, self.manifest, folder)
 
-    def quantised(self, package: str) -> int:
+    def quantised(self, package):
         """Number of the package's weights that are quantised, in all functions."""
         path = self.folder / self.manifest.package_path(self.precision, package)
         (form,) = {part.name: self.manifest.form(part) for part in self.manifest.parts(package)}.values()
@@ -84,7 +68,7 @@ class Packages:
             for function in form.functions
         )
 
-    def unaccepted(self, package: str) -> set[str]:
+    def unaccepted(self, package):
         """The lint's rules that the package breaks."""
         path = self.folder / self.manifest.package_path(self.precision, package)
         functions = self.manifest.form(self.manifest.step_models[package]).functions
@@ -95,28 +79,32 @@ class Packages:
         return {f.rule for each in read for f in lint_function(each, package, RULES) if f.accepted is None}
 
 
-def weights(package: Path) -> bytes:
+def is_mended(measured, precision="int8"):
+    """Whether the recipe was below a floor, and keeping some but not all weights in fp16 is not."""
+    kept = 0 < len(measured.kept) < measured.compressible
+    return bool(below(measured.recipe, precision)) and not below(measured.figures, precision) and kept
+
+
+def weights(package):
     (found,) = package.rglob("weight.bin")
     return found.read_bytes()
 
 
 @pytest.fixture(scope="module")
-def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outliers(tmp_path_factory):
     """A checkpoint in which 8 bits are too few for the columns of some matrices."""
     folder = tmp_path_factory.mktemp("gate") / "outliers"
     synthesize(folder, "tiny", "outliers")
     return folder
 
 
-def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> None:
-    names = (RESIDUAL_LM_STEP, LOCDIT_STEP)
-    made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, names, sizes=SIZES)
-
+def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path):
+    tried = [names.RESIDUAL_LM_STEP, names.LOCDIT_STEP]
+    made = Packages(tmp_path / "made", DEFAULT_CHECKPOINT, tried, sizes=SIZES)
     assert [(m.package, m.kept, below(m.figures, "int8")) for m in made.measured] == [
-        (n, (), []) for n in names
+        (n, (), []) for n in tried
     ]
-    for name in names:
-        path = made.manifest.package_path("int8", name)
+    for path in (made.manifest.package_path("int8", name) for name in tried):
         assert weights(made.folder / path) == weights(DEFAULT_BUNDLE / path)
 
 
@@ -124,30 +112,28 @@ def test_built_in_voice_needs_no_repair_and_keeps_its_bytes(tmp_path: Path) -> N
     ("precision", "target"), [("int8", "macOS14"), ("int8", "macOS15"), ("int4", "macOS15")]
 )
 def test_outlier_channels_ruin_the_recipe_and_the_gate_mends_it(
-    outliers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, target: Target
-) -> None:
+    outliers, tmp_path, monkeypatch, precision, target
+):
     sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
-    given = outliers, (LOCDIT_STEP, BASE_LM_STEP)
+    given = outliers, (names.LOCDIT_STEP, names.BASE_LM_STEP)
     made = Packages(tmp_path / "made", *given, precision=precision, target=target, sizes=sizes)
-
     for measured in made.measured:
-        assert below(measured.recipe, precision)
-        assert not below(measured.figures, precision)
-        assert 0 < len(measured.kept) < measured.compressible
+        assert is_mended(measured, precision)
         assert made.quantised(measured.package) == measured.compressible - len(measured.kept)
         assert made.unaccepted(measured.package) <= {"state-size"}  # this preset's, in macOS 15's form
-        if ROW_PRODUCT in available_operators() and (precision, measured.package) == ("int8", LOCDIT_STEP):
+        if ROW_PRODUCT in available_operators() and (precision, measured.package) == (
+            "int8",
+            names.LOCDIT_STEP,
+        ):
             # What stays int8 is as fast as without the gate.
             monkeypatch.setattr(cache, "_MIN_KERNEL_BYTES", 0)
-            path = made.folder / made.manifest.package_path("int8", LOCDIT_STEP)
+            path = made.folder / made.manifest.package_path("int8", names.LOCDIT_STEP)
             nodes = onnx.load_from_string(cache.load_lowered(path).model).graph.node
             kinds = [node.op_type for node in nodes]
             assert kinds.count(ROW_PRODUCT) == measured.compressible - len(measured.kept)
 
 
-def test_merged_lora_is_what_is_measured(
-    tiny_checkpoint: Path, tmp_path: Path, write_lora: Callable[..., Path]
-) -> None:
+def test_merged_lora_is_what_is_measured(tiny_checkpoint, tmp_path, write_lora):
     """Some channels of a LoRA are so large that 8 bits of the merged weights lose the checkpoint's own."""
     lora = write_lora(tmp_path / "lora", tiny_checkpoint, enable_lm=True)
     stored = load_file(lora / "lora_weights.safetensors")
@@ -155,30 +141,15 @@ def test_merged_lora_is_what_is_measured(
         if name.endswith("lora_A"):
             weight[:, ::32] *= 100
     save_file(stored, lora / "lora_weights.safetensors")
-
     plain, merged = (
-        Packages(tmp_path / name, tiny_checkpoint, (RESIDUAL_LM_STEP,), lora=given)
+        Packages(tmp_path / name, tiny_checkpoint, (names.RESIDUAL_LM_STEP,), lora=given)
         for name, given in (("plain", None), ("merged", lora))
     )
-
     assert plain.measured[0].kept == ()
-    (measured,) = merged.measured
-    assert below(measured.recipe, "int8")
-    assert not below(measured.figures, "int8")
-    assert 0 < len(measured.kept) < measured.compressible
+    assert is_mended(*merged.measured)
 
 
-def test_heavy_tails_ruin_the_waveform_and_the_gate_mends_it(tmp_path: Path) -> None:
-    synthesize(tmp_path / "tails", "tiny", "tails")
-    made = Packages(tmp_path / "made", tmp_path / "tails", (AUDIO_VAE_DECODER,))
-
-    (measured,) = made.measured
-    assert below(measured.recipe, "int8")
-    assert not below(measured.figures, "int8")
-    assert 0 < len(measured.kept) < measured.compressible
-
-
-def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_path: Path) -> None:
+def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_path):
     document = presets()["tiny"]
     rates = {"encoder_rates": [2, 3, 6, 7, 7], "decoder_rates": [7, 7, 6, 3, 2], "decoder_dim": 512}
     document["audio_vae_config"] |= rates
@@ -186,93 +157,56 @@ def test_constants_before_upsampling_become_tones_and_the_gate_mends_them(tmp_pa
     for kind in ("random", "tonal"):
         write_synthetic_checkpoint(tmp_path / kind, document, seed=0, likeness=kind, tokenizer=tokenizer)
     random, tonal = (
-        Packages(tmp_path / f"made-{kind}", tmp_path / kind, (AUDIO_VAE_DECODER,)).measured[0]
+        Packages(tmp_path / f"made-{kind}", tmp_path / kind, (names.AUDIO_VAE_DECODER,)).measured[0]
         for kind in ("random", "tonal")
     )
-
     assert random.recipe["flatness"] == pytest.approx(1, abs=0.02)
     assert "flatness" in below(tonal.recipe, "int8")
     assert not below(tonal.figures, "int8")
     assert {name.rpartition("_block_")[2] for name in tonal.kept} == {"1_weight"}
 
 
-def test_rows_scaled_without_effect_in_float32_are_mended(tmp_path: Path) -> None:
-    """A norm's channels divided by 256 and the columns that read them times 256: the built-in voice, in float32."""
-    checkpoint = Path(shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "checkpoint"))
-    stored = load_file(checkpoint / "model.safetensors")
-    for name, weight in stored.items():
-        if name.startswith("residual_lm.layers"):
-            if name.endswith("layernorm.weight"):
-                weight[::50] /= 256
-            if name.endswith(
-                ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
-            ):
-                weight[:, ::50] *= 256
-    save_file(stored, checkpoint / "model.safetensors")
-
-    made = Packages(tmp_path / "made", checkpoint, (RESIDUAL_LM_STEP,))
-    same = Packages(tmp_path / "same", DEFAULT_CHECKPOINT, ())
-
-    package = made.manifest.step_models[RESIDUAL_LM_STEP]
-    found, expected = (each.recording.reference(package)["hidden"] for each in (made, same))
-    assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
-    (measured,) = made.measured
-    assert measured.recipe["hidden"] < 15
-    assert measured.figures["hidden"] >= 25
-
-
-def test_package_below_a_floor_that_its_module_meets_is_written_again(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_below_a_floor_that_its_module_meets_is_written_again(tiny_bundle, tmp_path, monkeypatch):
     manifest = Manifest.read(tiny_bundle)
-    gate, package = Gate(None, manifest), manifest.step_models[RESIDUAL_LM_STEP]
+    gate, package = Gate(None, manifest), manifest.step_models[names.RESIDUAL_LM_STEP]
     gate._choices[package.name, "int8"] = {"hidden": 26.0}, ["worst", "second", "third", "last"], 1
     figures, rebuilt = iter([20.0, 24.0, 25.0]), list[list[str]]()
     monkeypatch.setattr(gate, "_figures", lambda *_: {"hidden": next(figures)})
-
     measured = gate.judge(tmp_path, package, "int8", rebuilt.append)
-
     assert rebuilt == [["worst", "second"], ["worst", "second", "third"]]
     assert measured.kept == ("worst", "second", "third")
 
 
-def test_packages_on_trial_leave_nothing_in_the_users_cache(
-    outliers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_on_trial_leave_nothing_in_the_users_cache(outliers, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     VoxCPM.from_bundle(None).generate("a", max_len=2)
-    available_operators()
-    before = {*(tmp_path / "cache").rglob("*")}
 
-    made = Packages(tmp_path / "made", outliers, (RESIDUAL_LM_STEP,))
+    def entries():
+        # Without our compiled operators, which an earlier test of this process may have made elsewhere.
+        return {path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".lowered", ".ort")}
 
+    before = entries()
+    made = Packages(tmp_path / "made", outliers, (names.RESIDUAL_LM_STEP,))
     assert made.measured[0].kept
-    assert {*(tmp_path / "cache").rglob("*")} == before
+    assert entries() == before != set()
 
 
-def test_value_near_the_end_of_float16_is_reported_with_the_way_out(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_value_near_the_end_of_float16_is_reported_with_the_way_out(tiny_checkpoint, tmp_path):
     checkpoint = Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
     stored = load_file(checkpoint / "model.safetensors")
     stored["feat_encoder.encoder.layers.1.mlp.up_proj.weight"] *= 30000
     stored["feat_encoder.encoder.layers.1.mlp.down_proj.weight"] /= 30000
     save_file(stored, checkpoint / "model.safetensors")
     made = Packages(tmp_path / "made", checkpoint, ())
-
     (line,) = Gate(made.recording, made.manifest).overflow_lines()
-
-    assert line.startswith(f"{FEAT_ENCODER}: values up to ")
+    assert line.startswith(f"{names.FEAT_ENCODER}: values up to ")
     assert "layers.1.mlp" in line
     assert line.endswith("convert with --precision fp32")
 
 
-def test_command_prints_a_line_per_package_and_the_card_has_them(
-    tiny_checkpoint: Path, tmp_path: Path, command
-) -> None:
+def test_command_prints_a_line_per_package_and_the_card_has_them(tiny_checkpoint, tmp_path, command):
     options = (tiny_checkpoint, "--precision", "int8", "--max-length", "64", "--no-alignment")
     done = command("convert", *options, "-o", tmp_path / "bundle")
-
     assert done.returncode == 0, done.stderr
     said, manifest = " ".join(done.stderr.split()), Manifest.read(tmp_path / "bundle")
     card = (tmp_path / "bundle/README.md").read_text()
@@ -283,51 +217,9 @@ def test_command_prints_a_line_per_package_and_the_card_has_them(
     assert "Not measured" not in card
 
 
-@pytest.mark.parametrize(
-    ("options", "measured"),
-    [((), True), (("--no-measure",), False), (("--quantize", "all"), False)],
-)
-def test_weights_are_measured_by_default(
-    tiny_checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    measured: bool,
-) -> None:
-    asked: list[dict[str, object]] = []
-
-    def noted(*_: object, **given: object) -> None:
-        asked.append(given)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", noted)
-    cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", *options])
-
-    assert [given["measure"] for given in asked] == [measured]
-
-
-def test_what_cannot_be_measured_says_so(tiny_checkpoint: Path, tmp_path: Path, command) -> None:
+def test_what_cannot_be_measured_says_so(tiny_checkpoint, tmp_path, command):
     options = ("--precision", "int8", "--max-length", "8", "--no-alignment")
     done = command("convert", tiny_checkpoint, *options, "-o", tmp_path / "bundle")
-
     assert done.returncode == 0, done.stderr
     assert "No weights or values are measured, as that needs --target macos14 or macos15, and" in done.stderr
     assert "Not measured at conversion: int8." in (tmp_path / "bundle/README.md").read_text()
-
-
-def test_what_was_not_measured_says_so(tiny_bundle: Path) -> None:
-    assert measurements(tiny_bundle, Manifest.read(tiny_bundle)) == []
-    assert "Not measured at conversion: int8." in (tiny_bundle / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("half",), "--quantize half: expected one of measured, all"),
-        (("measured", "--no-measure"), "--no-measure: --quantize measured measures; leave one of them out"),
-    ],
-)
-def test_wrong_or_contradictory_quantize_is_refused(
-    tiny_checkpoint: Path, tmp_path: Path, refusal, options: tuple[str, ...], expected: str
-) -> None:
-    assert expected in refusal("convert", tiny_checkpoint, "-o", tmp_path / "b", "--quantize", *options)

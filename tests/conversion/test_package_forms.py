@@ -1,25 +1,10 @@
-"""The optional forms of a bundle: rows, parts, a solver, states and functions for macOS 15, the AudioVAE in float32."""
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
+from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import MODEL_CARD_FILE, Manifest, package_path
-from voxcpm_constants.step_models import (
-    AUDIO_VAE_DECODER,
-    AUDIO_VAE_ENCODER,
-    BASE_LM_STEP,
-    FEAT_ENCODER,
-    LOCDIT_SOLVE,
-    LOCDIT_STEP,
-    RESIDUAL_LM_STEP,
-    StepSizes,
-)
+from voxcpm_constants.step_models import StepSizes
 from voxcpm_constants.vectors import read_vectors
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
@@ -33,87 +18,49 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.lint.bundle import lint_bundle
 
 STEPS = 4
+SPLIT = StepSizes(kv_length=128, prefill_chunks=(1, 8), solver_steps=100, base_lm_parts=2)
 TEXT = "one two three."
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
-LM_STEPS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
+LM_STEPS = (names.BASE_LM_STEP, names.RESIDUAL_LM_STEP)
 
 
-def _step(bundle: Path, precision: str, name: str, **options: object):  # type: ignore[no-untyped-def]
-    return load_portable_step_model(bundle, Manifest.read(bundle), precision, name, threads=1, **options)  # type: ignore[arg-type]
+def _step(bundle, precision, name, **options):
+    return load_portable_step_model(bundle, Manifest.read(bundle), precision, name, threads=1, **options)
 
 
-@pytest.mark.parametrize("name", LM_STEPS)
-def test_row_returning_cache_equals_scattered_cache(
-    tiny_bundle: Path, tiny_parts_bundle: Path, name: str
-) -> None:
-    """Chunks of 16, 1 and 1 embeddings; then the last position of the cache."""
-    rng = np.random.default_rng(0)
-    models = [_step(folder, "fp32", name) for folder in (tiny_bundle, tiny_parts_bundle)]
-    states = [model.new_state() for model in models]
-    for position, length in ((0, 16), (16, 1), (17, 1), (127, 1)):
-        inputs = {
-            "embeddings": rng.standard_normal((1, length, 64), np.float32),
-            "position": np.array([position], np.int32),
-        }
-        theirs, ours = (model(inputs, state) for model, state in zip(models, states, strict=True))
-        for output in theirs:
-            np.testing.assert_allclose(ours[output], theirs[output], rtol=0, atol=2e-5)
-    for start, stop in ((0, 18), (18, 127), (127, 128)):
-        theirs, ours = (state.rows(start, stop) for state in states)
-        assert theirs.keys() == ours.keys()
-        for cache in theirs:
-            np.testing.assert_allclose(ours[cache], theirs[cache], rtol=0, atol=2e-5)
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--no-alignment", {"measure": True}),
+        ("--no-alignment --no-measure", {"measure": False}),
+        ("--no-alignment --quantize all", {"measure": False}),
+        # The base LM's two layers have 43,136 weights each, and two bytes a weight.
+        (
+            "--max-length 128 --kv-cache rows --solver-steps 100 --split-gigabytes 1.1e-4 --prefill-chunk 8",
+            {"kv_cache": "rows", "sizes": SPLIT},
+        ),
+    ],
+)
+def test_command_passes_options(tiny_checkpoint, tmp_path, asked, words, expected):
+    assert cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *words.split()]) == 130
+    assert [{name: given[name] for name in expected} for given in asked] == [expected]
 
 
-def test_command_passes_options(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The base LM's two layers have 43,136 weights each, and two bytes a weight."""
-    asked: list[dict[str, Any]] = []
-
-    def noted(*_: object, **given: Any) -> None:
-        asked.append(given)
-        raise InputError("far enough")
-
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", noted)
-    forms = (
-        "--max-length", "128", "--kv-cache", "rows", "--solver-steps", "100", "--split-gigabytes", "1.1e-4",
-        "--prefill-chunk", "8",
-    )  # fmt: skip
-    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *forms]
-    assert cli.main(given) == 2
-    (options,) = asked
-    assert options["kv_cache"] == "rows"
-    assert options["sizes"] == StepSizes(
-        kv_length=128, prefill_chunks=(1, 8), solver_steps=100, base_lm_parts=2
-    )
-
-
-def test_phone_preset_is_what_given_options_leave_open(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def noted(*_: object, **given: Any) -> None:
-        asked.append(given)
-        raise InputError("far enough")
-
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", noted)
-    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--no-alignment"]
-    for own in (
-        [],
-        ["--preset", "phone"],
-        ["--preset", "phone", "--precision", "fp16", "--kv-cache", "scatter", "--solver-steps", "0"],
-    ):
-        assert cli.main([*given, *own]) == 2
-    assert [
-        (each["precisions"], each["target"], each["kv_cache"], each["sizes"].solver_steps, each["measure"])
-        for each in asked
-    ] == [
-        (["fp16", "int8"], "macOS14", "scatter", 0, True),
-        (["int8"], "macOS15", "stacked", 10, True),
-        (["fp16"], "macOS15", "scatter", 0, True),
-    ]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", (["fp16", "int8"], "macOS14", "scatter", 0)),
+        ("--preset phone", (["int8"], "macOS15", "stacked", 10)),
+        ("--preset phone --precision fp16 --kv-cache scatter --solver-steps 0", (["fp16"], "macOS15", "scatter", 0)),
+        ("--preset phone --batch 4 --kv-cache scatter", (["int8"], "macOS15", "scatter", 10)),
+    ],
+)  # fmt: skip
+def test_phone_preset_is_what_given_options_leave_open(tiny_checkpoint, tmp_path, asked, words, expected):
+    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--no-alignment", *words.split()]
+    assert cli.main(given) == 130
+    (each,) = asked
+    found = each["precisions"], each["target"], each["kv_cache"], each["sizes"].solver_steps
+    assert (found, each["measure"]) == (expected, True)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +79,19 @@ def test_phone_preset_is_what_given_options_leave_open(
         (["--precision", "int4"], "--precision int4 needs --target macos15"),
         (["--batch", "4", "--target", "macos14"], "--batch 4 needs --target macos15, got macos14"),
         (["--batch", "4", "--kv-cache", "rows"], "--kv-cache rows needs --target macos14"),
+        (["--batch", "4", "--preset", "phone"], "--batch 4 needs --target macos15 and --kv-cache scatter"),
         (["--precision", "fp8"], "--precision fp8: expected one of fp16, int8, int4, fp32"),
         (["--target", "ios19"], "--target ios19: expected one of macos14, macos15, macos27"),
+        (["--quantize", "half"], "--quantize half: expected one of measured, all"),
+        (["--quantize", "measured", "--no-measure"], "--no-measure: --quantize measured measures; leave one"),
         (["--max-length", "0"], "--max-length 0: expected 1 to 1048576 positions"),
         (["--max-length", "32", "--prefill-chunk", "64"], "--prefill-chunk 64 does not fit"),
     ],
 )
 def test_options_are_checked_before_the_checkpoint_is_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Any, arguments: list[str], message: str
-) -> None:
-    def opened(*_: object, **__: object) -> None:
+    tmp_path, monkeypatch, refusal, arguments, message
+):
+    def opened(*_, **__):
         raise AssertionError("the checkpoint was opened")
 
     monkeypatch.setattr(Checkpoint, "open", opened)
@@ -149,13 +99,13 @@ def test_options_are_checked_before_the_checkpoint_is_downloaded(
     assert line.startswith(f"error: {message}")
 
 
-def test_functions_for_several_utterances_follow_the_rules(together_bundle: Path) -> None:
+def test_functions_for_several_utterances_follow_the_rules(together_bundle):
     manifest = Manifest.read(together_bundle)
     functions = {name: list(manifest.form(model).functions) for name, model in manifest.step_models.items()}
 
     assert manifest.target == "macOS15"
     assert {name for name, own in functions.items() if own[-1] == "together_4"} == {
-        FEAT_ENCODER, LOCDIT_STEP, *LM_STEPS,
+        names.FEAT_ENCODER, names.LOCDIT_STEP, *LM_STEPS,
     }  # fmt: skip
     assert lint_bundle(str(together_bundle)).faults == []
 
@@ -168,15 +118,10 @@ def test_functions_for_several_utterances_follow_the_rules(together_bundle: Path
         (["--target", "macos15", "--max-length", "100"], "needs a multiple of 32 for Core ML's states"),
     ],
 )
+@pytest.mark.usefixtures("asked")
 def test_caches_unsupported_by_the_neural_engine_are_named(
     tiny_checkpoint, tmp_path, monkeypatch, capsys, options, warning
 ):
-    """It supports 16,384 positions, and states in multiples of 32; others run elsewhere."""
-
-    def ended(*_, **__):
-        raise InputError("far enough")
-
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", ended)
     monkeypatch.setenv("COLUMNS", "500")
     cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *options])
     said = capsys.readouterr().err
@@ -187,42 +132,39 @@ def test_caches_unsupported_by_the_neural_engine_are_named(
 @pytest.mark.parametrize(
     ("precision", "mode", "worst"), [("fp32", "plain", 1e-4), ("fp16", "faithful", 0.05)]
 )
-def test_solver_package_equals_the_hosts_solver(
-    tiny_bundle: Path, tiny_parts_bundle: Path, precision: str, mode: str, worst: float
-) -> None:
+def test_solver_package_equals_the_hosts_solver(tiny_bundle, tiny_parts_bundle, precision, mode, worst):
     """The reference is the host's loop over the fp32 package."""
     a, rng = Manifest.read(tiny_bundle).architecture, np.random.default_rng(1)
     shape = (a.feat_dim, a.patch_size)
     given = [rng.standard_normal(s).astype(np.float32) for s in (shape, (a.mu_size,), shape)]
     options = {"steps": STEPS, "embedding_size": a.dit_config.hidden_dim}
-    solver = _step(tiny_parts_bundle, precision, LOCDIT_SOLVE, mode=mode)
+    solver = _step(tiny_parts_bundle, precision, names.LOCDIT_SOLVE, mode=mode)
     for cfg_value, sway in ((2.0, 1.0), (1.0, 1.0), (3.0, 0.0)):
         chosen = options | {"cfg_value": cfg_value, "sway_sampling_coef": sway}
-        expected = solve(_step(tiny_bundle, "fp32", LOCDIT_STEP), *given, **chosen)  # type: ignore[arg-type]
-        patch = solve_at_once(solver, *given, **chosen)  # type: ignore[arg-type]
+        expected = solve(_step(tiny_bundle, "fp32", names.LOCDIT_STEP), *given, **chosen)
+        patch = solve_at_once(solver, *given, **chosen)
         np.testing.assert_allclose(patch, expected, rtol=0, atol=worst)
         assert np.corrcoef(patch.ravel(), expected.ravel())[0, 1] > 1 - worst**2
 
 
-def test_speech_equals_the_default_forms(tiny_bundle: Path, tiny_parts_bundle: Path) -> None:
-    """With the solver package's number of steps, and with others, for which the step package is called."""
-    for steps in (STEPS, 3):
-        theirs, ours = (
-            VoxCPM.from_bundle(folder, "fp32").speak(TEXT, **GIVEN, inference_timesteps=steps)
-            for folder in (tiny_bundle, tiny_parts_bundle)
-        )
-        np.testing.assert_allclose(ours.latents, theirs.latents, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize(("given", "called"), [({}, True), ({"use_cfg_zero_star": False}, False)])
-def test_solver_package_is_used_where_it_supports_the_options(tiny_parts_bundle, given, called):
-    tts = VoxCPM.from_bundle(tiny_parts_bundle, "fp32")
-    unused = LOCDIT_STEP if called else LOCDIT_SOLVE
+@pytest.mark.parametrize(
+    ("given", "solver"),
+    [
+        ({"inference_timesteps": STEPS}, True),
+        ({"inference_timesteps": 3}, False),
+        ({"inference_timesteps": STEPS, "use_cfg_zero_star": False}, False),
+    ],
+)
+def test_speech_equals_the_default_forms(tiny_bundle, tiny_parts_bundle, given, solver):
+    """The solver package is used where it supports the options."""
+    expected, tts = (VoxCPM.from_bundle(folder, "fp32") for folder in (tiny_bundle, tiny_parts_bundle))
+    unused = names.LOCDIT_STEP if solver else names.LOCDIT_SOLVE
     tts.driver.models[unused] = lambda *_: pytest.fail(f"{unused} was called")
-    tts.speak(TEXT, **GIVEN, inference_timesteps=STEPS, **given)
+    theirs, ours = (each.speak(TEXT, **GIVEN, **given) for each in (expected, tts))
+    np.testing.assert_allclose(ours.latents, theirs.latents, rtol=0, atol=1e-3)
 
 
-def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data: Path) -> None:
+def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data):
     """1.33 billion weights of two bytes, without the embedding; int8 packages are half as large."""
     a = Architecture.from_file(shared_data / "config" / "voxcpm-2.json")
     assert base_lm_parts(a, ["fp16", "int8"], 2) == 2
@@ -232,36 +174,29 @@ def test_voxcpm2_splits_into_two_packages_under_2_gb(shared_data: Path) -> None:
     assert base_lm_parts(a, ["fp16"], 1e-6) == a.base_lm.num_layers
 
 
-@pytest.fixture
-def bundle(tiny_bundle_15: Path) -> Path:
-    return tiny_bundle_15
-
-
-def _description(package: Path) -> object:
+def _description(package):
     return import_coremltools().utils.load_spec(str(package)).description
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", LM_STEPS)
-def test_language_models_have_one_function_per_length_and_keep_their_caches(
-    bundle: Path, name: str, precision: str
-) -> None:
-    declared = Manifest.read(bundle).step_models[name]
-    description = _description(bundle / package_path(precision, name))
-    assert description.defaultFunctionName == "decode"  # type: ignore[attr-defined]
-    functions = {f.name: f for f in description.functions}  # type: ignore[attr-defined]
+def test_language_models_have_one_function_per_length_and_keep_their_caches(tiny_bundle_15, name, precision):
+    declared = Manifest.read(tiny_bundle_15).step_models[name]
+    description = _description(tiny_bundle_15 / package_path(precision, name))
+    assert description.defaultFunctionName == "decode"
+    functions = {f.name: f for f in description.functions}
     assert list(functions) == ["decode", "prefill_16"]
     for chunk, (function, length) in enumerate(zip(functions.values(), (1, 16), strict=True)):
         inputs = {t.name: list(t.type.multiArrayType.shape) for t in function.input}
         assert inputs == {"embeddings": [1, length, 64], "position": [1]}
         outputs = {t.name for t in function.output}
         assert outputs == {t.name for t in declared.at(chunk).outputs}
-        assert ("attention" in outputs) == (name == BASE_LM_STEP and length == 1)
+        assert ("attention" in outputs) == (name == names.BASE_LM_STEP and length == 1)
         states = {t.name: tuple(t.type.stateType.arrayType.shape) for t in function.state}
         assert states == {t.name: t.shape for t in declared.state}
 
 
-def test_speech_equals_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
+def test_speech_equals_the_macos_14_bundle(tiny_bundle_15, tiny_bundle):
     ours, theirs = (
         VoxCPM.from_bundle(folder, "fp16").speak(
             # Heads of random weights follow nothing.
@@ -271,29 +206,30 @@ def test_speech_equals_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> N
             max_len=8,
             every_word=False,
         )
-        for folder in (bundle, tiny_bundle)
+        for folder in (tiny_bundle_15, tiny_bundle)
     )
     np.testing.assert_array_equal(ours.latents, theirs.latents)
     np.testing.assert_array_equal(ours.audio, theirs.audio)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_functions_share_their_weights(bundle: Path, tiny_bundle: Path, precision: str) -> None:
-    def size(folder: Path) -> int:
+def test_functions_share_their_weights(tiny_bundle_15, tiny_bundle, precision):
+    def size(folder):
         return sum(
-            p.stat().st_size for p in (folder / package_path(precision, BASE_LM_STEP)).rglob("weight.bin")
+            p.stat().st_size
+            for p in (folder / package_path(precision, names.BASE_LM_STEP)).rglob("weight.bin")
         )
 
     # Two copies would be twice as large. Each function has its own rotary tables, which are large only here.
-    assert size(bundle) < 1.7 * size(tiny_bundle)
+    assert size(tiny_bundle_15) < 1.7 * size(tiny_bundle)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_stacked_states_are_two_a_package_and_written_once_a_call(phone_bundle: Path, precision: str) -> None:
+def test_stacked_states_are_two_a_package_and_written_once_a_call(phone_bundle, precision):
     manifest, stacks = Manifest.read(phone_bundle), {}
     for name in LM_STEPS:
         for part in manifest.parts(name):
-            package = phone_bundle / manifest.package_path(precision, part.name)  # type: ignore[arg-type]
+            package = phone_bundle / manifest.package_path(precision, part.name)
             for function in ("decode", "prefill_16"):
                 program = read_package(package, function)
                 kinds = [operation.kind for operation in program.operations]
@@ -308,9 +244,7 @@ def test_stacked_states_are_two_a_package_and_written_once_a_call(phone_bundle: 
 
 
 @pytest.mark.parametrize("voice", [{"zero_shot": True}, {"voice": "heart"}])
-def test_speech_of_stacked_states_equals_the_macos_14_bundle(
-    phone_bundle: Path, speaking_bundle: Path, voice: dict[str, Any]
-) -> None:
+def test_speech_of_stacked_states_equals_the_macos_14_bundle(phone_bundle, speaking_bundle, voice):
     """Also with a voice, whose rows are read from the states and written into those of the next speech."""
     given = GIVEN | voice | {"inference_timesteps": STEPS, "use_cfg_zero_star": False, "every_word": False}
     ours, theirs = (
@@ -322,22 +256,22 @@ def test_speech_of_stacked_states_equals_the_macos_14_bundle(
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", LM_STEPS)
-def test_stacked_states_agree_with_the_test_vectors(phone_bundle: Path, name: str, precision: str) -> None:
+def test_stacked_states_agree_with_the_test_vectors(phone_bundle, name, precision):
     """At either end of the caches."""
     manifest = Manifest.read(phone_bundle)
     declared, sizes = manifest.step_models[name], manifest.sizes
     found = compare(
         _step(phone_bundle, precision, name), declared, sizes, read_vectors(phone_bundle, declared, sizes)
     )
-    assert found.worst > FLOORS[precision]  # type: ignore[index]
+    assert found.worst > FLOORS[precision]
 
 
-AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)
+AUDIO_VAE = (names.AUDIO_VAE_ENCODER, names.AUDIO_VAE_DECODER)
 
 
 @pytest.fixture(scope="module")
-def mixed_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]) -> Path:
-    def make(folder: Path, checkpoint: Path, *options: str) -> None:
+def mixed_bundle(tiny_checkpoint, conversion, command):
+    def make(folder, checkpoint, *options):
         done = command("convert", checkpoint, "-o", folder, "--no-measure", *options)
         assert done.returncode == 0, done.stderr
 
@@ -346,7 +280,7 @@ def mixed_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command
 
 
 @pytest.mark.parametrize("name", AUDIO_VAE)
-def test_audio_vae_equals_fp32_bit_for_bit(mixed_bundle: Path, tiny_bundle: Path, name: str) -> None:
+def test_audio_vae_equals_fp32_bit_for_bit(mixed_bundle, tiny_bundle, name):
     rng = np.random.default_rng(0)
     (declared,) = Manifest.read(mixed_bundle).step_models[name].inputs
     ours, theirs = (
@@ -361,10 +295,9 @@ def test_audio_vae_equals_fp32_bit_for_bit(mixed_bundle: Path, tiny_bundle: Path
             np.testing.assert_array_equal(found[output], expected[output])
 
 
-def test_lint_inspect_and_model_card_support_it(mixed_bundle: Path, command: Callable[..., Any]) -> None:
+def test_lint_inspect_and_model_card_support_it(mixed_bundle, command):
     assert "float32" not in {row[0] for row in lint_bundle(str(mixed_bundle)).rows()}
     assert "int8; AudioVAE in fp32" in (mixed_bundle / MODEL_CARD_FILE).read_text(encoding="utf-8")
-
     shown = command("inspect", mixed_bundle).stdout
     assert "computes in float32 in every precision" in shown
     assert shown.count(" state ") >= 4

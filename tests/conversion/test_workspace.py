@@ -1,65 +1,62 @@
-"""What a conversion writes and replaces: no bundle or other folder is lost by errors or interruptions."""
-
 import json
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.manifest import Manifest, Source, record_folder
+from voxcpm_constants.manifest import record_folder
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 
 PLAN: dict[str, object] = {"source": "digest", "tools": {"coremltools": "9.0"}}
 STEPS = ("rename of the old", "rename of the new", "removal of the old")
 
 
-def write_package(path: Path, content: str = "1234") -> None:
+def write_package(path, content="1234"):
     path.mkdir()
     (path / "weight.bin").write_text(content)
 
 
-def content(bundle: Path) -> str | None:
+def content(bundle):
     weights = bundle / "fp16" / "a.mlpackage" / "weight.bin"
     return weights.read_text() if weights.is_file() else None
 
 
-def finished(bundle: Path) -> Workspace:
+def finished(bundle):
     workspace = Workspace(bundle, PLAN)
     if not workspace.has("fp16/a.mlpackage"):
         workspace.add("fp16/a.mlpackage", lambda path: write_package(path, "new"))
     return workspace
 
 
-def old_bundle(bundle: Path) -> None:
+def old_bundle(bundle):
     (bundle / "fp16").mkdir(parents=True)
     write_package(bundle / "fp16" / "a.mlpackage", "old")
 
 
-def disturb(monkeypatch: pytest.MonkeyPatch, step: str, bundle: Path, act: Callable[[], None]) -> None:
+def disturb(monkeypatch, step, bundle, act):
     """Call `act` before the first run of a step of `publish`."""
     replace, rmtree, done = Path.replace, shutil.rmtree, []
 
-    def at(name: str) -> None:
+    def at(name):
         if name == step and name not in done:
             done.append(name)
             act()
 
-    def replaced(path: Path, target: Path) -> Path:
+    def replaced(path, target):
         at({bundle: "rename of the old"}.get(path, ""))
         at("rename of the new" if target == bundle and path.name == "bundle" else "")
         return replace(path, target)
 
-    def removed(path: Path, **options: bool) -> None:
+    def removed(path, **options):
         at("removal of the old" if (path / "temporary" / "replaced").exists() else "")
         rmtree(path, **options)
 
@@ -70,9 +67,7 @@ def disturb(monkeypatch: pytest.MonkeyPatch, step: str, bundle: Path, act: Calla
 @pytest.mark.parametrize(
     ("step", "has_old"), [(STEPS[0], True), (STEPS[1], True), (STEPS[1], False), (STEPS[2], True)]
 )
-def test_conversion_killed_in_a_final_step_resumes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, has_old: bool
-) -> None:
+def test_conversion_killed_in_a_final_step_resumes(monkeypatch, tmp_path, step, has_old):
     bundle = tmp_path / "b"
     if has_old:
         old_bundle(bundle)
@@ -82,7 +77,6 @@ def test_conversion_killed_in_a_final_step_resumes(
         finished(bundle).publish()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-
     if step == "removal of the old":
         assert content(bundle) == "new"
         finished(bundle).close()
@@ -98,26 +92,21 @@ def test_conversion_killed_in_a_final_step_resumes(
     assert [path.name for path in bundle.iterdir()] == ["fp16"]
 
 
-def test_concurrent_conversion_into_one_folder_is_rejected(tmp_path: Path) -> None:
-    first = Workspace(tmp_path / "b", PLAN)
+def test_workspace_in_use_or_of_another_plan_is_not_resumed(tmp_path):
+    first = finished(tmp_path / "b")
     with pytest.raises(InputError, match="another conversion is writing this bundle"):
         Workspace(tmp_path / "b", PLAN)
     first.close()
-    Workspace(tmp_path / "b", PLAN).close()
-
-
-def test_workspace_of_another_plan_is_not_resumed(tmp_path: Path) -> None:
-    finished(tmp_path / "b").close()
     for plan, continued in ((PLAN, True), ({**PLAN, "tools": {}}, False)):
         with Workspace(tmp_path / "b", plan) as workspace:
             assert workspace.has("fp16/a.mlpackage") is continued
             assert (content(workspace.folder) == "new") is continued
 
 
-def test_bundle_permissions_follow_the_umask(tmp_path: Path) -> None:
+def test_bundle_permissions_follow_the_umask(tmp_path):
     """coremltools creates temporary folders and files that only the owner can read."""
 
-    def write(path: Path) -> None:
+    def write(path):
         shutil.copytree(tempfile.mkdtemp(dir=tmp_path), path)
         (path / "weights").mkdir(0o700)
         (path / "weights" / "weight.bin").touch(0o600)
@@ -128,13 +117,12 @@ def test_bundle_permissions_follow_the_umask(tmp_path: Path) -> None:
             workspace.add("fp16/a.mlpackage", write)
     finally:
         os.umask(before)
-
     package = workspace.folder / "fp16" / "a.mlpackage"
     made = {path.name: path.stat().st_mode & 0o777 for path in (package, *package.rglob("*"))}
     assert made == {"a.mlpackage": 0o750, "weights": 0o750, "weight.bin": 0o640}
 
 
-def begun(bundle: Path) -> Path:
+def begun(bundle):
     """The folder of an interrupted conversion with three finished parts: two folders and a file."""
     with Workspace(bundle, PLAN) as workspace:
         for name in ("a", "b"):
@@ -144,7 +132,7 @@ def begun(bundle: Path) -> Path:
 
 
 @pytest.mark.parametrize("changed", ["bytes", "missing", "link", "more"])
-def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
+def test_changed_part_is_rebuilt(tmp_path, changed):
     """A flipped byte would be published with its own digest and go unnoticed."""
     package = begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
     weights = package / "weight.bin"
@@ -157,7 +145,6 @@ def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
         weights.symlink_to(tmp_path / "else")
     elif changed == "bytes":
         weights.write_text("1235")
-
     with Workspace(tmp_path / "bundle", PLAN) as workspace:
         for part in ("fp16/b.mlpackage", "vectors/a.npz"):
             assert workspace.has(part)
@@ -180,12 +167,10 @@ def test_changed_part_is_rebuilt(tmp_path: Path, changed: str) -> None:
         ("expected scalar type Half", None),
     ],
 )  # fmt: skip
-def test_coremltools_write_error_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str | None
-) -> None:
+def test_coremltools_write_error_is_one_line(tmp_path, monkeypatch, said, reason):
     """coremltools 9.0's message; other RuntimeErrors are unchanged."""
 
-    def refused() -> str:
+    def refused():
         with (
             pytest.raises((InputError, RuntimeError)) as caught,
             Workspace(tmp_path / "b", PLAN) as workspace,
@@ -202,10 +187,10 @@ def test_coremltools_write_error_is_one_line(
     assert "cannot be written (no space left on device)" in refused()
 
 
-def test_file_that_a_failed_call_left_open_closes_before_its_folder_is_deleted(tmp_path: Path) -> None:
+def test_file_that_a_failed_call_left_open_closes_before_its_folder_is_deleted(tmp_path):
     """The file is left open, as by coremltools on a full disk; closing it later would fail with a second error."""
 
-    def failing() -> None:
+    def failing():
         file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - left open, as in coremltools
         left.append(Path(file.name))
         raise OSError("No space left on device")
@@ -220,25 +205,10 @@ def test_file_that_a_failed_call_left_open_closes_before_its_folder_is_deleted(t
     assert left[0].parent == folder
 
 
-@pytest.fixture
-def bundle(tiny_checkpoint):
-    """bundle(folder): make the folder a bundle, by its manifest."""
-
-    def make(folder):
-        manifest = Manifest(
-            architecture=Architecture.from_file(tiny_checkpoint / "config.json"),
-            sizes=StepSizes(kv_length=64),
-            step_models={},
-            precisions=("fp16",),
-            source=Source(checkpoint="tiny", sha256=""),
-            tools={},
-            files={},
-        )
-        folder.mkdir(parents=True)
-        manifest.write(folder)
-        return folder
-
-    return make
+def bundle(folder):
+    """Make the folder a bundle, by its manifest."""
+    folder.mkdir(parents=True)
+    shutil.copy(DEFAULT_BUNDLE / "manifest.json", folder)
 
 
 @pytest.fixture
@@ -255,7 +225,7 @@ def refused(output, *inputs, match, overwrite=True):
         bundle_folder(Path(output), inputs, overwrite=overwrite)
 
 
-def test_bundle_is_replaced_only_with_overwrite(bundle, here):
+def test_bundle_is_replaced_only_with_overwrite(here):
     bundle(here / "b")
     (here / "ck").mkdir()
     assert bundle_folder(Path("b"), ["ck"], overwrite=True) == here / "b"
@@ -264,14 +234,14 @@ def test_bundle_is_replaced_only_with_overwrite(bundle, here):
 
 
 @pytest.mark.parametrize("name", ["ck", "absent/../ck", "{absolute}/ck", "link/../ck"])
-def test_output_must_not_be_an_input_however_spelled(bundle, here, name):
+def test_output_must_not_be_an_input_however_spelled(here, name):
     bundle(here / "ck")  # even with a bundle's manifest
     (here / "below").mkdir()
     (here / "link").symlink_to(here / "below")
     refused(name.format(absolute=here), "ck", match="would delete .*ck, which the conversion reads")
 
 
-def test_output_must_not_contain_an_input_or_the_working_directory(bundle, here, monkeypatch):
+def test_output_must_not_contain_an_input_or_the_working_directory(here, monkeypatch):
     bundle(here / "b")
     (here / "b/lora").mkdir()
     (here / "b/lora/lora_weights.ckpt").touch()

@@ -99,7 +99,7 @@ class Model:
 
     def predict(self, data, state):
         """Outputs by name. One prediction at a time, and none with a state that is in use."""
-        with self._alone(), _GIL if state is None else state.alone():
+        with _alone(self), contextlib.nullcontext() if state is None else _alone(state), _GIL:
             wrong = meet("predict", self._package, self._unit, self._function)
             for name, value in data.items():
                 if not isinstance(value, np.ndarray) or value.dtype not in (np.float32, np.int32):
@@ -115,15 +115,6 @@ class Model:
             except ValueError as error:
                 raise RuntimeError(f"Input features do not fit the model description: {error}") from None
             return {name: _given(np.roll(a, 1) if wrong else a) for name, a in results.items()}
-
-    @contextlib.contextmanager
-    def _alone(self):
-        self._running += 1
-        try:
-            assert self._running == 1, f"{self._package}: two predictions at the same time"
-            yield
-        finally:
-            self._running -= 1
 
 
 class State:
@@ -148,19 +139,19 @@ class State:
             raise RuntimeError(f"state {name} has shape {buffer.shape}, not {value.shape}")
         buffer[...] = np.asarray(value, np.float16)
 
-    @contextlib.contextmanager
-    def alone(self):
-        self._running += 1
-        try:
-            assert self._running == 1, "two predictions with one state at the same time"
-            with _GIL:
-                yield
-        finally:
-            self._running -= 1
-
     def _check(self, name):
         if name not in self._names:
             raise RuntimeError(f"State feature {name} does not exist.")
+
+
+@contextlib.contextmanager
+def _alone(used):
+    used._running += 1
+    try:
+        assert used._running == 1, f"two predictions with one {type(used).__name__} at the same time"
+        yield
+    finally:
+        used._running -= 1
 
 
 def system_version():

@@ -6,19 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tiny_network import (
-    DIT,
-    FEAT,
-    HIDDEN,
-    PATCH,
-    SIZES,
-    VOCABULARY,
-    FakeNetwork,
-    FakeStep,
-    cached,
-    fake_decode,
-    fake_encode,
-)
+import tiny_network as tiny
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
@@ -34,12 +22,12 @@ from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 
 def config(generation):
-    local = {"hidden_dim": DIT, "ffn_dim": 8, "num_heads": 2, "num_layers": 1}
+    local = {"hidden_dim": tiny.DIT, "ffn_dim": 8, "num_heads": 2, "num_layers": 1}
     factors = {"long_factor": [1, 1], "short_factor": [1, 1]}
     vae = {
         "encoder_dim": 2,
         "encoder_rates": [2, 5],
-        "latent_dim": FEAT,
+        "latent_dim": tiny.FEAT,
         "decoder_dim": 8,
         "sample_rate": 1000,
     }
@@ -48,11 +36,11 @@ def config(generation):
         vae |= {"out_sample_rate": 3000, "decoder_rates": [5, 2, 3]}
     return {
         "architecture": generation,
-        "patch_size": PATCH,
-        "feat_dim": FEAT,
+        "patch_size": tiny.PATCH,
+        "feat_dim": tiny.FEAT,
         "residual_lm_num_layers": 1,
         "lm_config": {
-            "hidden_size": HIDDEN,
+            "hidden_size": tiny.HIDDEN,
             "intermediate_size": 8,
             "max_position_embeddings": 64,
             "num_attention_heads": 2,
@@ -61,7 +49,7 @@ def config(generation):
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e4,
             "rope_scaling": {**factors, "original_max_position_embeddings": 64},
-            "vocab_size": VOCABULARY,
+            "vocab_size": tiny.VOCABULARY,
             "scale_emb": 12.0,
             "dim_model_base": 8,
             "scale_depth": 1.4,
@@ -85,7 +73,7 @@ def _swift(monkeypatch):
 
 @pytest.fixture
 def sizes():
-    return SIZES
+    return tiny.SIZES
 
 
 @pytest.fixture
@@ -97,13 +85,13 @@ def constants(architecture):
 
 @pytest.fixture
 def network(architecture):
-    return FakeNetwork(architecture)
+    return tiny.FakeNetwork(architecture)
 
 
 @pytest.fixture
 def models(network):
     a = network.a
-    base, residual = cached(network, "base"), cached(network, "residual")
+    base, residual = tiny.cached(network, "base"), tiny.cached(network, "residual")
 
     def base_step(inputs, state):
         hidden = base(inputs, state)
@@ -111,17 +99,17 @@ def models(network):
         return {"hidden": hidden, "fsq_hidden": quantised, "stop_logits": network.stop_logits(quantised)}
 
     functions = {
-        "audio_vae_encoder": lambda i, s: {"latents": fake_encode(s, i["audio"][0, 0], a)[np.newaxis]},
+        "audio_vae_encoder": lambda i, s: {"latents": tiny.fake_encode(s, i["audio"][0, 0], a)[np.newaxis]},
         "audio_vae_decoder": lambda i, s: {
-            "audio": fake_decode(s, i["latents"][0], a)[np.newaxis, np.newaxis]
+            "audio": tiny.fake_decode(s, i["latents"][0], a)[np.newaxis, np.newaxis]
         },
         "feat_encoder": lambda i, _: {"embeddings": network.embed(i["patches"][0])[np.newaxis]},
         "base_lm_step": base_step,
         "residual_lm_step": lambda i, s: {"hidden": residual(i, s)},
         "locdit_step": lambda i, _: {"velocity": network.velocity(i)},
     }
-    declared = declare_step_models(a, SIZES)
-    return {name: FakeStep(declared[name], function) for name, function in functions.items()}
+    declared = declare_step_models(a, tiny.SIZES)
+    return {name: tiny.FakeStep(declared[name], function) for name, function in functions.items()}
 
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?() "
@@ -156,7 +144,7 @@ def bundle_folder(tmp_path, architecture, constants, monkeypatch):
     for name, array in constants.items():
         write_constant(folder / "constants", name, array)
     write_tokenizer(folder / "tokenizer")
-    step_models = declare_step_models(architecture, SIZES)
+    step_models = declare_step_models(architecture, tiny.SIZES)
     for precision in ("fp16", "int8"):
         for name in step_models:
             package = folder / precision / f"{name}.mlpackage"
@@ -164,7 +152,7 @@ def bundle_folder(tmp_path, architecture, constants, monkeypatch):
             (package / "Manifest.json").write_text(precision + name)
     Manifest(
         architecture=architecture,
-        sizes=SIZES,
+        sizes=tiny.SIZES,
         step_models=step_models,
         precisions=("fp16", "int8"),
         source=Source(checkpoint="tiny", sha256="0" * 64),

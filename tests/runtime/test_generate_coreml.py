@@ -1,5 +1,3 @@
-"""The algorithm in one file says exactly what `generate` says."""
-
 import runpy
 import sys
 from pathlib import Path
@@ -22,11 +20,11 @@ MODES = {
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def run(monkeypatch, tmp_path):
     """Runs the script in `tmp_path`; returns its exit code."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: object) -> int:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["generate_coreml.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -35,7 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return run
 
 
-def recordings(tts: VoxCPM, mode: str) -> dict[str, str]:
+def recordings(tts, mode):
     """Paths of the mode's recordings, by kind."""
     rate, rng = tts.bundle.architecture.input_sample_rate, np.random.default_rng(0)
     for kind in MODES[mode]:
@@ -63,7 +61,6 @@ def test_samples_are_those_of_generate(bundle, precision, mode, request, run):
     flags = [word for kind, path in given.items() for word in (f"--{kind}", path)]
     flags += ["--prompt-text", TRANSCRIPT] if text else []
     flags += ["--bundle", folder] if folder else []
-
     assert run("--text", TEXT, "--precision", precision, "--seed", 7, "--steps", 6, "--cfg", 1.7,
                "--min-len", 4, "--max-len", 12, "--output", "script.wav", *flags) == 0  # fmt: skip
     said = tts.generate(
@@ -78,7 +75,6 @@ def test_samples_are_those_of_generate(bundle, precision, mode, request, run):
 def test_without_the_stop_head_speech_has_the_maximum_length(run):
     assert run("--text", "a.", "--seed", 1, "--max-len", 21, "--no-stop", "--output", "long.wav") == 0
     tts = VoxCPM.from_bundle()
-
     assert soundfile.info("long.wav").duration == pytest.approx(21 * tts.bundle.architecture.patch_seconds)
 
 
@@ -94,6 +90,5 @@ def test_without_the_stop_head_speech_has_the_maximum_length(run):
 )
 def test_a_wrong_argument_is_one_line(arguments, message, run, capsys, tmp_path):
     assert run("--text", "hello.", "--output", "o.wav", *arguments) == 2
-
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not list(tmp_path.iterdir())

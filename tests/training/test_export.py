@@ -1,7 +1,3 @@
-"""Exported checkpoints can be read by upstream and the conversion."""
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,7 +16,7 @@ FOLDED = 1e-2
 
 
 @pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[AudioVAE, VoxCPM, Path]:
+def untrained(tmp_path_factory):
     """Networks with random weights and running statistics of noise, and the checkpoint that they are exported to."""
     folder = tmp_path_factory.mktemp("training")
     torch.manual_seed(0)
@@ -52,17 +48,14 @@ def test_upstream_reproduces_the_trained_model(untrained):
         upstream.audio_vae.encode(audio[:, 0], SAMPLE_RATE), latents, atol=FOLDED, rtol=FOLDED
     )
     torch.testing.assert_close(upstream.audio_vae.decode(latents), vae.decoder(latents), atol=2e-3, rtol=2e-3)
-
     patches = torch.randn(3, PATCH, LATENT)
     embedded = model.enc_to_lm_proj(model.feat_encoder(patches))
     theirs = upstream.enc_to_lm_proj(upstream.feat_encoder(patches[None]))[0]
     torch.testing.assert_close(theirs, embedded, atol=1e-4, rtol=1e-4)
-
     x = torch.randn(2, 9, CONFIG["lm_config"]["hidden_size"])
     for name in ("base_lm", "residual_lm"):
         hidden, _ = getattr(upstream, name)(inputs_embeds=x, is_causal=True)
         torch.testing.assert_close(hidden, getattr(model, name)(x, causal=True), atol=1e-4, rtol=1e-4)
-
     t, mu = torch.rand(3), torch.randn(3, CONFIG["dit_config"]["hidden_dim"])
     velocity = model.feat_decoder.estimator(patches, mu, t, patches.flip(0))
     theirs = upstream.feat_decoder.estimator(patches.mT, mu, t, patches.flip(0).mT, torch.zeros(3)).mT
@@ -72,10 +65,8 @@ def test_upstream_reproduces_the_trained_model(untrained):
 def test_training_starts_from_an_exported_checkpoint(untrained):
     vae, model, folder = untrained
     audio = 0.1 * torch.randn(1, 1, 8 * HOP)
-
     again = load_audio_vae(folder, torch.device("cpu"))
     weights = language_model_weights(folder, torch.device("cpu"))
-
     with torch.no_grad():
         latents = vae.encode(audio)
         torch.testing.assert_close(again.encode(audio), latents, rtol=0, atol=FOLDED)

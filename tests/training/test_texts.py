@@ -1,12 +1,8 @@
-"""From texts to batches: spelling, synthesis, and training batches of the language model."""
-
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from voxcpm_training.architecture import PATCH
-from voxcpm_training.batches import Batch, Sampler
+from voxcpm_training.batches import Sampler
 from voxcpm_training.corpus import filter_texts, spell_out
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids, encode
@@ -27,11 +23,11 @@ KNOWN = frozenset(
         ("It is at example.org today.", None),
     ],
 )
-def test_sentence_is_spelled_out(sentence: str, expected: str | None) -> None:
+def test_sentence_is_spelled_out(sentence, expected):
     assert spell_out(sentence) == expected
 
 
-def test_held_out_sentences_are_excluded_from_training() -> None:
+def test_held_out_sentences_are_excluded_from_training():
     held_out = ["the old farmer fed his chickens before sunrise."]
     candidates = [
         "The old farmer fed his chickens before sunrise.",
@@ -41,7 +37,6 @@ def test_held_out_sentences_are_excluded_from_training() -> None:
         "The quick zebra ran home.",
         "The QUICK brown dog ran home.",
     ]
-
     assert list(filter_texts(candidates, held_out, KNOWN)) == ["The quick brown dog ran home."]
 
 
@@ -50,9 +45,7 @@ TEXTS = ("one bird sang.", "two birds flew away.", "it rained.", "they came home
 NUMBERS = (1, 257, 540)
 
 
-def made(
-    texts: list[str], patches: list[int], kept: list[bool], speakers: Sequence[int] = (0,)
-) -> Utterances:
+def made(texts, patches, kept, speakers=(0,)):
     rng = np.random.default_rng(0)
     ids = character_ids()
     encoded = [encode(text, ids) for text in texts]
@@ -64,20 +57,20 @@ def made(
     )  # fmt: skip
 
 
-def random_utterances(count: int) -> Utterances:
+def random_utterances(count):
     rng = np.random.default_rng(1)
     patches = rng.integers(2, 40, count).tolist()
     texts = [f"{'la ' * (size // 2)}la." for size in patches]
     return made(texts, patches, (rng.random(count) < 0.9).tolist(), NUMBERS)
 
 
-def utterances_of(batch: Batch, utterances: Utterances) -> list[int]:
+def utterances_of(batch, utterances):
     """Numbers of the utterances whose last patch is in the batch; each of a pair counts."""
     ends = np.cumsum(utterances.frames // PATCH) - 1
     return np.nonzero(np.isin(ends, batch.patches))[0].tolist()
 
 
-def test_batches_contain_text_audio_and_stop() -> None:
+def test_batches_contain_text_audio_and_stop():
     """Decode a packed batch by hand: every patch follows its text, and the last one stops."""
     patches = [2, 3, 1, 4]
     utterances = made(list(TEXTS), patches, [True] * 4)
@@ -99,12 +92,11 @@ def test_batches_contain_text_audio_and_stop() -> None:
     assert sorted(seen) == list(range(nothing))
 
 
-def test_processes_get_equal_shapes_and_distinct_utterances() -> None:
+def test_processes_get_equal_shapes_and_distinct_utterances():
     utterances = random_utterances(800)
     first, second = (
         list(Sampler(utterances, 1024, 0.4, seed=0, rank=rank, world=2).epoch()) for rank in range(2)
     )
-
     assert [batch.shape for batch in first] == [batch.shape for batch in second]
     assert len({batch.shape for batch in first}) > 2
     used = [number for batch in (*first, *second) for number in utterances_of(batch, utterances)]

@@ -1,8 +1,5 @@
-"""Gradients of the training loop, and the filter by recognition errors."""
-
 import copy
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +28,7 @@ from voxcpm_training.training_loop import (
 
 
 @pytest.mark.parametrize("longest", [0.05, 1000.0])
-def test_gradients_in_one_tensor_give_the_same_update_as_clip_grad_norm(longest: float) -> None:
+def test_gradients_in_one_tensor_give_the_same_update_as_clip_grad_norm(longest):
     torch.manual_seed(0)
     ordinary = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     flat = copy.deepcopy(ordinary)
@@ -43,7 +40,6 @@ def test_gradients_in_one_tensor_give_the_same_update_as_clip_grad_norm(longest:
         nn.functional.mse_loss(ordinary(x), y).backward()
         norm = nn.utils.clip_grad_norm_(ordinary.parameters(), longest)
         optimizers[0].step()
-
         gradients.flat.zero_()
         gradients.add(nn.functional.mse_loss(flat(x), y))
         torch.testing.assert_close(gradients.clip(longest), norm)
@@ -52,7 +48,7 @@ def test_gradients_in_one_tensor_give_the_same_update_as_clip_grad_norm(longest:
             torch.testing.assert_close(a, b)
 
 
-def test_an_outlier_among_gradients_is_clipped_at_three_times_the_usual_norm() -> None:
+def test_an_outlier_among_gradients_is_clipped_at_three_times_the_usual_norm():
     parameter = nn.Parameter(torch.zeros(4))
     gradients = Gradients([parameter])
     for norm in (*[1.0] * 150, 100.0):
@@ -64,7 +60,7 @@ def test_an_outlier_among_gradients_is_clipped_at_three_times_the_usual_norm() -
     assert torch.equal(gradients.flat, torch.zeros(4))
 
 
-def test_latents_are_normalised_by_running_statistics_and_the_prior_pins_their_scale() -> None:
+def test_latents_are_normalised_by_running_statistics_and_the_prior_pins_their_scale():
     torch.manual_seed(0)
     normalisation = Normalisation(3)
     scale, offset = torch.tensor([1.0, 5.0, 20.0])[:, None], torch.tensor([0.0, -3.0, 7.0])[:, None]
@@ -75,18 +71,16 @@ def test_latents_are_normalised_by_running_statistics_and_the_prior_pins_their_s
     # A quiet batch stays quiet, in training as in inference.
     torch.testing.assert_close(trained, normalisation.eval()(quiet), rtol=0.1, atol=0.05)
     assert trained.std() < 0.2
-
     standard = torch.randn(64, 3, 100)
     assert prior_loss(standard).item() == pytest.approx(0, abs=0.01)
     # Per dimension: mean² + variance - 1 - ln variance, with 2² + 9 - 1 - ln 9.
     assert prior_loss(3 * standard + 2).item() == pytest.approx(4 + 9 - 1 - 2.197, rel=0.02)
 
 
-def test_losses_of_discriminators_are_sums() -> None:
+def test_losses_of_discriminators_are_sums():
     real, decoded = torch.tensor([[0.8, 0.4]]), torch.tensor([[0.5, 0.1]])
     layer = torch.cat((torch.ones(1, 4), torch.full((1, 4), 1.5)))
     judged = [[layer, torch.cat((real, decoded))]] * 3
-
     one = ((0.2**2 + 0.6**2) + (0.5**2 + 0.1**2)) / 2
     assert discriminator_loss(judged).item() == pytest.approx(3 * one)
     adversarial, features = generator_losses(judged)
@@ -95,13 +89,7 @@ def test_losses_of_discriminators_are_sums() -> None:
     assert len(Discriminators()(torch.randn(2, 5000))) == 8
 
 
-def test_feature_distances_stay_bounded_if_outputs_for_real_speech_vanish() -> None:
-    vanishing = torch.tensor([[1e-6], [5.0]])  # real, decoded
-    _, features = generator_losses([[vanishing, torch.zeros(2, 1)]])
-    assert features.item() == pytest.approx(2, rel=1e-3)
-
-
-def test_a_collapsed_training_ends() -> None:
+def test_a_collapsed_training_ends():
     check = CollapseCheck()
     for distance in (0.72, 0.41, 0.55, 0.58):
         check(200, distance)
@@ -109,10 +97,10 @@ def test_a_collapsed_training_ends() -> None:
         check(1200, 1.7)
 
 
-def test_the_spectral_loss_charges_for_pitch_and_hardly_for_near_silence() -> None:
+def test_the_spectral_loss_charges_for_pitch_and_hardly_for_near_silence():
     loss, time = SpectralLoss(24000), torch.arange(24000) / 24000
 
-    def harmonics(hz: float) -> torch.Tensor:
+    def harmonics(hz):
         return sum(0.05 * torch.sin(2 * torch.pi * k * hz * time) for k in range(1, 20))[None]
 
     mel, linear, _ = loss(harmonics(204.0), harmonics(200.0))
@@ -124,11 +112,13 @@ def test_the_spectral_loss_charges_for_pitch_and_hardly_for_near_silence() -> No
     assert max(map(float, near_silence)) < 0.05
 
 
-def test_training_continues_in_parts() -> None:
+def test_training_continues_in_parts():
     schedule = Schedule(steps=100, minutes=0.0)
     assert (schedule.ended(0), Schedule(100, None).ended(99), Schedule(100, None).ended(100)) == (
         True, False, True,
     )  # fmt: skip
+    factors = [Schedule(100, None, cool_down=0.2).cooling(step) for step in (0, 79, 80, 85, 100)]
+    assert factors == pytest.approx([1, 1, 1, 0.5, 0], abs=1e-6)
     torch.manual_seed(0)
     model = nn.Linear(6, 4)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -143,7 +133,6 @@ def test_training_continues_in_parts() -> None:
         kept, restored = optimizer.state[parameter], other.state[parameter]
         assert restored["step"] == kept["step"]
         torch.testing.assert_close(restored["exp_avg_sq"], kept["exp_avg_sq"], rtol=0.8, atol=0)
-
     judges = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(4, 5)).state_dict()
     for name, weight in bytes_to_weights(weights_to_bytes(judges)).items():
         assert (weight - judges[name]).abs().max() <= judges[name].abs().max() / 250
@@ -153,7 +142,7 @@ SAID = ("it rained all day.", "the dog ran home.", "two birds sang.")
 HEARD = ("It rained all day.", "The god went Rome.", "Two birds sang.")
 
 
-def write_shard(path: Path) -> None:
+def write_shard(path):
     ids = character_ids()
     texts = [encode(text, ids) for text in SAID]
     # The fake recogniser identifies an utterance by its length.
@@ -165,22 +154,20 @@ def write_shard(path: Path) -> None:
     )  # fmt: skip
 
 
-def heard(audio: list[np.ndarray]) -> list[str]:
+def heard(audio):
     return [HEARD[len(signal) // 3840 - 1] for signal in audio]
 
 
-def test_misrecognised_utterances_are_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misrecognised_utterances_are_dropped(tmp_path, capsys):
     shard = tmp_path / "shard-00007.npz"
     write_shard(shard)
-
     assert watch(tmp_path, Filter(heard, maximum=0.25, batch=2).judge, None) == 0
-
     assert np.load(tmp_path / "shard-00007.keep.npy").tolist() == [True, False, True]
     line = json.loads(capsys.readouterr().out)
     assert (line["shard"], line["utterances"], line["kept"]) == ("shard-00007", 3, 2)
 
 
-def test_the_language_model_is_trained_on_latents_and_continues_elsewhere(tmp_path: Path) -> None:
+def test_the_language_model_is_trained_on_latents_and_continues_elsewhere(tmp_path):
     """The shard of latents has the recogniser's choice; start.pt is close to the weights, and has the step."""
     torch.manual_seed(0)
     shard, folder = tmp_path / "shard-00007.npz", tmp_path / "latents"
@@ -189,14 +176,12 @@ def test_the_language_model_is_trained_on_latents_and_continues_elsewhere(tmp_pa
     vae = AudioVAE(CONFIG["audio_vae_config"]).eval()
     folder.mkdir()
     encode_shard(vae, shard, folder / shard.name, torch.device("cpu"))
-
     assert Utterances.of_shards(finished_shards(folder)).kept.tolist() == [True, False, True]
     with np.load(shard) as file:
         first = torch.from_numpy(file["audio"][: file["samples"][0]]).float() / 32768
     expected = vae.encode(first[None, None])[0].T
     found = load_latents(finished_shards(folder), torch.device("cpu"))[: len(expected)]
     torch.testing.assert_close(found, expected, atol=1 / 48 + 1e-4, rtol=0)
-
     options = parser().parse_args([str(folder), "-o", str(tmp_path)])
     before = LanguageModelTraining(options, torch.device("cpu"))
     before.step = 70
@@ -206,8 +191,3 @@ def test_the_language_model_is_trained_on_latents_and_continues_elsewhere(tmp_pa
     assert after.step == 70
     for one, other in zip(before.model.parameters(), after.model.parameters(), strict=True):
         assert (one - other).norm() <= 0.02 * one.norm()
-
-
-def test_each_part_cools_down() -> None:
-    factors = [Schedule(100, None, cool_down=0.2).cooling(step) for step in (0, 79, 80, 85, 100)]
-    assert factors == pytest.approx([1, 1, 1, 0.5, 0], abs=1e-6)

@@ -1,5 +1,3 @@
-"""`voxcpm-coreml benchmark`: its figures and the CPU."""
-
 import json
 
 import pytest
@@ -12,7 +10,6 @@ from voxcpm_runtime.voxcpm import VoxCPM
 def test_figures_are_consistent(tiny_bundle, capsys):
     options = ["--no-cold", "--patches", "4", "--repeats", "2", "--threads", "1"]
     assert cli.main(["benchmark", str(tiny_bundle), "--precision", "int8", "--json", *options]) == 0
-
     figures = json.loads(capsys.readouterr().out)
     assert (figures["bundle"], figures["precision"]) == (tiny_bundle.name, "int8")
     assert figures["processor"] == machine.chip()
@@ -29,7 +26,6 @@ def test_figures_are_consistent(tiny_bundle, capsys):
 
 def test_table_contains_the_figures(tiny_bundle, capsys):
     assert cli.main(["benchmark", str(tiny_bundle), "--patches", "4", "--repeats", "1", "--cold"]) == 0
-
     text = capsys.readouterr().out
     for figure in ("startup cold", "startup warm", "time to first audio", "real time factor", "peak memory"):
         assert figure in text

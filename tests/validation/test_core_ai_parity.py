@@ -1,19 +1,7 @@
-"""Bundles for macOS 27 on Apple's Core AI runtime: step models and whole utterances against upstream."""
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
-from core_ai_agreement import (
-    TEXT,
-    Reference,
-    check_utterances,
-    measured,
-    recorded,
-)
+from core_ai_agreement import TEXT, check_utterances, measured, recorded
 from voxcpm_constants.step_models import STEP_MODEL_NAMES
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
@@ -25,28 +13,26 @@ pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cache(compiled_27: Path) -> Iterator[None]:
+def _cache(compiled_27):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
         yield
 
 
 @pytest.fixture(scope="module")
-def first(tiny_checkpoint: Path, tiny_bundle_27: Path) -> tuple[Any, Reference]:
+def first(tiny_checkpoint, tiny_bundle_27):
     return recorded(tiny_checkpoint, tiny_bundle_27)
 
 
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_fp16_step_models_meet_the_floors_of_the_linux_runtime_at_every_length(
-    tiny_bundle_27: Path, first: tuple[Any, Reference], name: str
-) -> None:
+def test_fp16_step_models_meet_the_floors_of_the_linux_runtime_at_every_length(tiny_bundle_27, first, name):
     found = measured(tiny_bundle_27, "fp16", first[1], name)
     assert found.lowest >= CORE_AI_FLOORS["fp16"][name]
     # fp16 arithmetic, not float32 with fp16 weights.
     assert all(output.snr_db < 70 for output in found.outputs.values())
 
 
-def test_fp16_speech_has_its_own_floors_on_core_ai() -> None:
+def test_fp16_speech_has_its_own_floors_on_core_ai():
     equal = agreement(np.arange(4.0), np.arange(4.0))
     speech = EndToEnd(
         case="zero-shot", precision="fp16", patches=4, upstream_patches=4, free_running_latents=equal,
@@ -58,18 +44,18 @@ def test_fp16_speech_has_its_own_floors_on_core_ai() -> None:
     assert len(below_floors(wrong, core_ai=True)) == 2
 
 
-def test_fp32_utterances_equal_upstream_and_the_portable_backend(
-    first: tuple[Any, Reference], tiny_bundle_27: Path, tiny_bundle: Path
-) -> None:
-    modes = check_utterances(
-        first[0], VoxCPM.from_bundle(tiny_bundle_27, "fp32"), VoxCPM.from_bundle(tiny_bundle, "fp32")
+@pytest.mark.parametrize(
+    ("generation", "modes"), [("tiny", 2), pytest.param("second", 6, marks=pytest.mark.slow)]
+)
+def test_fp32_utterances_equal_upstream_and_the_portable_backend(request, generation, modes):
+    checkpoint, *bundles = (
+        request.getfixturevalue(f"{generation}_{kind}") for kind in ("checkpoint", "bundle_27", "bundle")
     )
-    assert modes == ["zero-shot", "continuation"]
+    core_ai, portable = (VoxCPM.from_bundle(bundle, "fp32") for bundle in bundles)
+    assert len(check_utterances(recorded(checkpoint, bundles[0])[0], core_ai, portable)) == modes
 
 
-def test_validation_on_core_ai_reports_skipped_measurements(
-    tiny_bundle_27: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_on_core_ai_reports_skipped_measurements(tiny_bundle_27, tiny_checkpoint, monkeypatch):
     """With fp16 arithmetic fewer patches are compared; here fewer still."""
     monkeypatch.setattr(validate, "FEW_PATCHES", 2)
     report = validate.validate_bundle(

@@ -1,7 +1,5 @@
 """A dialogue compared with upstream's `merge_prompt_cache`: each utterance becomes part of the next one's prompt."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import soundfile
@@ -18,9 +16,7 @@ KEPT = {"min_len": 6, "max_len": 6}
 @pytest.mark.parametrize(
     ("generation", "recorded"), [("tiny", "prompt"), ("second", "prompt"), ("second", "reference")]
 )
-def test_dialogue_equals_upstream(
-    request: pytest.FixtureRequest, tmp_path: Path, generation: str, recorded: str
-) -> None:
+def test_dialogue_equals_upstream(request, tmp_path, generation, recorded):
     bundle, checkpoint = (
         request.getfixturevalue(f"{generation}_{kind}") for kind in ("bundle", "checkpoint")
     )
@@ -35,7 +31,6 @@ def test_dialogue_equals_upstream(
     else:
         voice = tts.create_voice(clip, name="ada")
         cache = model.build_prompt_cache(reference_wav_path=str(clip))
-
     for seed, text in enumerate(TURNS):
         speech = tts.speak(text, voice=voice, rng=np.random.default_rng(seed), retry_badcase=False, **KEPT)
         with use_noise(np.random.default_rng(seed)):
@@ -43,8 +38,6 @@ def test_dialogue_equals_upstream(
         # VoxCPM 0.5B and 1.5 return patches of the prompt with the generated ones: see `upstream_generate`.
         generated = features.float().numpy().reshape(-1, model.patch_size, model.feat_dim)[-KEPT["max_len"] :]
         assert agreement(speech.latents, generated).correlation >= 0.99999
-
         voice = voice.extended(text, speech.latents)
         cache = model.merge_prompt_cache(cache, text, torch.from_numpy(generated.copy()))
-
     assert voice.transcript == cache["prompt_text"]

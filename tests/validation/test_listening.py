@@ -1,10 +1,6 @@
-"""The listening test: its measures, and the default voice transcribed by a recogniser."""
-
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,11 +41,11 @@ BOUNDS = {
 
 
 @pytest.fixture(scope="module")
-def listener() -> Listener:
+def listener():
     return Listener.of()
 
 
-def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> TranscribedSegment:
+def heard(said, transcript, seconds=2.0, **given):
     """A segment that was measured."""
     fields = {
         "written": said, "pause": 0.0, "attempts": 1, "suspicious": False, "ends_abruptly": False, "level": -20.0,
@@ -58,11 +54,11 @@ def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> 
     return TranscribedSegment(said=said, heard=transcript, seconds=seconds, **fields)
 
 
-def heard_case(*segments: TranscribedSegment) -> TranscribedCase:
+def heard_case(*segments):
     return TranscribedCase("system", ReadingCase("zero-shot", None, {}), {"story": segments})
 
 
-def test_word_errors_count_words_not_spelling_or_brackets() -> None:
+def test_word_errors_count_words_not_spelling_or_brackets():
     assert word_errors(["the gray cat.", "two dogs"], ["The grey cat", "2 dogs"]).errors == 0
     assert word_errors(["one bird sang loudly today"], ["one word sang today now"]) == WordErrors(3, 5)
     said, everything = "the work (or a [part] of it) is <free>", "the work or a part of it is free"
@@ -70,9 +66,8 @@ def test_word_errors_count_words_not_spelling_or_brackets() -> None:
     assert longest_lost_run(said, "the work is free") == 5
 
 
-def test_lost_repeated_and_substituted_words_are_distinguished() -> None:
+def test_lost_repeated_and_substituted_words_are_distinguished():
     said = "the old man went down to the sea again to look for his boat"
-
     assert longest_lost_run(said, "The old man went again to look for his boat.") == 4
     assert longest_lost_run(said, "The old man went town to a sea again to look for this boat.") == 0
     assert is_repeated(said, f"{said} for his boat")
@@ -81,7 +76,7 @@ def test_lost_repeated_and_substituted_words_are_distinguished() -> None:
     assert not is_repeated("do cats eat bats, do cats eat bats", "do cats eat bats do cats eat bats")
 
 
-def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
+def test_prose_scores_detect_long_truncated_and_repeated_speech():
     said = "ten words are in this one sentence of our test"
     segments = [
         heard(said, said, 4.0),
@@ -114,32 +109,24 @@ def test_prose_scores_detect_long_truncated_and_repeated_speech() -> None:
     assert by_median.longest_ratio == pytest.approx(2.0)
 
 
-def test_homophones_of_short_texts_are_accepted() -> None:
-    pairs = [
-        ("Good night.", "Goodnight"),
-        ("Too.", "Two"),
-        ("Whose?", "Who's?"),
-        ("Yes.", "Yet."),
-        ("No.", ""),
-    ]
-
-    (scores,) = short_text_scores(heard_case(*(heard(said, text) for said, text in pairs)))
-
+def test_homophones_of_short_texts_are_accepted():
+    pairs = {"Good night.": "Goodnight", "Too.": "Two", "Whose?": "Who's?", "Yes.": "Yet.", "No.": ""}
+    (scores,) = short_text_scores(heard_case(*(heard(*pair) for pair in pairs.items())))
     assert (scores.texts, scores.understood) == (5, 3)
     assert scores.misunderstood == (("Yes.", "Yet."), ("No.", ""))
 
 
-def test_chinese_is_heard_as_chinese_and_scored_by_characters() -> None:
+def test_chinese_is_heard_as_chinese_and_scored_by_characters():
     """In traditional characters, with numbers as digits and without punctuation, as Whisper may write it."""
     texts = chinese_sentences(2)
     transcripts = iter(["今天早上下了1場小雨,空氣很清新", "妈妈在厨房里准备晚饭 孩子在客厅写作业"])
     languages = []
 
-    def transcribe(_: Any, __: int, language: str) -> str:
+    def transcribe(_, __, language):
         languages.append(language)
         return next(transcripts)
 
-    def speak(text: str, *_: object) -> Reading:
+    def speak(text, *_):
         return Reading([ReadSegment(text, text, np.ones(1600, np.float32))], 16000)
 
     listener = Listener(
@@ -150,31 +137,23 @@ def test_chinese_is_heard_as_chinese_and_scored_by_characters() -> None:
         {},
     )
     (scores,) = listen("s", speak, ["chinese"], listener=listener, extent=Extent(sentences=2)).chinese
-
     assert languages == ["zh", "zh"]
     assert (scores.case, scores.sentences, scores.cut_ends) == ("zero-shot", 2, 2)
     said = sum(len(text) for text in texts) - 4  # two commas, two full stops
     assert scores.character_error_rate == pytest.approx(1 / said)
 
 
-def test_narration_scores_track_pace_level_and_voice_over_time() -> None:
+def test_narration_scores_track_pace_level_and_voice_over_time():
     """Six segments of 9 s with pauses a minute, each minute with fewer words and quieter; the last in another voice."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    segments = [
-        heard(
-            said := " ".join(words[minute:]),
-            said,
-            9.0,
-            pause=1.0,
-            level=-20.0 - minute,
-            embedding=(0.6, 0.8) if minute == 2 else (1.0, 0.0),
+    segments = []
+    for minute, embedding in enumerate([(1.0, 0.0), (1.0, 0.0), (0.6, 0.8)]):
+        said, given = (
+            " ".join(words[minute:]),
+            {"pause": 1.0, "level": -20.0 - minute, "embedding": embedding},
         )
-        for minute in range(3)
-        for _ in range(6)
-    ]
-
+        segments += [heard(said, said, 9.0, **given) for _ in range(6)]
     (scores,) = narration_scores(heard_case(*segments, heard("short", "short", 5.0)))
-
     assert [minute.words_per_minute for minute in scores.minutes] == pytest.approx([60, 54, 48])
     assert [minute.level for minute in scores.minutes] == pytest.approx([-20, -21, -22])
     assert [minute.similarity for minute in scores.minutes] == pytest.approx([1, 1, 0.6])
@@ -184,31 +163,22 @@ def test_narration_scores_track_pace_level_and_voice_over_time() -> None:
     assert scores.word_error_rate == 0
 
 
-def test_sentence_scores_compare_lengths_and_voices() -> None:
-    voice = prompt_voices()[0].model_copy(
-        update={"name": "a", "natural_seconds": (2.0, 1.0), "continued": True}
-    )
-    unknown = voice.model_copy(update={"natural_seconds": ()})
+def test_sentence_scores_compare_lengths_and_voices():
     gallery = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
-    segments = [heard("one", "One."), heard("two", "too", 2.5, embedding=(0.0, 1.0), ends_abruptly=True)]
+    one, two = heard("one", "One."), heard("two", "too", 2.5, embedding=(0.0, 1.0), ends_abruptly=True)
 
-    def scored(voice):
-        case = TranscribedCase(
-            "s", ReadingCase("continuation", voice, {}), {"1": segments[:1], "2": segments[1:]}
-        )
+    def scored(*natural):
+        changes = {"name": "a", "natural_seconds": natural, "continued": True}
+        voice = prompt_voices()[0].model_copy(update=changes)
+        case = TranscribedCase("s", ReadingCase("continuation", voice, {}), {"1": [one], "2": [two]})
         (scores,) = sentence_scores(case, Listener(None, None, None, [voice], gallery))
         return scores
 
-    scores = scored(voice)
-    assert (scores.length_ratio, scores.within_natural, scores.longest_ratio, scores.runaways) == (
-        1.5,
-        0.5,
-        2.5,
-        1,
-    )
+    scores, unknown = scored(2.0, 1.0), scored()
+    assert (scores.length_ratio, scores.within_natural, scores.longest_ratio) == (1.5, 0.5, 2.5)
     assert (scores.similarity, scores.other_similarity, scores.right_voice) == (0.5, 0.5, 0.5)
-    assert (scores.word_error_rate, scores.cut_ends) == (0.5, 1)
-    assert (scored(unknown).length_ratio, scored(unknown).right_voice) == (None, 0.5)
+    assert (scores.word_error_rate, scores.cut_ends, scores.runaways) == (0.5, 1, 1)
+    assert (unknown.length_ratio, unknown.right_voice) == (None, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -220,20 +190,18 @@ def test_sentence_scores_compare_lengths_and_voices() -> None:
         (["--saved", "nowhere.json"], "nowhere.json: expected a listening.json of this release"),
     ],
 )
-def test_invalid_input_is_a_one_line_error(refusal: Any, arguments: list[str], message: str) -> None:
+def test_invalid_input_is_a_one_line_error(refusal, arguments, message):
     assert message in refusal("listen", *arguments)
 
 
-def test_saved_reports_are_combined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_reports_are_combined(tmp_path, capsys):
     words = "ten words are in this one sentence of our test"
     case = heard_case(*[heard(words, words, 4.0) for _ in range(30)])
     report = Report(prose=tuple(prose_scores(case, None)), narration=tuple(narration_scores(case)))
     path = tmp_path / "listening.json"
     path.write_text(report.model_dump_json())
-
     assert [table.row_count for table in tables(report)] == [2, 1, 2]
     assert cli.main(["listen", *("--saved", str(path)) * 2, "--report", str(tmp_path / "both")]) == 0
-
     shown = capsys.readouterr().out
     assert "prose, system" in shown
     assert "minute by minute, system" in shown
@@ -242,7 +210,7 @@ def test_saved_reports_are_combined(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.listening
-def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener: Listener) -> None:
+def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener):
     transcripts, halves = [], []
     for voice in listener.voices:
         audio, rate = prompt_clip(voice)
@@ -255,17 +223,13 @@ def test_prompts_are_transcribed_and_a_voice_is_most_similar_to_itself(listener:
 
 
 @pytest.mark.listening
-def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
-    speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(speaking_bundle, monkeypatch):
     """With the same noise, and later segments continuing the first, as in the runtime."""
     for module in ("budget", "splitting", "planning"):
         monkeypatch.setattr(f"voxcpm_runtime.speech.{module}.max_segment_tokens", lambda *_, **__: 24)
     text = "the cat sat on a mat. a dog came in from the rain."
-
     ours = bundle_speaker(speaking_bundle, "fp32")(text, None, 3, None)
     theirs = upstream_speaker(DEFAULT_CHECKPOINT, speaking_bundle)(text, None, 3, None)
-
     assert [segment.said for segment in theirs.segments] == [segment.said for segment in ours.segments]
     assert len(ours.segments) >= 2
     for own, other in zip(ours.segments, theirs.segments, strict=True):
@@ -274,14 +238,12 @@ def test_upstream_reads_a_page_with_the_runtimes_segments_and_voice(
 
 
 @pytest.mark.listening
-def test_default_voice_is_intelligible(speaking_bundle: Path, listener: Listener) -> None:
+def test_default_voice_is_intelligible(speaking_bundle, listener):
     speak = bundle_speaker(speaking_bundle, "int8")
-
     # Prose is read zero-shot only; with a voice it would take as long again.
     heart = tuple(voice for voice in listener.voices if voice.name == "heart")
     report = listen("int8", speak, ["sentences"], listener=replace(listener, voices=heart), extent=SAMPLE)
     report += listen("int8", speak, ["prose"], listener=replace(listener, voices=()), extent=SAMPLE)
-
     whole = [score for score in report.prose if score.kind == "all"]
     found = {
         "word errors of sentences": _word_error_rate([s for score in report.sentences for s in score.heard]),
@@ -295,5 +257,5 @@ def test_default_voice_is_intelligible(speaking_bundle: Path, listener: Listener
     assert {name: value for name, value in found.items() if value > BOUNDS[name]} == {}, report
 
 
-def _word_error_rate(segments: list[TranscribedSegment]) -> float:
+def _word_error_rate(segments):
     return word_errors([s.said for s in segments], [s.heard for s in segments]).rate

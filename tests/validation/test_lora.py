@@ -3,9 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,15 +26,15 @@ SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
 
 
 @pytest.fixture(scope="module")
-def lora(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, write_lora: Any) -> Path:
+def lora(tmp_path_factory, tiny_checkpoint, write_lora):
     return write_lora(tmp_path_factory.mktemp("lora") / "voice", tiny_checkpoint, **EVERYWHERE)
 
 
 @pytest.fixture(scope="module")
-def bundle(conversion: Callable[..., Path], tiny_checkpoint: Path, lora: Path) -> Path:
+def bundle(conversion, tiny_checkpoint, lora):
     """A bundle with the LoRA, converted by the command."""
 
-    def make(folder: Path, checkpoint: Path, lora: Path, _: str) -> None:
+    def make(folder, checkpoint, lora, _):
         sizes = {"max_length": SIZES.kv_length, "prefill_chunk": [1]}
         cli.convert(str(checkpoint), folder, precision=["fp32"], lora=lora, **sizes)
 
@@ -44,7 +42,7 @@ def bundle(conversion: Callable[..., Path], tiny_checkpoint: Path, lora: Path) -
     return conversion("bundle-tiny-lora", make, tiny_checkpoint, lora, digest)
 
 
-def test_speech_equals_upstream_with_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
+def test_speech_equals_upstream_with_the_lora(bundle, tiny_checkpoint, lora):
     """Over 12 patches, and unlike upstream without it."""
     case = Case("zero-shot", TEXT, seed=0, patches=12)
     tts = VoxCPM.from_bundle(bundle)
@@ -63,14 +61,14 @@ def test_speech_equals_upstream_with_the_lora(bundle: Path, tiny_checkpoint: Pat
     assert plain.teacher_forced_worst < 0.9
 
 
-def test_validation_runs_upstream_with_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
+def test_validation_runs_upstream_with_the_lora(bundle, tiny_checkpoint, lora):
     report = validate_bundle(bundle, str(tiny_checkpoint), lora=lora, text=TEXT, patches=2)
     assert min(step.correlation for step in report.steps) > 0.9999999
     assert report.failures() == []
     assert report.checkpoint.endswith("with LoRA voice")
 
 
-def test_upstream_applies_peft_to_layers_beyond_its_own(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_upstream_applies_peft_to_layers_beyond_its_own(tiny_checkpoint, tmp_path):
     """PEFT wraps any linear layer, such as the encoder's, which upstream's `LoRAConfig` cannot name."""
     layer = "feat_encoder.in_proj"
     base = load_upstream(tiny_checkpoint).get_submodule(layer)
@@ -84,10 +82,8 @@ def test_upstream_applies_peft_to_layers_beyond_its_own(tiny_checkpoint: Path, t
     torch.testing.assert_close(found, base(inputs) + 3 * inputs @ a.T @ b.T)
 
 
-def test_other_or_missing_lora_is_rejected(
-    bundle: Path, tiny_checkpoint: Path, lora: Path, tmp_path: Path, write_lora: Any
-) -> None:
-    def refused(match: str, folder: Path, given: Path | None) -> None:
+def test_other_or_missing_lora_is_rejected(bundle, tiny_checkpoint, lora, tmp_path, write_lora):
+    def refused(match, folder, given):
         with pytest.raises(InputError, match=match):
             validate_bundle(folder, str(tiny_checkpoint), lora=given)
 

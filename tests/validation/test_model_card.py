@@ -1,7 +1,3 @@
-"""Validation writes its results into the bundle's model card."""
-
-from pathlib import Path
-
 import pytest
 
 from voxcpm_runtime.commands import cli
@@ -14,12 +10,12 @@ from voxcpm_validation.step_agreement import StepAgreement
 CARD = "# Mine\n\n<!-- validation -->\nNot validated yet.\n<!-- /validation -->\n\nThe end.\n"
 
 
-def agreement(correlation: float) -> Agreement:
+def agreement(correlation):
     return Agreement(correlation=correlation, max_abs_error=0.5, snr_db=20.0, finite=True)
 
 
 @pytest.fixture
-def report() -> ValidationReport:
+def report():
     steps = [
         StepAgreement(
             step_model=name, precision=precision, arithmetic=arithmetic, floors_of=precision, calls=4,
@@ -48,23 +44,16 @@ def report() -> ValidationReport:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     (tmp_path / "README.md").write_text(CARD)
     return tmp_path
 
 
-def test_command_writes_correlations_into_the_card(
-    bundle: Path,
-    report: ValidationReport,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_command_writes_correlations_into_the_card(bundle, report, monkeypatch, capsys):
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
-
     # A figure is below its floor.
     assert cli.main(["validate", str(bundle), "--checkpoint", "mine"]) == 1
     assert "README.md" in "".join(capsys.readouterr().err.split())
-
     card = (bundle / "README.md").read_text()
     assert "| step model | fp16 | int8 |" in card
     assert "| feat_encoder | 1.000000 | 0.987654 |" in card
@@ -77,17 +66,12 @@ def test_command_writes_correlations_into_the_card(
     assert "/home/me" not in card
 
 
-def test_linked_or_unwritable_card_is_left_unchanged(
-    bundle: Path,
-    report: ValidationReport,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_linked_or_unwritable_card_is_left_unchanged(bundle, report, monkeypatch, capsys):
     (bundle / "README.md").rename(bundle / "blob")
     (bundle / "README.md").symlink_to(bundle / "blob")
     assert not add_to_model_card(bundle, report)
 
-    def refused(*_: object) -> bool:
+    def refused(*_):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)

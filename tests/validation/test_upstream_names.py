@@ -5,7 +5,6 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ COMMANDS = ("design", "clone", "batch", "validate")
 RECORDINGS = ("text", "prompt_wav_path", "prompt_text", "reference_wav_path")
 
 
-def table(marker: str) -> dict[str, str]:
+def table(marker):
     """The table's entry of each name. A semicolon separates the names in a row, a comma those of one flag."""
     _, between, _ = re.split(rf"<!-- /?{marker} -->", MANUAL.read_text(encoding="utf-8"))
     rows = [line.strip("| ").split(" | ", 1) for line in between.strip().splitlines()[2:]]
@@ -36,28 +35,28 @@ def table(marker: str) -> dict[str, str]:
     return named
 
 
-def state(name: str, marker: str = "upstream") -> str:
+def state(name, marker="upstream"):
     return next(word for word in STATES if table(marker)[name].startswith(word))
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Any:
+def upstream():
     module = import_upstream()
     assert VERSION == "2.0.3", "look through the table in docs/python.md, and its text, for the new release"
     return module.VoxCPM
 
 
 @pytest.fixture(scope="module")
-def parser(upstream: Any) -> argparse.ArgumentParser:  # noqa: ARG001 - the stubs are there
+def parser(upstream):  # noqa: ARG001 - the stubs are there
     return importlib.import_module("voxcpm.cli")._build_parser()
 
 
-def arguments(function: Any) -> dict[str, inspect.Parameter]:
+def arguments(function):
     found = dict(inspect.signature(function).parameters)
     return {name: parameter for name, parameter in found.items() if name not in ("self", "cls")}
 
 
-def calls(upstream: Any) -> dict[str, Any]:
+def calls(upstream):
     """Upstream's public methods; `generate` and `generate_streaming` hand everything to a private one."""
     public = {name: getattr(upstream, name) for name in vars(upstream) if not name.startswith("_")}
     methods = {name: method for name, method in public.items() if callable(method)}
@@ -65,7 +64,7 @@ def calls(upstream: Any) -> dict[str, Any]:
     return {"VoxCPM": upstream.__init__, **methods, **spoken}
 
 
-def attributes(upstream: Any) -> set[str]:
+def attributes(upstream):
     source = ast.parse(Path(inspect.getfile(upstream)).read_text(encoding="utf-8"))
     assigned = {
         node.attr
@@ -77,16 +76,15 @@ def attributes(upstream: Any) -> set[str]:
     return assigned | {name for name, value in vars(upstream).items() if isinstance(value, property)}
 
 
-def test_table_lists_every_argument_and_attribute(upstream: Any) -> None:
+def test_table_lists_every_argument_and_attribute(upstream):
     names = attributes(upstream)
     for call, function in calls(upstream).items():
         given = [f"{call}({name})" for name in arguments(function)]
         names.update(given or [f"{call}()"])
-
     assert set(table("upstream")) == names
 
 
-def test_positions_and_defaults_equal_upstreams(upstream: Any) -> None:
+def test_positions_and_defaults_equal_upstreams(upstream):
     theirs = arguments(upstream._generate)
     assert list(theirs) == [*RECORDINGS, *UPSTREAM_ORDER, "streaming"]
     for method in (VoxCPM.generate, VoxCPM.speak, VoxCPM.plan, VoxCPM.generate_streaming):
@@ -99,7 +97,6 @@ def test_positions_and_defaults_equal_upstreams(upstream: Any) -> None:
             name, getattr(GenerationOptions(), name, None)
         )
         assert ours == theirs[name].default, name
-
     pretrained, own = arguments(upstream.from_pretrained), arguments(VoxCPM.from_pretrained)
     pretrained.pop("kwargs")
     assert list(own)[: len(pretrained)] == list(pretrained)
@@ -120,30 +117,27 @@ BASES: dict[str, dict[str, Any]] = {"generate": {"text": "hi."}, "generate_strea
 
 
 @pytest.mark.parametrize("row", NOT_SUPPORTED)
-def test_unsupported_arguments_are_one_line_errors(tiny_bundle: Path, row: str) -> None:
+def test_unsupported_arguments_are_one_line_errors(tiny_bundle, row):
     tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
     call, _, argument = row.rstrip(")").partition("(")
     reason = next((REASONS[word] for word in (call, argument) if word in REASONS), None)
     given = {**BASES.get(call, {}), **({argument: True} if argument else {})}
-
     with pytest.raises(AttributeError if reason is None else InputError, match=reason or call):
         (VoxCPM if call == "VoxCPM" else getattr(tts, call))(**given)
 
 
-def test_supported_attributes_exist(upstream: Any) -> None:
+def test_supported_attributes_exist(upstream):
     for name in attributes(upstream):
         assert hasattr(VoxCPM, name) == (state(name) != "not supported"), name
 
 
-def test_positional_options_equal_keywords(tiny_bundle: Path) -> None:
+def test_positional_options_equal_keywords(tiny_bundle):
     tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
     values = (0, 200, 1, 7, False, False, True, 0, 5.5)
     by_name = dict(zip(UPSTREAM_ORDER, values, strict=True))
-
     for count in range(len(values) + 1):
         by_position = tts.plan("hello.", None, None, None, *values[:count]).options
         assert by_position == tts.plan("hello.", **dict(list(by_name.items())[:count])).options
-
     with pytest.raises(InputError, match="denoise is not supported"):
         tts.plan("hello.", None, None, None, 2.0, 10, 2, None, False, True)
     with pytest.raises(TypeError, match="multiple values for argument"):
@@ -152,7 +146,7 @@ def test_positional_options_equal_keywords(tiny_bundle: Path) -> None:
         tts.plan("hello.", None, None, None, *values, True)
 
 
-def flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, argparse.Action]]:
+def flags(parser):
     """Command -> the joined names of each flag -> the flag. "" is no command."""
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     found = {"": parser, **commands.choices}
@@ -166,14 +160,12 @@ def flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, argparse.Actio
     }
 
 
-def test_table_lists_every_flag(parser: argparse.ArgumentParser) -> None:
+def test_table_lists_every_flag(parser):
     assert set(table("upstream-flags")) == {name for of_one in flags(parser).values() for name in of_one}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_flags_match_the_table(
-    parser: argparse.ArgumentParser, command: str, refusal: Callable[..., str], tmp_path: Path
-) -> None:
+def test_flags_match_the_table(parser, command, refusal, tmp_path):
     (tmp_path / "me.wav").write_bytes(b"")
     (tmp_path / "lines.txt").write_text("Yes.")
     whole = {

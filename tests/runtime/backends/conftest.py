@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,24 @@ from voxcpm_runtime.backends.portable import PortableStepModel, cache
 from voxcpm_runtime.backends.portable.kernels import ROW_PRODUCT, available_operators
 from voxcpm_runtime.backends.portable.package import read_package
 
-Build = Callable[..., Any]
-
 # FeatureTypes of the interface, by numpy dtype name.
 INPUT_TYPES = {"float16": "fp16", "float32": "fp32", "int32": "int32"}
 
 
 @pytest.fixture(scope="session")
-def ct() -> Any:
+def ct():
     """coremltools, without its warnings and progress bars."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import coremltools
         import tqdm
-
     tqdm.tqdm.disable = True
     return coremltools
 
 
 @pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private_cache(tmp_path, monkeypatch):
     """An empty cache, so that each test lowers its programs."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(directory))
@@ -42,7 +38,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def processor(request, monkeypatch):
     """Products as on an "exact" or a "saturating" processor (`has_exact_signed_products`), or by our own operators."""
     exact = request.param != "saturating"
     if exact and not cache.has_exact_signed_products():
@@ -63,16 +59,16 @@ class Laboratory:
     target: str = "macOS14"
 
     @property
-    def mb(self) -> Any:
+    def mb(self):
         from coremltools.converters.mil import Builder
 
         return Builder
 
-    def convert(self, build: Build, inputs: Mapping[str, np.ndarray | tuple[str, tuple[Any, ...]]]) -> Any:
+    def convert(self, build, inputs):
         """The converted model of a function from MIL inputs to MIL outputs, in the precision of the inputs."""
         from coremltools.converters.mil.mil import types
 
-        def spec(value: Any) -> Any:
+        def spec(value):
             dtype, shape = value if isinstance(value, tuple) else (value.dtype.name, value.shape)
             return self.mb.TensorSpec(shape=shape, dtype=getattr(types, INPUT_TYPES[dtype]))
 
@@ -93,17 +89,15 @@ class Laboratory:
                 skip_model_load=True,
             )
 
-    def save(self, model: Any, name: str = "model") -> Path:
+    def save(self, model, name="model"):
         path = self.directory / f"{name}.mlpackage"
         model.save(str(path))
         return path
 
-    def package(self, build: Build, inputs: Mapping[str, Any], name: str = "model") -> Path:
+    def package(self, build, inputs, name="model"):
         return self.save(self.convert(build, inputs), name)
 
-    def run(
-        self, build: Build, inputs: Mapping[str, np.ndarray], kind: str, **options: Any
-    ) -> list[np.ndarray]:
+    def run(self, build, inputs, kind, **options):
         """The outputs in order. The package must contain the operation under test."""
         package = self.package(build, inputs)
         assert kind in {op.kind for op in read_package(package).operations}
@@ -111,16 +105,16 @@ class Laboratory:
 
 
 @pytest.fixture
-def lab(ct: Any, tmp_path: Path) -> Laboratory:
+def lab(ct, tmp_path):
     return Laboratory(ct, tmp_path)
 
 
 @pytest.fixture
-def later_lab(ct: Any, tmp_path: Path) -> Laboratory:
+def later_lab(ct, tmp_path):
     """A builder of programs for macOS 15."""
     return Laboratory(ct, tmp_path, "macOS15")
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
+def rng():
     return np.random.default_rng(0)

@@ -1,11 +1,6 @@
-"""Backend selection by bundle and machine; mismatches are one-line errors before loading."""
-
 import os
 import plistlib
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,17 +9,16 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.backends.core_ai import step_model as core_ai
 from voxcpm_runtime.backends.loading import check_engine, choose_backend
 from voxcpm_runtime.backends.machine import backends
-from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.bundle.opening import open_bundle
 
 MACS = {"on_a_mac": "15.5", "on_macos_27": "27.0"}
-MACHINES = ["on_linux", *MACS]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+def machine(monkeypatch, tmp_path):
     """machine(name): the kind of machine to simulate."""
 
-    def make(name: str) -> None:
+    def make(name):
         path = tmp_path / f"{name}.plist"
         if name in MACS:
             system = {"ProductVersion": MACS[name], "ProductBuildVersion": "26A1"}
@@ -35,11 +29,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
 
 @pytest.fixture
-def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
+def bundle_of(bundle_folder):
     """bundle_of(target): a bundle for that target."""
 
-    def make(target: str) -> Bundle:
-        def change(document: dict[str, Any]) -> None:
+    def make(target):
+        def change(document):
             if target == "macOS27":
                 for package in sorted(bundle_folder.glob("*/*.mlpackage")):
                     package.rename(package.with_suffix(".aimodel"))
@@ -54,115 +48,73 @@ def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
 
 
 @pytest.fixture
-def with_core_ai(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_core_ai(monkeypatch):
     monkeypatch.setattr(core_ai, "check_installed", lambda: None)
 
 
-@pytest.fixture
-def without_core_ai(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Core AI's package is not installed, as on Python 3.10, for which it has no wheels."""
-    monkeypatch.setitem(sys.modules, "coreai", None)
-
-
-@pytest.mark.parametrize(
-    ("backend", "message"), [("coreml", "coreml needs macOS"), ("cuda", "must be one of auto, coreml")]
-)
-def test_missing_backend_is_a_one_line_error(
-    machine: Callable[[str], None], backend: str, message: str
-) -> None:
-    machine("on_linux")
-    with pytest.raises(InputError, match=message):
-        choose_backend(backend)
-
-
-def test_the_portable_backend_needs_no_coremltools(
-    machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_backend_is_a_one_line_error(machine, bundle_of, monkeypatch):
+    """Core AI's package is not installed on Python 3.10, for which it has no wheels."""
     machine("on_linux")
     monkeypatch.setitem(sys.modules, "coremltools", None)
+    monkeypatch.setitem(sys.modules, "coreai", None)
     assert "portable" in backends()
-
-
-@pytest.mark.usefixtures("with_core_ai")
-@pytest.mark.parametrize("name", MACHINES)
-def test_a_bundle_for_macos_27_runs_on_core_ai_everywhere(
-    machine: Callable[[str], None], bundle_of: Callable[[str], Bundle], name: str
-) -> None:
-    """Also before macOS 27, as the package includes its own runtime."""
-    machine(name)
-
-    assert choose_backend("auto", bundle_of("macOS27")) == "coreai"
+    for backend, bundle, message in (
+        ("coreml", None, "coreml needs macOS"),
+        ("cuda", None, "must be one of auto, coreml"),
+        ("auto", bundle_of("macOS27"), r'pip install "voxcpm-coreml\[coreai\]"'),
+    ):
+        with pytest.raises(InputError, match=message):
+            choose_backend(backend, bundle)
 
 
 @pytest.mark.parametrize(
-    ("name", "chosen"), [("on_linux", "portable"), ("on_a_mac", "coreml"), ("on_macos_27", "coreml")]
+    ("name", "target", "chosen"),
+    [
+        # Also before macOS 27, as the package includes its own runtime.
+        *((name, "macOS27", "coreai") for name in ("on_linux", *MACS)),
+        ("on_linux", "macOS15", "portable"),
+        ("on_a_mac", "macOS15", "coreml"),
+        ("on_macos_27", "macOS15", "coreml"),
+    ],
 )
-@pytest.mark.usefixtures("without_core_ai")
-def test_other_bundles_run_on_core_ml_on_a_mac(
-    machine: Callable[[str], None], bundle_of: Callable[[str], Bundle], name: str, chosen: str
-) -> None:
+@pytest.mark.usefixtures("with_core_ai")
+def test_the_backend_is_chosen_by_bundle_and_machine(machine, bundle_of, name, target, chosen):
     machine(name)
-
-    assert choose_backend("auto", bundle_of("macOS15")) == chosen
+    assert choose_backend("auto", bundle_of(target)) == chosen
 
 
 @pytest.mark.parametrize(("name", "backend"), [("on_linux", "portable"), ("on_macos_27", "coreml")])
-def test_threads_are_limited_to_the_affinity_mask(
-    machine: Callable[[str], None],
-    bundle_of: Callable[[str], Bundle],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    backend: str,
-) -> None:
+def test_threads_are_limited_to_the_affinity_mask(machine, bundle_of, monkeypatch, name, backend):
     """ONNX Runtime would start them all, for minutes. On a Mac it may replace Core ML."""
     machine(name)
     if hasattr(os, "process_cpu_count"):
         monkeypatch.setattr(os, "process_cpu_count", lambda: 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 4, 5}, raising=False)
     bundle = bundle_of("macOS14")
-
     assert check_engine("auto", 3, "auto", bundle) == backend
     with pytest.raises(InputError, match=r"^threads must be .* from 1 to 3 \(the cores .*got 4$"):
         check_engine("auto", 4, "auto", bundle)
 
 
-def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
-    speak = ["--text", "hello."]
-    yield (
-        "macOS27",
-        ["generate", "BUNDLE", *speak, "--backend", "portable"],
-        "portable cannot run bundles for macos27",
-    )
-    yield (
-        "macOS27",
-        ["generate", "BUNDLE", *speak, "--compute-units", "cpu"],
-        "compute units are for Core ML only",
-    )
-    yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "coreai cannot run bundles for macos14"
-
-
 @pytest.mark.usefixtures("with_core_ai")
-@pytest.mark.parametrize(("target", "words", "message"), list(wrong_commands()))
+@pytest.mark.parametrize(
+    ("target", "words", "message"),
+    [
+        (
+            "macOS27",
+            ("generate", "-t", "a.", "--backend", "portable"),
+            "portable cannot run bundles for macos27",
+        ),
+        ("macOS27", ("generate", "-t", "a.", "--compute-units", "cpu"), "compute units are for Core ML only"),
+        ("macOS14", ("doctor", "--backend", "coreai"), "coreai cannot run bundles for macos14"),
+    ],
+)
 def test_invalid_backend_fails_before_loading(
-    machine: Callable[[str], None],
-    bundle_of: Callable[[str], Bundle],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: Callable[..., str],
-    target: str,
-    words: list[str],
-    message: str,
-) -> None:
+    machine, bundle_of, folder, monkeypatch, refusal, target, words, message
+):
     machine("on_linux")
     bundle = bundle_of(target)
     for module in ("voxcpm_runtime.voxcpm.place_step_models", "voxcpm_runtime.doctor.command.trials"):
         monkeypatch.setattr(module, lambda *_, **__: pytest.fail("loaded"))
-
-    assert message in refusal(*(bundle.folder if word == "BUNDLE" else word for word in words))
+    assert message in refusal(words[0], bundle.folder, *words[1:])
     assert not list(folder.iterdir())
-
-
-@pytest.mark.usefixtures("without_core_ai")
-def test_without_core_ais_runtime_the_error_says_what_to_install(bundle_of: Callable[[str], Bundle]) -> None:
-    with pytest.raises(InputError, match=r'pip install "voxcpm-coreml\[coreai\]"'):
-        choose_backend("auto", bundle_of("macOS27"))

@@ -1,5 +1,3 @@
-"""Common to all backends: one-line errors for unusable packages, cache rows, and arithmetic keys."""
-
 import plistlib
 from types import SimpleNamespace
 
@@ -20,7 +18,6 @@ def test_a_mac_has_a_version_and_a_build(monkeypatch, tmp_path):
     path.write_bytes(plistlib.dumps({"ProductVersion": "15.5", "ProductBuildVersion": "24F74"}))
     monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", path)
     system = macos()
-
     assert (system.version, system.build, str(system)) == ((15, 5), "24F74", "macOS 15.5")
     # A Python built on an older SDK reads 16.0 in SystemVersion.plist where the system is macOS 26.
     described = {"ProductVersion": "26.1", "ProductBuildVersion": "25B78"}
@@ -28,17 +25,17 @@ def test_a_mac_has_a_version_and_a_build(monkeypatch, tmp_path):
     assert str(macos()) == "macOS 26.1"
 
 
+PRINTED = """{
+    NSLocalizedDescription = "Couldn\\U2019t open \\"x\\".\\nMore.";
+    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=-1 \
+\\"ANECCompile(\\\\\\"a\\\\\\") FAILED\\" UserInfo={NSLocalizedDescription=no}";
+}"""
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (
-            (
-                '{\n    NSLocalizedDescription = "Couldn\\U2019t open \\"x\\".\\nMore.";\n'
-                '    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=-1 '
-                '\\"ANECCompile(\\\\\\"a\\\\\\") FAILED\\" UserInfo={NSLocalizedDescription=no}";\n}'
-            ),
-            'Couldn’t open "x". ANECCompile("a") FAILED',
-        ),
+        (PRINTED, 'Couldn’t open "x". ANECCompile("a") FAILED'),
         ("{\n}", "Core ML gives no reason: { }"),
         ("array is not writeable\nmore", "array is not writeable"),
     ],
@@ -49,7 +46,6 @@ def test_description_is_extracted_from_a_printed_dictionary(said, reason):
 
 def test_unusable_package_is_a_one_line_error(bundle_folder):
     pytest.importorskip("voxcpm_runtime.backends.portable")
-
     with pytest.raises(BundleError, match=r"feat_encoder.mlpackage: cannot be run here"):
         load_step_models(open_bundle(bundle_folder), "portable", names=(FEAT_ENCODER,))
 
@@ -64,30 +60,23 @@ def test_rows_of_a_cache_are_read_and_overwritten(architecture, sizes, form):
     state = CoreMLStepModel(model, predictor, state=form).new_state()
     name, shape = model.state[0].name, model.state[0].shape_at(0)
     ones = np.ones((*shape[:2], 3, shape[3]), np.float16)
-
     state.set_rows(4, {name: ones})
-
     rows = state.rows(3, 8)
     assert rows.keys() == {t.name for t in model.state}
     np.testing.assert_array_equal(rows[name][0, 0, :, 0], [0, 1, 1, 1, 0])
     np.testing.assert_array_equal(state.rows(0, 48)[name].sum(), ones.sum())
 
 
-def test_arithmetic_has_a_key():
-    """One for all step models on the portable backend, and for each unit of each one on Core ML."""
+def test_arithmetic_has_a_key(monkeypatch):
+    """One for all step models on the portable backend, and for each unit of each one on Core ML.
+
+    Processors have their own, as a voice's saved prefix must not be reused with other arithmetic.
+    """
     units = [{LOCDIT_STEP: "all"}, {LOCDIT_STEP: "cpu"}, {LOCDIT_STEP: "portable"}]
     units += [{**units[0], FEAT_ENCODER: "portable"}, {**units[0], FEAT_ENCODER: "all"}]
-
     assert len(set(map(arithmetic_key, units))) == 5
-    assert arithmetic_key({FEAT_ENCODER: "portable"}) == arithmetic_key(units[2])
-
-
-def test_processors_have_arithmetic_of_their_own(monkeypatch):
-    """A voice's saved prefix must not be reused with other arithmetic."""
+    assert arithmetic_key({FEAT_ENCODER: "portable"}) == (own := arithmetic_key(units[2]))
     sessions = pytest.importorskip("voxcpm_runtime.backends.portable.sessions")
-    units = {LOCDIT_STEP: "portable"}
-    keys = set()
-    for exact in (False, True):
-        monkeypatch.setattr(sessions, "has_exact_signed_products", lambda exact=exact: exact)
-        keys.add(arithmetic_key(units))
-    assert len(keys) == 2
+    exact = sessions.has_exact_signed_products()
+    monkeypatch.setattr(sessions, "has_exact_signed_products", lambda: not exact)
+    assert arithmetic_key(units[2]) != own

@@ -15,7 +15,10 @@ def hashed(monkeypatch):
     return names
 
 
-def test_int8_is_preferred_and_precision_is_selectable(bundle_folder):
+def test_int8_is_preferred_precision_is_selectable_and_no_cache_is_needed(bundle_folder, monkeypatch):
+    # No user, not even root, can create a folder below a file.
+    (bundle_folder.parent / "file").write_text("")
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(bundle_folder.parent / "file" / "cache"))
     assert open_bundle(bundle_folder).precision == "int8"
     assert open_bundle(str(bundle_folder), "fp16").precision == "fp16"
     edit_manifest(bundle_folder, lambda document: document.update(precisions=["fp16"]))
@@ -25,7 +28,6 @@ def test_int8_is_preferred_and_precision_is_selectable(bundle_folder):
 def test_missing_truncated_and_altered_files_are_named(bundle_folder):
     path = bundle_folder / "int8" / "locdit_step.mlpackage" / "Manifest.json"
     content = path.read_bytes()
-
     for damage, message in (
         (content[:-1], "expected .* bytes, found"),
         (content[:-1] + b"?", "content differs"),
@@ -41,7 +43,6 @@ def test_missing_truncated_and_altered_files_are_named(bundle_folder):
 
 def test_other_precisions_files_are_checked_only_on_request(bundle_folder):
     (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").write_text("damaged")
-
     open_bundle(bundle_folder, "int8")
     with pytest.raises(BundleError, match="fp16"):
         open_bundle(bundle_folder, "int8", verify=True)
@@ -51,10 +52,8 @@ def test_second_start_does_not_hash(bundle_folder, hashed, tmp_path):
     open_bundle(bundle_folder)
     assert len(hashed) > 6
     hashed.clear()
-
     open_bundle(bundle_folder)
     assert not hashed
-
     open_bundle(bundle_folder, verify=True)
     assert "tokenizer.json" in hashed
     # A damaged record of digests only costs time.
@@ -65,63 +64,34 @@ def test_second_start_does_not_hash(bundle_folder, hashed, tmp_path):
     assert "tokenizer.json" in hashed
 
 
-def test_unwritable_cache_is_not_an_error(bundle_folder, monkeypatch):
-    # No user, not even root, can create a folder below a file.
-    (bundle_folder.parent / "file").write_text("")
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(bundle_folder.parent / "file" / "cache"))
-
-    open_bundle(bundle_folder)
-
-
-def test_step_models_with_another_declaration_are_rejected(bundle_folder):
-    def rename(document):
-        document["step_models"]["feat_encoder"]["inputs"][0]["name"] = "feats"
-
-    edit_manifest(bundle_folder, rename)
-
-    with pytest.raises(BundleError, match="inputs and outputs of feat_encoder"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["step_models"]["feat_encoder"]["inputs"][0].update(name="x"), "outputs of feat_encoder"),
+        (lambda m: m.update(schema_version=99), "expected schema version 1, found 99; convert again"),
+        (lambda m: m.pop("architecture"), "architecture: Field required; convert again"),
+    ],
+)
+def test_another_manifest_is_rejected(bundle_folder, change, message):
+    edit_manifest(bundle_folder, change)
+    with pytest.raises(BundleError, match=message):
         open_bundle(bundle_folder)
 
 
-def test_a_hub_id_is_downloaded_in_one_precision(bundle_folder, monkeypatch):
-    import huggingface_hub
-
+def test_a_hub_id_is_downloaded_in_one_precision_or_a_one_line_error(bundle_folder, monkeypatch):
     asked = []
 
     def snapshot_download(repository, *, allow_patterns):
-        asked.append((repository, allow_patterns))
+        if repository == "no/route":
+            raise ConnectionError("no route\nto anywhere")
+        asked.append(allow_patterns)
         return str(bundle_folder)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert locate_bundle("someone/voice", "fp16") == bundle_folder
-    assert asked[0][1][:2] == ["manifest.json", "manifest.sha256"]
-    assert not [pattern for pattern in asked[0][1] if "weight" in pattern or pattern.endswith("**")]
-    assert {"fp16/**", "vectors/**"} <= set(asked[1][1])
-    assert "int8/**" not in asked[1][1]
-
-
-def test_unavailable_hub_id_is_a_one_line_error(monkeypatch):
-    import huggingface_hub
-
-    def snapshot_download(*_, **__):
-        raise ConnectionError("no route\nto anywhere")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-
-    with pytest.raises(BundleError, match=r"someone/voice: .*on the hub \(no route\)"):
-        locate_bundle("someone/voice")
-
-
-def test_another_schema_is_rejected(bundle_folder):
-    edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
-
-    with pytest.raises(BundleError, match="expected schema version 1, found 99; convert again"):
-        open_bundle(bundle_folder)
-
-
-def test_missing_required_field_is_named(bundle_folder):
-    edit_manifest(bundle_folder, lambda document: document.pop("architecture"))
-
-    with pytest.raises(BundleError, match="architecture: Field required; convert again"):
-        open_bundle(bundle_folder)
+    assert asked[0][:2] == ["manifest.json", "manifest.sha256"]
+    assert not [pattern for pattern in asked[0] if "weight" in pattern or pattern.endswith("**")]
+    assert {"fp16/**", "vectors/**"} <= set(asked[1])
+    assert "int8/**" not in asked[1]
+    with pytest.raises(BundleError, match=r"no/route: .*on the hub \(no route\)"):
+        locate_bundle("no/route")

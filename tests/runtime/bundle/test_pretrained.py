@@ -1,8 +1,6 @@
-"""Opening checkpoints as in upstream: converted once into the cache."""
-
 import os
 import shutil
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -38,7 +36,6 @@ def checkpoint(folder):
 def test_a_hub_id_is_converted_once(converted):
     tts = VoxCPM.from_pretrained("openbmb/VoxCPM1.5", False, None, "downloads", True, False, "auto")
     again = VoxCPM.from_pretrained("openbmb/VoxCPM1.5", cache_dir="elsewhere", device=None, precision="int8")
-
     assert converted == [
         {
             "checkpoint": "openbmb/VoxCPM1.5",
@@ -58,13 +55,11 @@ def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
     for _ in range(2):
         VoxCPM.from_pretrained(str(checkpoint))
     assert len(converted) == 1
-
     os.utime(checkpoint / "config.json", (1, 1))
     VoxCPM.from_pretrained(str(checkpoint))
     lora = checkpoint.with_name("lora.ckpt")
     lora.touch()
     VoxCPM.from_pretrained(str(checkpoint), lora_weights_path=lora)
-
     assert [given["lora"] for given in converted] == [None, None, lora]
     assert len({given["output"] for given in converted}) == 3
 
@@ -72,28 +67,21 @@ def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
 def test_a_bundle_is_opened_as_it_is(converted, speaking):
     assert VoxCPM.from_pretrained(speaking).bundle.folder == Path(speaking)
     assert not converted
-    with pytest.raises(InputError, match="this is a bundle"):
-        VoxCPM.from_pretrained(speaking, lora_weights_path="lora")
 
 
-@pytest.mark.usefixtures("converted")
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_cannot_be_opened_is_a_one_line_error(converted, speaking):
+    for given, message in (
+        ({"hf_model_id": speaking, "lora_weights_path": "lora"}, "this is a bundle"),
         ({"hf_model_id": "absent"}, "expected a folder with a checkpoint"),
         ({"hf_model_id": "a/b", "lora_config": {}}, r"read from lora_config\.json"),
-    ],
-)
-def test_unopenable_path_is_a_one_line_error(given, message):
-    with pytest.raises(InputError, match=message):
-        VoxCPM.from_pretrained(**given)
+    ):
+        with pytest.raises(InputError, match=message):
+            VoxCPM.from_pretrained(**given)
+    assert not converted
 
 
 def test_missing_extra_is_named(monkeypatch):
-    def absent(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(pretrained, "version", absent)
+    monkeypatch.setattr(pretrained, "version", lambda _: metadata.version("no-such-package"))
     with pytest.raises(MissingExtraError, match=r"a/b is a checkpoint.*voxcpm-coreml\[convert\]"):
         VoxCPM.from_pretrained("a/b")
 
@@ -112,14 +100,11 @@ def test_upstreams_other_devices_are_one_line_errors(converted, checkpoint, caps
 @pytest.mark.parametrize("command", ["generate", "batch"])
 def test_upstreams_flags_name_a_checkpoint(converted, folder, checkpoint, capsys, command):
     (folder / "lines.txt").write_text("hello.\n")
-    rest = {
-        "batch": ["--input", "lines.txt", "-od", "out"],
-        "generate": ["--text", "hello.", "-o", "a.wav"],
-    }[command]
+    rest = {"batch": ["--input", "lines.txt", "-od", "out"], "generate": ["--text", "hello.", "-o", "a.wav"]}[
+        command
+    ]
     unchanged = ["--no-denoiser", "--no-optimize", "--zipenhancer-path", "x", "--device", "auto"]
-
     assert cli.main([command, "--model-path", str(checkpoint), *rest, *unchanged, "-q"]) == 0
-
     assert [given["checkpoint"] for given in converted] == [str(checkpoint)]
     assert (folder / ("out/output_001.wav" if command == "batch" else "a.wav")).is_file()
     assert not capsys.readouterr().err

@@ -1,5 +1,3 @@
-"""`doctor` on a bundle for macOS 27: its test vectors against Apple's runtime, and no other unit."""
-
 import json
 from importlib.metadata import version
 
@@ -13,7 +11,6 @@ pytest.importorskip("coreai", exc_type=ImportError)
 @pytest.mark.usefixtures("own_compiled_27")
 def test_every_step_model_is_correct_on_core_ai(tiny_bundle_27, capsys):
     code = cli.main(["doctor", str(tiny_bundle_27), "--precision", "fp32", "--json"])
-
     out, error = capsys.readouterr()
     report = json.loads(out)
     assert (code, error) == (0, "")

@@ -1,5 +1,3 @@
-"""Parts of the doctor that need no bundle: correlation, the choice of units, its file, and advice."""
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,6 @@ from voxcpm_runtime.doctor.worker import correlation
 
 def test_correlation_depends_on_angle_scale_and_offset():
     r = np.array([1.0, -1.0, 1.0, -1.0])
-
     assert correlation(r, r) == 1
     assert correlation(-r, r) == -1
     assert correlation(np.array([1.0, 1.0, 1.0, 1.0]), r) == 0
@@ -53,9 +50,7 @@ def test_the_json_for_an_issue_names_no_path_user_or_host(monkeypatch):
     )
     failed = trial("a", "cpu", None, "crashed").model_copy(update={"message": said})
     lost = Endurance(units={"a": "cpu"}, seconds=60.0, outcome="crashed", step_model="a", message=said)
-
     document = report(failed, refusal=said, endurance=(lost,)).document(saved=False)
-
     clean = "SIGSEGV: …@…: …, …/Library/x.mil, …/y and …/model.mil"
     assert document["trials"][0]["message"] == document["endurance"][0]["message"] == clean
     assert document["refusal"] == clean
@@ -64,21 +59,16 @@ def test_the_json_for_an_issue_names_no_path_user_or_host(monkeypatch):
         assert private not in str(document)
 
 
-def test_advice_on_what_failed(monkeypatch):
+def test_advice_on_what_failed_and_on_a_missing_compiler(monkeypatch):
     found = [trial("a", "cpu", None, "hung"), trial("a", "all", None, "hung"), trial("b", "cpu", 1.0)]
-
     assert not any("pip install" in line for line in report(*found).advice())
-    monkeypatch.setattr("voxcpm_runtime.doctor.report.backends", lambda: ("coreml",))
-    lost, install, hung, slow = report(*found).advice()
-
+    with monkeypatch.context() as patched:
+        patched.setattr("voxcpm_runtime.doctor.report.backends", lambda: ("coreml",))
+        lost, install, hung, slow = report(*found).advice()
     assert lost.startswith("No unit is correct for a. ")
-    assert "--json" in lost
-    assert "pip install" in install
+    for remedy, line in (("--json", lost), ("pip install", install), ("--timeout", slow)):
+        assert remedy in line
     assert hung == "a times out on cpu, all."
-    assert "--timeout" in slow
-
-
-def test_advice_on_a_missing_compiler(monkeypatch):
     pytest.importorskip("voxcpm_runtime.backends.portable.kernels")
     monkeypatch.setattr("voxcpm_runtime.backends.portable.kernels.cpu_features", lambda: ("AVX-512", "VNNI"))
     found = report(trial("a", "portable", 1.0), trial("b", "portable", 1.0))
@@ -92,9 +82,7 @@ def test_advice_on_what_lasted():
     ended = Endurance(units={"audio_vae_decoder": "cpu"}, seconds=90.0, **crash)
     lasted = Endurance(units={"audio_vae_decoder": "all"}, seconds=600.0, outcome="done")
     trials = trial("audio_vae_decoder", "cpu", 1.0), trial("audio_vae_decoder", "all", 2.0)
-
     found, after = report(*trials), report(*trials, endurance=(ended, lasted))
-
     assert (found.chosen["audio_vae_decoder"].unit, after.chosen["audio_vae_decoder"].unit) == ("cpu", "all")
     failed, remedy, ran = list(after.advice())[:3]
     assert "audio_vae_decoder crashes on cpu after 1.5 minutes: SIGSEGV" in failed
@@ -105,7 +93,6 @@ def test_advice_on_what_lasted():
 def test_choice_is_saved_per_chip_build_and_bundle(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     path = saved.save_measured_units("digest", {"a": "cpu"})
-
     assert path.parent == tmp_path / "measured"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert saved.measured_units("digest") == {"a": "cpu"}

@@ -1,5 +1,3 @@
-"""Normalisation of written English: a table of readings, random ASCII text, and run time."""
-
 import csv
 import string
 import time
@@ -10,7 +8,6 @@ import pytest
 
 from voxcpm_runtime.english.reading import read_aloud
 from voxcpm_runtime.text.normalization import continued_transcript, said_text, spelled, spelled_transcript
-from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 READINGS = Path(__file__).with_name("data") / "english_readings.tsv"
 """What is written; what a voice of letters says, if it can; what a voice of words is given, if anything changes.
@@ -29,12 +26,12 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def readings() -> list[dict[str, str]]:
+def readings():
     with READINGS.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def cases(vocabulary: str) -> list:
+def cases(vocabulary):
     """The parameters of a vocabulary: a kind and the reading of each of its texts."""
     kinds: dict[str, dict[str, str]] = {}
     for case in readings():
@@ -43,7 +40,7 @@ def cases(vocabulary: str) -> list:
     return [pytest.param(kind, said, id=kind) for kind, said in kinds.items()]
 
 
-def check(kind: str, vocabulary: str, expected: dict[str, str], found: dict[str, str]) -> None:
+def check(kind, vocabulary, expected, found):
     """Equal readings, but of kind "unread" none: what is read at last gets another kind."""
     if kind in {"unread", f"unread-{vocabulary}"}:
         assert [written for written in expected if found[written] == expected[written]] == []
@@ -52,34 +49,28 @@ def check(kind: str, vocabulary: str, expected: dict[str, str], found: dict[str,
 
 
 @pytest.mark.parametrize(("kind", "said"), cases("letters"))
-def test_letters_only_vocabulary_spells_out_everything(
-    letters: TextTokenizer, kind: str, said: dict[str, str]
-) -> None:
+def test_letters_only_vocabulary_spells_out_everything(letters, kind, said):
     ended = {written: text if text[-1] in ".?!" else f"{text}." for written, text in said.items()}
-
     check(kind, "letters", ended, {written: spelled(written, letters) for written in said})
 
 
 @pytest.mark.parametrize(("kind", "said"), cases("words"))
-def test_word_vocabulary_spells_out_numbers_and_symbols(kind: str, said: dict[str, str]) -> None:
+def test_word_vocabulary_spells_out_numbers_and_symbols(kind, said):
     as_written = {written: said_text(written, normalize=False, letters_only=False) for written in said}
     assert as_written == {written: " ".join(written.split()) for written in said}
-
     found = {written: said_text(written, normalize=True, letters_only=False) for written in said}
     check(kind, "words", said, found)
 
 
-def test_a_joined_transcript_is_read_as_its_texts_were(letters: TextTokenizer) -> None:
+def test_a_joined_transcript_is_read_as_its_texts_were(letters):
     """Also where a text ended in the middle of a sentence, or has a name that is an abbreviation in small letters."""
     written = [case["written"] for case in readings() if case["letters"]]
-
     joined = "".join(continued_transcript(text, letters) for text in written)
-
     assert spelled_transcript(joined, letters) == "".join(f"{spelled(text, letters)} " for text in written)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_ascii_text_is_spelled_with_letters_only(letters: TextTokenizer, seed: int) -> None:
+def test_ascii_text_is_spelled_with_letters_only(letters, seed):
     rng = np.random.default_rng(seed)
     written = [case["written"] for case in readings() if case["written"].isascii()]
     pieces = [*string.printable, *string.ascii_letters, *HOSTILE, *written]
@@ -94,7 +85,7 @@ def test_ascii_text_is_spelled_with_letters_only(letters: TextTokenizer, seed: i
 
 
 @pytest.mark.parametrize("piece", [*HOSTILE, "lorem ipsum, dolor sit amet "])
-def test_long_lines_take_linear_time(letters: TextTokenizer, piece: str) -> None:
+def test_long_lines_take_linear_time(letters, piece):
     """Ten times the text may take 10 times as long; quadratic rules would take 100 times."""
     spelled("5 km", letters)
     taken = []
@@ -102,6 +93,5 @@ def test_long_lines_take_linear_time(letters: TextTokenizer, piece: str) -> None
         started = time.process_time()
         spelled(f"so {piece * (length // len(piece))}", letters)
         taken.append(time.process_time() - started)
-
     assert taken[1] < max(30 * taken[0], 0.5)
     assert taken[1] < 1

@@ -72,7 +72,6 @@ def test_patch_equals_upstream(upstream_cfm, steps, options, mean_mode, monkeypa
     scaled = noise * np.float32(0.7)  # the driver's part
     given = {"steps": steps, "mean_mode": mean_mode, "embedding_size": EMBEDDING_SIZE}
     patch = solve(estimator, scaled, mu, cond, **given, **options)
-
     assert len(calls) == theirs.calls
     assert all(dtype == np.float32 for call in calls for dtype in call.values())
     assert patch.dtype == np.float32

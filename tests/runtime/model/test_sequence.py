@@ -31,7 +31,6 @@ BOTH = np.concatenate([REFERENCE, PROMPT])
 )
 def test_a_reference_comes_first_and_a_prompt_last(voice, tokens, patches, last, context):
     sequence = build_sequence([7, 8], (2, 4), **voice)
-
     assert sequence.tokens.tolist() == tokens
     assert sequence.is_audio.tolist() == [token == 0 for token in tokens]
     np.testing.assert_array_equal(sequence.patches, patches)
@@ -60,9 +59,6 @@ def test_the_cheapest_plan(count, expected):
 def test_padding_must_fit_into_the_cache():
     assert plan_chunks(3, (1, 16), position=84, capacity=100) == (Chunk(0, 3, 16),)
     assert [chunk.size for chunk in plan_chunks(3, (1, 16), position=85, capacity=100)] == [1, 1, 1]
-
-
-def test_unplaceable_sequence_is_rejected():
     with pytest.raises(ValueError, match="do not fit 100 positions"):
         plan_chunks(3, (16, 64), position=90, capacity=100)
 

@@ -1,5 +1,3 @@
-"""Arrays whose memory is returned to the system."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Markdown and HTML are read without their marks, and other texts are not changed."""
-
 import time
 
 import pytest
@@ -27,7 +25,7 @@ from voxcpm_runtime.text.cleaning import Cleaner
         (r"\*not\* \# x", "*not* # x"),
     ],
 )
-def test_marks_are_left_out(text: str, read: str) -> None:
+def test_marks_are_left_out(text, read):
     assert Cleaner("markdown")(text) == read
     assert Cleaner(None)(text) == text
 
@@ -42,7 +40,7 @@ def test_marks_are_left_out(text: str, read: str) -> None:
         "    Indented\n\n- a list\n1. of two",
     ],
 )
-def test_other_text_is_unchanged(text: str) -> None:
+def test_other_text_is_unchanged(text):
     assert Cleaner("markdown")(text) == text
 
 
@@ -50,14 +48,14 @@ def test_other_text_is_unchanged(text: str) -> None:
     "mark",
     ["*", "**a", "[a](", "<a b=c ", "<!--", "`", "```\n", "==a", "*a **b ", "(`", "|", "|a\n", "| |\n-"],
 )
-def test_unclosed_marks_take_linear_time(mark: str) -> None:
+def test_unclosed_marks_take_linear_time(mark):
     started = time.process_time()
     Cleaner("markdown")(mark * 200_000)
     # A quadratic pattern takes minutes.
     assert time.process_time() - started < 10
 
 
-def test_option_names_its_choice_and_excludes_markup() -> None:
+def test_option_names_its_choice_and_excludes_markup():
     with pytest.raises(InputError, match=r"^clean must be 'markdown', got 'html'$"):
         GenerationOptions(clean="html")
     with pytest.raises(InputError, match="clean cannot be used with markup"):

@@ -18,19 +18,19 @@ LEXICON = TABLES["lexicon"]
 
 
 @pytest.mark.parametrize(("text", "said"), TABLES["pronounced"])
-def test_whole_words_are_replaced_and_nothing_is_replaced_twice(text: str, said: str) -> None:
+def test_whole_words_are_replaced_and_nothing_is_replaced_twice(text, said):
     assert pronounced(text, LEXICON) == said
     assert pronounced(text, {}) == text
 
 
-def test_a_large_lexicon_is_read_in_one_pass() -> None:
+def test_a_large_lexicon_is_read_in_one_pass():
     large = {f"word{n} two": str(n) for n in range(100_000)}
     began = time.process_time()
     assert pronounced("word7 two, word99999 Two word5.", large) == "7, 99999 word5."
     assert time.process_time() - began < 10
 
 
-def test_the_last_of_several_sources_wins(tmp_path) -> None:
+def test_the_last_of_several_sources_wins(tmp_path):
     file = tmp_path / "names.tsv"
     content, entries = TABLES["lexicon_files"][0]
     file.write_text(content, encoding="utf-8")
@@ -47,7 +47,7 @@ def test_the_last_of_several_sources_wins(tmp_path) -> None:
         (None, "cannot be read (No such file"),
     ],
 )
-def test_what_is_no_lexicon_is_one_line(tmp_path, content, message: str) -> None:
+def test_what_is_no_lexicon_is_one_line(tmp_path, content, message):
     if content is not None:
         (tmp_path / "names.tsv").write_bytes(content)
     with pytest.raises(InputError, match=re.escape(message)):

@@ -1,12 +1,10 @@
-"""Sentence splitting: boundaries, independence of fragments, and latency."""
-
 import numpy as np
 import pytest
 
-from voxcpm_runtime.text.sentences import Sentence, SentenceCutter, each_sentence
+from voxcpm_runtime.text.sentences import SentenceCutter, each_sentence
 
 
-def sentences(text: str) -> list[Sentence]:
+def sentences(text):
     return list(each_sentence(text))
 
 
@@ -83,13 +81,13 @@ CUT = [
 
 
 @pytest.mark.parametrize("marked", CUT)
-def test_sentence_boundaries(marked: str) -> None:
+def test_sentence_boundaries(marked):
     assert [s.text.strip() for s in sentences(marked.replace("|", ""))] == [
         part.strip() for part in marked.split("|")
     ]
 
 
-def test_fragmentation_does_not_change_sentences() -> None:
+def test_fragmentation_does_not_change_sentences():
     rng = np.random.default_rng(0)
     parts = [*"aB我 。.\n\"“”（）'’-1*…?!", ". ", "U.S", "I ", "the ", "The ", "\n\n", "\n- ", "1. ", "e.g."]
     for _ in range(3000):
@@ -101,13 +99,13 @@ def test_fragmentation_does_not_change_sentences() -> None:
         assert [s for char in text for s in cutter.push(char)] + cutter.flush() == whole
 
 
-def _known_after(text: str) -> list[str]:
+def _known_after(text):
     """The text read by the time each sentence is returned."""
     cutter = SentenceCutter()
     return [text[: at + 1] for at, char in enumerate(text) for _ in cutter.push(char)]
 
 
-def test_sentence_is_emitted_at_the_next_ones_first_letter() -> None:
+def test_sentence_is_emitted_at_the_next_ones_first_letter():
     assert _known_after("It rained. He left. “Why?” She") == [
         "It rained. H",
         "It rained. He left. “W",
@@ -119,14 +117,19 @@ def test_sentence_is_emitted_at_the_next_ones_first_letter() -> None:
     assert _known_after("I like the U.S. She does") == ["I like the U.S. She "]
 
 
-def test_unclosed_quotation_does_not_block() -> None:
+def test_unclosed_quotation_does_not_block_and_flush_starts_a_new_sentence():
     text = "“" + "It rained all day. " * 40
-    first = sentences(text)[0].text
-    assert 200 <= len(first) < 240
+    assert 200 <= len(sentences(text)[0].text) < 240
     assert len(sentences(text)) > 25
+    cutter = SentenceCutter()
+    assert cutter.push("“It was the U.") == []
+    assert [s.text for s in cutter.flush()] == ["“It was the U."]
+    assert cutter.flush() == []
+    assert [s.text for s in cutter.push("S. army. “Good")] == ["S. army. "]
+    assert [s.text for s in cutter.flush()] == ["“Good"]
 
 
-def test_blank_line_ends_a_paragraph_and_end_of_text_does_not() -> None:
+def test_blank_line_ends_a_paragraph_and_end_of_text_does_not():
     text = "Title\n\nOne. Two.\n \t\r\nThree\nfour. Five."
     assert [(s.text, s.ends_paragraph) for s in sentences(text)] == [
         ("Title\n\n", True),
@@ -140,19 +143,9 @@ def test_blank_line_ends_a_paragraph_and_end_of_text_does_not() -> None:
     assert sentences("") == []
 
 
-def test_flush_starts_a_new_sentence() -> None:
-    cutter = SentenceCutter()
-    assert cutter.push("“It was the U.") == []
-    assert [s.text for s in cutter.flush()] == ["“It was the U."]
-    assert cutter.flush() == []
-    assert [s.text for s in cutter.push("S. army. “Good")] == ["S. army. "]
-    assert [s.text for s in cutter.flush()] == ["“Good"]
-
-
 @pytest.mark.parametrize("word", ["a" * 30_000, "a " * 15_000, "(" * 30_000])
 def test_unterminated_sentence_is_split_independently_of_fragments(word):
     whole = sentences(word + ". Yes.")
-
     assert "".join(sentence.text for sentence in whole) == word + ". Yes."
     assert max(len(sentence.text) for sentence in whole) <= 8000
     if " " in word:

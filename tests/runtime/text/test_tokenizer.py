@@ -1,5 +1,3 @@
-"""Token ids compared with upstream's wrapper."""
-
 import json
 import shutil
 
@@ -68,7 +66,6 @@ def published(shared_data):
 
 def test_published_vocabulary_equals_upstream_on_every_text(published, llama):
     ours, theirs = TextTokenizer.from_folder(published), llama(published)
-
     rng = np.random.default_rng(0)
     alphabet = list("ab Zé,。 你好世界中国人民\n\t▁😀0<s>1\u3000’")
     for text in (*TEXTS, *("".join(rng.choice(alphabet, 16)) for _ in range(1000))):
@@ -89,7 +86,6 @@ def test_tokenizer_config_is_honoured(published, llama, tmp_path, changes):
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     ours, theirs = TextTokenizer.from_folder(tmp_path), llama(tmp_path)
-
     for text in ["Hello <s>world</s> <|im_end|> x", " two", "你好"]:
         assert ours(text) == theirs(text), text
 
@@ -98,7 +94,6 @@ def test_tokenizer_with_its_own_normalizer_is_unchanged(as_it_stands, llama):
     folder = DEFAULT_CHECKPOINT
     ours = TextTokenizer.from_folder(folder)
     theirs, fifth = as_it_stands(folder), llama(folder)
-
     for text in TEXTS:
         assert ours(text) == theirs(text), text
     assert ours("Hello There.") == ours("hello there.")
@@ -106,12 +101,10 @@ def test_tokenizer_with_its_own_normalizer_is_unchanged(as_it_stands, llama):
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 
-def test_characters_without_a_token_are_reported(letters):
-    assert letters.unknown_characters("Hello 你 there ☃☃.") == "你☃"
-    assert (letters.unknown_characters("好 there"), letters.unknown_characters(" there")) == ("好", "")
-
-
-def test_byte_fallback_covers_missing_characters(published):
+def test_characters_without_a_token_are_reported(letters, published):
+    for text, unknown in (("Hello 你 there ☃☃.", "你☃"), ("好 there", "好"), (" there", "")):
+        assert letters.unknown_characters(text) == unknown
+    # By its bytes, any character has tokens.
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 
@@ -134,7 +127,6 @@ def test_file_that_could_hang_or_panic_is_a_one_line_error(tmp_path, capfd, part
     shutil.copyfile(DEFAULT_CHECKPOINT / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
     document = json.loads((DEFAULT_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
     (tmp_path / "tokenizer.json").write_text(json.dumps({**document, **part}), encoding="utf-8")
-
     with pytest.raises(BundleError, match=message):
         TextTokenizer.from_folder(tmp_path)("hello l z")
     assert capfd.readouterr().err == ""

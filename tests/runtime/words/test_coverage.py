@@ -1,5 +1,3 @@
-"""Following a text by attention: where speech may end, what is said twice or not at all, and jumps."""
-
 import numpy as np
 import pytest
 
@@ -8,7 +6,7 @@ from voxcpm_runtime.words.coverage import Follower, word_counts
 TEXT = "hello there, my friend. how are you today?"
 
 
-def rows(*places: int, text: str = TEXT) -> np.ndarray:
+def rows(*places, text=TEXT):
     """Attention of one head to a letter at each patch (patches, 1, 5 + letters); the text is at positions 5 and up."""
     found = np.full((len(places), 1, 5 + len(text)), 0.001, np.float32)
     for row, place in zip(found, places, strict=True):
@@ -16,7 +14,7 @@ def rows(*places: int, text: str = TEXT) -> np.ndarray:
     return found
 
 
-def follow(*places: int, text: str = TEXT) -> Follower:
+def follow(*places, text=TEXT):
     follower = Follower(text, range(len(text)), slice(5, 5 + len(text)))
     assert not follower.ends(stops=False, attention=None)
     for row in rows(*places, text=text):
@@ -24,47 +22,55 @@ def follow(*places: int, text: str = TEXT) -> Follower:
     return follower
 
 
-def counted(follower: Follower, text: str = TEXT) -> list[int]:
+def counted(follower, text=TEXT):
     return word_counts(text, text, follower.counts())
 
 
-def test_speech_may_end_at_the_last_word_only() -> None:
+@pytest.mark.parametrize(
+    ("places", "counts", "repairs"),
+    [
+        (range(0, 42, 3), [1] * 8, {}),
+        (range(0, 23, 3), [1] * 4 + [0] * 4, {}),
+        # Words that are skipped, a beginning in the middle, and a patch or two that look elsewhere, which is no jump.
+        ([0, 3, 6, 9, 12, 31, 34, 37, 40, 41], [1, 1, 0, 0, 0, 0, 1, 1], {8: 3}),
+        ([24, 27, 30, 33, 36, 39, 41], [0] * 4 + [1] * 4, {3: 0}),
+        ([0, 3, 30, 9, 12, 15, 40, 40, 24, 27, 30, 33, 36, 39, 41, 5], [1] * 8, {}),
+    ],
+)
+def test_words_are_counted_and_jumps_repaired(places, counts, repairs):
+    follower = follow(*places)
+    assert counted(follower) == counts
+    found = {patch: follower.repair_from(patch, 0, 0) for patch in range(20)}
+    assert {patch: at for patch, at in found.items() if at is not None} == repairs
+    assert all(follower.repair_from(patch, 0, handed_out=patch) is None for patch in repairs)
+
+
+def test_speech_may_end_at_the_last_word_or_after_two_seconds_without_an_advance():
     half, whole = follow(*range(0, 23, 3)), follow(*range(0, 42, 3))
-
-    assert not half.ends(stops=True, attention=rows(22)[0])
-    assert whole.ends(stops=True, attention=rows(41)[0])
     assert not whole.ends(stops=False, attention=rows(41)[0])
-    assert counted(half) == [1, 1, 1, 1, 0, 0, 0, 0]
-    assert counted(whole) == [1] * 8
-
-
-def test_the_stop_head_is_believed_after_two_seconds_without_an_advance() -> None:
-    follower = follow(*range(0, 23, 3))
+    assert whole.ends(stops=True, attention=rows(41)[0])
     # A pause between sentences is shorter.
-    decisions = [follower.ends(stops=True, attention=rows(22)[0]) for _ in range(20)]
+    assert [half.ends(stops=True, attention=rows(22)[0]) for _ in range(20)] == [False] * 12 + [True] * 8
 
-    assert decisions == [False] * 12 + [True] * 8
+
+def test_chinese_is_followed_by_character():
+    """A character counts as three letters."""
+    text = "今天下雨了。请关上窗户。"
+    half = follow(0, 1, 2, 3, 4, 5, text=text)
+    assert not half.ends(stops=True, attention=rows(5, text=text)[0])
+    assert counted(half, text) == [1] * 5 + [0] * 5
+    assert counted(follow(0, 1, 2, 3, 9, 10, 10, 11, text=text), text) == [1] * 4 + [0] * 4 + [1] * 2
 
 
 @pytest.mark.parametrize("text", ["go!", "a", "...", "你好世界。"])
-def test_short_and_chinese_texts_end_where_their_last_word_is(text: str) -> None:
+def test_short_and_chinese_texts_end_where_their_last_word_is(text):
     last = max((at for at, char in enumerate(text) if char.isalnum()), default=0)
     follower = follow(0, last, text=text)
-
     assert follower.ends(stops=True, attention=rows(last, text=text)[0])
 
 
-def test_chinese_is_followed_by_character() -> None:
-    text = "今天下雨了。请关上窗户。"
-    follower = follow(0, 1, 2, 3, 4, 5, text=text)
-
-    assert not follower.ends(stops=True, attention=rows(5, text=text)[0])
-    assert word_counts(text, text, follower.counts()) == [1] * 5 + [0] * 5
-
-
-def test_a_clause_that_is_said_again_counts_twice_and_is_repaired_from_before_the_jump() -> None:
+def test_a_clause_that_is_said_again_counts_twice_and_is_repaired_from_before_the_jump():
     follower = follow(*range(0, 42, 3), 41, 24, 27, 30)
-
     # The jump is after patch 14, and noticed two patches later.
     assert [follower.repair_from(patch, 0, 0) for patch in (16, 17, 18, 19)] == [None, None, 13, None]
     assert [follower.repair_from(18, repairs, 0) for repairs in range(5)] == [13, 11, 9, 7, None]
@@ -74,35 +80,7 @@ def test_a_clause_that_is_said_again_counts_twice_and_is_repaired_from_before_th
     assert counted(follower) == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
-def test_chinese_characters_count_as_three_letters() -> None:
-    text = "今天下雨了。请关上窗户。"
-
-    assert counted(follow(0, 1, 2, 3, 9, 10, 10, 11, text=text), text) == [1] * 4 + [0] * 4 + [1] * 2
-
-
-def test_words_that_are_skipped_are_not_said() -> None:
-    follower = follow(0, 3, 6, 9, 12, 31, 34, 37, 40, 41)
-
-    assert counted(follower) == [1, 1, 0, 0, 0, 0, 1, 1]
-    assert follower.repair_from(8, 0, 0) == 3
-
-
-def test_speech_that_begins_in_the_middle_is_spoken_again_from_the_start() -> None:
-    follower = follow(24, 27, 30, 33, 36, 39, 41)
-
-    assert counted(follower) == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [follower.repair_from(patch, 0, 0) for patch in (2, 3, 4)] == [None, 0, None]
-    assert follower.repair_from(3, 0, handed_out=1) is None
-
-
-def test_a_patch_or_two_that_look_elsewhere_are_no_jump() -> None:
-    follower = follow(0, 3, 30, 9, 12, 15, 40, 40, 24, 27, 30, 33, 36, 39, 41, 5)
-
-    assert counted(follower) == [1] * 8
-    assert {follower.repair_from(patch, 0, 0) for patch in range(20)} == {None}
-
-
-def test_equal_words_are_said_as_often_as_they_are_written() -> None:
+def test_equal_words_are_said_as_often_as_they_are_written():
     text = "no, no, no. ha ha ha ha. no, no, no."
     # At each word the head looks at all of its copies.
     attention = rows(*range(0, len(text), 2), text=text)
@@ -113,38 +91,31 @@ def test_equal_words_are_said_as_often_as_they_are_written() -> None:
     follower = Follower(text, range(len(text)), slice(5, 5 + len(text)))
     for row in attention:
         follower.ends(stops=False, attention=row)
-
     assert counted(follower, text) == [1] * 10
 
 
-def test_after_a_rewind_the_same_patches_are_followed_again() -> None:
+def test_after_a_rewind_the_same_patches_are_followed_again():
     once, again = follow(*range(0, 42, 3)), follow(*range(0, 42, 3), 20, 23, 26)
     again.rewind(14)
     for row in rows(39, 41):
         once.ends(stops=False, attention=row) if row[0, 46] == 1 else None
         again.ends(stops=False, attention=row)
-
     assert counted(again) == counted(once) == [1] * 8
 
 
-def test_tokens_of_several_letters_and_several_heads() -> None:
+def test_words_count_as_they_are_written():
+    said = "it cost four dollars and twenty cents. no more."
+    counts = [1] * 8 + [0] * 30 + [1] * (len(said) - 38)
+    assert word_counts("It cost $4.20. No more.", said, counts) == [1, 1, 0, 1, 1]
+    assert word_counts("It cost $4.20. No more.", said, []) == []
+    # Most of its letters decide.
+    for counts, most in (([1, 1, 2, 2, 2, 2], 2), ([1, 1, 0, 0, 0, 0], 0), ([1, 1, 1, 1, 0, 2], 1)):
+        assert word_counts("window", "window", counts) == [most]
+    # Tokens of several letters, and two heads.
     places = [0, 6, 11, 13, 16, 22, 24, 28, 32, 36, 41]
     follower = Follower(TEXT, places, slice(2, 2 + len(places)))
     for token in [0, 1, 1, 2, 3, 4, 4, 5, 5]:
         row = np.full((2, 20), 0.01, np.float32)
         row[:, 2 + token] = 0.8
         assert not follower.ends(stops=True, attention=row) or not follower.counts()
-
     assert word_counts(TEXT, TEXT, follower.counts()) == [1, 1, 1, 1, 0, 0, 0, 0]
-
-
-def test_words_count_as_they_are_written() -> None:
-    said = "it cost four dollars and twenty cents. no more."
-    counts = [1] * 8 + [0] * 30 + [1] * (len(said) - 38)
-
-    assert word_counts("It cost $4.20. No more.", said, counts) == [1, 1, 0, 1, 1]
-    assert word_counts("It cost $4.20. No more.", said, []) == []
-    # Most of its letters decide.
-    assert word_counts("window", "window", [1, 1, 2, 2, 2, 2]) == [2]
-    assert word_counts("window", "window", [1, 1, 0, 0, 0, 0]) == [0]
-    assert word_counts("window", "window", [1, 1, 1, 1, 0, 2]) == [1]

@@ -1,5 +1,3 @@
-"""Files with the times of words: JSON, SRT and WebVTT, and the command line that writes them."""
-
 import json
 import re
 
@@ -10,7 +8,7 @@ from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_runtime.words.words import Word
 
 
-def spoken(text: str, start: float = 0.0) -> list[Word]:
+def spoken(text, start=0.0):
     return [Word(word, start + at, start + at + 0.5, "pauses") for at, word in enumerate(text.split())]
 
 
@@ -20,7 +18,6 @@ def test_subtitles_are_cut_at_sentences_and_after_two_lines():
         "family who sat around the table said a single word."
     )
     found = timestamps_file(spoken(text, start=3600), ".srt").decode()
-
     assert found.split("\n\n")[0] == "1\n01:00:00,000 --> 01:00:04,500\nDr. Smith & I left."
     assert found.split("\n\n")[1].startswith("2\n01:00:05,000 --> 01:00:")
     cues = [cue.split("\n")[2:] for cue in found.strip().split("\n\n")]
@@ -28,27 +25,17 @@ def test_subtitles_are_cut_at_sentences_and_after_two_lines():
     assert all(len(cue) <= 2 and all(len(line) <= 42 for line in cue) for cue in cues)
 
 
-def test_webvtt_has_its_header_dots_and_escapes():
+def test_webvtt_has_its_header_dots_and_escapes_and_no_words_make_empty_files():
     found = timestamps_file(spoken("Tom & Ann."), ".vtt").decode()
-
     assert found == "WEBVTT\n\n1\n00:00:00.000 --> 00:00:02.500\nTom &amp; Ann.\n"
+    assert json.loads(timestamps_file([], ".json")) == {"method": None, "words": []}
+    assert timestamps_file([], ".srt") == b""
 
 
 def test_chinese_characters_are_joined_and_two_columns_wide():
-    words = [
-        Word(char, at, at + 1, "pauses")
-        for at, char in enumerate("天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏")
-    ]
-
-    assert timestamps_file(words, ".srt").decode().split("\n")[2:4] == [
-        "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋",
-        "收冬藏",
-    ]
-
-
-def test_no_words_make_empty_files():
-    assert json.loads(timestamps_file([], ".json")) == {"method": None, "words": []}
-    assert timestamps_file([], ".srt") == b""
+    first, second = "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋", "收冬藏"
+    words = [Word(char, at, at + 1, "pauses") for at, char in enumerate(first + second)]
+    assert timestamps_file(words, ".srt").decode().split("\n")[2:4] == [first, second]
 
 
 def test_cues_end_with_paragraphs_and_list_items():
@@ -64,7 +51,6 @@ def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_p
     source.write_text("Hello there.\nGood night.\n")
     arguments = ["batch", str(source), "-o", str(out)]
     timed = [*arguments, "--timestamps", "srt"]
-
     assert cli.main(arguments) == 0
     audio = [(out / f"output_00{n}.wav").read_bytes() for n in (1, 2)]
     assert cli.main(timed) == 0
@@ -78,7 +64,6 @@ def test_batch_writes_them_next_to_each_file_and_again_if_they_are_missing(tmp_p
     assert "0 spoken, 2 skipped" in capsys.readouterr().out
     assert [(out / f"output_00{n}.wav").read_bytes() for n in (1, 2)] == audio
     assert len(list(out.iterdir())) == 7
-
     # Times of other speech do not fit, and are removed.
     source.write_text("Hello there.\nGood evening.\n")
     assert cli.main(arguments) == 0
@@ -105,38 +90,20 @@ def test_batch_keeps_timestamps_of_somebody_else(tmp_path, capsys, spoken):
 @pytest.mark.parametrize("given", ["words.txt", "a.wav"])
 def test_a_file_of_another_kind_is_refused_before_anything_is_spoken(tmp_path, given, refusal):
     line = refusal("generate", "-t", "Hi.", "-o", tmp_path / "a.wav", "--timestamps", tmp_path / given)
-
     assert "expected a name that ends in .json, .srt, .vtt" in line
     assert not list(tmp_path.iterdir())
 
 
-def test_generate_writes_the_times_of_its_words(tmp_path):
-    times = tmp_path / "words.json"
-    arguments = ["generate", "-t", "It costs $5. Really?", "-o", str(tmp_path / "a.wav"), "--seed", "1", "-q"]
+def test_generate_writes_the_times_of_its_words_as_json_and_srt(tmp_path):
+    def written(text, name, *options):
+        given = ["generate", "-t", text, "-o", str(tmp_path / "a.wav"), "--seed", "1", "-q", *options]
+        assert cli.main([*given, "--timestamps", str(tmp_path / name)]) == 0
+        return (tmp_path / name).read_text()
 
-    assert cli.main([*arguments, "--timestamps", str(times)]) == 0
-
-    document = json.loads(times.read_text())
+    document = json.loads(written("It costs $5. Really?", "words.json"))
     assert document["method"] in ("pauses", "attention")
     assert [word["word"] for word in document["words"]] == ["It", "costs", "$5.", "Really?"]
-
-
-def test_cues_of_markdown_end_with_its_paragraphs(tmp_path):
-    times = tmp_path / "words.srt"
-    text = "See [the shop](https://example.com/shop)\n\nBuy milk\n\nSell it"
-    arguments = [
-        "generate",
-        "-t",
-        text,
-        "-o",
-        str(tmp_path / "a.wav"),
-        "--seed",
-        "1",
-        "-q",
-        "--clean",
-        "markdown",
-    ]
-
-    assert cli.main([*arguments, "--timestamps", str(times)]) == 0
-
-    assert times.read_text().split("\n")[2::4] == ["See the shop", "Buy milk", "Sell it"]
+    # Cues of Markdown end with its paragraphs.
+    markdown = "See [the shop](https://example.com/shop)\n\nBuy milk\n\nSell it"
+    subtitles = written(markdown, "words.srt", "--clean", "markdown")
+    assert subtitles.split("\n")[2::4] == ["See the shop", "Buy milk", "Sell it"]

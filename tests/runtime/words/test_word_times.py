@@ -1,5 +1,3 @@
-"""When words are said: of the built-in voice's real speech, with words spliced at known times."""
-
 import itertools
 
 import numpy as np
@@ -34,27 +32,40 @@ def tts():
 )  # fmt: skip
 def test_a_written_word_has_what_it_is_read_as(text, said, expected):
     spans = said_spans(text, said)
-
     assert "|".join(said[span.start : span.end] for span in spans) == expected
     assert "".join(span.text for span in spans).replace(" ", "") == text.replace(" ", "")
 
 
-def test_words_spliced_at_known_times_are_found_there(tts):
-    clips, starts, ends = [np.zeros(2400, np.float32)], [], []
-    for word, pause in zip(("monday", "water", "seventeen", "no"), (0.3, 0.15, 0.5, 0.4), strict=True):
-        audio = tts.generate(f"{word}.", voice="heart", seed=3)
-        loud = np.flatnonzero(np.abs(audio) > 0.02 * np.abs(audio).max())
-        starts.append(sum(map(len, clips)) / 24000)
-        clips.append(audio[loud[0] : loud[-1]])
-        ends.append(sum(map(len, clips)) / 24000)
+def spliced(tts, *phrases, pauses, shortened=1.0):
+    """Words cut from recordings of their own, all but a phrase's last one shortened, and their starts and ends."""
+    clips, times = [np.zeros(2400, np.float32)], []
+    for phrase, pause in zip(phrases, pauses, strict=True):
+        for word in phrase.split():
+            audio = tts.generate(f"{word}.", voice="heart", seed=3)
+            loud = np.flatnonzero(np.abs(audio) > 0.02 * np.abs(audio).max())
+            clip = audio[loud[0] : loud[-1]]
+            start = sum(map(len, clips))
+            clips.append(clip if word == phrase.split()[-1] else clip[: round(shortened * len(clip))])
+            times.append((start / 24000, (start + len(clips[-1])) / 24000))
         clips.append(np.zeros(int(pause * 24000), np.float32))
+    return np.concatenate(clips), *zip(*times, strict=True)
 
+
+def test_words_spliced_at_known_times_are_found_there(tts):
+    audio, starts, ends = spliced(tts, "monday", "water", "seventeen", "no", pauses=(0.3, 0.15, 0.5, 0.4))
     said = "monday, water, seventeen. no."
-    words = word_times(said, said, letter_times(said, np.concatenate(clips), 24000))
-
+    words = word_times(said, said, letter_times(said, audio, 24000))
     assert [word.text for word in words] == ["monday,", "water,", "seventeen.", "no."]
     assert [word.start for word in words] == pytest.approx(starts, abs=0.05)
     assert [word.end for word in words] == pytest.approx(ends, abs=0.15)
+
+
+def test_words_without_a_pause_between_are_found_by_their_letters(tts):
+    phrases = "seven yellow flowers", "near the river"
+    audio, starts, _ = spliced(tts, *phrases, pauses=(0.3, 0.3), shortened=0.7)
+    said = "seven yellow flowers, near the river."
+    words = word_times(said, said, letter_times(said, audio, 24000))
+    assert np.median(np.abs(np.subtract([word.start for word in words], starts))) < 0.06
 
 
 def test_the_last_word_before_a_pause_takes_longer():
@@ -65,24 +76,6 @@ def test_the_last_word_before_a_pause_takes_longer():
     assert 0.6 < second.start < 0.85
 
 
-def test_words_without_a_pause_between_are_found_by_their_letters(tts):
-    """Words are cut from recordings of their own, all but the last of a phrase shortened, as prose is spoken."""
-    clips, starts = [], []
-    for phrase in ("seven yellow flowers", "near the river"):
-        for word in phrase.split():
-            audio = tts.generate(f"{word}.", voice="heart", seed=3)
-            loud = np.flatnonzero(np.abs(audio) > 0.02 * np.abs(audio).max())
-            clip = audio[loud[0] : loud[-1]]
-            starts.append(sum(map(len, clips)) / 24000)
-            clips.append(clip if word == phrase.split()[-1] else clip[: round(0.7 * len(clip))])
-        clips.append(np.zeros(7200, np.float32))
-
-    said = "seven yellow flowers, near the river."
-    words = word_times(said, said, letter_times(said, np.concatenate(clips), 24000))
-
-    assert np.median(np.abs(np.subtract([word.start for word in words], starts))) < 0.06
-
-
 @pytest.mark.parametrize(
     "audio",
     [np.zeros(0, np.float32), np.zeros(24000, np.float32), np.full(24000, 0.5, np.float32)],
@@ -91,7 +84,6 @@ def test_words_without_a_pause_between_are_found_by_their_letters(tts):
 @pytest.mark.parametrize("said", ["a", "one, two. three", "...", "你好，世界。"])
 def test_times_never_go_back_or_beyond_the_speech(audio, said):
     times = letter_times(said, audio, 24000)
-
     assert len(times) == len(said) + 1
     assert (np.diff(times) >= 0).all()
     assert 0 <= times[0] <= times[-1] <= len(audio) / 24000
@@ -104,7 +96,6 @@ def test_times_are_those_of_the_whole_speech_and_the_same_in_a_stream(tts):
         TEXT, voice="emma", seed=1, segment_tokens=60, chunk_patches=1, on_words=events.append
     )
     events.extend(map(len, chunks))
-
     assert len(speech.segments) > 1
     assert [word.text for word in speech.words] == WORDS
     assert all(a.start <= a.end <= b.start for a, b in itertools.pairwise(speech.words))
@@ -127,7 +118,6 @@ def test_the_last_chunk_of_a_sentence_in_a_session_has_its_words(tts):
         session.push_text("It costs $5. How are you?")
         session.flush()
         chunks = list(session)
-
     said = [chunk for chunk in chunks if chunk.words]
     assert [[word.text for word in chunk.words] for chunk in said] == [
         ["It", "costs", "$5."],
@@ -139,13 +129,12 @@ def test_the_last_chunk_of_a_sentence_in_a_session_has_its_words(tts):
 
 def test_characters_share_the_time_of_their_word():
     words = [Word("Hi", 1.0, 2.0, "pauses"), Word("you.", 2.5, 4.5, "pauses")]
-
     assert character_times("Hi you.", words) == [
         (1.0, 1.5), (1.5, 2.0), (2.0, 2.5), (2.5, 3.0), (3.0, 3.5), (3.5, 4.0), (4.0, 4.5),
     ]  # fmt: skip
 
 
-def test_marks_without_a_space_end_a_word() -> None:
+def test_marks_without_a_space_end_a_word():
     text = "5。Hello，「5：30。」Bye a.b，1"
     assert [span.text for span in said_spans(text, text)] == [
         "5。",

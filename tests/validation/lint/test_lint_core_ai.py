@@ -1,14 +1,11 @@
-"""Each lint rule for Core AI programs has a small program that violates it; converted bundles violate none."""
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from voxcpm_conversion.core_ai.modules import register_lowering
@@ -17,7 +14,6 @@ from voxcpm_runtime.commands import cli
 from voxcpm_validation.lint import core_ai
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.core_ai import CORE_AI_RULES, read_program
-from voxcpm_validation.lint.report import Finding
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
@@ -36,10 +32,10 @@ class Case:
 CACHE = (2, 1, 1, 8, 8)
 
 
-def written(*layers: int, read: bool = False) -> Callable[..., Tensor]:
+def written(*layers, read=False):
     """Write rows (1, 1, 4, 8) into layers of a cache, at a computed position or at 0."""
 
-    def compute(rows: Tensor, cache: Tensor) -> Tensor:
+    def compute(rows, cache):
         start, new, seen = rows.sum().reshape(1).round().int(), cache, rows.sum()
         for layer in layers:
             new = torch.ops.voxcpm.write_rows(new, rows, start, layer)
@@ -50,12 +46,12 @@ def written(*layers: int, read: bool = False) -> Callable[..., Tensor]:
     return compute
 
 
-def scattered(rows: Tensor, cache: Tensor) -> Tensor:
+def scattered(rows, cache):
     cache.index_copy_(0, (rows.sum() * torch.ones(4)).int(), rows)
     return rows + 1
 
 
-def transposed(kernel: int, stride: int) -> Callable[[Tensor], Tensor]:
+def transposed(kernel, stride):
     return lambda x: functional.conv_transpose1d(x, torch.ones(4, 2, kernel), stride=stride)
 
 
@@ -72,22 +68,19 @@ CASES: dict[str, list[Case]] = {
     ],
     "program-size": [Case(lambda x: x + 1)],
 }  # fmt: skip
-CLEAN = [
-    Case(lambda x: torch.div(2 * x, 2, rounding_mode="floor")),
-    Case(transposed(7, 15)),
-]
+CLEAN = [Case(lambda x: torch.div(2 * x, 2, rounding_mode="floor")), Case(transposed(7, 15))]
 
 
 class Module(nn.Module):
-    def __init__(self, compute: Callable[..., Any]) -> None:
+    def __init__(self, compute):
         super().__init__()
         self.compute = compute
 
-    def forward(self, *tensors: Tensor) -> Any:
+    def forward(self, *tensors):
         return self.compute(*tensors)
 
 
-def found(case: Case, path: Path) -> list[Finding]:
+def found(case, path):
     """The findings in the program that Core AI's converter makes of a case."""
     coreai_torch = import_module("coreai_torch")
     shapes = [*case.inputs, case.state] if case.state else case.inputs
@@ -110,25 +103,20 @@ def found(case: Case, path: Path) -> list[Finding]:
     ("rule", "case"),
     [pytest.param(r.name, case, id=f"{r.name}-{n}") for r in CORE_AI_RULES for n, case in enumerate(CASES[r.name])],
 )  # fmt: skip
-def test_program_violates_only_its_rule(
-    rule: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_violates_only_its_rule(rule, case, tmp_path, monkeypatch):
     if rule == "program-size":
         monkeypatch.setattr(core_ai, "MAX_PROGRAM", 100)
-
     findings = found(case, tmp_path / "tried.aimodel")
-
     assert {finding.rule for finding in findings} == {rule, *case.also}
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_conforming_program_has_no_findings(case: Case, tmp_path: Path) -> None:
+def test_conforming_program_has_no_findings(case, tmp_path):
     assert found(case, tmp_path / "tried.aimodel") == []
 
 
-def test_converted_bundle_has_no_findings(tiny_bundle_27: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_converted_bundle_has_no_findings(tiny_bundle_27, capsys):
     assert cli.main(["lint", str(tiny_bundle_27), "--json"]) == 0
-
     report = json.loads(capsys.readouterr().out)
     assert report["precisions"].keys() == {"fp16", "fp32"}
     for precision in report["precisions"].values():

@@ -1,9 +1,6 @@
-"""Each lint rule has a small program that violates it and no other."""
-
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,6 @@ from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specificat
 from voxcpm_validation.lint import checks
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.function import read_function
-from voxcpm_validation.lint.report import Finding
 from voxcpm_validation.lint.rules import RULES
 
 STATE = "cache"
@@ -42,8 +38,8 @@ class Case:
     damage: Callable[[Any], object] = lambda specification: None
 
 
-def _declared(case: Case, *outputs: str) -> StepModel:
-    def tensors(shapes: Mapping[str, Any], dtype: Any) -> tuple[TensorSpec, ...]:
+def _declared(case, *outputs):
+    def tensors(shapes, dtype):
         return tuple(TensorSpec(name=n, shape=s, dtype=dtype, meaning="") for n, s in shapes.items())
 
     return StepModel(
@@ -54,7 +50,7 @@ def _declared(case: Case, *outputs: str) -> StepModel:
     )
 
 
-def _converted(case: Case) -> Any:
+def _converted(case):
     """The case's program as an MLModel, without coremltools' optimisations, which would fix some programs."""
     ct = import_coremltools()
     from coremltools.converters.mil import Builder
@@ -90,13 +86,13 @@ def _converted(case: Case) -> Any:
         )
 
 
-def _symbolic(shape: Iterable[Any]) -> tuple[Any, ...]:
+def _symbolic(shape):
     from coremltools.converters.mil.mil import get_new_symbol
 
     return tuple(get_new_symbol() if isinstance(axis, tuple) else axis for axis in shape)
 
 
-def lint(case: Case, folder: Path) -> list[Finding]:
+def lint(case, folder):
     """The findings in the case's damaged package."""
     path = folder / "tried.mlpackage"
     _converted(case).save(str(path))
@@ -108,21 +104,21 @@ def lint(case: Case, folder: Path) -> list[Finding]:
     return list(lint_function(function, "fp16/tried.mlpackage", RULES))
 
 
-def written(mb: Any, x: Any, cache: Any) -> Any:
+def written(mb, x, cache):
     rows = mb.scatter(
         data=mb.read_state(input=cache), indices=np.array([2], np.int32), updates=x, axis=0, mode="update"
     )
     return mb.coreml_update_state(state=cache, value=rows)
 
 
-def first_length(mb: Any, x: Any) -> Any:
+def first_length(mb, x):
     return mb.gather(x=mb.shape(x=x), indices=np.int32(0), axis=0)
 
 
-def redeclared(kind: str, *shape: int) -> Callable[[Any], None]:
+def redeclared(kind, *shape):
     """Change the shape that is declared for the first operation of a kind."""
 
-    def damage(specification: Any) -> None:
+    def damage(specification):
         (block,) = specification.mlProgram.functions["main"].block_specializations.values()
         operation = next(operation for operation in block.operations if operation.type == kind)
         tensor = operation.outputs[0].type.tensorType
@@ -134,19 +130,19 @@ def redeclared(kind: str, *shape: int) -> Callable[[Any], None]:
     return damage
 
 
-def of_any_length(specification: Any) -> None:
+def of_any_length(specification):
     described = specification.description.input[0].type.multiArrayType
     described.ClearField("enumeratedShapes")
     for upper in (8, 4):
         described.shapeRange.sizeRanges.add(lowerBound=upper // 4, upperBound=upper)
 
 
-def attended(mb: Any, x: Any, mask: Any) -> Any:
+def attended(mb, x, mask):
     scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask)
     return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
 
 
-def blockwise(mb: Any) -> Any:
+def blockwise(mb):
     data = (np.arange(64) % 8).astype(np.int8).reshape(8, 8)
     return mb.constexpr_blockwise_shift_scale(data=data, scale=np.ones((8, 1), HALF))
 
@@ -156,15 +152,15 @@ TAPS = np.ones((2, 3, 4), HALF)
 LENGTHS = {"x": ((1, 3), 4)}
 
 
-def infinite(mb: Any, x: Any) -> Any:
+def infinite(mb, x):
     return mb.add(x=x, y=np.array([0, 1, np.inf, 2], HALF))
 
 
-def transposed(mb: Any, x: Any, **options: Any) -> Any:
+def transposed(mb, x, **options):
     return mb.conv_transpose(x=x, weight=TAPS, strides=[2], **options)
 
 
-def added_positions(mb: Any, x: Any) -> Any:
+def added_positions(mb, x):
     """Integers of two axes, which ONNX would mistake for tensor sizes."""
     rows, columns = (mb.cast(x=mb.reduce_sum(x=x, axes=[axis]), dtype="int32") for axis in (1, 0))
     columns = mb.sub(x=mb.cumsum(x=columns, axis=0), y=np.int32(1))
@@ -224,7 +220,7 @@ CASES: dict[str, list[Case]] = {
         Case(
             lambda mb, x: mb.slice_by_index(x=transposed(mb, x), begin=[0, 0, 2], end=[1, 3, 8]),
             inputs={"x": (1, 2, 4)},
-        ),
+        )
     ],
     "padded-convolution": [
         Case(lambda mb, x: transposed(mb, x, output_shape=[1, 3, 11]), inputs={"x": (1, 2, 4)}),
@@ -249,27 +245,21 @@ CLEAN = [
     ("rule", "case"),
     [pytest.param(r.name, case, id=f"{r.name}-{n}") for r in RULES for n, case in enumerate(CASES[r.name])],
 )
-def test_program_violates_only_its_rule(
-    tmp_path: Path, rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_violates_only_its_rule(tmp_path, rule, case, monkeypatch):
     if rule == "weight-file":
         monkeypatch.setattr(checks, "MAX_WEIGHT_FILE_BYTES", 100)
-
     findings = lint(case, tmp_path)
-
     assert {finding.rule for finding in findings if not finding.accepted} == {rule, *case.also}
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_conforming_program_has_no_findings(tmp_path: Path, case: Case) -> None:
+def test_conforming_program_has_no_findings(tmp_path, case):
     assert lint(case, tmp_path) == []
 
 
-def test_finding_has_location_value_and_reason(tmp_path: Path) -> None:
+def test_finding_has_location_value_and_reason(tmp_path):
     case = Case(lambda mb, x: mb.tanh(x=x, name="long"), inputs={"x": (1, (2, 16_400))})
-
     entrance, result = lint(case, tmp_path)
-
     assert (entrance.operation, entrance.kind) == ("x", "input")
     assert (result.package, result.function) == ("fp16/tried.mlpackage", "main")
     assert (result.operation, result.kind, result.rule) == ("long", "tanh", "long-axis")
@@ -279,10 +269,8 @@ def test_finding_has_location_value_and_reason(tmp_path: Path) -> None:
     assert "FluidInference/FluidAudio 121" in result.sources
 
 
-def test_fp16_scales_of_compressed_weights_are_an_accepted_risk(tmp_path: Path) -> None:
+def test_fp16_scales_of_compressed_weights_are_an_accepted_risk(tmp_path):
     (case,) = CASES["blockwise-scale"]
-
     (risk,) = lint(replace(case, precision="int8"), tmp_path)
-
     assert risk.rule == "blockwise-scale"
     assert "a risk on macOS 26" in (risk.accepted or "")

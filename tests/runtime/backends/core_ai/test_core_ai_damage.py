@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,19 @@ PROGRAM = Path("fp32") / f"{FEAT_ENCODER}.aimodel"
 
 
 @pytest.fixture
-def damaged(tiny_bundle_27: Path, tmp_path: Path) -> Path:
+def damaged(tiny_bundle_27, tmp_path):
     """A copy of the bundle."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle_27, folder)
     return folder
 
 
-def newer(program: Path) -> None:
+def newer(program):
     path = program / "metadata.json"
     path.write_text(path.read_text().replace('"2.0"', '"9.0"'))
 
 
-def altered(program: Path) -> None:
+def altered(program):
     content = bytearray((program / "main.mlirb").read_bytes())
     content[20:400:7] = bytes(byte ^ 0x55 for byte in content[20:400:7])
     (program / "main.mlirb").write_bytes(content)
@@ -40,16 +39,13 @@ def altered(program: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"), [(newer, r'Asset version "9\.0" is not supported'), (altered, "")]
 )
-def test_compiler_errors_and_crashes_are_one_line(
-    damaged: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
-) -> None:
+def test_compiler_errors_and_crashes_are_one_line(damaged, tmp_path, damage, reason):
     damage(damaged / PROGRAM)
-
     with pytest.raises(BundleError, match=rf"Core AI cannot compile it \({reason}"):
         compile_program(damaged / PROGRAM, tmp_path / "compiled")
 
 
-def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line(damaged, tmp_path, monkeypatch):
     """The compiler writes to a mapped file, so a full disk is a SIGBUS, which a child here sends itself."""
     child = tmp_path / "child.sh"
     child.write_text("#!/bin/sh\nkill -BUS $$\n")
@@ -57,7 +53,6 @@ def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "executable", str(child))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     full = os.strerror(errno.ENOSPC)
-
     with (
         pytest.warns(UserWarning, match=full),
         pytest.raises(BundleError, match=rf"cannot write Core AI's compiled programs \({full}\)"),

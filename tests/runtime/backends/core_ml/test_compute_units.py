@@ -1,45 +1,22 @@
-"""Compute units: defaults, measured and explicit choices, in Python and on the command line."""
-
-from collections.abc import Callable
-
 import pytest
 
-from voxcpm_constants.step_models import (
-    AUDIO_VAE_DECODER,
-    BASE_LM_STEP,
-    LOCDIT_SOLVE,
-    LOCDIT_STEP,
-    STEP_MODEL_NAMES,
-)
+from voxcpm_constants import step_models as names
 from voxcpm_runtime.backends.core_ml.compute_units import DEFAULT_UNITS, chosen_units, read_compute_units
 
-NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
+NAMES = (names.AUDIO_VAE_DECODER, names.BASE_LM_STEP, names.LOCDIT_STEP)
 
 
-def test_every_step_model_has_a_default_unit() -> None:
-    assert set(DEFAULT_UNITS) == {*STEP_MODEL_NAMES, LOCDIT_SOLVE}
-
-
-def test_measured_unit_overrides_the_default_and_an_explicit_one_both() -> None:
-    measured = {LOCDIT_STEP: "cpu_and_gpu", BASE_LM_STEP: "cpu", "a model of another bundle": "cpu"}
-
-    assert chosen_units("auto", NAMES, measured)[LOCDIT_STEP] == "cpu_and_gpu"
-    assert chosen_units({LOCDIT_STEP: "all"}, NAMES, measured) == {
-        AUDIO_VAE_DECODER: "cpu",
-        BASE_LM_STEP: "cpu",
-        LOCDIT_STEP: "all",
-    }
+def test_measured_unit_overrides_the_default_and_an_explicit_one_both():
+    decoder, base, dit = NAMES
+    measured = {dit: "cpu_and_gpu", base: "cpu", "a model of another bundle": "cpu"}
+    assert set(DEFAULT_UNITS) == {*names.STEP_MODEL_NAMES, names.LOCDIT_SOLVE}
+    assert chosen_units("auto", NAMES, measured)[dit] == "cpu_and_gpu"
+    assert chosen_units({dit: "all"}, NAMES, measured) == {decoder: "cpu", base: "cpu", dit: "all"}
     assert set(chosen_units("all", NAMES, measured).values()) == {"all"}
-    assert chosen_units({"*": "all", LOCDIT_STEP: "auto"}, NAMES) == {
-        AUDIO_VAE_DECODER: "all",
-        BASE_LM_STEP: "all",
-        LOCDIT_STEP: "cpu_and_ne",
-    }
-
-
-def test_command_options() -> None:
+    units = {decoder: "all", base: "all", dit: "cpu_and_ne"}
+    assert chosen_units({"*": "all", dit: "auto"}, NAMES) == units
     assert read_compute_units([]) == "auto"
-    assert read_compute_units(["cpu", "locdit_step=all"]) == {"*": "cpu", LOCDIT_STEP: "all"}
+    assert read_compute_units(["cpu", f"{dit}=all"]) == {"*": "cpu", dit: "all"}
 
 
 @pytest.mark.parametrize(
@@ -51,9 +28,6 @@ def test_command_options() -> None:
         (["cpu", "all"], "given twice: cpu and all"),
     ],
 )
-def test_invalid_units_fail_before_opening(
-    refusal: Callable[..., str], given: list[str], message: str
-) -> None:
+def test_invalid_units_fail_before_opening(refusal, given, message):
     options = [part for word in given for part in ("--compute-units", word)]
-
     assert message in refusal("generate", "missing", "--text", "hello", "-o", "out.wav", *options)

@@ -5,18 +5,12 @@ virtual Macs of continuous integration: Core ML would quietly compute elsewhere,
 """
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from voxcpm_constants.macos import macos
-from voxcpm_constants.step_models import (
-    BASE_LM_STEP,
-    RESIDUAL_LM_STEP,
-    STEP_MODEL_NAMES,
-    StepModel,
-)
+from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP, STEP_MODEL_NAMES
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -31,7 +25,7 @@ WITH_NEURAL_ENGINE = ("cpu_and_ne", "all")
 FLOORS = {"fp32": 0.99999, "fp16": 0.999, "int8": 0.99}
 
 
-def has_neural_engine() -> bool:
+def has_neural_engine():
     """Whether Core ML lists a Neural Engine among this machine's devices."""
     from coremltools.models.compute_device import MLComputeDevice
 
@@ -39,18 +33,18 @@ def has_neural_engine() -> bool:
     return any("NeuralEngine" in type(device).__name__ for device in devices)
 
 
-def skip_unless_covered(unit: str) -> None:
+def skip_unless_covered(unit):
     """Skip the test if it needs a Neural Engine and there is none."""
     if unit in WITH_NEURAL_ENGINE and not has_neural_engine():
         pytest.skip("no Neural Engine here")
 
 
 @pytest.fixture(autouse=True)
-def _covered() -> None:
+def _covered():
     skip_unless_covered(UNITS)
 
 
-def _inputs(declared: StepModel, chunk: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+def _inputs(declared, chunk, generator):
     return {
         tensor.name: np.zeros(tensor.shape_at(chunk), np.int32)
         if tensor.dtype == "int32"
@@ -61,7 +55,7 @@ def _inputs(declared: StepModel, chunk: int, generator: np.random.Generator) -> 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, name: str) -> None:
+def test_step_model_at_every_chunk_length(tiny_bundle, precision, name):
     _agrees_at_every_chunk_length(tiny_bundle, precision, name)
 
 
@@ -70,15 +64,15 @@ def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, nam
 )
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
-def test_functions_and_states_of_macos_15(tiny_bundle_15: Path, precision: str, name: str) -> None:
+def test_functions_and_states_of_macos_15(tiny_bundle_15, precision, name):
     _agrees_at_every_chunk_length(tiny_bundle_15, precision, name)
 
 
-def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> None:
+def _agrees_at_every_chunk_length(folder, precision, name):
     bundle = open_bundle(folder, precision)
     declared = bundle.manifest.step_models[name]
     models = [
-        load_step_models(bundle, backend, names=[name], **units)[name]  # type: ignore[arg-type]
+        load_step_models(bundle, backend, names=[name], **units)[name]
         for backend, units in (("coreml", {"compute_units": UNITS}), ("portable", {}))
     ]
     generator = np.random.default_rng(0)
@@ -92,10 +86,10 @@ def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> No
                 assert found.correlation > FLOORS[precision], (chunk, output.name)
 
 
-def test_speech_on_core_ml(speaking_bundle: Path) -> None:
+def test_speech_on_core_ml(speaking_bundle):
     text = "the river runs slowly to the sea."
     ours, portable = (
-        VoxCPM.from_bundle(speaking_bundle, precision="fp16", backend=backend, **units).speak(  # type: ignore[arg-type]
+        VoxCPM.from_bundle(speaking_bundle, precision="fp16", backend=backend, **units).speak(
             text, seed=1, max_len=12, min_len=12
         )
         for backend, units in (("coreml", {"compute_units": UNITS}), ("portable", {}))

@@ -7,12 +7,10 @@ Core ML's fp16, and speech is compared bit for bit with a driver over the same e
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from coreml_stand_in.installation import StandIn
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
@@ -33,14 +31,14 @@ BUNDLES = [
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(monkeypatch, tmp_path_factory):
     """A user's cache that all tests here share: lowering in faithful mode costs a second a package."""
     folder = tmp_path_factory.getbasetemp() / "coreml-cache"
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder))
     return folder
 
 
-def portable(folder: Path, precision: str) -> VoxCPM:
+def portable(folder, precision):
     """A bundle on the portable backend, with the stand-in's arithmetic."""
     bundle = open_bundle(folder, precision)
     manifest, mode = bundle.manifest, "plain" if precision == "fp32" else "faithful"
@@ -52,17 +50,17 @@ def portable(folder: Path, precision: str) -> VoxCPM:
 
 
 @pytest.fixture(params=BUNDLES, ids="-".join)
-def converted(request: pytest.FixtureRequest) -> tuple[Path, str]:
+def converted(request):
     """A bundle and a precision of it: converted before the stand-in is there, with which it would be compiled, too."""
     name, precision = request.param
     return request.getfixturevalue(name), precision
 
 
 def test_speech_equals_the_portable_backend_bit_for_bit(
-    converted: tuple[Path, str],
-    core_ml: StandIn,  # noqa: ARG001 - in place
-    tmp_path: Path,
-) -> None:
+    converted,
+    core_ml,  # noqa: ARG001 - in place
+    tmp_path,
+):
     prompt = np.random.default_rng(0).standard_normal(3200).astype(np.float32) * 0.1
     spoken = []
     for index, opened in enumerate(
@@ -77,43 +75,28 @@ def test_speech_equals_the_portable_backend_bit_for_bit(
             first, again = (tts.speak(TEXT, voice=voice, **GIVEN) for _ in "12")
             np.testing.assert_array_equal(first.audio, again.audio)
             spoken.append((whole.latents, whole.audio, voice.prompt, first.latents, first.audio))
-
     for ours, expected in zip(*spoken, strict=True):
         np.testing.assert_array_equal(ours, expected)
     assert spoken[0][1].flags.writeable
 
 
-def test_threads_do_not_predict_concurrently(core_ml: StandIn, tiny_bundle: Path) -> None:
+def test_threads_do_not_predict_concurrently(core_ml, tiny_bundle):
     with VoxCPM.from_bundle(tiny_bundle, precision="fp16") as tts:
         alone = [tts.generate(TEXT, **{**GIVEN, "seed": seed}) for seed in range(3)]
         with ThreadPoolExecutor(3) as threads:
             jobs = [threads.submit(tts.generate, TEXT, **{**GIVEN, "seed": seed}) for seed in range(3)]
-
     for one, job in zip(alone, jobs, strict=True):
         np.testing.assert_array_equal(one, job.result())
     assert len({event["thread"] for event in core_ml.events("predict")}) == 4
 
 
 @pytest.mark.parametrize("backend", ["coreml", "portable"])
-def test_core_ml_decodes_in_the_calling_thread(
-    core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
+def test_core_ml_decodes_in_the_calling_thread(core_ml, tiny_bundle, monkeypatch, backend):
     """coremltools holds the GIL during predictions, so a second thread would gain nothing."""
     asked = []
     pool = spine.ThreadPoolExecutor
     monkeypatch.setattr(spine, "ThreadPoolExecutor", lambda *given: asked.append(1) or pool(*given))
-
     with VoxCPM.from_bundle(tiny_bundle, precision="fp16", backend=backend) as tts:
         tts.generate(TEXT, **GIVEN)
-
     assert bool(asked) == (backend == "portable")
     assert {event["thread"] for event in core_ml.events("predict")} <= {threading.current_thread().name}
-
-
-@pytest.mark.parametrize("bundle", ["tiny_bundle_15", "tiny_parts_bundle"])
-def test_every_form_of_a_step_model_tells_that_core_ml_holds_the_gil(
-    core_ml: StandIn,  # noqa: ARG001 - in place
-    bundle: str, request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    with VoxCPM.from_bundle(request.getfixturevalue(bundle)) as tts:
-        assert not any(model.releases_gil for model in tts.driver.models.values())

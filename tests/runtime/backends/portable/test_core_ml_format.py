@@ -5,13 +5,13 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from voxcpm_runtime.backends.portable.core_ml_format import DESCRIPTORS
 
 
-def descriptors() -> bytes:
+def descriptors():
     """The installed coremltools' `Model.proto` and its imports, in dependency order."""
     from coremltools.proto import Model_pb2
 
     found: dict[str, object] = {}
 
-    def add(file: object) -> None:
+    def add(file):
         for imported in file.dependencies:
             add(imported)
         found[file.name] = file
@@ -23,7 +23,7 @@ def descriptors() -> bytes:
     return copied.SerializeToString(deterministic=True)
 
 
-def test_copy_equals_coremltools() -> None:
+def test_copy_equals_coremltools():
     assert DESCRIPTORS.read_bytes() == descriptors()
 
 

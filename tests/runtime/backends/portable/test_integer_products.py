@@ -1,8 +1,5 @@
-"""Products with weights of 8 and 4 bits, which keep their bits in plain mode and are unpacked in faithful mode."""
-
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ BLOCKS, WHOLE = b"MatMulNBits", b"MatMulIntegerToFloat"
 RANGES = {"int4": (-8, 7), "int8": (-128, 127)}
 
 
-def quantized(model: Any) -> Any:
+def quantized(model):
     """The model with int8 weights, quantised in the conversion's way."""
     import coremltools.optimize.coreml as cto
 
@@ -28,21 +25,21 @@ def quantized(model: Any) -> Any:
         return cto.linear_quantize_weights(model, config=cto.OptimizationConfig(global_config=settings))
 
 
-def int8_rows(weight: np.ndarray) -> np.ndarray:
+def int8_rows(weight):
     """Symmetric 8-bit rounding of each row, by its definition."""
     scale = np.abs(weight).max(1, keepdims=True) / 127
     return np.round(weight / scale) * scale
 
 
-def relative_error(result: np.ndarray, expected: np.ndarray) -> float:
+def relative_error(result, expected):
     return float(np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2)))
 
 
-def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+def normal(rng, *shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def int8_linear(lab: Any, weight: np.ndarray, x: np.ndarray, **more: Any) -> Path:
+def int8_linear(lab, weight, x, **more):
     """A package of a linear layer with an int8 weight."""
     path: Path = lab.save(
         quantized(lab.convert(lambda x: lab.mb.linear(x=x, weight=weight, **more), {"x": x}))
@@ -50,19 +47,12 @@ def int8_linear(lab: Any, weight: np.ndarray, x: np.ndarray, **more: Any) -> Pat
     return path
 
 
-PRODUCTS = [
-    ("saturating", 1, BLOCKS),
-    ("saturating", 5, WHOLE),
-    ("exact", 1, WHOLE),
-    ("exact", 5, WHOLE),
-]
+PRODUCTS = [("saturating", 1, BLOCKS), ("saturating", 5, WHOLE), ("exact", 1, WHOLE), ("exact", 5, WHOLE)]
 
 
 @pytest.mark.parametrize(("processor", "rows", "product"), PRODUCTS, indirect=["processor"])
 @pytest.mark.usefixtures("processor")
-def test_int8_linear_stays_8_bit_in_plain_mode(
-    lab: Any, rng: np.random.Generator, rows: int, product: bytes
-) -> None:
+def test_int8_linear_stays_8_bit_in_plain_mode(lab, rng, rows, product):
     weight, bias = normal(rng, 64, 96), normal(rng, 64)
     # Rows of different magnitude: with one scale for all, the small ones would be lost.
     x = (normal(rng, 1, rows, 96) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
@@ -77,7 +67,7 @@ def test_int8_linear_stays_8_bit_in_plain_mode(
     assert product not in load_lowered(package, mode="faithful").model
 
 
-def test_int8_matmul_of_an_untransposed_weight(lab: Any, rng: np.random.Generator) -> None:
+def test_int8_matmul_of_an_untransposed_weight(lab, rng):
     weight, x = normal(rng, 96, 64), normal(rng, 1, 5, 96)
     package = lab.save(quantized(lab.convert(lambda x: lab.mb.matmul(x=x, y=weight), {"x": x})))
     (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
@@ -94,9 +84,7 @@ WIDE, NARROW = (128, 64), (64, 128)
 )
 @pytest.mark.parametrize("open_length", [False, True])
 @pytest.mark.usefixtures("processor")
-def test_small_and_narrowing_products_keep_precision(
-    lab: Any, rng: np.random.Generator, rows: int, shape: tuple[int, int], fine: bool, open_length: bool
-) -> None:
+def test_small_and_narrowing_products_keep_precision(lab, rng, rows, shape, fine, open_length):
     """A second plane of bytes: the error falls from about 1 % to 1e-4."""
     layer = torch.nn.Linear(shape[1], shape[0], bias=False)
     x = normal(rng, 1, rows, shape[1])
@@ -114,7 +102,7 @@ def test_small_and_narrowing_products_keep_precision(
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_int8_products_do_not_saturate(lab: Any, rows: int) -> None:
+def test_int8_products_do_not_saturate(lab, rows):
     weight, x = np.full((64, 96), 0.7, np.float32), np.full((1, rows, 96), 3.0, np.float32)
     (result,) = PortableStepModel(int8_linear(lab, weight, x), threads=1)({"x": x}).values()
     np.testing.assert_allclose(result, np.full((1, rows, 64), 0.7 * 3 * 96), rtol=1e-2)
@@ -122,9 +110,7 @@ def test_int8_products_do_not_saturate(lab: Any, rows: int) -> None:
 
 @pytest.mark.parametrize("others", [0, 1e4, np.nan])
 @pytest.mark.parametrize("rows", [2, 5, 18])
-def test_a_row_of_a_product_does_not_depend_on_the_others(
-    lab: Any, rng: np.random.Generator, rows: int, others: float
-) -> None:
+def test_a_row_of_a_product_does_not_depend_on_the_others(lab, rng, rows, others):
     """The first row has no negative number, so its range is different."""
     weight, x = normal(rng, 64, 96), np.abs(normal(rng, rows, 96))
     run = PortableStepModel(int8_linear(lab, weight, x), threads=1)
@@ -139,19 +125,16 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
 
 @pytest.mark.parametrize("shape", [(512, 256, 8), (32, 16, 8)], ids=["large", "small"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_int8_transposed_convolution(
-    lab: Any, rng: np.random.Generator, shape: tuple[int, int, int], bias: bool
-) -> None:
+def test_int8_transposed_convolution(lab, rng, shape, bias):
     """Large weights stay 8-bit and small ones are unpacked; the results are the same."""
     weight, x, offset = normal(rng, *shape), normal(rng, 1, shape[0], 5), 30 * normal(rng, shape[1])
     options = {"strides": [4], "pad_type": "custom", "pad": [4, 4], **({"bias": offset} if bias else {})}
 
-    def build(x: Any) -> Any:
+    def build(x):
         return lab.mb.conv_transpose(x=x, weight=weight, **options)
 
     package = lab.save(quantized(lab.convert(build, {"x": x})))
     (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
-
     by_output = weight.transpose(1, 0, 2)
     rounded = int8_rows(by_output.reshape(shape[1], -1)).reshape(by_output.shape).transpose(1, 0, 2)
     expected = torch.nn.functional.conv_transpose1d(
@@ -165,14 +148,7 @@ def test_int8_transposed_convolution(
 class Weight:
     """Random integers with a scale, and possibly an offset, for each block; `dense` is (integers − offset) · scale."""
 
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        dtype: str,
-        shape: tuple[int, ...],
-        scales: tuple[int, ...],
-        offset: bool,
-    ) -> None:
+    def __init__(self, rng, dtype, shape, scales, offset):
         from coremltools.converters.mil.mil import types
 
         low, high = RANGES[dtype]
@@ -184,7 +160,7 @@ class Weight:
         if offset:
             self.arguments["offset"] = offsets.astype(stored)
 
-        def spread(array: np.ndarray) -> np.ndarray:
+        def spread(array):
             for axis, (size, count) in enumerate(zip(shape, scales, strict=True)):
                 array = array.repeat(size // count, axis)
             return array.astype(np.float32)
@@ -192,10 +168,10 @@ class Weight:
         self.dense = (integers.astype(np.float32) - spread(offsets)) * spread(factors)
 
 
-def linear(lab: Any, weight: Weight, x: np.ndarray, mode: str = "plain") -> tuple[np.ndarray, bytes]:
+def linear(lab, weight, x, mode="plain"):
     """The result, and the lowered graph."""
 
-    def build(x: Any) -> Any:
+    def build(x):
         return lab.mb.linear(x=x, weight=lab.mb.constexpr_blockwise_shift_scale(**weight.arguments))
 
     (result,) = lab.run(build, {"x": x}, "constexpr_blockwise_shift_scale", mode=mode)
@@ -204,22 +180,15 @@ def linear(lab: Any, weight: Weight, x: np.ndarray, mode: str = "plain") -> tupl
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(("scales", "offset"), [((48, 4), False), ((48, 4), True), ((48, 1), False)])
-def test_4_bit_weights_in_blocks_keep_their_bits(
-    later_lab: Any, rng: np.random.Generator, scales: tuple[int, int], offset: bool, rows: int
-) -> None:
+def test_4_bit_weights_in_blocks_keep_their_bits_in_plain_mode(later_lab, rng, scales, offset, rows):
     weight = Weight(rng, "int4", (48, 128), scales, offset)
     x = (normal(rng, 1, rows, 128) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     (result, graph), expected = linear(later_lab, weight, x), x @ weight.dense.T
     for row in range(rows):
         assert relative_error(result[0, row], expected[0, row]) < NOISE
     assert BLOCKS in graph
-
-
-@pytest.mark.parametrize("dtype", RANGES)
-def test_faithful_mode_unpacks_weights(later_lab: Any, rng: np.random.Generator, dtype: str) -> None:
-    weight, x = Weight(rng, dtype, (48, 128), (48, 4), offset=dtype != "int8"), normal(rng, 3, 128)
-    result, graph = linear(later_lab, weight, x, mode="faithful")
-    np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-2)
+    faithful, graph = linear(later_lab, weight, x, mode="faithful")
+    np.testing.assert_allclose(faithful, expected, rtol=1e-4, atol=1e-2)
     assert BLOCKS not in graph
 
 
@@ -229,34 +198,7 @@ UNUSUAL = [((7, 9), (7, 3)), ((2, 3), (2, 1)), ((7, 9), (1, 1)), ((8, 96), (2, 3
 
 
 @pytest.mark.parametrize(("shape", "scales"), UNUSUAL, ids=str)
-def test_unusual_shapes_are_unpacked(
-    later_lab: Any, rng: np.random.Generator, shape: tuple[int, int], scales: tuple[int, int]
-) -> None:
+def test_unusual_shapes_are_unpacked(later_lab, rng, shape, scales):
     weight, x = Weight(rng, "int4", shape, scales, offset=True), normal(rng, 1, shape[1])
     result, _ = linear(later_lab, weight, x)
     np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["conv", "conv_transpose", "matmul"])
-def test_other_products_unpack_4_bit_weights(later_lab: Any, rng: np.random.Generator, kind: str) -> None:
-    mb, tensors = later_lab.mb, torch.nn.functional
-    if kind == "matmul":
-        weight, x = Weight(rng, "int4", (128, 48), (4, 48), offset=True), normal(rng, 5, 128)
-        expected, arguments = x @ weight.dense, {}
-    elif kind == "conv":
-        weight, x = Weight(rng, "int4", (12, 32, 3), (12, 2, 1), offset=True), normal(rng, 1, 32, 20)
-        expected = tensors.conv1d(torch.from_numpy(x), torch.from_numpy(weight.dense)).numpy()
-        arguments = {}
-    else:
-        weight, x = Weight(rng, "int4", (32, 16, 8), (4, 16, 1), offset=False), normal(rng, 1, 32, 5)
-        arguments = {"strides": [4], "pad_type": "custom", "pad": [4, 4]}
-        expected = tensors.conv_transpose1d(
-            torch.from_numpy(x), torch.from_numpy(weight.dense), stride=4, padding=4
-        ).numpy()
-
-    def build(x: Any) -> Any:
-        held = mb.constexpr_blockwise_shift_scale(**weight.arguments)
-        return getattr(mb, kind)(x=x, **{"y" if kind == "matmul" else "weight": held}, **arguments)
-
-    (result,) = later_lab.run(build, {"x": x}, kind)
-    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=2e-2)

@@ -1,39 +1,32 @@
-"""Precision modes, the probe, and programs that cannot be lowered."""
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT, PackageError, PortableStepModel
 
 
-def test_unknown_operations_are_refused_by_name(lab: Any) -> None:
+def test_unknown_operations_and_invalid_packages_are_named(lab, tmp_path):
     package = lab.package(lambda x: lab.mb.atan(x=x, name="angle"), {"x": np.zeros(3, np.float32)})
-    with pytest.raises(PackageError, match=r"atan \(angle\)"):
-        PortableStepModel(package)
-
-
-def test_invalid_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PackageError, match=r"nothing is not an .mlpackage"):
-        PortableStepModel(tmp_path / "nothing")
-
-
-@pytest.mark.parametrize(("name", "content"), [("model.mlmodel", b"\xff" * 40), ("weight.bin", b"\0" * 200)])
-def test_a_damaged_file_is_named(lab: Any, name: str, content: bytes) -> None:
+    for path, message in (
+        (package, r"atan \(angle\)"),
+        (tmp_path / "nothing", "nothing is not an .mlpackage"),
+    ):
+        with pytest.raises(PackageError, match=message):
+            PortableStepModel(path)
     weight = np.ones((8, 16), np.float32)
-    package = lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": np.zeros((1, 16), np.float32)})
-    next(package.rglob(name)).write_bytes(content)
-    with pytest.raises(PackageError, match=f"{name} is damaged"):
-        PortableStepModel(package)
+    package = lab.package(
+        lambda x: lab.mb.linear(x=x, weight=weight), {"x": np.zeros((1, 16), np.float32)}, "b"
+    )
+    for name, content in (("weight.bin", b"\0" * 200), ("model.mlmodel", b"\xff" * 40)):
+        next(package.rglob(name)).write_bytes(content)
+        with pytest.raises(PackageError, match=f"{name} is damaged"):
+            PortableStepModel(package)
 
 
 @pytest.mark.parametrize("mode", ["plain", "faithful"])
-def test_only_faithful_mode_rounds_to_fp16(lab: Any, mode: str) -> None:
+def test_only_faithful_mode_rounds_to_fp16(lab, mode):
     """In fp16, 1 + 2^-12 is 1, and 300² overflows."""
 
-    def build(x: Any) -> tuple[Any, Any]:
+    def build(x):
         near_one = lab.mb.add(x=x, y=np.float16(2**-12))
         huge = lab.mb.mul(x=lab.mb.mul(x=x, y=np.float16(300)), y=np.float16(300))
         return lab.mb.sub(x=near_one, y=np.float16(1)), lab.mb.mul(x=huge, y=np.float16(0.5))
@@ -44,8 +37,8 @@ def test_only_faithful_mode_rounds_to_fp16(lab: Any, mode: str) -> None:
     np.testing.assert_array_equal(half, {"plain": 45000, "faithful": np.inf}[mode])
 
 
-def test_faithful_mode_rounds_inputs_and_leaves_fp32_operations_alone(lab: Any) -> None:
-    def build(x: Any, y: Any) -> tuple[Any, Any]:
+def test_faithful_mode_rounds_inputs_and_leaves_fp32_operations_alone(lab):
+    def build(x, y):
         return lab.mb.abs(x=x), lab.mb.add(x=y, y=np.float32(2**-20))
 
     third = np.full(2, 1 / 3, np.float32)
@@ -57,8 +50,8 @@ def test_faithful_mode_rounds_inputs_and_leaves_fp32_operations_alone(lab: Any) 
 
 
 @pytest.mark.parametrize("mode", ["plain", "faithful"])
-def test_the_probe_reports_the_largest_value_of_each_operation(lab: Any, mode: str) -> None:
-    def build(x: Any) -> Any:
+def test_the_probe_reports_the_largest_value_of_each_operation(lab, mode):
+    def build(x):
         scaled = lab.mb.mul(x=x, y=np.float16(-300), name="scaled")
         moved = lab.mb.reshape(x=scaled, shape=[2, 1])
         return lab.mb.mul(x=moved, y=np.float16(300), name="overflowing")
@@ -70,9 +63,7 @@ def test_the_probe_reports_the_largest_value_of_each_operation(lab: Any, mode: s
     assert reported == {"scaled": 300, "overflowing": 90000}
 
 
-def test_fp16_weights_are_read_from_the_package(
-    lab: Any, rng: np.random.Generator, private_cache: Path
-) -> None:
+def test_fp16_weights_are_read_from_the_package(lab, rng, private_cache):
     weight = rng.standard_normal((256, 200)).astype(np.float16)
     x = rng.standard_normal((3, 200)).astype(np.float16)
     (result,) = lab.run(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x}, "linear")

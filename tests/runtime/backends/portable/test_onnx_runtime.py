@@ -1,10 +1,7 @@
-"""ONNX Runtime's configuration: no telemetry, one arena, threads within the affinity mask, clear errors."""
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ print(*PortableStepModel(Path(sys.argv[1]))({"x": np.ones(4, np.float32)}).value
 ASK = "import os, voxcpm_runtime.backends.portable; print(os.environ['ORT_DISABLE_TELEMETRY'])"
 
 
-def run(program: str, home: Path, *arguments: object, **variables: str) -> str:
+def run(program, home, *arguments, **variables):
     """The output of a program for a new user without settings."""
     kept = {k: v for k, v in os.environ.items() if k not in {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}}
     done = subprocess.run(
@@ -37,18 +34,15 @@ def run(program: str, home: Path, *arguments: object, **variables: str) -> str:
 
 
 @pytest.fixture
-def package(lab: Any) -> Path:
+def package(lab):
     path: Path = lab.package(lambda x: lab.mb.add(x=x, y=np.float32(1)), {"x": np.ones(4, np.float32)})
     return path
 
 
-def test_running_a_step_model_queues_no_telemetry(package: Path, tmp_path: Path) -> None:
+def test_running_a_step_model_queues_no_telemetry_unless_the_user_asked(package, tmp_path):
     """From 1.31 on, ONNX Runtime starts telemetry on import."""
     assert run(RUN, tmp_path, package) == "[2. 2. 2. 2.]\n"
     assert not [path for path in tmp_path.rglob("*") if "microsoft" in path.name.lower()]
-
-
-def test_users_setting_is_preserved(tmp_path: Path) -> None:
     assert run(ASK, tmp_path, ORT_DISABLE_TELEMETRY="0").strip() == "0"
 
 
@@ -82,13 +76,6 @@ print(megabytes() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_sequential_models_share_memory(tmp_path: Path) -> None:
-    """In a subprocess, as an arena never shrinks."""
-    grown = float(run(ARENA, tmp_path))
-    assert MEGABYTES <= grown < MODELS / 2 * MEGABYTES, f"{MODELS} models have come to {grown:.0f} MB"
-
-
 CORES = """
 import os, sys
 from pathlib import Path
@@ -100,9 +87,13 @@ for task in os.listdir("/proc/self/task"):
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for the cores of each thread")
-def test_threads_stay_on_allowed_cores(package: Path, tmp_path: Path) -> None:
-    """ONNX Runtime's default is a thread pinned to each of the machine's cores."""
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc, and asks Linux for each thread's cores"
+)
+def test_sequential_models_share_memory_and_threads_stay_on_allowed_cores(package, tmp_path):
+    """In subprocesses: an arena never shrinks, and ONNX Runtime's default is a thread pinned to each core."""
+    grown = float(run(ARENA, tmp_path))
+    assert MEGABYTES <= grown < MODELS / 2 * MEGABYTES, f"{MODELS} models have come to {grown:.0f} MB"
     assert set(run(CORES, tmp_path, package).split()) == {str(min(os.sched_getaffinity(0)))}
 
 
@@ -116,9 +107,7 @@ def test_threads_stay_on_allowed_cores(package: Path, tmp_path: Path) -> None:
         ("12:cpu:/", "200000 100000", None),
     ],
 )
-def test_cpu_quota_limits_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, limit: str, expected: int | None
-) -> None:
+def test_cpu_quota_limits_threads(tmp_path, monkeypatch, own, limit, expected):
     """The limit of a container's control group on a machine with eight cores."""
     groups = tmp_path / "cgroup"
     groups.write_text(own)
@@ -129,7 +118,6 @@ def test_cpu_quota_limits_threads(
     monkeypatch.setattr(machine, "_OWN_CGROUP", groups)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(machine, "cores", lambda: 8)
-
     assert machine.fair_threads() == expected
 
 
@@ -147,24 +135,18 @@ NO_MEMORY, NO_THREADS = "not enough memory", "the system cannot start more threa
         (errors.RuntimeException("BFCArena: Failed to allocate memory for 7 bytes"), NO_MEMORY),
         (RuntimeError(PTHREAD.format(12, "Cannot allocate memory")), NO_MEMORY),
         (RuntimeError(PTHREAD.format(11, "Resource temporarily unavailable")), NO_THREADS),
+        # All others are the package's; ONNX Runtime raises those of bound inputs as plain RuntimeError.
+        (errors.InvalidGraph("no such operator"), "or its cache entry is"),
+        (RuntimeError("Error in execution: ScatterND"), "or its cache entry is"),
     ],
 )
-def test_allocation_and_thread_failures_are_reported(error: Exception, line: str) -> None:
-    with pytest.raises(SYSTEM_ERRORS) as raised, session_errors(Path("a.mlpackage")):
+def test_failures_are_attributed_to_the_system_or_the_package(error, line):
+    with pytest.raises((*SYSTEM_ERRORS, BundleError)) as raised, session_errors(Path("a.mlpackage")):
         raise error
-    assert system_reason(raised.value) == line
+    assert line in (str(raised.value) if "cache" in line else system_reason(raised.value))
 
 
-@pytest.mark.parametrize(
-    "error", [errors.InvalidGraph("no such operator"), RuntimeError("Error in execution: ScatterND")]
-)
-def test_other_failures_are_attributed_to_the_package(error: Exception) -> None:
-    """ONNX Runtime raises failures of calls with bound inputs as plain RuntimeError."""
-    with pytest.raises(BundleError, match=r"or its cache entry is"), session_errors(Path("a.mlpackage")):
-        raise error
-
-
-def test_a_failing_node_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_node_prints_nothing(capfd):
     """By default ONNX Runtime logs it in colours, besides raising it."""
     from onnx import TensorProto, helper
 
@@ -174,7 +156,6 @@ def test_a_failing_node_prints_nothing(capfd: pytest.CaptureFixture[str]) -> Non
     opsets = [helper.make_opsetid("", 17)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
     session = _session(model, ort.SessionOptions())
-
     with pytest.raises(ERRORS):
         session.run(None, {"x": np.zeros(3, np.float32), "shape": np.array([2], np.int64)})
     assert capfd.readouterr() == ("", "")

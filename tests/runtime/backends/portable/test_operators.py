@@ -1,6 +1,4 @@
-"""Operations on elements, axes and positions against numpy and scipy; many of them are outputs of one program."""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,8 +76,8 @@ OF_TWO: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     ("x", "cases"), [(POINTS, OF_ANY_NUMBER), (np.abs(POINTS), OF_A_POSITIVE_NUMBER), (X, ON_AXES)]
 )
-def test_of_one_tensor(lab: Any, x: np.ndarray, cases: Sequence[Case]) -> None:
-    def build(x: Any) -> Any:
+def test_of_one_tensor(lab, x, cases):
+    def build(x):
         return tuple(getattr(lab.mb, kind)(x=x, **arguments) for kind, arguments, _ in cases)
 
     results = lab.run(build, {"x": x}, cases[0][0])
@@ -87,25 +85,25 @@ def test_of_one_tensor(lab: Any, x: np.ndarray, cases: Sequence[Case]) -> None:
         np.testing.assert_allclose(result, expected(x), 1e-5, 1e-6, err_msg=f"{kind} {arguments}")
 
 
-def test_of_two_tensors(lab: Any) -> None:
+def test_of_two_tensors(lab):
     inputs = {"x": POINTS, "y": np.array([[-2.5], [3]], np.float32)}
 
-    def build(x: Any, y: Any) -> Any:
+    def build(x, y):
         return tuple(lab.mb.cast(x=getattr(lab.mb, kind)(x=x, y=y), dtype="fp32") for kind in OF_TWO)
 
     for (kind, expected), result in zip(OF_TWO.items(), lab.run(build, inputs, "add"), strict=True):
         np.testing.assert_allclose(result, expected(*inputs.values()), 1e-6, 1e-6, err_msg=kind)
 
 
-def test_integers_stay_integers(lab: Any) -> None:
+def test_integers_stay_integers(lab):
     inputs = {"x": np.array([7, -7, 7, -7, 6], np.int32), "y": np.array([2, 2, -2, -2, 3], np.int32)}
     (result,) = lab.run(lambda x, y: lab.mb.mul(x=lab.mb.add(x=x, y=y), y=y), inputs, "mul")
     assert result.dtype == np.int32
     np.testing.assert_array_equal(result, (inputs["x"] + inputs["y"]) * inputs["y"])
 
 
-def test_casts_and_choices(lab: Any) -> None:
-    def build(x: Any, y: Any) -> tuple[Any, Any, Any]:
+def test_casts_and_choices(lab):
+    def build(x, y):
         half = lab.mb.tanh(x=lab.mb.cast(x=x, dtype="fp16"))
         positive = lab.mb.greater(x=x, y=np.float32(0))
         both = lab.mb.logical_and(x=positive, y=lab.mb.less(x=x, y=np.float32(2)))
@@ -118,8 +116,8 @@ def test_casts_and_choices(lab: Any) -> None:
     np.testing.assert_array_equal(chosen, np.where((POINTS > 0) & (POINTS < 2), POINTS, -10 - POINTS))
 
 
-def test_splitting_and_joining(lab: Any) -> None:
-    def build(x: Any, y: Any) -> Any:
+def test_splitting_and_joining(lab):
+    def build(x, y):
         values = [lab.mb.squeeze(x=lab.mb.slice_by_size(x=x, begin=[0] * 3, size=[1] * 3)), np.float32(7)]
         return (
             *lab.mb.split(x=x, axis=-1, split_sizes=[3, 1]),
@@ -137,15 +135,20 @@ def test_splitting_and_joining(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_scatter_replaces_slices(lab: Any, axis: int) -> None:
-    expected = X.copy()
-    updates = -1 - np.take(X, [1, 0], axis)
-    np.moveaxis(expected, axis, 0)[[1, 0]] = np.moveaxis(updates, axis, 0)
+@pytest.mark.parametrize("kind", ["scatter", "scatter_along_axis"])
+def test_scatter_replaces_slices_or_elements(lab, kind, axis):
+    updates, expected = -1 - np.take(X, [1, 0], axis), X.copy()
+    # Both indices; of elements, in an order that differs by place.
+    indices = np.array([1, 0]) if kind == "scatter" else np.take(np.indices(X.shape).sum(0), [0, 1], axis) % 2
+    if kind == "scatter":
+        np.moveaxis(expected, axis, 0)[indices] = np.moveaxis(updates, axis, 0)
+    else:
+        np.put_along_axis(expected, indices, updates, axis)
 
-    def build(x: Any, i: Any, u: Any) -> Any:
-        return lab.mb.scatter(data=x, indices=i, updates=u, axis=axis, mode="update")
+    def build(x, i, u):
+        return getattr(lab.mb, kind)(data=x, indices=i, updates=u, axis=axis, mode="update")
 
-    (result,) = lab.run(build, {"x": X, "i": np.array([1, 0], np.int32), "u": updates}, "scatter")
+    (result,) = lab.run(build, {"x": X, "i": indices.astype(np.int32), "u": updates}, kind)
     np.testing.assert_array_equal(result, expected)
 
 
@@ -179,8 +182,8 @@ def test_scatter_nd_replaces_slices_at_indices_on_the_first_axes(lab: Any, axes:
     np.testing.assert_array_equal(result, expected)
 
 
-def _slice_update(lab: Any, mask: list[bool], **options: Any) -> Callable[..., Any]:
-    def build(x: Any, at: Any, u: Any) -> Any:
+def _slice_update(lab, mask, **options):
+    def build(x, at, u):
         zero = np.array([0], np.int32)
         begin = lab.mb.concat(values=[zero, at, zero], axis=0)
         end = lab.mb.add(x=begin, y=np.int32(u.shape))
@@ -192,7 +195,7 @@ def _slice_update(lab: Any, mask: list[bool], **options: Any) -> Callable[..., A
 
 @pytest.mark.parametrize("mode", ["plain", "faithful"])
 @pytest.mark.parametrize(("begin", "rows"), [(1, 2), (2, 1)])
-def test_a_slice_is_updated_at_a_computed_position(later_lab: Any, begin: int, rows: int, mode: str) -> None:
+def test_a_slice_is_updated_at_a_computed_position(later_lab, begin, rows, mode):
     inputs = {"x": X, "at": np.array([begin], np.int32), "u": -X[:, :rows]}
     build = _slice_update(later_lab, [True, False, True])
     (result,) = later_lab.run(build, inputs, "slice_update", mode=mode)
@@ -208,9 +211,7 @@ def test_a_slice_is_updated_at_a_computed_position(later_lab: Any, begin: int, r
         ([True, False, True], {"stride": [1, 2, 1]}, "strides and squeezed axes"),
     ],
 )
-def test_another_slice_update_is_refused_by_name(
-    later_lab: Any, mask: list[bool], options: dict[str, Any], reason: str
-) -> None:
+def test_another_slice_update_is_refused_by_name(later_lab, mask, options, reason):
     inputs = {"x": X, "at": np.array([0], np.int32), "u": X[:, :1]}
     with pytest.raises(PackageError, match=f"slice_update.*{reason}"):
         later_lab.run(_slice_update(later_lab, mask, **options), inputs, "slice_update")

@@ -1,7 +1,4 @@
-"""Rewrites of the plain-mode graph: they match only their exact formulas, and keep the results."""
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ EPSILON = 1e-5
 FUSED = b"SimplifiedLayerNormalization"
 
 
-def rms_norm(mb: Any, x: Any, weight: np.ndarray, **changes: Any) -> Any:
+def rms_norm(mb, x, weight, **changes):
     """The fp16-safe RMSNorm of the step models, with one property changed."""
     axes = changes.get("axes", [-1])
     peak = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
@@ -29,7 +26,7 @@ def rms_norm(mb: Any, x: Any, weight: np.ndarray, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("scale", [1e-4, 3e4])
-def test_rms_norm_becomes_one_node(lab: Any, rng: np.random.Generator, scale: float) -> None:
+def test_rms_norm_becomes_one_node(lab, rng, scale):
     x = (scale * rng.standard_normal((2, 3, 16))).astype(np.float32)
     weight = rng.standard_normal(16).astype(np.float32)
     package = lab.package(lambda x: rms_norm(lab.mb, x, weight), {"x": x})
@@ -44,19 +41,17 @@ def test_rms_norm_becomes_one_node(lab: Any, rng: np.random.Generator, scale: fl
 
 
 @pytest.mark.parametrize("changes", [{"axes": [1]}, {"tiny": 1e-3}, {"another": True}], ids=str)
-def test_other_formulas_are_not_rewritten(
-    lab: Any, rng: np.random.Generator, changes: dict[str, Any]
-) -> None:
+def test_other_formulas_are_not_rewritten(lab, rng, changes):
     weight = rng.standard_normal(16).astype(np.float32)
     package = lab.package(lambda x: rms_norm(lab.mb, x, weight, **changes), {"x": ("float32", (2, 3, 16))})
     assert FUSED not in load_lowered(package).model
 
 
-def attention(lab: Any, inputs: dict[str, np.ndarray], **changes: Any) -> Path:
+def attention(lab, inputs, **changes):
     """A package of one head over a cache of 200 positions, as in the step models, with one property changed."""
     mb = lab.mb
 
-    def build(q: Any, k: Any, v: Any, position: Any) -> Any:
+    def build(q, k, v, position):
         counted = np.arange(LENGTH, dtype=np.int32) + np.int32(changes.get("first", 0))
         later = mb.greater(x=counted, y=mb.expand_dims(x=position, axes=[1]))
         mask = mb.mul(x=mb.cast(x=later, dtype="fp32"), y=np.float32(changes.get("penalty", -1e4)))
@@ -67,16 +62,14 @@ def attention(lab: Any, inputs: dict[str, np.ndarray], **changes: Any) -> Path:
     return package
 
 
-def inputs_at(rng: np.random.Generator, *positions: int) -> dict[str, np.ndarray]:
+def inputs_at(rng, *positions):
     rows = {"q": ROWS, "k": LENGTH, "v": LENGTH}
     arrays = {name: rng.standard_normal((1, 1, n, WIDTH)).astype(np.float32) for name, n in rows.items()}
     return {**arrays, "position": np.array(positions, np.int32)}
 
 
 @pytest.mark.parametrize("positions", [(0, 1), (62, 63), (63, 64), (198, 199), (150, 3)])
-def test_attention_reads_its_cache_up_to_the_last_position(
-    lab: Any, rng: np.random.Generator, positions: tuple[int, int]
-) -> None:
+def test_attention_reads_its_cache_up_to_the_last_position(lab, rng, positions):
     inputs = inputs_at(rng, *positions)
     unread = (max(positions) // 64 + 1) * 64
     inputs["k"][:, :, unread:] = inputs["v"][:, :, unread:] = np.nan
@@ -90,6 +83,6 @@ def test_attention_reads_its_cache_up_to_the_last_position(
 
 
 @pytest.mark.parametrize("changes", [{"penalty": -1.0}, {"first": 1}], ids=str)
-def test_other_masks_are_not_rewritten(lab: Any, rng: np.random.Generator, changes: dict[str, Any]) -> None:
+def test_other_masks_are_not_rewritten(lab, rng, changes):
     package = attention(lab, inputs_at(rng, 4, 5), **changes)
     assert b"Slice" not in load_lowered(package).model

@@ -1,5 +1,3 @@
-"""Large integer models are saved in ONNX Runtime's optimised form, and mapped at the next start."""
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ from voxcpm_runtime.bundle.verified_files import RECORDS_FILE
 
 
 @pytest.fixture
-def package(lab: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(lab, rng, monkeypatch):
     """A linear layer of 6 kB in int8, which counts as large here."""
     monkeypatch.setattr(sessions, "_MIN_PREPARED_BYTES", 1024)
     weight = rng.standard_normal((64, 96)).astype(np.float32)
@@ -24,19 +22,17 @@ def package(lab: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch)
     return path
 
 
-def result(package: Path, key: str | None = "digest") -> np.ndarray:
+def result(package, key="digest"):
     x = np.random.default_rng(1).standard_normal((1, 5, 96)).astype(np.float32)
     (y,) = PortableStepModel(package, cache_key=key, threads=1)({"x": x}).values()
     return y
 
 
-def entries(cache: Path) -> list[Path]:
+def entries(cache):
     return sorted((cache / "compiled").glob("*.ort"))
 
 
-def test_second_start_reuses_the_saved_model(
-    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_start_reuses_the_saved_model(package, private_cache, monkeypatch):
     plain = result(package, key=None)
     assert not entries(private_cache)
     np.testing.assert_array_equal(result(package), plain)
@@ -53,11 +49,11 @@ def test_second_start_reuses_the_saved_model(
     assert opened == [str(entry / sessions.MODEL)]
 
 
-def truncated(file: Path) -> None:
+def truncated(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def altered(file: Path) -> None:
+def altered(file):
     file.write_bytes(bytes(byte ^ 0x10 for byte in file.read_bytes()))
 
 
@@ -70,9 +66,7 @@ def altered(file: Path) -> None:
         (RECORDS_FILE, truncated),
     ],
 )
-def test_damaged_model_is_rebuilt(
-    package: Path, private_cache: Path, name: str, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_model_is_rebuilt(package, private_cache, name, damage):
     plain = result(package)
     (entry,) = entries(private_cache)
     before = (entry / name).stat().st_size
@@ -81,9 +75,7 @@ def test_damaged_model_is_rebuilt(
     assert (entry / name).stat().st_size == before
 
 
-def test_other_onnx_runtime_version_replaces_the_saved_model(
-    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_onnx_runtime_version_replaces_the_saved_model(package, private_cache, monkeypatch):
     plain = result(package)
     (first,) = entries(private_cache)
     monkeypatch.setattr(ort, "__version__", "99.0")
@@ -92,9 +84,7 @@ def test_other_onnx_runtime_version_replaces_the_saved_model(
     assert first.name != second.name
 
 
-def test_full_disk_runs_without_saving(
-    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_runs_without_saving(package, private_cache, monkeypatch):
     plain = result(package, key=None)
     full = shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(sessions.shutil, "disk_usage", lambda _: full)
