@@ -28,7 +28,6 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ CONFIGURATIONS = ("tiny", "tiny-kv", "tiny-2")
 CONVERTED = ("--precision", "fp16", "--precision", "int8", "--max-length", "128", "--quantize", "all")
 Record = dict[str, Any]
 LONG = "Hello there. The old farmer fed his chickens.\n\nThen he walked to the river, slowly, and sat down there."
-REQUESTS: tuple[tuple[str, dict[str, Any] | None], ...] = (
+REQUESTS = (
     ("/healthz", None),
     ("/v1/models", None),
     ("/v1/audio/voices", None),
@@ -56,7 +55,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any] | None], ...] = (
 )
 
 
-def speech(bundles: Path) -> Record:
+def speech(bundles):
     """Digests of samples, by bundle, precision and mode."""
     import numpy as np
 
@@ -65,7 +64,7 @@ def speech(bundles: Path) -> Record:
 
     warnings.simplefilter("ignore")
     noise = np.random.default_rng(3).standard_normal(8_000).astype(np.float32) * 0.1
-    modes: dict[str, dict[str, Any]] = {
+    modes = {
         "plain": {"text": "hello there."},
         "long": {"text": LONG, "segment_tokens": 12},
         "bounded": {"text": LONG, "segment_tokens": 12, "max_len": 9, "retry_badcase": False},
@@ -77,10 +76,10 @@ def speech(bundles: Path) -> Record:
         "control": {"text": "hello.", "control": "warm, slow"},
     }
 
-    def digest(audio: Any) -> str:
+    def digest(audio):
         return hashlib.sha256(pcm16(audio).tobytes()).hexdigest()[:16]
 
-    record: Record = {}
+    record = {}
     opened = [(None, None), *((name, p) for name in CONFIGURATIONS for p in ("int8", "fp16"))]
     for name, precision in opened:
         with VoxCPM.from_bundle(None if name is None else bundles / name, precision, threads=2) as tts:
@@ -112,11 +111,11 @@ def speech(bundles: Path) -> Record:
     return record
 
 
-def names(_: Path) -> Record:
+def names(_):
     """Public names of the runtime with their signatures."""
     import voxcpm_runtime
 
-    record: Record = {}
+    record = {}
     for name in voxcpm_runtime.__all__:
         value = getattr(voxcpm_runtime, name)
         members = {
@@ -126,18 +125,18 @@ def names(_: Path) -> Record:
     return record
 
 
-def _signature(value: Any) -> str:
+def _signature(value):
     try:
         return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(value)))
     except (TypeError, ValueError):
         return type(value).__name__
 
 
-def flags(_: Path) -> Record:
+def flags(_):
     """The flags of every command."""
     from voxcpm_runtime.commands.cli import main
 
-    def helped(*arguments: str) -> str:
+    def helped(*arguments):
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
             main([*arguments, "--help"])
@@ -147,7 +146,7 @@ def flags(_: Path) -> Record:
     return {command: sorted(set(re.findall(r"--[a-z][a-z0-9-]*", helped(command)))) for command in commands}
 
 
-def answers(_: Path) -> Record:
+def answers(_):
     """A server's responses: status, type and body."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -169,7 +168,7 @@ def answers(_: Path) -> Record:
         server.wait()
 
 
-def _answer(url: str, body: dict[str, Any] | None) -> list[Any]:
+def _answer(url, body):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - our server
     try:
@@ -185,11 +184,11 @@ def _answer(url: str, body: dict[str, Any] | None) -> list[Any]:
     return [status, kind, len(content), hashlib.sha256(content).hexdigest()[:16]]
 
 
-def packages(bundles: Path) -> Record:
+def packages(bundles):
     """Checksums of the weights, constants, tokenizer and vectors of a conversion; programs name values anew."""
     from voxcpm_runtime.commands.cli import main
 
-    record: Record = {}
+    record = {}
     for name in CONFIGURATIONS:
         with tempfile.TemporaryDirectory() as folder:
             bundle = Path(folder, name)
@@ -200,11 +199,11 @@ def packages(bundles: Path) -> Record:
     return record
 
 
-def validation(bundles: Path) -> Record:
+def validation(bundles):
     """Figures and verdicts of `validate`, without its times."""
     from voxcpm_runtime.commands.cli import main
 
-    record: Record = {}
+    record = {}
     for name in CONFIGURATIONS:
         checkpoint = str(bundles / f"checkpoint-{name}")
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
@@ -214,12 +213,10 @@ def validation(bundles: Path) -> Record:
     return record
 
 
-PARTS: dict[str, Callable[[Path], Record]] = {
-    part.__name__: part for part in (speech, names, flags, answers, packages, validation)
-}
+PARTS = {part.__name__: part for part in (speech, names, flags, answers, packages, validation)}
 
 
-def _recorded(tree: Path, part: str, bundles: Path) -> Record:
+def _recorded(tree, part, bundles):
     """The record of a tree's packages, made in a subprocess."""
     path = os.pathsep.join(str(tree / root) for root in ROOTS)
     environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
@@ -227,11 +224,11 @@ def _recorded(tree: Path, part: str, bundles: Path) -> Record:
     return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def _convert(tree: Path, folder: Path) -> None:
+def _convert(tree, folder):
     path = os.pathsep.join(str(tree / root) for root in ROOTS)
     program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
-    def run(*arguments: str) -> None:
+    def run(*arguments):
         command = [sys.executable, "-c", program, *arguments]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL)
 
@@ -244,7 +241,7 @@ def _convert(tree: Path, folder: Path) -> None:
         run("convert", str(checkpoint), "-o", str(bundle), *CONVERTED)
 
 
-def differences(before: Any, after: Any, place: str = "") -> list[str]:
+def differences(before, after, place=""):
     """Each path at which two records differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
@@ -256,7 +253,7 @@ def differences(before: Any, after: Any, place: str = "") -> list[str]:
     return [] if before == after else [f"{place}:\n    before {before!r}\n    after  {after!r}"]
 
 
-def main() -> int:
+def main():
     """Compare this tree with a revision."""
     if sys.argv[1:2] == ["--record"]:
         with contextlib.redirect_stdout(sys.stderr):
@@ -275,7 +272,7 @@ def main() -> int:
     if not earlier.exists():
         subprocess.run([*git, "worktree", "add", "--detach", str(earlier), revision], check=True)
     _convert(earlier, folder)
-    found: list[str] = []
+    found = []
     for part in given.only:
         record = folder / f"{part}.json"
         if not record.exists():

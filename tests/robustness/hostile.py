@@ -147,7 +147,6 @@ def pickled_weights(name: str, form: str) -> Change:
 
 def lora_pickle(place: Place) -> object:
     import torch
-
     from voxcpm_conversion.checkpoint import Checkpoint
 
     folder = place.inside / "lora"

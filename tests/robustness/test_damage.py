@@ -1,15 +1,11 @@
 """A flipped byte, a truncation and a swap in every file that is read."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from robustness.watched import Watched
 
 # What is damaged → the bundle, its precision, and the cases of `make test-robustness` and of `make torture`.
-BUNDLES: dict[str, tuple[str, str, int, int]] = {
+BUNDLES = {
     "bundle": ("speaking_bundle", "int8", 40, 430),
     "voice": ("speaking_bundle", "int8", 6, 130),
     "lowered": ("speaking_bundle", "int8", 2, 50),
@@ -23,22 +19,20 @@ PICKLES = {"model.safetensors": "pytorch_model.bin", "audiovae.safetensors": "au
 """Weight files and their names as pickles."""
 
 
-def _check(count: int, seed: int, **given: object) -> None:
+def _check(count, seed, **given):
     with Watched("robustness.damage:scene", **given) as process:
         process.check({"number": number, "seed": seed} for number in range(count))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, some, _) in BUNDLES.items() if some])
-def test_some_damage(request: pytest.FixtureRequest, torture_seed: int, name: str) -> None:
+def test_some_damage(request, torture_seed, name):
     bundle, precision, count, _ = BUNDLES[name]
     _check(count, torture_seed, kind=name, source=request.getfixturevalue(bundle), precision=precision)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("name", BUNDLES)
-def test_damage(
-    request: pytest.FixtureRequest, torture_seed: int, share: Callable[[int], int], name: str
-) -> None:
+def test_damage(request, torture_seed, share, name):
     bundle, precision, _, count = BUNDLES[name]
     kind = name.partition(",")[0]
     source = request.getfixturevalue(bundle)
@@ -46,9 +40,7 @@ def test_damage(
 
 
 @pytest.fixture(params=CHECKPOINTS)
-def source(
-    request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path: Path, write_lora: Callable[..., Path]
-) -> dict[str, Any]:
+def source(request, tiny_checkpoint, tmp_path, write_lora):
     """A checkpoint in that form, or a LoRA of one, as `scene` takes it."""
     import torch
     from safetensors.torch import load_file
@@ -67,7 +59,5 @@ def source(
 
 
 @pytest.mark.parametrize("some", [4, pytest.param(None, marks=pytest.mark.torture)])
-def test_damage_to_a_checkpoint(
-    source: dict[str, Any], torture_seed: int, share: Callable[[int], int], some: int | None
-) -> None:
+def test_damage_to_a_checkpoint(source, torture_seed, share, some):
     _check(some or share(CHECKPOINTS[source["source"].name]), torture_seed, **source)

@@ -4,14 +4,11 @@ import errno
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
-from pathlib import Path
 
 import pytest
 
-from robustness.commands import CommandEnded
 from robustness.folder_contents import files
-from robustness.scenarios import BEGUN, Whole, lines_of, summary
+from robustness.scenarios import BEGUN, lines_of, summary
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
@@ -28,17 +25,15 @@ Role = tuple[str, str]
 """The kind of a call, and what the folder of its file is for."""
 
 
-def by_role(calls: list[tuple[str, str]]) -> dict[Role, list[int]]:
+def by_role(calls):
     """The numbers of the calls of each role. The folders of all packages are one; a file at the top is itself one."""
-    groups: dict[Role, list[int]] = defaultdict(list)
+    groups = defaultdict(list)
     for number, (kind, path) in enumerate(calls):
         groups[kind, _NAMES.sub("*", path.rpartition("/")[0] or path)].append(number)
     return groups
 
 
-def chosen(
-    calls: list[tuple[str, str]], chance: random.Random, left_out: Collection[Role] = ()
-) -> list[tuple[int, int]]:
+def chosen(calls, chance, left_out=()):
     """The calls by their number, each with an error: first one of each kind in each role, then every other once."""
     groups = [numbers for role, numbers in by_role(calls).items() if role not in left_out]
     first = [chance.choice(numbers) for numbers in groups]
@@ -48,7 +43,7 @@ def chosen(
     return [(number, chance.choice(ERRORS)) for number in first + others]
 
 
-def problems(ended: CommandEnded, folder: Path, whole: Whole) -> list[str]:
+def problems(ended, folder, whole):
     """What is wrong with a command's outcome and leftovers."""
     if ended.hung:
         return ["hung"]
@@ -64,11 +59,11 @@ def problems(ended: CommandEnded, folder: Path, whole: Whole) -> list[str]:
     return wrong
 
 
-def disturb(whole: Whole, folder: Path, faults: list[tuple[int, int]]) -> None:
+def disturb(whole, folder, faults):
     """Run a command once for each call that fails; and again from each state that this leaves."""
     gone_on_from = [whole.before]
-    outcomes: Counter[str] = Counter()
-    wrong: list[str] = []
+    outcomes = Counter()
+    wrong = []
     for number, error in faults:
         whole.prepare(folder)
         ended = whole.run(folder, call=number, error=error)
@@ -84,7 +79,7 @@ def disturb(whole: Whole, folder: Path, faults: list[tuple[int, int]]) -> None:
     summary(whole.name, outcomes, wrong)
 
 
-def _named(calls: list[tuple[str, str]], number: int, error: int) -> str:
+def _named(calls, number, error):
     kind, path = calls[number]
     return f"{kind} {path} ({errno.errorcode[error]}, call {number})"
 
@@ -92,27 +87,21 @@ def _named(calls: list[tuple[str, str]], number: int, error: int) -> str:
 @pytest.mark.parametrize(
     ("name", "count"), [("generate", 6), ("generate, empty cache", 5), ("voices add", 10)]
 )
-def test_failed_system_call_is_one_line_and_preserves_the_state(
-    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, name: str, count: int
-) -> None:
+def test_failed_system_call_is_one_line_and_preserves_the_state(whole, tmp_path, torture_seed, name, count):
     faults = chosen(whole(name).calls, random.Random(f"{torture_seed} {name}"))
     disturb(whole(name), tmp_path / "run", faults[:count])
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("name", EVERY_CALL)
-def test_every_call_fails_once(
-    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, share: Callable[[int], int], name: str
-) -> None:
+def test_every_call_fails_once(whole, tmp_path, torture_seed, share, name):
     faults = chosen(whole(name).calls, random.Random(f"{torture_seed} {name}"))
     disturb(whole(name), tmp_path / "run", faults[: share(len(faults))])
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("name", CONVERSIONS)
-def test_each_system_call_fails_once_per_folder_role(
-    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, share: Callable[[int], int], name: str
-) -> None:
+def test_each_system_call_fails_once_per_folder_role(whole, tmp_path, torture_seed, share, name):
     command, left_out = whole(name), set[Role]()
     if name != BEGUN:
         roles = by_role(whole(BEGUN).calls)

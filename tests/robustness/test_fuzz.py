@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +25,10 @@ AT_ONCE = 100
 CORPUS = Path(__file__).with_name("corpus")
 
 
-def _fuzz(process: Watched, name: str, first: int, count: int) -> list[str]:
+def _fuzz(process, name, first, count):
     """Failures for the inputs of `count` seeds."""
-    counts: Counter[str] = Counter()
-    wrong: list[str] = []
+    counts = Counter()
+    wrong = []
     slowest = 0.0
     for start in range(first, first + count, AT_ONCE):
         last = min(start + AT_ONCE, first + count) - 1
@@ -52,7 +51,7 @@ def _fuzz(process: Watched, name: str, first: int, count: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def readers(speaking_bundle: Path) -> Iterator[Watched]:
+def readers(speaking_bundle):
     """A process that has every reader."""
     with Watched("robustness.fuzz:scene", bundle=speaking_bundle) as process:
         yield process
@@ -60,14 +59,12 @@ def readers(speaking_bundle: Path) -> Iterator[Watched]:
 
 @pytest.mark.parametrize("count", [SOME, pytest.param(INPUTS, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("name", READERS)
-def test_mutated_inputs_are_rejected_or_accepted(
-    name: str, count: int, readers: Watched, torture_seed: int, share: Callable[[int], int]
-) -> None:
+def test_mutated_inputs_are_rejected_or_accepted(name, count, readers, torture_seed, share):
     wrong = _fuzz(readers, name, torture_seed * 1_000_000, share(count))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
 
 
-def test_unmutated_inputs_are_accepted(readers: Watched) -> None:
+def test_unmutated_inputs_are_accepted(readers):
     """A reader that rejected these would reject all mutated ones too, and test nothing."""
     for name in READERS:
         found = readers.run({"reader": name})
@@ -75,7 +72,7 @@ def test_unmutated_inputs_are_accepted(readers: Watched) -> None:
         assert json.loads(found.detail)["counts"].keys() == {TAKEN}, (name, found)
 
 
-def test_regression_inputs(readers: Watched) -> None:
+def test_regression_inputs(readers):
     found = sorted(CORPUS.glob("*.*.*"))
     assert len(found) > 5
     for path in found:
@@ -86,7 +83,7 @@ def test_regression_inputs(readers: Watched) -> None:
         assert ended.outcome not in (*FAILURES, TAKEN), (path.name, ended)
 
 
-def test_program_with_an_uncomputed_output(speaking_bundle: Path, tmp_path: Path) -> None:
+def test_program_with_an_uncomputed_output(speaking_bundle, tmp_path):
     """It used to raise KeyError."""
     package = Path(shutil.copytree(speaking_bundle / "int8/feat_encoder.mlpackage", tmp_path / "x.mlpackage"))
     program = read_specification(package)
@@ -97,9 +94,7 @@ def test_program_with_an_uncomputed_output(speaking_bundle: Path, tmp_path: Path
         read_package(package)
 
 
-def test_graph_rejected_by_onnx_runtime(
-    speaking_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graph_rejected_by_onnx_runtime(speaking_bundle, tmp_path, monkeypatch):
     """A cache entry with a valid digest used to end in ONNX Runtime's traceback."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     package = speaking_bundle / "int8/feat_encoder.mlpackage"

@@ -1,8 +1,5 @@
 """Malicious content: nothing is executed, read or written outside, and memory and time are bounded."""
 
-from collections.abc import Iterable
-from pathlib import Path
-
 from robustness.hostile import BUNDLES, CHECKPOINTS, READ
 from robustness.watched import FAILURES, Watched
 
@@ -10,7 +7,7 @@ HARMLESS = "tokenizer"
 """The materials that may be read."""
 
 
-def _check(names: Iterable[str], **given: object) -> None:
+def _check(names, **given):
     with Watched("robustness.hostile:scene", **given) as process:
         ended = {name: process.run(name) for name in names}
     print(ended)
@@ -22,9 +19,9 @@ def _check(names: Iterable[str], **given: object) -> None:
     assert not wrong, wrong
 
 
-def test_hostile_bundles_and_voices(speaking_bundle: Path) -> None:
+def test_hostile_bundles_and_voices(speaking_bundle):
     _check(BUNDLES, bundle=speaking_bundle)
 
 
-def test_hostile_checkpoints(speaking_bundle: Path, tiny_checkpoint: Path) -> None:
+def test_hostile_checkpoints(speaking_bundle, tiny_checkpoint):
     _check(CHECKPOINTS, bundle=speaking_bundle, checkpoint=tiny_checkpoint)

@@ -2,13 +2,10 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from robustness.scenarios import Whole, summary
+from robustness.scenarios import summary
 
 KILLS = {
     "generate": 50,
@@ -25,24 +22,24 @@ MIN_LEFT = 0.2
 """Minimum part of a run in which a kill falls, even if little is left: started work starts again."""
 
 
-def killed(whole: Whole, folder: Path, kills: int, seed: int) -> None:
+def killed(whole, folder, kills, seed):
     """Kill a command that many times; sometimes let it finish in between."""
     chance = random.Random(f"{seed} {whole.name}")
-    outcomes: Counter[str] = Counter()
-    wrong: list[str] = []
+    outcomes = Counter()
+    wrong = []
     while outcomes["killed"] < kills:
         ways = moments(chance, min(chance.randint(1, LONGEST_CHAIN), kills - outcomes["killed"]), whole)
         wrong += killed_in(ways, whole, folder, outcomes)
     summary(whole.name, outcomes, wrong)
 
 
-def moments(chance: random.Random, count: int, whole: Whole) -> list[dict[str, Any]]:
+def moments(chance, count, whole):
     """When a command is killed that many times in turn.
 
     By the clock as often as at a call to the system: it also dies between a file and its record. As what is finished
     is not made again, each kill is within the part of the run that those before left: later, most runs would end first.
     """
-    ways: list[dict[str, Any]] = []
+    ways = []
     left = 1.0
     for _ in range(count):
         part = chance.random()
@@ -53,11 +50,11 @@ def moments(chance: random.Random, count: int, whole: Whole) -> list[dict[str, A
     return ways
 
 
-def killed_in(ways: list[dict[str, Any]], whole: Whole, folder: Path, outcomes: Counter[str]) -> list[str]:
+def killed_in(ways, whole, folder, outcomes):
     """Failures after a command was killed in each of these ways in turn and then finished."""
-    wrong: list[str] = []
+    wrong = []
     whole.prepare(folder)
-    pieces: dict[str, int] = {}
+    pieces = {}
     for way in [*ways, None]:
         ended = whole.run(folder, **(way or {}))
         if way is None:
@@ -76,15 +73,11 @@ def killed_in(ways: list[dict[str, Any]], whole: Whole, folder: Path, outcomes: 
 
 
 @pytest.mark.parametrize(("name", "kills"), [("generate", 3), ("batch", 2), ("voices add", 2)])
-def test_killed_command_loses_nothing_and_leaves_nothing(
-    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, name: str, kills: int
-) -> None:
+def test_killed_command_loses_nothing_and_leaves_nothing(whole, tmp_path, torture_seed, name, kills):
     killed(whole(name), tmp_path / "run", kills, torture_seed)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("name", KILLS)
-def test_two_hundred_kills(
-    whole: Callable[[str], Whole], tmp_path: Path, torture_seed: int, share: Callable[[int], int], name: str
-) -> None:
+def test_two_hundred_kills(whole, tmp_path, torture_seed, share, name):
     killed(whole(name), tmp_path / "run", share(KILLS[name]), torture_seed)

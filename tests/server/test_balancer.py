@@ -9,17 +9,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 from websockets.sync.client import connect
 
-from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
 from waiting import until
 
@@ -42,11 +39,11 @@ class Balanced:
     speaking: tuple[subprocess.Popen[str], str]
     jobs: tuple[subprocess.Popen[str], str]
 
-    def ready(self, count: int) -> bool:
+    def ready(self, count):
         """Whether that many of the balancer's servers are ready."""
         return self._counts("speech") == count
 
-    def _counts(self, backend: str) -> int:
+    def _counts(self, backend):
         rows = httpx2.get(f"{self.url}/stats;csv").text.splitlines()
         names = rows[0].removeprefix("# ").split(",")
         found = (dict(zip(names, row.split(","), strict=False)) for row in rows[1:])
@@ -56,7 +53,7 @@ class Balanced:
 
 
 @pytest.fixture
-def balanced(started: Callable[..., Any], tmp_path: Path) -> Iterator[Balanced]:
+def balanced(started, tmp_path):
     patience = ("--drain-seconds", str(PATIENCE), "--client-timeout", str(PATIENCE))
     speaking = started("--concurrency", "2", "--queue", "0", "--max-jobs", "0", *patience)
     jobs = started("--max-jobs", "20", *patience)
@@ -86,22 +83,22 @@ def balanced(started: Callable[..., Any], tmp_path: Path) -> Iterator[Balanced]:
         process.wait()
 
 
-def answers(url: str) -> bool:
+def answers(url):
     try:
         return httpx2.get(f"{url}/ready").status_code == 200
     except httpx2.TransportError:
         return False
 
 
-def speak(url: str, **fields: Any) -> httpx2.Response:
+def speak(url, **fields):
     return httpx2.post(f"{url}/v1/audio/speech", json=BODY | fields, timeout=PATIENCE)
 
 
-def speaking(server: tuple[subprocess.Popen[str], str]) -> int:
+def speaking(server):
     return int(httpx2.get(f"{server[1]}/ready").json()["speaking"])
 
 
-def test_configuration_is_valid() -> None:
+def test_configuration_is_valid():
     done = subprocess.run(
         [str(HAPROXY), "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False
     )
@@ -109,7 +106,7 @@ def test_configuration_is_valid() -> None:
     assert "WARNING" not in done.stdout + done.stderr
 
 
-def test_requests_are_proxied(balanced: Balanced) -> None:
+def test_requests_are_proxied(balanced):
     # Audio is streamed, and the less busy server is chosen.
     given = {"json": BODY | {"input": LONG}, "timeout": PATIENCE}
     began = time.perf_counter()
@@ -153,7 +150,7 @@ def test_requests_are_proxied(balanced: Balanced) -> None:
     assert httpx2.get(f"{balanced.url}/metrics").status_code == 501
 
 
-def websocket_messages(websocket: Any) -> Iterator[bytes]:
+def websocket_messages(websocket):
     """The audio of a speech."""
     for message in websocket:
         if isinstance(message, bytes):
@@ -162,7 +159,7 @@ def websocket_messages(websocket: Any) -> Iterator[bytes]:
             return
 
 
-def test_full_server_fails_over_to_another(balanced: Balanced) -> None:
+def test_full_server_fails_over_to_another(balanced):
     with contextlib.ExitStack() as stack:
         streams = []
         for _ in range(2):
@@ -179,21 +176,21 @@ def test_full_server_fails_over_to_another(balanced: Balanced) -> None:
     assert given_back == [200] * 4
 
 
-def test_no_request_fails_while_a_server_shuts_down(balanced: Balanced, tts: VoxCPM) -> None:
+def test_no_request_fails_while_a_server_shuts_down(balanced, tts):
     expected = {
         text: pcm16(tts.generate(text, seed=7, retry_badcase=False)).tobytes()
         for text in (str(BODY["input"]), LONG)
     }
     stop = threading.Event()
     # One speaks. Two list, so that some requests come between the end and the balancer's next look.
-    answered: tuple[list[httpx2.Response], ...] = ([], [], [])
+    answered = ([], [], [])
     spoken, *listed = answered
 
-    def ask(once: Callable[[], httpx2.Response], given: list[httpx2.Response]) -> None:
+    def ask(once, given):
         while not stop.is_set():
             given.append(once())
 
-    def list_models() -> httpx2.Response:
+    def list_models():
         return httpx2.get(f"{balanced.url}/v1/models")
 
     with ThreadPoolExecutor(4) as threads:
@@ -204,7 +201,7 @@ def test_no_request_fails_while_a_server_shuts_down(balanced: Balanced, tts: Vox
         asking = [threads.submit(ask, lambda: speak(balanced.url), spoken)]
         asking += [threads.submit(ask, list_models, given) for given in listed]
 
-        def all_ask_again() -> None:
+        def all_ask_again():
             """Wait until each has completed a request from then on, or one has failed."""
             # The next response may belong to a request already in flight.
             wanted = [len(given) + 2 for given in answered]

@@ -1,16 +1,9 @@
 """The server's documentation is correct."""
 
-from pathlib import Path
-
-import pytest
-
 from documents import BY_NAME, run_python
-from server_on_loopback import ServerOnLoopback
 
 
-def test_documented_python_runs(
-    server: ServerOnLoopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_python_runs(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "anything")

@@ -49,7 +49,6 @@ def test_decoded_samples_equal_libsndfile_and_truncated_files_decode(form):
     assert (len(whole), rate) == (len(samples), RATE)
     exact, _ = soundfile.read(io.BytesIO(content), dtype="float32")
     np.testing.assert_allclose(whole, exact, atol=1e-7)
-
     # A FLAC or MP3 decodes to fewer samples, or to none in one line.
     with contextlib.suppress(InputError):
         part, _ = decode_audio(content[: len(content) * 9 // 10], "prompt audio")
@@ -61,7 +60,6 @@ def test_streamed_wav_of_unknown_length_is_read_whole():
     content = bytearray(encoded("wav", sound(1)))
     at = content.index(b"data")
     content[4:8], content[at + 4 : at + 8] = [struct.pack("<I", 0xFFFFFFFF)] * 2
-
     assert len(decode_audio(bytes(content), "prompt audio")[0]) == RATE
 
 
@@ -76,9 +74,7 @@ def streamed_flac(seconds):
 @pytest.mark.parametrize("seconds", [0.5, 65536 / RATE])
 def test_flac_of_unknown_length_is_read_whole(seconds):
     whole, _ = decode_audio(encoded("flac", sound(seconds)), "prompt audio")
-
     streamed, rate = decode_audio(streamed_flac(seconds), "prompt audio")
-
     assert rate == RATE
     np.testing.assert_array_equal(streamed, whole)
 
@@ -86,7 +82,6 @@ def test_flac_of_unknown_length_is_read_whole(seconds):
 @pytest.mark.parametrize("form", ["flac", "streamed flac"])
 def test_sample_limit_is_inclusive(monkeypatch, form):
     content = streamed_flac(20) if form == "streamed flac" else encoded(form, sound(20))
-
     monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE)
     assert len(decode_audio(content, "prompt audio", max_seconds=20)[0]) == 20 * RATE
     with pytest.raises(InputError, match=r"prompt audio: longer than 19\.9 s, the maximum"):
@@ -103,20 +98,15 @@ def test_file_with_too_many_channels_is_rejected():
 
 def test_header_with_a_negative_offset_prints_no_traceback(capfd):
     content = (Path(__file__).parents[2] / "robustness" / "corpus" / "recording.seek.aiff").read_bytes()
-
     with pytest.raises(InputError, match="cannot be read"):
         decode_audio(content, "prompt audio")
-
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (
-            np.zeros(2000, np.float32),
-            r"expected speech, but it is silent \(peak 0, minimum 0.001\)",
-        ),
+        (np.zeros(2000, np.float32), r"expected speech, but it is silent \(peak 0, minimum 0.001\)"),
         (np.full(2000, 0.5, np.float32), "expected speech, but it is silent"),
     ],
 )
@@ -128,7 +118,6 @@ def test_silent_prompt_is_rejected_with_its_level(tts, samples, message):
 def test_resampling_preserves_a_sine():
     rate = 44100
     audio = read_audio((sine(rate), rate), RATE)
-
     assert audio.dtype == np.float32
     assert abs(len(audio) - RATE // 2) <= 1
     # The filter rings at the ends.
@@ -140,7 +129,6 @@ def test_path_bytes_file_and_array_are_equivalent(tmp_path):
     stereo = np.stack([sine(RATE), 0.2 * sine(RATE)], axis=1)
     soundfile.write(path, stereo, RATE, subtype="FLOAT")
     mean = (stereo[:, 0] + stereo[:, 1]) / 2
-
     content = path.read_bytes()
     in_memory = (content, bytearray(content), memoryview(content), io.BytesIO(content))
     for source in (path, str(path), *in_memory, (stereo, RATE)):
@@ -154,7 +142,6 @@ def test_path_bytes_file_and_array_are_equivalent(tmp_path):
 )
 def test_samples_are_scaled_to_one(dtype, zero, one):
     samples = (zero + np.array([0.5, -0.25, 0.0]) * one).astype(dtype)
-
     np.testing.assert_allclose(read_audio((samples, RATE), RATE), [0.5, -0.25, 0.0], atol=1e-6)
 
 

@@ -43,7 +43,6 @@ def recorded(container, codec):
 @pytest.mark.parametrize(("container", "codec"), FORMATS)
 def test_recording_of_a_phone_is_read(container, codec):
     audio, rate = decode_audio(recorded(container, codec), "prompt audio")
-
     assert rate == RATE
     assert len(audio) == pytest.approx(len(TONE), abs=3000)
     spectrum = np.abs(np.fft.rfft(audio[8000:40_000]))

@@ -66,7 +66,6 @@ def taken(audio, rate):
 def test_trimmed_range_equals_upstreams(shape):
     parts, at_1000, at_16000 = SHAPES[shape]
     audio = np.concatenate(parts)
-
     assert (taken(audio, 1000), taken(audio, 16000)) == (at_1000, at_16000)
 
 

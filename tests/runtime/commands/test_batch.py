@@ -39,9 +39,7 @@ def recording(path, seed=0):
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
 def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speaking, ends):
     (folder / "lines.txt").write_bytes(f"\ufeffone.{ends}{ends}two.{ends}  {ends}".encode())
-
     code, out, err = batch(None, "--seed", "3", name="lines.txt")
-
     assert (code, err) == (0, "")
     names = sorted(path.name for path in (folder / "out").iterdir())
     assert names == ["output_001.wav", "output_003.wav", "spoken.jsonl"]
@@ -53,10 +51,8 @@ def test_each_line_of_a_text_becomes_a_file_by_its_number(batch, folder, speakin
 
 def test_null_unsets_an_option_of_the_command_line(batch, speaking):
     names = ("seed", "cfg_value", "speed", "max_len", "every_word", "markup", "control", "voice", "output")
-
     code, out, err = batch([{"text": "one.", "seed": 3, **dict.fromkeys(names[1:])}, {"text": "a.", "seed": None}],
                            "--cfg-value", "1", "--speed", "2", "--max-len", "3", "--seed", "3", "--markup")  # fmt: skip
-
     assert (code, err) == (0, "")
     np.testing.assert_array_equal(samples("out/output_001.wav"), speech(speaking, "one.", seed=3))
     assert not re.search(r"seed 3\b", out.splitlines()[1])
@@ -115,7 +111,6 @@ BAD_LINES = {
 
 def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folder):
     code, out, err = batch(['{"text": "one."}', "", *BAD_LINES, '{"text": "two."}'])
-
     assert code == 1
     assert out.splitlines()[-1] == f"2 spoken, 0 skipped (already there), {len(BAD_LINES)} failed"
     wavs = {path.name for path in (folder / "out").glob("*.wav")}
@@ -126,7 +121,6 @@ def test_bad_lines_are_reported_by_number_and_the_others_are_spoken(batch, folde
     for number, (line, message) in enumerate(zip(again, BAD_LINES.values(), strict=True), start=3):
         assert line.startswith(f"failed: line {number}: ")
         assert message in line
-
     code, out, _ = batch([*BAD_LINES, '{"text": "two."}'], "--json")
     assert code == 1
     document = json.loads(out)
@@ -141,7 +135,6 @@ def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, 
         ([{"text": "a", "output": "\u00e9.wav"}, {"text": "b", "output": "e\u0301.wav"}], "lines 1 and 2"),
     ):
         code, out, err = batch(lines)
-
         assert (code, out) == (2, "")
         assert err.startswith(f"error: {message} have the same output, ")
     assert not loads
@@ -157,9 +150,7 @@ def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, 
 )
 def test_standard_input_is_text_or_jsonl(batch, folder, monkeypatch, content, names):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-
     assert batch(None, name="-")[0] == 0
-
     assert sorted(path.name for path in (folder / "out").glob("*.wav")) == names
 
 
@@ -183,16 +174,13 @@ def test_invalid_input_or_option_exits_with_2(bundle_folder, folder, refusal, ar
     (folder / "empty.txt").write_text("\n \n")
     before = sorted(folder.rglob("*"))
     given = [*arguments, *([] if "-o" in arguments else ["-o", "."])]
-
     assert message in refusal("batch", *([bundle_folder] if arguments else []), *given)
     assert sorted(folder.rglob("*")) == before
 
 
 def test_suspicious_segment_is_warned_about_and_recorded(batch, folder, network):
     network.stop_bias = np.array([1e3, 0], np.float32)
-
     _, _, err = batch(["a.", "hello there."], "--no-retry", name="lines.txt")
-
     assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
     assert err.startswith("line 2: warning: segment 1: the speech was cut off")
 

@@ -23,9 +23,7 @@ def test_second_run_retries_failed_missing_and_changed_lines(batch, folder):
     (folder / "out" / "output_002.wav").unlink()
     lines[2]["text"], lines[3]["cfg_value"] = "other.", 2
     recording(folder / "a.wav", 2)
-
     code, out, err = batch(lines)
-
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "4 spoken, 1 skipped (already there), 0 failed"
     assert (folder / "out" / "output_001.wav").read_bytes() == before["output_001.wav"]
@@ -37,7 +35,6 @@ def test_second_run_retries_failed_missing_and_changed_lines(batch, folder):
 @pytest.mark.parametrize("options", [["--seed", "9"], ["--cfg-value", "1.5"], ["--precision", "fp16"]])
 def test_file_made_with_other_arguments_is_regenerated(batch, options):
     batch(["one."], name="lines.txt")
-
     assert batch(None, *options, name="lines.txt")[1].splitlines()[-1].startswith("1 spoken")
     assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
 
@@ -46,9 +43,7 @@ def test_unrecorded_file_is_preserved(batch, folder):
     (folder / "out").mkdir()
     mine = folder / "out" / "output_001.wav"
     mine.write_bytes(b"mine")
-
     code, out, err = batch(["one.", "two."], name="lines.txt")
-
     assert code == 1
     assert "line 1: out/output_001.wav exists but is not in spoken.jsonl" in err
     assert mine.read_bytes() == b"mine"
@@ -62,9 +57,7 @@ def test_a_damaged_or_incomplete_record_is_continued(batch, folder):
     path.write_bytes(
         b'garbage\n[1]\n{}\n{"output": "a", "timestamps": 3}\n' + path.read_bytes() + b'{"line": 3, "outp'
     )
-
     code, out, _ = batch(["one.", "two.", "three."], name="lines.txt")
-
     assert (code, out.splitlines()[-1]) == (0, "1 spoken, 2 skipped (already there), 0 failed")
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 3 skipped")
 
@@ -82,7 +75,6 @@ def test_ctrl_c_keeps_finished_files(batch, folder, models):
     models["locdit_step"].function = interrupted
     code, out, err = batch(["one.", "two.", "three.", "four."], name="lines.txt")
     models["locdit_step"].function = velocity
-
     assert (code, err) == (130, "error: interrupted\n")
     resumes = "2 left: run the same command to resume"
     assert out.splitlines()[-1] == f"2 spoken, 0 skipped (already there), 0 failed, {resumes}"
@@ -98,9 +90,7 @@ def test_run_killed_around_a_rename_resumes(batch, folder, monkeypatch, renamed,
         with pytest.raises(SystemError):
             batch(["one.", "two."], name="lines.txt")
     assert (folder / "out" / "output_001.wav").exists() == renamed
-
     code, out, err = batch(None, name="lines.txt")
-
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == f"{2 - skipped} spoken, {skipped} skipped (already there), 0 failed"
 
@@ -114,7 +104,6 @@ def test_old_file_is_not_mistaken_for_a_recorded_unrenamed_one(batch, folder, mo
         with pytest.raises(SystemError):
             batch([{"text": "one.", "seed": 2}])
     assert (folder / "out" / "output_001.wav").read_bytes() == earlier
-
     assert batch([{"text": "one.", "seed": 2}])[1].splitlines()[-1].startswith("1 spoken, 0 skipped")
     assert (folder / "out" / "output_001.wav").read_bytes() != earlier
 
@@ -135,9 +124,7 @@ def killed_at_rename(*, renamed):
 def test_second_batch_into_a_folder_is_rejected(batch, folder, loads):
     (folder / "out").mkdir()
     lock = lock_folder(folder / "out")
-
     code, out, err = batch(["one."], name="lines.txt")
-
     assert (code, out, loads) == (2, "", [])
     assert "another batch is writing into this folder" in err.splitlines()[-1]
     assert not any((folder / "out").iterdir())

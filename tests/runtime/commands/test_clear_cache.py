@@ -42,15 +42,12 @@ def files(cache):
 def test_clear_cache_removes_entries_and_prints_their_size(cache, capsys):
     link = cache / "compiled" / "1-24F74.mlmodelc"
     link.symlink_to(cache / "voices")
-
     assert cli.main(["clear-cache"]) == 0
-
     assert not link.is_symlink()
     assert files(cache) == {*KEPT, *BUNDLES}
     removed = {"compiled": 3, "lowered": 1, "verified": 1, "measured": 1}
     expected = [f"{cache}/{name}: {count}.0 MB removed" for name, count in removed.items()]
     assert capsys.readouterr().out.splitlines() == expected
-
     assert cli.main(["clear-cache", "--all", "--json"]) == 0
     removed = {f"{cache}/{name}": 0 for name in removed} | {f"{cache}/bundles": 2 * 10**6}
     assert json.loads(capsys.readouterr().out) == removed

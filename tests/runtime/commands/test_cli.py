@@ -20,9 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
     out = tmp_path / "out.wav"
-
     assert cli.main(["generate", speaking, "--text", "hello.", "--seed", "7", "-o", str(out)]) == 0
-
     samples, rate = soundfile.read(out, dtype="int16")
     audio = voxcpm.VoxCPM.from_bundle(speaking).generate("hello.", seed=7)
     assert rate == voxcpm.VoxCPM.from_bundle(speaking).sample_rate
@@ -36,9 +34,7 @@ def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
 def test_the_result_as_json(speaking, tmp_path, capsys, refusal):
     out = tmp_path / "out.wav"
     given = ["generate", speaking, "--text", "hello.", "--seed", "7", "--json", "-o"]
-
     assert cli.main([*given, str(out)]) == 0
-
     document = json.loads(capsys.readouterr().out)
     info = soundfile.info(out)
     assert (document["output"], document["seed"], document["samples"]) == (str(out), 7, info.frames)
@@ -68,7 +64,6 @@ def test_invalid_input_exits_with_2_and_writes_nothing(speaking, folder, refusal
 
 def test_a_byte_order_mark_is_not_text(speaking, tmp_path, refusal):
     (tmp_path / "marked.txt").write_text("\ufeff", encoding="utf-8")
-
     assert "is empty" in refusal("generate", speaking, "--text-file", tmp_path / "marked.txt")
 
 
@@ -91,9 +86,7 @@ def test_progress_without_a_terminal_is_periodic_lines(
     models["locdit_step"].function = lambda *given: time.sleep(0.01) or function(*given)
     monkeypatch.setattr(progress_lines, "LINE_SECONDS", 0.05)
     given = ["--text", "hello there.", "--seed", "3", "--no-retry", "-o", str(tmp_path / "a.wav")]
-
     assert cli.main(["generate", speaking, *given, *options]) == 0
-
     lines = capsys.readouterr().err.splitlines()
     progress = re.compile(r"\d+ patches, [\d.]+ s of speech, real-time factor")
     assert not lines if options else any(progress.match(line) for line in lines)
@@ -102,9 +95,7 @@ def test_progress_without_a_terminal_is_periodic_lines(
 def test_warnings_are_lines(speaking, network, tmp_path, capsys):
     network.stop_bias = np.array([1e3, 0], np.float32)
     given = ["--text", "hello there.", "--no-retry", "-o", str(tmp_path / "o.wav")]
-
     assert cli.main(["generate", speaking, *given]) == 0
-
     assert "warning: segment 1: the speech was cut off after 34 patches" in capsys.readouterr().err
 
 
@@ -138,14 +129,11 @@ def test_commands_of_other_packages_are_listed_and_imported_when_called(capsys):
     out = capsys.readouterr().out
     assert all(name in out for name in ("generate", "inspect", "loud", "needy", "broken", "Say it aloud."))
     assert not {"plugin_loud", "plugin_needy", "plugin_broken"} & set(sys.modules)
-
     assert cli.main(["loud", "hello"]) == 0
     assert capsys.readouterr().out == "HELLO\n"
-
     assert cli.main(["needy", "hello"]) == 2
     install = 'install it with: pip install "voxcpm-coreml[convert]"'
     assert f"needy needs torch.absent; {install}" in capsys.readouterr().err
-
     # A module that no extra installs is a bug, not a user's error.
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         cli.main(["broken", "hello"])

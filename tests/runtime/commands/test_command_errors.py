@@ -27,7 +27,7 @@ def run_into(output, *arguments):
 
 
 def raising(error):
-    def command() -> None:
+    def command():
         """Fail."""
         raise error
 
@@ -55,7 +55,6 @@ def raising(error):
 def test_system_error_is_one_line(refusal, monkeypatch, error, line):
     monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
     monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
-
     assert refusal("fail") == f"error: {line}"
 
 
@@ -73,14 +72,12 @@ def test_system_error_is_one_line(refusal, monkeypatch, error, line):
 )
 def test_a_message_is_short_whatever_was_passed(refusal, arguments):
     line = refusal(*(argument.replace("{}", "y" * 10**6) for argument in arguments))
-
     assert len(line) < 600
     assert "y" * 8 in line
 
 
 def test_a_long_message_keeps_its_advice(folder, capsys):
     (folder / "lines.jsonl").write_text('{"text": "a", "' + "y" * 10**6 + '": 1}')
-
     assert cli.main(["batch", "lines.jsonl", "-o", "out"]) == 1
     line = capsys.readouterr().err.splitlines()[0]
     assert len(line) < 600
@@ -89,14 +86,13 @@ def test_a_long_message_keeps_its_advice(folder, capsys):
 
 
 def test_only_this_projects_warnings_are_shown(monkeypatch, capsys):
-    def warning() -> None:
+    def warning():
         """Warn."""
         warnings.warn("of a library", UserWarning, stacklevel=1)
         warn("ours, about " + "y" * 10**6)
 
     monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
     monkeypatch.setattr(EntryPoint, "load", lambda entry: warning)
-
     assert cli.main(["fail"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ours, about yyy")
@@ -108,7 +104,6 @@ def test_few_descriptors_are_no_damage(monkeypatch):
         raise BundleError("a.npy: it cannot be read") from OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(opening, "load_constants", refused)
-
     with pytest.raises(BundleError, match=r"^a.npy: it cannot be read$"):
         opening.open_bundle(None)
 
@@ -138,7 +133,6 @@ def test_what_cannot_be_mapped_for_lack_of_descriptors_is_named(tmp_path):
 def test_a_read_only_file_system_is_named(refusal, folder, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
-
     for name in ("new.wav", "old.wav"):
         (folder / "old.wav").touch()
         line = refusal("generate", "--text", "a", "-o", name)
@@ -154,7 +148,6 @@ def test_a_full_disk_under_standard_output_is_named(arguments):
         ran = subprocess.run(
             [sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, check=False
         )
-
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1] == b"error: standard output: No space left on device"
 
@@ -167,7 +160,6 @@ def test_a_reader_that_stops_ends_a_command_quietly(arguments):
         [sys.executable, "-c", PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, check=False
     )
     os.close(writing)
-
     assert (ran.returncode, ran.stderr) == (141, b"")
 
 
@@ -182,14 +174,12 @@ sys.meta_path.insert(0, Finder())
 {PROGRAM}
 """
     ran = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, check=False)
-
     assert (ran.returncode, ran.stderr) == (130, b"error: interrupted\n")
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
     monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(KeyboardInterrupt()))
-
     assert cli.main(["fail"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 
@@ -197,9 +187,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
 @pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
 def test_closed_standard_input(refusal, speaking, monkeypatch, command):
     monkeypatch.setattr(shared_arguments.sys, "stdin", None)
-
     line = refusal(command[0], speaking, *command[1:])
-
     assert "standard input is closed" in line
 
 
@@ -219,11 +207,9 @@ for path in sys.argv[1:]:
 
 def test_a_full_disk_is_one_line_in_every_format(tmp_path):
     paths = [f"{tmp_path}/a{ending}" for ending in FORMATS]
-
     done = subprocess.run(
         [sys.executable, "-c", _FULL_DISK, *paths], capture_output=True, text=True, check=True
     )
-
     assert done.stdout.splitlines() == [f"{path}: cannot be written (File too large)" for path in paths]
     assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
 
@@ -232,9 +218,7 @@ def test_second_run_into_one_output_is_rejected(speaking, folder, refusal):
     held = folder / ".a.wav.segments"
     held.mkdir()
     lock = lock_folder(held)
-
     line = refusal("generate", speaking, "--text", "hi.", "-o", "a.wav")
-
     assert "another run is writing to this file" in line
     lock.release()
     assert cli.main(["generate", speaking, "--text", "hi.", "-o", "a.wav", "-q"]) == 0
@@ -254,6 +238,5 @@ def test_unwritable_report_fails_before_the_work(refusal, folder, report, messag
     (folder / "folders" / "listening.json").mkdir(parents=True)
     (folder / "linked").mkdir()
     (folder / "linked" / "listening.json").symlink_to("../in.json")
-
     assert message in refusal("listen", "--saved", "in.json", "--report", report)
     assert (folder / "in.json").read_bytes() == b""

@@ -28,7 +28,6 @@ def run(*arguments, program=WITHOUT_EXTRAS, **environment):
 @pytest.mark.parametrize("name", cli.commands())
 def test_help_and_misspelt_options_need_no_extra(name):
     helped, misspelt = run(name, "-h"), run(name, "--misspelt")
-
     assert (helped.returncode, helped.stderr) == (0, b"")
     text = helped.stdout.decode()
     assert text.startswith(f"Usage: voxcpm-coreml {name} ")
@@ -41,7 +40,6 @@ def test_help_and_misspelt_options_need_no_extra(name):
 
 def test_names_and_brackets_are_whole(capsys):
     assert cli.main(["generate", "--help"]) == 0
-
     text = capsys.readouterr().out
     assert "-ra, --reference, --reference-audio <REFERENCE>\n" in text
     assert "Read [pause 0.5s], [voice NAME], [rate 1.2]," in text
@@ -78,7 +76,6 @@ def said() -> None:
 sys.exit(cli.main(["said", "--help"]) or cli.main(["said"]))
 """
     ran = run(program=program, PYTHONIOENCODING=encoding)
-
     assert ran.returncode == 0, ran.stderr
     # In ASCII, click writes its own lines as UTF-8.
     assert ("From – to …" if encoding == "ascii" else "From \\u2013 to \\u2026").encode() in ran.stdout
@@ -98,6 +95,5 @@ WITHOUT_CUDA = " --extra-index-url https://download.pytorch.org/whl/cpu" if sys.
 )
 def test_a_command_without_its_extra_names_it(command, install):
     ran = run(*command)
-
     assert ran.returncode == 2
     assert ran.stderr.decode().strip().endswith(f"install it with: pip install {install}")

@@ -11,7 +11,6 @@ def inspected(folder, capsys, *options):
 def test_inspect_describes_a_bundle(bundle_folder, capsys, architecture):
     text = inspected(bundle_folder, capsys)
     facts = json.loads(inspected(bundle_folder, capsys, "--json", "--verify"))
-
     assert f"{architecture.output_sample_rate} Hz out" in text
     assert text.split()[:4] == [architecture.generation, "from", "tiny", "(no"]
     assert facts["architecture"] == architecture.generation

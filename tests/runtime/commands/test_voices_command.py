@@ -34,7 +34,6 @@ def test_default_means_the_checkpoints_voice(speaking, folder, run, refusal):
     assert "default is the checkpoint's own voice; choose another name" in refused
     run("voices", "add", "ada", speaking, *ADD)
     (folder / "voices" / "ada.voice").rename(folder / "voices" / "default.voice")
-
     speak = ("generate", speaking, "-t", "hello.", "--seed", 3, "-q", "-o")
     assert run(*speak, "own.wav") == (0, "", "")
     assert run(*speak, "default.wav", "--voice", "default") == (0, "", "")
@@ -123,7 +122,6 @@ def test_silence_can_be_trimmed(speaking, run):
 )
 def test_invalid_voice_options_are_one_line_errors(speaking, run, refusal, arguments, message):
     assert run("voices", "add", "ada", speaking, *ADD)[0] == 0
-
     assert message in refusal(*(speaking if part == "BUNDLE" else part for part in arguments))
 
 

@@ -68,7 +68,6 @@ def test_callers_token_cancels_a_session(tts):
         session.push_text("hello there. so it is. who is it? ")
         assert session.next_audio_chunk(timeout=10) is not None
         token.cancel()
-
         with pytest.raises(Cancelled):
             for _ in session:
                 pass
@@ -127,10 +126,8 @@ def test_system_errors_while_speaking_are_one_line_input_errors(tts, models, cal
             raise error
 
         models[model].function = refused
-
         with pytest.raises(InputError) as raised:
             call(tts)
-
         assert str(raised.value) == system_reason(error)
         assert raised.value.__cause__ is error
 

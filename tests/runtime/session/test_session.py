@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +13,13 @@ from waiting import until
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def no_thread_is_left():
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before
 
 
-def test_text_without_words_is_refused_as_by_speak_and_words_may_follow() -> None:
+def test_text_without_words_is_refused_as_by_speak_and_words_may_follow():
     with Session(Speaker(), RATE) as session:
         session.flush()
         session.push_text(" ")
@@ -36,7 +35,7 @@ def test_text_without_words_is_refused_as_by_speak_and_words_may_follow() -> Non
         assert not list(session)
 
 
-def test_sentences_are_in_order_and_offsets_contiguous() -> None:
+def test_sentences_are_in_order_and_offsets_contiguous():
     speaker = Speaker()
     with Session(speaker, RATE) as session:
         session.push_text(TEXT)
@@ -55,14 +54,14 @@ def test_sentences_are_in_order_and_offsets_contiguous() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_output_is_independent_of_timing_and_fragments(seed: int) -> None:
+def test_output_is_independent_of_timing_and_fragments(seed):
     expected = heard()
     rng = random.Random(seed)
     got = []
     speaker = Speaker(pause=lambda: rng.choice([0, 0, 0.002]))
     with Session(speaker, RATE, buffer_seconds=rng.choice([0.021, 0.05, 5])) as session:
 
-        def write() -> None:
+        def write():
             at = 0
             while at < len(TEXT):
                 length = rng.randint(1, 9)
@@ -80,7 +79,7 @@ def test_output_is_independent_of_timing_and_fragments(seed: int) -> None:
     assert got == expected
 
 
-def test_surrogate_pair_may_be_split_between_fragments() -> None:
+def test_surrogate_pair_may_be_split_between_fragments():
     with Session(Speaker(), RATE) as session:
         for fragment in ("One \ud83d", "", "\ude00 two\ud83d", "\ude00\ud83d\ude00."):
             session.push_text(fragment)
@@ -89,10 +88,10 @@ def test_surrogate_pair_may_be_split_between_fragments() -> None:
 
 
 @pytest.mark.parametrize("fragments", [("a\ud83d", "b"), ("\ude00",)])
-def test_lone_surrogate_is_rejected_and_the_text_around_it_spoken(fragments) -> None:
+def test_lone_surrogate_is_rejected_and_the_text_around_it_spoken(fragments):
     with Session(Speaker(), RATE) as session:
 
-        def write() -> None:
+        def write():
             for fragment in fragments:
                 session.push_text(fragment)
             session.flush()
@@ -106,7 +105,7 @@ def test_lone_surrogate_is_rejected_and_the_text_around_it_spoken(fragments) -> 
         assert {chunk.text for chunk in session} == {said}
 
 
-def test_full_buffer_blocks_until_a_chunk_is_read() -> None:
+def test_full_buffer_blocks_until_a_chunk_is_read():
     speaker = Speaker()
     with Session(speaker, RATE, buffer_seconds=0.1) as session:  # 5 patches
         session.push_text("A sentence of many patches, which do not fit the buffer at all.")
@@ -123,7 +122,7 @@ def test_full_buffer_blocks_until_a_chunk_is_read() -> None:
         assert session.buffered_seconds == 0
 
 
-def test_flush_speaks_an_incomplete_sentence() -> None:
+def test_flush_speaks_an_incomplete_sentence():
     speaker = Speaker()
     with Session(speaker, RATE) as session:
         assert not session.finished
@@ -137,7 +136,7 @@ def test_flush_speaks_an_incomplete_sentence() -> None:
     assert [segment.text for segment in speaker.segments] == ["Hello", "there", "Bye."]
 
 
-def test_unspeakable_sentences_are_skipped() -> None:
+def test_unspeakable_sentences_are_skipped():
     speaker = Speaker()
     with Session(speaker, RATE) as session:
         session.push_text("")
@@ -150,7 +149,7 @@ def test_unspeakable_sentences_are_skipped() -> None:
     assert [segment.text for segment in speaker.segments] == ["Hello.", "Bye."]
 
 
-def test_state_id_identifies_the_preceding_state() -> None:
+def test_state_id_identifies_the_preceding_state():
     ids = [chunk[3] for chunk in heard("One. Two. Three.", seed=b"voice")]
     assert len(set(ids)) == len(ids)
     assert all(len(i) == 16 and int(i, 16) >= 0 for i in ids)
@@ -161,7 +160,7 @@ def test_state_id_identifies_the_preceding_state() -> None:
     assert not set(ids) & {chunk[3] for chunk in heard("One. Two. Three.", seed=b"other")}
 
 
-def test_error_follows_earlier_audio_and_persists() -> None:
+def test_error_follows_earlier_audio_and_persists():
     with Session(Speaker(), RATE) as session:
         session.push_text("Hello. This is unspeakable. Never said.")
         session.flush()
@@ -175,7 +174,7 @@ def test_error_follows_earlier_audio_and_persists() -> None:
             list(session)
 
 
-def test_closed_session_rejects_text() -> None:
+def test_closed_session_rejects_text():
     session = Session(Speaker(), RATE)
     session.cancel()
     session.cancel()
@@ -185,7 +184,7 @@ def test_closed_session_rejects_text() -> None:
             call()
 
 
-def test_a_piece_larger_than_the_buffer_waits_until_it_is_empty() -> None:
+def test_a_piece_larger_than_the_buffer_waits_until_it_is_empty():
     with Session(Speaker(patch=250), RATE, buffer_seconds=0.1) as session:
         session.push_text("Hi!!")
         session.flush()

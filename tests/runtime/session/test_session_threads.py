@@ -8,19 +8,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
 from encoding_speaker import RATE, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session import session as session_module
-from voxcpm_runtime.session.session import AudioChunk, Session
+from voxcpm_runtime.session.session import Session
 from waiting import until
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def no_thread_is_left():
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before
@@ -28,11 +27,11 @@ def no_thread_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("pushed", ["Hello. ", "A very long sentence, " * 50 + "."])
 @pytest.mark.parametrize("end", ["cancel", "close"])
-def test_cancelling_from_another_thread_wakes_the_reader_and_ends_the_speaker(pushed: str, end: str) -> None:
+def test_cancelling_from_another_thread_wakes_the_reader_and_ends_the_speaker(pushed, end):
     speaker = Speaker(pause=lambda: 0.005)
     session = Session(speaker, RATE, buffer_seconds=100)
     session.push_text(pushed)
-    read: list[AudioChunk] = []
+    read = []
     reader = threading.Thread(target=lambda: read.extend(session))
     reader.start()
     time.sleep(0.05)
@@ -46,12 +45,12 @@ def test_cancelling_from_another_thread_wakes_the_reader_and_ends_the_speaker(pu
     assert session.next_audio_chunk() is None
 
 
-def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
-    entered: list[str] = []
+def test_a_turn_is_held_only_while_there_is_something_to_speak():
+    entered = []
     free = threading.Event()
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def turn():
         entered.append("waits")
         assert free.wait(10)
         entered.append("speaks")
@@ -79,11 +78,11 @@ def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
     ]
 
 
-def test_turn_is_released_after_an_error_or_cancellation() -> None:
-    held: list[bool] = []
+def test_turn_is_released_after_an_error_or_cancellation():
+    held = []
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def turn():
         held.append(True)
         try:
             yield
@@ -108,11 +107,11 @@ def test_turn_is_released_after_an_error_or_cancellation() -> None:
     assert held == []
 
 
-def speaking_threads() -> int:
+def speaking_threads():
     return sum(thread.name == "voxcpm-session" for thread in threading.enumerate())
 
 
-def test_unread_sessions_hold_no_thread_and_resume() -> None:
+def test_unread_sessions_hold_no_thread_and_resume():
     text = "This one has far more to say than fits into the buffer. And here it goes on."
     expected = heard(text)
     opened = [Session(Speaker(), RATE, buffer_seconds=0.05) for _ in range(40)]
@@ -133,7 +132,7 @@ def test_unread_sessions_hold_no_thread_and_resume() -> None:
     until(lambda: speaking_threads() == 0)
 
 
-def test_pending_text_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_text_is_limited(monkeypatch):
     monkeypatch.setattr(session_module, "MAX_CHARACTERS", 100)
     with Session(Speaker(), RATE) as session:
         session.push_text("x" * 60)
@@ -145,7 +144,7 @@ def test_pending_text_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         session.push_text("z" * 100)
 
 
-def test_closing_an_idle_session_frees_its_resources() -> None:
+def test_closing_an_idle_session_frees_its_resources():
     for ending in (Session.close, Session.cancel):
         speaker = Speaker()
         kept = weakref.ref(speaker)
@@ -160,7 +159,7 @@ def test_closing_an_idle_session_frees_its_resources() -> None:
 
 
 @pytest.fixture
-def _switching() -> Iterator[None]:
+def _switching():
     """Switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -169,18 +168,18 @@ def _switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_switching")
-def test_text_pushed_while_the_thread_exits_is_spoken() -> None:
+def test_text_pushed_while_the_thread_exits_is_spoken():
     """Whoever pushes just then either finds the thread, or begins the next one: nothing is lost and none is doubled."""
-    entered: list[int] = []
+    entered = []
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def turn():
         entered.append(1)
         assert len(entered) == 1
         yield
         entered.pop()
 
-    def in_turn() -> float:
+    def in_turn():
         assert entered == [1]
         return 0.0
 
@@ -196,11 +195,11 @@ def test_text_pushed_while_the_thread_exits_is_spoken() -> None:
     assert entered == []
 
 
-def test_text_pushed_while_the_turn_is_released_is_spoken() -> None:
+def test_text_pushed_while_the_turn_is_released_is_spoken():
     pushed = []
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def turn():
         yield
         if not pushed:
             until(lambda: session.buffered_seconds == 0)
@@ -233,9 +232,8 @@ assert entered.wait(10)
 """
 
 
-def test_session_waiting_for_a_turn_does_not_block_exit() -> None:
+def test_session_waiting_for_a_turn_does_not_block_exit():
     ended = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, timeout=120, check=False)
-
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
@@ -263,7 +261,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_forked_process_exits_regardless_of_the_threads_state() -> None:
+def test_forked_process_exits_regardless_of_the_threads_state():
     ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, timeout=120, check=False)
-
     assert ended.stdout == b"3\n"

@@ -21,7 +21,6 @@ def samples_of(session):
 @pytest.mark.parametrize("bracketed", ["({}){}", "({}) {}", " （{}）{}"])
 def test_leading_bracket_is_the_control(tts, bracketed):
     plan = tts.plan(bracketed.format(CONTROL, "hi me."), seed=5)
-
     assert [segment.text for segment in plan.segments] == ["hi me."]
     assert plan.segments[0].tokens == tts.plan("hi me.", control=CONTROL, seed=5).segments[0].tokens
 
@@ -30,7 +29,6 @@ def test_every_segment_in_a_reference_voice_has_the_whole_control(tts, prompt_au
     options = {"reference_wav_path": prompt_audio, "segment_tokens": 8, "seed": 5}
     bracketed = tts.speak(f"({CONTROL}){TEXT}", **options)
     by_keyword = tts.speak(TEXT, control=CONTROL, **options)
-
     assert len(bracketed.segments) > 1
     assert [segment.text for segment in bracketed.segments] == [s.text for s in by_keyword.segments]
     assert np.array_equal(bracketed.audio, by_keyword.audio)

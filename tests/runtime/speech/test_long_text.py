@@ -20,7 +20,6 @@ the end."""
 @pytest.mark.usefixtures("stopping")
 def test_text_longer_than_the_cache(tts):
     speech = tts.speak(CHAPTER, seed=3)
-
     said = "".join(segment.text for segment in speech.segments)
     assert re.sub(r"\s", "", said) == re.sub(r"\s", "", CHAPTER)
     assert len(speech.segments) > 6
@@ -40,7 +39,6 @@ def test_streaming_a_chapter_equals_speaking_it(tts, prompt_audio):
 @pytest.mark.usefixtures("stopping")
 def test_paragraphs_are_separated_by_silence(tts, architecture):
     speech = tts.speak(CHAPTER, seed=3, paragraph_pause=0.5)
-
     pause = round(0.5 * speech.sample_rate)
     pauses = sum(segment.ends_paragraph for segment in speech.segments)
     assert pauses == 2
@@ -62,10 +60,8 @@ def test_control_precedes_each_segment_without_continuation(tts, architecture, p
             tts.speak(CHAPTER, control="low", seed=3)
         return
     given = {"text": "so. it is. no.", "control": "low", "segment_tokens": 8}
-
     continued = tts.plan(**given).segments
     of_a_reference = tts.plan(**given, reference_wav_path=prompt_audio).segments
-
     assert [segment.transcript for segment in continued] == ["(low)so. ", "it is. ", "no. "]
     assert [segment.transcript for segment in of_a_reference] == ["(low)so. ", "(low)it is. ", "(low)no. "]
 
@@ -78,7 +74,6 @@ def test_paragraphs_of_a_short_text_are_segments_too(tts):
 
 def test_text_that_fits_is_one_utterance_with_its_whitespace(tts):
     speech = tts.speak("so.\nbe it.", seed=1, max_len=5)
-
     assert len(speech.segments) == 1
     np.testing.assert_array_equal(speech.audio, tts.generate("so. be it.", seed=1, max_len=5))
 
@@ -87,7 +82,6 @@ def test_speech_truncated_by_the_cache_is_retried(tts):
     """Such speech is bad although it has less than six patches for each token."""
     with pytest.warns(UserWarning, match="cut off after 34 patches"):
         speech = tts.speak("hello there.", seed=1)
-
     assert (speech.attempts, speech.too_long) == (3, False)
 
 
@@ -122,7 +116,6 @@ def test_each_segment_has_its_minimum_of_patches(tts, min_len, segments):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         speech = tts.speak(text, seed=3, min_len=min_len, retry_badcase_ratio_threshold=0.5)
-
     assert len(speech.segments) == segments
     assert [len(segment.latents) for segment in speech.segments] == [min_len + 2] * segments
 
@@ -138,7 +131,6 @@ def test_min_len_too_large_for_later_segments_is_rejected_early(tts, models):
 def test_segments_are_crossfaded_and_otherwise_unchanged(tts):
     speech = tts.speak(CHAPTER, seed=3)
     first, *inner, last = speech.segments
-
     assert all(segment.audio[-1] == 0 for segment in (first, *inner))
     assert all(segment.audio[0] == 0 for segment in (*inner, last))
     assert first.audio[0] != 0

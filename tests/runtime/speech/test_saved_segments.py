@@ -81,9 +81,7 @@ def test_resegmented_text_is_regenerated(tts, book):
         return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, saved_segments=saved)
 
     speak(8, SavedSegments(book, "d", 3, drawn=False))
-
     speech = speak(12, SavedSegments(book, "d", 3, drawn=False))
-
     np.testing.assert_array_equal(speech.audio, speak(12, None).audio)
 
 

@@ -1,7 +1,5 @@
 """`max_len` limits a whole call across segments, with the same samples from every method."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,11 +14,11 @@ GIVEN = {"seed": 3, "segment_tokens": 12, "retry_badcase_ratio_threshold": 0.7}
 
 
 @pytest.fixture(autouse=True)
-def _lengths(monkeypatch) -> None:
+def _lengths(monkeypatch):
     """The stop head ends each attempt after 4 to 12 patches, by its first patch alone."""
     generate = Driver.generate_patches
 
-    def patches(*arguments, **named) -> Iterator[Patch]:
+    def patches(*arguments, **named):
         length = None
         for patch in generate(*arguments, **named):
             length = length or 4 + int(np.abs(patch.latents).sum() * 1000) % 9
@@ -38,10 +36,8 @@ def test_call_is_limited_in_total_patches(tts, retry):
     whole = tts.speak(TEXT, **given)
     # Up to the segment that is cut off, whose attempts may be judged otherwise, and of which nothing follows.
     ends = np.cumsum([len(segment.latents) for segment in whole.segments])
-
     for most in range(4, len(whole.latents) + 4, 18):
         speech = tts.speak(TEXT, max_len=most, **given)
-
         assert len(speech.latents) <= most
         equal = max((end for end in ends if end <= most - 12), default=0) if retry else min(most, ends[-1])
         np.testing.assert_array_equal(speech.latents[:equal], whole.latents[:equal])
@@ -68,11 +64,11 @@ def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(tts, tmp_pat
     class Interrupted(Exception):
         pass
 
-    def interrupted(progress) -> None:
+    def interrupted(progress):
         if progress.segment == min(2, len(whole.segments) - 1):
             raise Interrupted
 
-    def saved() -> SavedSegments:
+    def saved():
         return SavedSegments(tmp_path / "a.wav", "d", 3, drawn=False)
 
     with pytest.raises(Interrupted):
@@ -96,7 +92,6 @@ def test_session_limits_each_segment(tts):
         session.push_text("it is so. it is not. who is it?")
         session.flush()
         chunks = list(session)
-
     assert [sum(chunk.sentence == sentence for chunk in chunks) for sentence in range(3)] == [3, 3, 3]
 
 
@@ -109,7 +104,6 @@ def test_speech_limited_by_max_len_is_not_reported_as_truncated(tts):
 def test_speed_divides_all_durations_and_changes_nothing_else(tts):
     whole = tts.speak(TEXT, **GIVEN)
     fast = tts.speak(TEXT, speed=1.6, **GIVEN)
-
     np.testing.assert_array_equal(fast.latents, whole.latents)
     for one, other in zip(fast.segments, whole.segments, strict=True):
         assert (one.attempts, one.reason) == (other.attempts, other.reason)

@@ -37,10 +37,8 @@ def test_chunks_of_any_size_equal_offline_generation(tts, arguments, architectur
     whole = tts.generate(TEXT, **given)
     patch = architecture.patch_output_samples
     assert len(whole) == 11 * patch
-
     for size, first in itertools.product((1, 5, 40), (None, 3)):
         chunks = list(tts.generate_streaming(TEXT, chunk_patches=size, first_chunk_patches=first, **given))
-
         np.testing.assert_array_equal(np.concatenate(chunks), whole)
         begun = min(first or size, 11)
         after = [size] * ((11 - begun) // size) + [(11 - begun) % size] * ((11 - begun) % size > 0)
@@ -59,18 +57,14 @@ def test_the_first_patch_is_decoded_before_the_second_is_predicted(tts, models):
             return function(inputs, state)
 
         models[name].function = noted
-
     list(tts.generate_streaming(TEXT, seed=1, chunk_patches=1, min_len=3, max_len=4))
-
     assert order[:2] == ["audio_vae_decoder", "feat_encoder"]
 
 
 def test_first_chunk_needs_only_prefill_and_its_patches(tts, models):
     chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=6, first_chunk_patches=2, max_len=30)
     before = len(models["audio_vae_decoder"].calls)
-
     next(chunks)
-
     assert len(models["audio_vae_decoder"].calls) - before == 2
 
 
@@ -101,10 +95,8 @@ def cancelling(models):
 
 def test_a_cancelled_generation_ends_between_two_euler_steps(tts, cancelling):
     token, dit = cancelling(at=9 * 3 + 4)
-
     with pytest.raises(Cancelled, match="was cancelled"):
         tts.generate(TEXT, seed=1, cancel=token)
-
     assert dit.calls == 9 * 3 + 4
     with pytest.raises(Cancelled):  # for good
         tts.generate(TEXT, seed=1, cancel=token)
@@ -113,9 +105,7 @@ def test_a_cancelled_generation_ends_between_two_euler_steps(tts, cancelling):
 def test_partial_speech_can_be_returned(tts, cancelling, architecture):
     whole = tts.generate(TEXT, seed=1, retry_badcase=False, max_len=9)
     token, _ = cancelling(at=9 * 3 + 4)
-
     speech = tts.speak(TEXT, seed=1, cancel=token, keep_partial=True)
-
     patches, left = divmod(len(speech.audio), architecture.patch_output_samples)
     assert (speech.cancelled, speech.stopped, left) == (True, False, 0)
     # The third patch may be in the decoder when the fourth is given up.
@@ -179,7 +169,6 @@ def test_a_cancelled_generation_frees_its_caches(tts, models, cancelling, monkey
     monkeypatch.setattr(type(models["base_lm_step"]), "new_state", counted)
     with pytest.raises(Cancelled) as held:
         tts.generate(TEXT, seed=1, cancel=token)
-
     # This holds even while the error and its traceback are referenced.
     gc.collect()
     assert held.value is not None
@@ -190,6 +179,5 @@ def test_a_cancelled_generation_frees_its_caches(tts, models, cancelling, monkey
 def test_closed_model_raises(tts):
     with tts as same:
         assert same is tts
-
     with pytest.raises(InputError, match="this VoxCPM is closed"):
         tts.generate(TEXT)

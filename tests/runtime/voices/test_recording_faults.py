@@ -1,7 +1,6 @@
 """Recordings that would spoil the speech are reported before it, and quiet ones made louder."""
 
 import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +17,12 @@ TRANSCRIPT = (
 
 
 @pytest.fixture
-def speech(shared_data: Any) -> tuple[np.ndarray, int]:
+def speech(shared_data):
     """Real speech (samples, 2), and its rate in Hz."""
     return soundfile.read(shared_data / "audio" / "example_en.wav", dtype="float32", always_2d=True)
 
 
-def test_real_speech_is_unchanged_and_fits_its_transcript(speech: Any) -> None:
+def test_real_speech_is_unchanged_and_fits_its_transcript(speech):
     samples, rate = speech
     mono = samples.mean(axis=1)
     same, faults = raised(mono, "prompt audio")
@@ -34,14 +33,14 @@ def test_real_speech_is_unchanged_and_fits_its_transcript(speech: Any) -> None:
 
 
 @pytest.mark.parametrize("times", [5, 1 / 5])
-def test_transcript_of_another_recording_is_reported(speech: Any, times: float) -> None:
+def test_transcript_of_another_recording_is_reported(speech, times):
     samples, rate = speech
     transcript = (TRANSCRIPT * 5)[: int(len(TRANSCRIPT) * times)]
     (fault,) = pace_faults(samples.mean(axis=1), rate, transcript)
     assert "the prompt has 8.1 s of sound, but its transcript takes about" in fault
 
 
-def test_quiet_recording_is_raised_and_reported_below_54_db(speech: Any) -> None:
+def test_quiet_recording_is_raised_and_reported_below_54_db(speech):
     mono = speech[0].mean(axis=1)
     # Its level is -16 dB.
     quiet, faults = raised(mono * np.float32(10 ** (-30 / 20)), "prompt audio")
@@ -56,7 +55,7 @@ def test_quiet_recording_is_raised_and_reported_below_54_db(speech: Any) -> None
     assert np.abs(raised(clicking, "prompt audio")[0]).max() < 1
 
 
-def test_channels_that_cancel_leave_the_first_alone(speech: Any) -> None:
+def test_channels_that_cancel_leave_the_first_alone(speech):
     samples, rate = speech
     inverted = np.stack([samples[:, 0], -0.9 * samples[:, 0]], axis=1)
     file = io.BytesIO()
@@ -70,7 +69,7 @@ def test_channels_that_cancel_leave_the_first_alone(speech: Any) -> None:
         np.testing.assert_allclose(read_audio((both, rate), rate), both.mean(axis=1), atol=1e-6)
 
 
-def test_faults_are_reported_before_speaking(tts: Any) -> None:
+def test_faults_are_reported_before_speaking(tts):
     noise = np.random.default_rng(0).standard_normal(4000).astype(np.float32) * np.float32(0.0015)
     with pytest.warns(UserWarning, match=":|sound") as found:
         voice = tts.create_voice((noise, 1000), "so it is.", name="ada")

@@ -1,8 +1,5 @@
 """A saved voice works with every bundle of its generation: other precisions, another target."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,9 +14,7 @@ GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
 # Heads of random weights follow nothing.
 @pytest.mark.filterwarnings("ignore:segment")
 @pytest.mark.parametrize(("bundle", "precision"), [("tiny_bundle", "fp32"), ("tiny_bundle_15", "fp16")])
-def test_a_voice_speaks_on_every_bundle_of_its_generation(
-    request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path, bundle: str, precision: str
-) -> None:
+def test_a_voice_speaks_on_every_bundle_of_its_generation(request, tiny_bundle, tmp_path, bundle, precision):
     clip = (np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1, 16000)
     path = tmp_path / "ada.voice"
     with VoxCPM.from_bundle(tiny_bundle, precision="int8") as tts:
@@ -54,7 +49,7 @@ FOREIGN = (
 )
 
 
-def test_adding_and_removing_a_voice_preserves_other_files(tts: Any, tmp_path: Path) -> None:
+def test_adding_and_removing_a_voice_preserves_other_files(tts, tmp_path):
     folder = tmp_path / "voices"
     for name in (*FOREIGN, ".ada.voice.0.part"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +57,7 @@ def test_adding_and_removing_a_voice_preserves_other_files(tts: Any, tmp_path: P
     store = VoiceStore(folder)
     ada = tts.create_voice((np.linspace(-0.5, 0.5, 61), 1000), "so it is ", name="ada")
 
-    def found() -> set[str]:
+    def found():
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
     # It replaces the temporary file of a killed process.

@@ -48,12 +48,10 @@ def recordings(audio, architecture):
 def test_voice_equals_its_recordings(tts, recordings, tmp_path, kind):
     made_of, given = recordings(kind)
     expected = tts.generate(TEXT, **given, **GIVEN)
-
     voice = tts.create_voice(**made_of, name="ada")
     assert voice.header.sample_rate == tts.bundle.architecture.input_sample_rate
     path = tmp_path / "ada.voice"
     voice.save(path)
-
     for source in (voice, Voice.load(path), path, str(path)):
         np.testing.assert_array_equal(tts.generate(TEXT, voice=source, **GIVEN), expected)
     streamed = np.concatenate(list(tts.generate_streaming(TEXT, voice=voice, **GIVEN)))
@@ -107,7 +105,6 @@ def test_text_that_merges_with_the_transcripts_last_token(tts, audio):
 
     tts.bundle.__dict__["tokenizer"] = Joining()
     alone = tts.generate(TEXT, audio[0], "so it is", **GIVEN)
-
     np.testing.assert_array_equal(tts.generate(TEXT, voice=voice, **GIVEN), alone)
 
 
@@ -131,7 +128,6 @@ def test_invalid_voice_file_is_rejected(tts, audio, tmp_path, spoil, message):
     path = tmp_path / "ada.voice"
     tts.create_voice(audio[0], "so it is ", name="ada").save(path)
     spoil(path)
-
     with pytest.raises(InputError, match=message):
         tts.generate(TEXT, voice=path)
 
@@ -166,11 +162,9 @@ def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio)
     voice = tts.create_voice(audio[0], "so it is ", name="ada")
     recorded = voice.prompt
     turns = [np.full((4, 2, 4), number, np.float32) for number in range(5)]
-
     for number, latents in enumerate(turns):
         voice = voice.extended(f"turn {number}. ", latents, window_patches=3 + 8)
         assert voice.prompt_patches <= 11
-
     assert voice.transcript == "so it is turn 3. turn 4. "
     np.testing.assert_array_equal(voice.prompt, np.concatenate([recorded, turns[3], turns[4]]))
     # All turns are dropped for a long one.

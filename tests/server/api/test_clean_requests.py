@@ -2,14 +2,12 @@
 
 import base64
 import json
-from typing import Any
 
 import httpx2
 import openai
 import pytest
 
 from speech_socket import heard, said, socket_to, spoken_by
-from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
 
 # An unseeded voice may speak slowly, which is not tested here.
@@ -18,8 +16,8 @@ MARKED, PLAIN = "**Hi** [there](https://example.com/a).", "Hi there."
 ELEVENLABS = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&seed=7"
 
 
-def test_requests_are_cleaned_by_default(server: Any) -> None:
-    def spoken(text: str, **fields: Any) -> bytes:
+def test_requests_are_cleaned_by_default(server):
+    def spoken(text, **fields):
         body = {"input": text, "seed": 7, "response_format": "pcm", **fields}
         answer = httpx2.post(f"{server.url}/v1/audio/speech", json=body)
         assert answer.status_code == 200, answer.text
@@ -35,7 +33,7 @@ def test_requests_are_cleaned_by_default(server: Any) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "clean")
 
 
-def test_text_in_fragments_is_cleaned_by_default(server: Any, tts: VoxCPM) -> None:
+def test_text_in_fragments_is_cleaned_by_default(server, tts):
     expected = spoken_by(tts, PLAIN, seed=7)
     assert spoken_by(tts, MARKED, seed=7, clean="markdown") == expected
     fragments = [{"type": "text", "text": text} for text in (MARKED[:5], MARKED[5:])]
@@ -52,7 +50,7 @@ def test_text_in_fragments_is_cleaned_by_default(server: Any, tts: VoxCPM) -> No
     assert audio == expected
 
 
-def test_code_over_several_sentences_is_not_read_in_a_session(server: Any) -> None:
+def test_code_over_several_sentences_is_not_read_in_a_session(server):
     """The sentences of a session are cleaned one by one."""
     text = "Hi there.\n\n```py\nx = 1. Yes.\n\nprint(x)  # No! One.\n```\nAnd so on."
     with socket_to(server) as connection:
@@ -63,7 +61,7 @@ def test_code_over_several_sentences_is_not_read_in_a_session(server: Any) -> No
         assert with_code == heard(connection)[0]
 
 
-def test_markup_is_read_where_the_request_asks_for_it(client: Any, tts: VoxCPM) -> None:
+def test_markup_is_read_where_the_request_asks_for_it(client, tts):
     text = "Hello. [pause 0.5s][voice alloy]Hi."
     given = {"model": "tts-1", "voice": "heart", "response_format": "pcm"}
     heard = client.audio.speech.create(input=text, **given, extra_body={"seed": 7, "markup": True}).content

@@ -1,7 +1,6 @@
 """Words that speech lacks: in headers, events, the websocket and metrics."""
 
 import json
-from typing import Any
 
 import httpx2
 import pytest
@@ -17,20 +16,20 @@ UNSAID = [
 
 
 @pytest.fixture
-def _believing(monkeypatch: pytest.MonkeyPatch) -> None:
+def _believing(monkeypatch):
     """The stop head, which ends this speech after "friend.", is believed at once, and nothing is retried."""
     monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
     monkeypatch.setattr("voxcpm_runtime.speech.attempts._missed", lambda _: 0)
 
 
-def events(url: str) -> list[dict[str, Any]]:
+def events(url):
     answer = httpx2.post(f"{url}/v1/audio/speech", json={**ASKED, "stream_format": "sse"})
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
 
 
 @pytest.mark.usefixtures("_believing")
-def test_headers_and_events_have_them(server: Any) -> None:
+def test_headers_and_events_have_them(server):
     whole = httpx2.post(
         f"{server.url}/v1/audio/speech", json={**ASKED, "stream": False, "word_timestamps": True}
     )
@@ -42,9 +41,7 @@ def test_headers_and_events_have_them(server: Any) -> None:
     assert (done["unsaid"], "repeated" in done) == (UNSAID, False)
 
 
-def test_the_websocket_has_them_with_places_in_all_that_was_sent(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_websocket_has_them_with_places_in_all_that_was_sent(server, monkeypatch):
     monkeypatch.setattr(
         "voxcpm_runtime.words.coverage.Follower.counts", lambda self: [1] * 8 + [0] * (len(self._said) - 8)
     )
@@ -59,7 +56,7 @@ def test_the_websocket_has_them_with_places_in_all_that_was_sent(
     ]  # fmt: skip
 
 
-def test_complete_speech_has_none_of_this(server: Any) -> None:
+def test_complete_speech_has_none_of_this(server):
     whole = httpx2.post(f"{server.url}/v1/audio/speech", json={**ASKED, "stream": False})
     assert not {"x-unsaid-words", "x-repeated-words"} & {name.lower() for name in whole.headers}
     done = next(event for event in events(server.url) if event["type"] == "speech.audio.done")

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-from typing import Any
 
 import av
 import httpx2
@@ -12,7 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from heard_words import SEED
-from voxcpm_runtime import VoxCPM, Word
+from voxcpm_runtime import Word
 from voxcpm_server.speech.encoding import Encoder
 
 TEXT = "It costs $4.20. Really?"
@@ -20,35 +19,33 @@ REQUEST = {"model": "tts-1", "input": TEXT, "voice": "emma", "seed": SEED, "resp
 
 
 @pytest.fixture(scope="module")
-def words(tts: VoxCPM) -> tuple[Word, ...]:
+def words(tts):
     return tts.speak(TEXT, voice="emma", seed=SEED).words
 
 
-def milliseconds(words: tuple[Word, ...]) -> list[dict[str, Any]]:
+def milliseconds(words):
     return [{"word": w.text, "start_ms": round(1000 * w.start), "end_ms": round(1000 * w.end)} for w in words]
 
 
 @pytest.mark.parametrize("speed", [1, 2])
-def test_a_header_has_them_and_the_audio_is_whole(server: Any, tts: VoxCPM, speed: float) -> None:
+def test_a_header_has_them_and_the_audio_is_whole(server, tts, speed):
     asked = {**REQUEST, "word_timestamps": True, "speed": speed}
     answer = httpx2.post(f"{server.url}/v1/audio/speech", json=asked)
-
     found = json.loads(answer.headers["X-Word-Timestamps"])
     assert [word["word"] for word in found] == ["It", "costs", "$4.20.", "Really?"]
     assert found == milliseconds(tts.speak(TEXT, voice="emma", seed=SEED, speed=float(speed)).words)
     assert found[-1]["end_ms"] <= 1000 * float(answer.headers["X-Audio-Duration"])
 
 
-def test_a_long_header_is_left_out_and_said_so(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_header_is_left_out_and_said_so(server, monkeypatch):
     monkeypatch.setattr("voxcpm_server.speech.speech_responses._MAX_TIMESTAMPS", 100)
     answer = httpx2.post(f"{server.url}/v1/audio/speech", json={**REQUEST, "word_timestamps": True})
-
     assert "X-Word-Timestamps" not in answer.headers
     assert answer.headers["X-Word-Timestamps-Omitted"] == "true"
 
 
-def test_events_have_them_only_if_they_are_asked_for(server: Any, words: Any) -> None:
-    def events(**fields: Any) -> list[dict[str, Any]]:
+def test_events_have_them_only_if_they_are_asked_for(server, words):
+    def events(**fields):
         asked = {**REQUEST, "stream_format": "sse", **fields}
         answer = httpx2.post(f"{server.url}/v1/audio/speech", json=asked)
         lines = [
@@ -64,10 +61,9 @@ def test_events_have_them_only_if_they_are_asked_for(server: Any, words: Any) ->
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_captioned_speech_as_kokoros_clients_ask_for_it(server: Any, words: Any, streamed: bool) -> None:
+def test_captioned_speech_as_kokoros_clients_ask_for_it(server, words, streamed):
     asked = {**REQUEST, "model": "kokoro", "stream": streamed, "return_timestamps": True}
     answer = httpx2.post(f"{server.url}/dev/captioned_speech", json=asked)
-
     lines = [json.loads(line) for line in answer.text.strip().split("\n")]
     assert (len(lines) > 1) == streamed
     assert {line["audio_format"] for line in lines} == {"audio/wav"}
@@ -77,17 +73,16 @@ def test_captioned_speech_as_kokoros_clients_ask_for_it(server: Any, words: Any,
     ]
 
 
-def test_a_websocket_sends_them_after_the_audio_of_their_sentence(server: Any) -> None:
+def test_a_websocket_sends_them_after_the_audio_of_their_sentence(server):
     url = f"{server.url.replace('http', 'ws')}/v1/audio/stream"
     with connect(url) as connection:
         start = {"type": "start", "voice": "emma", "seed": SEED, "word_timestamps": True}
         for message in (start, {"type": "text", "text": TEXT}, {"type": "end"}):
             connection.send(json.dumps(message))
-        messages: list[dict[str, Any]] = []
+        messages = []
         while not messages or messages[-1].get("type") not in ("done", "error"):
             message = connection.recv(timeout=30)
             messages.append({"type": "audio"} if isinstance(message, bytes) else json.loads(message))
-
     kinds = [message["type"] for message in messages]
     assert kinds.count("timestamps") == 2
     assert kinds[kinds.index("timestamps") - 1] == "audio"
@@ -98,7 +93,7 @@ def test_a_websocket_sends_them_after_the_audio_of_their_sentence(server: Any) -
 
 
 @pytest.mark.parametrize("form", ["mp3", "aac", "opus", "flac", "wav"])
-def test_times_are_those_of_the_decoded_audio(form: str) -> None:
+def test_times_are_those_of_the_decoded_audio(form):
     """MP3 and AAC begin with samples of their own."""
     audio = np.zeros(24000, np.float32)
     audio[12000:12240] = 0.8 * np.sin(np.arange(240) / 2)
@@ -107,7 +102,6 @@ def test_times_are_those_of_the_decoded_audio(form: str) -> None:
     container = av.open(io.BytesIO(encoded))
     frames = [frame.to_ndarray()[0].astype(float) for frame in container.decode(audio=0)]
     decoded = np.abs(np.concatenate(frames))
-
     (word,) = encoder.heard([Word("tick", 0.5, 0.51, "pauses")])
     onset = np.argmax(decoded > 0.3 * decoded.max()) / container.streams.audio[0].rate
     assert word.start == pytest.approx(onset, abs=0.003)

@@ -3,9 +3,7 @@
 import errno
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import numpy as np
@@ -24,13 +22,13 @@ SAID = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 5
 
 
 @pytest.fixture
-def recording(spoken: Any) -> bytes:
+def recording(spoken):
     file = io.BytesIO()
     soundfile.write(file, spoken.audio, spoken.sample_rate, format="FLAC")
     return file.getvalue()
 
 
-def upload(url: str, recording: bytes, **fields: str) -> httpx2.Response:
+def upload(url, recording, **fields):
     given = {"name": "ada", "transcript": TRANSCRIPT, "consent": "true", **fields}
     return httpx2.post(
         f"{url}/v1/audio/voices",
@@ -40,7 +38,7 @@ def upload(url: str, recording: bytes, **fields: str) -> httpx2.Response:
     )
 
 
-def test_voice_lifecycle(serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path) -> None:
+def test_voice_lifecycle(serve, recording, tts, tmp_path):
     running = serve()
     voices = f"{running.url}/v1/audio/voices"
 
@@ -85,18 +83,15 @@ def test_voice_lifecycle(serve: Callable[..., Any], recording: bytes, tts: Any, 
         ({"transcript": ""}, 400, "VoxCPM2"),
     ],
 )
-def test_invalid_uploads(
-    fields: dict[str, str], status: int, words: str, server: Any, recording: bytes
-) -> None:
+def test_invalid_uploads(fields, status, words, server, recording):
     answer = upload(server.url, recording, **fields)
-
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]["message"]
     listed = httpx2.get(f"{server.url}/v1/audio/voices").json()["voices"]
     assert not any(voice["stored"] for voice in listed)
 
 
-def test_recording_and_voice_limits(serve: Callable[..., Any], recording: bytes) -> None:
+def test_recording_and_voice_limits(serve, recording):
     url = serve(max_recording_seconds=1).url
     too_long = upload(url, recording)
     assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "audio_sample")
@@ -106,14 +101,11 @@ def test_recording_and_voice_limits(serve: Callable[..., Any], recording: bytes)
     assert (full.status_code, "0 are stored" in full.text) == (409, True)
 
 
-def test_names_cannot_escape_the_folder(
-    serve: Callable[..., Any], recording: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_cannot_escape_the_folder(serve, recording, tmp_path, monkeypatch):
     url = serve().url
     upload(url, recording)
     secret = (tmp_path / "voices" / "ada.voice").rename(tmp_path / "secret.voice")
     monkeypatch.chdir(tmp_path)
-
     for name in ("../secret", "secret.voice", "./secret.voice", str(tmp_path / "secret"), "secret"):
         answer = httpx2.post(f"{url}/v1/audio/speech", json={**SAID, "voice": name}, timeout=60)
         assert answer.status_code in (400, 404), name
@@ -125,14 +117,14 @@ def test_names_cannot_escape_the_folder(
     assert secret.exists()
 
 
-def test_aliases_name_stored_voices(serve: Callable[..., Any], recording: bytes, tmp_path: Path) -> None:
+def test_aliases_name_stored_voices(serve, recording, tmp_path):
     (tmp_path / "aliases.json").write_text(
         json.dumps({"alloy": "ada", "narrator": "default", "lost": "nobody"})
     )
     running = serve(voice_aliases=tmp_path / "aliases.json")
     upload(running.url, recording)
 
-    def said(voice: str) -> httpx2.Response:
+    def said(voice):
         return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
 
     assert said("alloy").content == said("ada").content
@@ -145,10 +137,10 @@ def test_aliases_name_stored_voices(serve: Callable[..., Any], recording: bytes,
     assert upload(running.url, recording, name="narrator").status_code == 409
 
 
-def test_openais_names_map_to_thirteen_built_in_voices(serve: Callable[..., Any], tts: Any) -> None:
+def test_openais_names_map_to_thirteen_built_in_voices(serve, tts):
     running = serve()
 
-    def said(voice: str) -> np.ndarray:
+    def said(voice):
         answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
         return np.frombuffer(answer.content, "<i2")
 
@@ -160,13 +152,11 @@ def test_openais_names_map_to_thirteen_built_in_voices(serve: Callable[..., Any]
         assert np.array_equal(said(meant), expected)
 
 
-def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
-    serve: Callable[..., Any], recording: bytes
-) -> None:
+def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(serve, recording):
     running = serve()
     voices = f"{running.url}/v1/audio/voices"
 
-    def listed() -> dict[str, Any]:
+    def listed():
         (found,) = [voice for voice in httpx2.get(voices).json()["voices"] if voice["id"] == "heart"]
         return dict(found)
 
@@ -175,7 +165,6 @@ def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
     assert httpx2.get(f"{voices}/heart/preview", timeout=60).status_code == 200
     answer = httpx2.delete(f"{voices}/heart")
     assert (answer.status_code, "heart is built in" in answer.json()["error"]["message"]) == (409, True)
-
     assert upload(running.url, recording, name="heart").status_code == 201
     assert listed() == {"id": "heart", "name": "heart", "stored": True, "built_in": False, **PLAIN}
     assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] < 4
@@ -183,14 +172,11 @@ def test_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
     assert listed()["built_in"] is True
 
 
-def test_stored_voice_named_default_is_ignored(
-    serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path
-) -> None:
+def test_stored_voice_named_default_is_ignored(serve, recording, tts, tmp_path):
     (tmp_path / "voices").mkdir()
     ada = tts.create_voice(recording, TRANSCRIPT, name="default")
     ada.save(tmp_path / "voices" / "default.voice")
     url = serve().url
-
     answer = httpx2.post(f"{url}/v1/audio/speech", json={**SAID, "voice": "default"}, timeout=60)
     expected = pcm16(tts.generate("Hello.", seed=5, retry_badcase=False))
     assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
@@ -201,23 +187,17 @@ def test_stored_voice_named_default_is_ignored(
     assert httpx2.delete(f"{url}/v1/audio/voices/default").status_code == 200
 
 
-def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:
+def refused(answer, folder):
     """Status and code of an error that must not contain a server path."""
     assert str(folder) not in answer.text
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def test_disk_errors_are_server_errors(
-    serve: Callable[..., Any],
-    recording: bytes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_disk_errors_are_server_errors(serve, recording, tmp_path, monkeypatch, caplog):
     running = serve()
     assert upload(running.url, recording).status_code == 201
 
-    def full(path: Path, *_: object, **__: object) -> None:
+    def full(path, *_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with monkeypatch.context() as patched:
@@ -230,33 +210,28 @@ def test_disk_errors_are_server_errors(
         speech = f"{running.url}/v1/audio/speech"
         assert httpx2.post(speech, json=SAID).status_code == 200, "the default voice is not in the folder"
         assert refused(httpx2.post(speech, json=SAID | {"voice": "Ada"}), tmp_path) == (507, "storage")
-
     assert f"{tmp_path / 'voices'}" in caplog.text
     assert upload(running.url, recording, name="ben").status_code == 201
 
 
-def test_corrupt_voice_is_a_server_error_and_can_be_deleted(
-    serve: Callable[..., Any], recording: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_corrupt_voice_is_a_server_error_and_can_be_deleted(serve, recording, tmp_path, caplog):
     running = serve()
     upload(running.url, recording)
     path = tmp_path / "voices" / "ada.voice"
     path.write_bytes(path.read_bytes()[:-1])
     voice = f"{running.url}/v1/audio/voices/ada"
-
     damaged = (409, "voice_damaged")
     said = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": "ada"}, timeout=60)
     assert refused(said, tmp_path) == damaged
     assert refused(httpx2.get(voice), tmp_path) == damaged
     assert refused(httpx2.get(f"{voice}/preview"), tmp_path) == damaged
     assert str(path) in caplog.text
-
     assert httpx2.delete(voice).json()["deleted"] is True
     assert upload(running.url, recording).status_code == 201
 
 
 @pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", '{"default": "ada"}'])
-def test_unreadable_aliases(content: str, tmp_path: Path) -> None:
+def test_unreadable_aliases(content, tmp_path):
     path = tmp_path / "aliases.json"
     path.write_text(content)
     with pytest.raises(InputError, match="aliases"):

@@ -1,9 +1,6 @@
 """Features of VoxCPM2 over HTTP: instructions, a reference, a voice without a transcript."""
 
 import base64
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx2
 import numpy as np
@@ -24,19 +21,19 @@ GIVEN = {"seed": 5, "inference_timesteps": 2}
 
 
 @pytest.fixture(scope="module")
-def second(second_bundle: Path) -> Iterator[VoxCPM]:
+def second(second_bundle):
     with VoxCPM.from_bundle(second_bundle, precision="fp32") as opened:
         yield opened
 
 
 @pytest.fixture
-def running(second: VoxCPM, tmp_path: Path) -> Iterator[ServerOnLoopback]:
+def running(second, tmp_path):
     with ServerOnLoopback.of(second, voices_folder=tmp_path / "voices") as server:
         yield server
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Path:
+def recording(tmp_path):
     """An audio file with a quarter of a second of noise."""
     path = tmp_path / "me.wav"
     noise = np.random.default_rng(0).normal(0, 0.1, 4_000)
@@ -44,7 +41,7 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def said(running: ServerOnLoopback, second: VoxCPM, **fields: Any) -> np.ndarray:
+def said(running, second, **fields):
     asked = {"model": "tts-1", "input": TEXT, "response_format": "pcm", "sample_rate": second.sample_rate}
     answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**asked, **GIVEN, **fields}, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -52,13 +49,11 @@ def said(running: ServerOnLoopback, second: VoxCPM, **fields: Any) -> np.ndarray
     return np.frombuffer(answer.content, "<i2")
 
 
-def spoken(second: VoxCPM, **given: Any) -> np.ndarray:
+def spoken(second, **given):
     return pcm16(second.speak(TEXT, retry_badcase=False, **GIVEN, **given).audio)
 
 
-def test_instructions_and_references_equal_the_runtimes(
-    running: ServerOnLoopback, second: VoxCPM, recording: Path
-) -> None:
+def test_instructions_and_references_equal_the_runtimes(running, second, recording):
     content = recording.read_bytes()
     form = {"name": "ada", "consent": "true"}
     made = httpx2.post(
@@ -84,9 +79,8 @@ def test_instructions_and_references_equal_the_runtimes(
     )
 
 
-def test_built_in_voices_need_the_default_bundle(running: ServerOnLoopback, second: VoxCPM) -> None:
+def test_built_in_voices_need_the_default_bundle(running, second):
     voices = httpx2.get(f"{running.url}/v1/audio/voices").json()["voices"]
-
     assert "heart" not in [voice["id"] for voice in voices]
     assert not any(voice["built_in"] for voice in voices)
     assert np.array_equal(said(running, second, voice="onyx"), spoken(second))

@@ -3,20 +3,16 @@
 import base64
 import io
 import json
-from contextlib import AbstractContextManager
-from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 import soundfile
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection
 
 import speech_socket
 from heard_words import SAID, SEED, wrong_words
 from speech_socket import said, spoken_by
-from voxcpm_runtime import VoxCPM
 
 # An unseeded voice may speak slowly, which is not tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
@@ -24,25 +20,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarnin
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 
 
-def socket_to(
-    server: Any, voice: str = "default", query: str = ""
-) -> AbstractContextManager[ClientConnection]:
+def socket_to(server, voice="default", query=""):
     return speech_socket.socket_to(server, f"/v1/text-to-speech/{voice}/multi-stream-input?{query}")
 
 
-def received(connection: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
+def received(connection, finals=1):
     """All messages up to that many final ones."""
-    messages: list[dict[str, Any]] = []
+    messages = []
     while sum(message.get("isFinal") is True for message in messages) < finals:
         messages.append(json.loads(connection.recv(timeout=30)))
     return messages
 
 
-def audio_of(messages: list[dict[str, Any]], context: str) -> bytes:
+def audio_of(messages, context):
     return b"".join(base64.b64decode(m.get("audio", "")) for m in messages if m["contextId"] == context)
 
 
-def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
+def test_concurrent_contexts_are_transcribed(server, tts):
     first, second = SAID.split(". ", 1)
     with socket_to(
         server, query=f"model_id=eleven_flash_v2_5&output_format=pcm_24000&seed={SEED}"
@@ -79,7 +73,7 @@ def test_concurrent_contexts_are_transcribed(server: Any, tts: VoxCPM) -> None:
         assert min(span["charDurationsMs"]) >= 0
 
 
-def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
+def test_mp3_at_livekits_rate_and_speed(server, tts):
     query = f"output_format=mp3_22050_32&inactivity_timeout=180&seed={SEED}"
     with socket_to(server, query=query) as connection:
         said(connection, {"text": " ", "voice_settings": {"speed": 2}, "context_id": "a"})
@@ -95,7 +89,7 @@ def test_mp3_at_livekits_rate_and_speed(server: Any, tts: VoxCPM) -> None:
     assert len(audio) / rate == pytest.approx(whole / 2, abs=0.15)
 
 
-def test_error_in_one_context_leaves_the_others(server: Any) -> None:
+def test_error_in_one_context_leaves_the_others(server):
     with socket_to(server, query="output_format=pcm_16000") as connection:
         said(
             connection, {"text": "Hello. ", "context_id": "good"}, {"text": "a" * 5000, "context_id": "long"}
@@ -117,7 +111,7 @@ def test_error_in_one_context_leaves_the_others(server: Any) -> None:
     assert len(audio_of(messages, "good")) > 8_000
 
 
-def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
+def test_contexts_are_limited_as_by_elevenlabs(server):
     with socket_to(server) as connection:
         said(connection, *({"text": " ", "context_id": str(number)} for number in range(6)))
         (error, final) = received(connection)
@@ -130,7 +124,7 @@ def test_contexts_are_limited_as_by_elevenlabs(server: Any) -> None:
         assert audio_of(received(connection), "6")
 
 
-def test_repeated_interruptions(server: Any) -> None:
+def test_repeated_interruptions(server):
     """Closed contexts that still speak do not block new ones; the oldest excess one is cancelled."""
     with socket_to(server, query=f"output_format=pcm_24000&seed={SEED}") as connection:
         for number in range(6):
@@ -147,7 +141,7 @@ def test_repeated_interruptions(server: Any) -> None:
         assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
 
 
-def test_invalid_urls_fail_the_handshake(server: Any) -> None:
+def test_invalid_urls_fail_the_handshake(server):
     for voice, query, status, words in (
         ("nobody", "", 404, "unknown voice 'nobody'"),
         ("alloy", "output_format=wma_8000", 400, "pcm_24000"),
@@ -163,9 +157,7 @@ def test_invalid_urls_fail_the_handshake(server: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_routes_with_timestamps_have_each_character_of_the_text(
-    server: Any, tts: VoxCPM, streamed: bool
-) -> None:
+def test_the_routes_with_timestamps_have_each_character_of_the_text(server, tts, streamed):
     text = "It costs $4.20. Really? "
     url = f"{server.url}/v1/text-to-speech/emma{'/stream' * streamed}/with-timestamps"
     asked = {"text": text, "seed": SEED, "model_id": "eleven_v3", "voice_settings": {"speed": 2}}
@@ -186,7 +178,7 @@ def test_the_routes_with_timestamps_have_each_character_of_the_text(
     assert ends[-1] <= len(audio) / 48_000
 
 
-def test_alignment_may_count_from_the_start(server: Any) -> None:
+def test_alignment_may_count_from_the_start(server):
     with socket_to(server, query="output_format=pcm_24000&sync_alignment=true") as connection:
         for _ in range(2):  # segments, each with times of its own
             said(connection, {"text": LONG, "context_id": "a", "flush": True})

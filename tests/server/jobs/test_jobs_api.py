@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -27,7 +26,7 @@ from waiting import until
 Serve = Callable[..., Any]
 
 
-def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> None:
+def test_job_lifecycle(serve, jobs, tts, tmp_path):
     client = jobs(serve().url)
     made = client.submit()
     job = made.json()
@@ -74,7 +73,7 @@ def test_job_lifecycle(serve: Serve, jobs: Any, tts: Any, tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name] == ["jobs.lock"]
 
 
-def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve: Serve, jobs: Any, tts: Any) -> None:
+def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve, jobs, tts):
     client = jobs(serve().url)
     client.ended(id_ := client.submitted(response_format="mp3"))
     words = Encoder("mp3", tts.sample_rate).heard(tts.speak(client.said["input"], seed=7).words)
@@ -82,7 +81,7 @@ def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve: Serve, jo
 
 
 @pytest.mark.long
-def test_download_ends_if_the_client_stops_reading(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_download_ends_if_the_client_stops_reading(serve, jobs, tmp_path):
     running = serve(client_timeout=1)
     client = jobs(running.url)
     client.ended(id_ := client.submitted())
@@ -99,9 +98,7 @@ def test_download_ends_if_the_client_stops_reading(serve: Serve, jobs: Any, tmp_
 
 
 @pytest.mark.long
-def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(
-    serve: Serve, jobs: Any, tts: Any, spoken: Any, tmp_path: Path
-) -> None:
+def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(serve, jobs, tts, spoken, tmp_path):
     client, file = jobs(serve().url), io.BytesIO()
     soundfile.write(file, spoken.audio, spoken.sample_rate, format="WAV")
     transcript, text = spoken.segments[0].text, client.said["input"]
@@ -122,7 +119,7 @@ def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(
     assert np.array_equal(client.samples(with_voice["id"]), pcm16(expected))
 
 
-def test_invalid_jobs_are_rejected_on_submission(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_invalid_jobs_are_rejected_on_submission(serve, jobs, tmp_path):
     client = jobs(serve(max_job_characters=200).url)
     for fields, status, words in (
         ({"input": "a" * 201}, 400, "at most 200 characters"),
@@ -138,12 +135,10 @@ def test_invalid_jobs_are_rejected_on_submission(serve: Serve, jobs: Any, tmp_pa
     assert not list((tmp_path / "jobs").glob("job_*"))
 
 
-def test_keys_see_only_their_jobs_and_share_the_limit(
-    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_see_only_their_jobs_and_share_the_limit(serve, jobs, monkeypatch):
     counts = JobStore.counts
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*given):
         found = counts(*given)
         time.sleep(0.1)
         return found
@@ -167,18 +162,14 @@ def test_keys_see_only_their_jobs_and_share_the_limit(
     assert sorted(answers) == [202, 202, 503, 503, 503, 503]
 
 
-def test_live_speech_takes_priority_and_the_job_continues_after_it(
-    serve: Serve, jobs: Any, tts: Any, long_samples: np.ndarray
-) -> None:
+def test_live_speech_takes_priority_and_the_job_continues_after_it(serve, jobs, tts, long_samples):
     running = serve(concurrency=1)
     client = jobs(running.url)
     id_ = client.submitted(input=client.long)
     client.when(id_, lambda job: job["audio_seconds"] > 0)
-
     live = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 3, "stream": False}
     answer = httpx2.post(f"{running.url}/v1/audio/speech", json=live)
     during = client.job(id_)
-
     assert answer.status_code == 200
     # It ran between two patches, long before the end of the job.
     assert during["state"] == "running"
@@ -189,12 +180,10 @@ def test_live_speech_takes_priority_and_the_job_continues_after_it(
     assert np.array_equal(client.samples(id_), long_samples)
 
 
-def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
-    serve: Serve, jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(serve, jobs, tmp_path, caplog, monkeypatch):
     started, start_next = list[str](), JobStore.start_next
 
-    def start(*given: Any) -> Any:
+    def start(*given):
         job = start_next(*given)
         started.extend([job.id] if job else [])
         return job
@@ -224,9 +213,7 @@ def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(
 
 
 @pytest.mark.long
-def test_job_continues_on_the_next_server_after_shutdown(
-    serve: Serve, jobs: Any, euler_steps: Any, long_samples: np.ndarray, tmp_path: Path
-) -> None:
+def test_job_continues_on_the_next_server_after_shutdown(serve, jobs, euler_steps, long_samples, tmp_path):
     euler_steps.seconds = 0.005
     id_ = ""
     for progress in ("audio_seconds", "segments_done"):
@@ -252,14 +239,13 @@ def test_job_continues_on_the_next_server_after_shutdown(
     until(lambda: not list(tmp_path.rglob("*.segment*")))
 
 
-def test_old_jobs_expire_and_the_list_is_paginated(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_old_jobs_expire_and_the_list_is_paginated(serve, jobs, tmp_path):
     store = JobStore(tmp_path / "jobs")
     ids = [store.add("", {**jobs.said, "voice": {"id": "ada"}}, 7, 1, {}, None).id for _ in range(6)]
     store.change(ids[0], state=DONE, ended=time.time() - 2.1 * 86_400)
     for id_ in ids[1:]:
         store.change(id_, state=FAILED, ended=time.time() - 1.9 * 86_400)
     store.close()
-
     client = jobs(serve(jobs_keep_days=2).url)
     until(lambda: not (tmp_path / "jobs" / ids[0]).exists())
     first = httpx2.get(client.url, params={"limit": 3}).json()
@@ -270,20 +256,18 @@ def test_old_jobs_expire_and_the_list_is_paginated(serve: Serve, jobs: Any, tmp_
     assert httpx2.get(client.url, params={"limit": 0}).status_code == 400
 
 
-def test_speech_whose_state_was_lost_is_not_spoken_again(serve: Serve, jobs: Any, tmp_path: Path) -> None:
+def test_speech_whose_state_was_lost_is_not_spoken_again(serve, jobs, tmp_path):
     """The server was killed, or its disk was full, between the file and the state."""
     store = JobStore(tmp_path / "jobs")
     job = store.add("", jobs.said, 7, 1, {}, None)
     (store.path(job.id) / job.audio_name).write_bytes(b"spoken before")
     store.close()
-
     client = jobs(serve().url)
-
     assert client.ended(job.id)["state"] == "done"
     assert httpx2.get(f"{client.url}/{job.id}/audio").content == b"spoken before"
 
 
-def test_server_without_jobs_reports_it(serve: Serve, jobs: Any) -> None:
+def test_server_without_jobs_reports_it(serve, jobs):
     for method in ("GET", "POST"):
         answer = httpx2.request(method, jobs(serve(max_jobs=0).url).url, json=jobs.said)
         # Not 503, on which clients would retry.
@@ -291,9 +275,7 @@ def test_server_without_jobs_reports_it(serve: Serve, jobs: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:segment")
-def test_a_job_lists_words_that_are_not_said(
-    serve: Serve, jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_lists_words_that_are_not_said(serve, jobs, monkeypatch):
     # The stop head, which ends this speech after "friend.", is believed at once, and nothing is retried.
     monkeypatch.setattr("voxcpm_runtime.words.coverage._PATIENCE", -100)
     monkeypatch.setattr("voxcpm_runtime.speech.attempts._missed", lambda _: 0)
@@ -309,9 +291,7 @@ def test_a_job_lists_words_that_are_not_said(
     assert "How" not in subtitles
 
 
-def test_a_job_keeps_the_default_voice_with_which_it_was_submitted(
-    serve: Serve, jobs: Any, tmp_path: Path
-) -> None:
+def test_a_job_keeps_the_default_voice_with_which_it_was_submitted(serve, jobs, tmp_path):
     client = jobs(serve().url)
     id_ = client.submitted(voice="default")
     assert Voice.load(tmp_path / "jobs" / id_ / "voice.voice") == built_in_voices()["heart"]
@@ -321,8 +301,8 @@ def test_a_job_keeps_the_default_voice_with_which_it_was_submitted(
 
 @pytest.mark.robustness
 def test_job_resumes_after_finished_segments_when_its_server_was_killed(
-    started: Callable[..., Any], jobs: Any, long_samples: np.ndarray, tmp_path: Path
-) -> None:
+    started, jobs, long_samples, tmp_path
+):
     process, url = started()
     folder = tmp_path / "jobs"
     client = jobs(url)

@@ -1,8 +1,5 @@
 """API keys, loopback, and cross-origin requests."""
 
-from collections.abc import Callable
-from typing import Any
-
 import httpx2
 import openai
 import pytest
@@ -15,9 +12,8 @@ from voxcpm_server.rooms import AllSettings as Settings
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
 
 
-def test_keys_are_required(serve: Callable[..., Any]) -> None:
+def test_keys_are_required(serve):
     running = serve(keys=("first", "second"))
-
     for key in ("first", "second"):
         assert running.client(key).models.list()
     for key in ("third", "firs", "first "[:5] + "x"):
@@ -30,13 +26,10 @@ def test_keys_are_required(serve: Callable[..., Any]) -> None:
         assert httpx2.get(running.url + path).status_code == 200
 
 
-def test_keys_are_read_from_options_file_and_environment(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_read_from_options_file_and_environment(tmp_path, monkeypatch):
     (tmp_path / "keys").write_text("# ours\n  # and indented\nfrom-file\n\n")
     monkeypatch.setenv("VOXCPM_COREML_API_KEYS", "from-environment, and-another")
     keys = read_keys(Settings(api_key=["given"], api_key_file=tmp_path / "keys"))
-
     owners = [keys.owner(key) for key in ("given", "from-file", "from-environment", "and-another")]
     assert None not in owners
     assert len(set(owners)) == 4
@@ -52,7 +45,7 @@ def test_keys_are_read_from_options_file_and_environment(
     "host",
     ["0.0.0.0", "::", "192.168.1.7", "", "localhost.example.org", "127.0.0.1.example.org"],  # noqa: S104
 )
-def test_without_keys_only_loopback_is_allowed(host: str, tts: Any) -> None:
+def test_without_keys_only_loopback_is_allowed(host, tts):
     with pytest.raises(InputError, match="--insecure-serve-without-key"):
         create_app(tts, Settings(host=host), Keys(()))
     for loopback in ("127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"):
@@ -61,11 +54,11 @@ def test_without_keys_only_loopback_is_allowed(host: str, tts: Any) -> None:
     create_app(tts, Settings(host=host, insecure_serve_without_key=True), Keys(()))
 
 
-def test_foreign_origins_are_rejected(serve: Callable[..., Any]) -> None:
+def test_foreign_origins_are_rejected(serve):
     running = serve()
     body = {"json": SAID, "timeout": 60}
 
-    def status(**headers: str) -> int:
+    def status(**headers):
         return httpx2.post(f"{running.url}/v1/audio/speech", headers=headers, **body).status_code
 
     assert status() == 200
@@ -77,12 +70,12 @@ def test_foreign_origins_are_rejected(serve: Callable[..., Any]) -> None:
     assert "access-control-allow-origin" not in httpx2.get(f"{running.url}/v1/models").headers
 
 
-def test_cross_site_media_requests_are_rejected(serve: Callable[..., Any]) -> None:
+def test_cross_site_media_requests_are_rejected(serve):
     """Browsers send no Origin for images and sounds, but Sec-Fetch-Site."""
     running = serve(cors_origin=["https://example.org"])
     foreign = {"Sec-Fetch-Site": "cross-site"}
 
-    def status(path: str, **headers: str) -> int:
+    def status(path, **headers):
         return httpx2.get(running.url + path, headers={**foreign, **headers}, timeout=60).status_code
 
     assert status("/v1/audio/voices/default/preview") == 403
@@ -94,7 +87,7 @@ def test_cross_site_media_requests_are_rejected(serve: Callable[..., Any]) -> No
         assert status(path) == 200
 
 
-def test_cors_allows_the_clients_headers(serve: Callable[..., Any]) -> None:
+def test_cors_allows_the_clients_headers(serve):
     running = serve(cors_origin=["https://example.org"])
     client = running.client()
     # Headers of OpenAI's client in a browser, and ElevenLabs' key.

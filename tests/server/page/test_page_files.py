@@ -1,9 +1,7 @@
 """The page's files and first requests, without a browser: headers, keys, and no other files."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
@@ -13,7 +11,7 @@ FOLDER = Path(voxcpm_server.__file__).parent / "page" / "assets"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
-def test_content_security_policy_allows_only_same_origin(server: Any) -> None:
+def test_content_security_policy_allows_only_same_origin(server):
     answer = httpx2.get(server.url)
     assert answer.status_code == httpx2.head(server.url).status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -24,7 +22,7 @@ def test_content_security_policy_allows_only_same_origin(server: Any) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_all_assets_are_served_without_a_key(serve: Callable[..., Any]) -> None:
+def test_all_assets_are_served_without_a_key(serve):
     url = serve(keys=("secret",)).url
     for file in FILES:
         # Following a link from another site.
@@ -43,13 +41,12 @@ def test_all_assets_are_served_without_a_key(serve: Callable[..., Any]) -> None:
     assert httpx2.get(f"{url}/v1/audio/voices").status_code == 401
 
 
-def test_matching_etag_gets_304(server: Any) -> None:
+def test_matching_etag_gets_304(server):
     first = httpx2.get(f"{server.url}/page/main.js")
     again = httpx2.get(f"{server.url}/page/main.js", headers={"If-None-Match": first.headers["etag"]})
-
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_other_files_are_not_served(server: Any) -> None:
+def test_other_files_are_not_served(server):
     for path in ("", "index.html", "../settings.py", "%2e%2e/settings.py", "..%2fsettings.py", "main"):
         assert httpx2.get(f"{server.url}/page/{path}").status_code == 404, path

@@ -1,9 +1,7 @@
 """Voices and jobs on the page, in a real browser."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -18,9 +16,7 @@ TEXT = "Hello there."
 
 # It begins somewhere in the sentence, so what it says may be too long.
 @pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
-def test_voice_is_recorded_previewed_used_and_deleted(
-    visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_voice_is_recorded_previewed_used_and_deleted(visit, serve, tmp_path):
     running = serve(preview_text="Hi.")
     page = visit(running.url).page
     page.click("#new-voice")
@@ -57,9 +53,7 @@ def test_voice_is_recorded_previewed_used_and_deleted(
     assert not (tmp_path / "voices" / "ada.voice").exists()
 
 
-def test_voices_are_listed_once_with_how_they_sound(
-    visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_voices_are_listed_once_with_how_they_sound(visit, serve, tmp_path):
     (tmp_path / "aliases.json").write_text('{"nova": "heart"}')
     page = visit(serve(voice_aliases=tmp_path / "aliases.json").url).page
     expect(page.locator("#voice optgroup")).to_have_count(2)
@@ -75,9 +69,7 @@ def test_voices_are_listed_once_with_how_they_sound(
 
 
 @pytest.mark.parametrize("ending", ["flac", "m4a", "mov"])
-def test_voice_is_created_from_a_file(
-    visit: Callable[..., Any], serve: Callable[..., Any], spoken: Any, tmp_path: Path, ending: str
-) -> None:
+def test_voice_is_created_from_a_file(visit, serve, spoken, tmp_path, ending):
     running = serve()
     page = visit(running.url).page
     if ending == "flac":
@@ -99,9 +91,7 @@ def test_voice_is_created_from_a_file(
     expect(page.locator("#voice")).to_have_value("ben", timeout=60_000)
 
 
-def test_jobs_are_submitted_polled_saved_and_deleted(
-    visit: Callable[..., Any], server: Any, said: np.ndarray
-) -> None:
+def test_jobs_are_submitted_polled_saved_and_deleted(visit, server, said):
     page = visit(server.url).page
     page.fill("#text", TEXT)
     page.fill("#seed", "7")

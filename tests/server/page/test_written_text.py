@@ -1,8 +1,5 @@
 """What the page does with the text as it is written, edited and reloaded."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").expect
@@ -10,7 +7,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").e
 pytestmark = pytest.mark.page
 
 
-def test_typed_text_survives_a_reload(visit: Callable[..., Any], server: Any) -> None:
+def test_typed_text_survives_a_reload(visit, server):
     page = visit(server.url).page
     expect(page.locator("#voice option")).not_to_have_count(1)
     for typed in ("A line that\ntook an hour.", ""):
@@ -20,9 +17,7 @@ def test_typed_text_survives_a_reload(visit: Callable[..., Any], server: Any) ->
         expect(page.locator("#text")).to_have_value(typed)
 
 
-def test_after_an_edit_the_speech_is_marked_as_of_the_earlier_text(
-    visit: Callable[..., Any], server: Any
-) -> None:
+def test_after_an_edit_the_speech_is_marked_as_of_the_earlier_text(visit, server):
     there = visit(server.url)
     page = there.page
     there.say("Hello there.", seed=7)
@@ -39,7 +34,7 @@ def test_after_an_edit_the_speech_is_marked_as_of_the_earlier_text(
     expect(page.locator("#outdated")).to_be_hidden()
 
 
-def test_too_long_a_text_offers_a_job(visit: Callable[..., Any], serve: Callable[..., Any]) -> None:
+def test_too_long_a_text_offers_a_job(visit, serve):
     page = visit(serve(max_characters=20, max_job_characters=60).url).page
     offer = page.locator("#job-offer")
     page.fill("#text", "x" * 20)
@@ -57,9 +52,7 @@ def test_too_long_a_text_offers_a_job(visit: Callable[..., Any], serve: Callable
     expect(without_jobs.locator("#job-offer")).to_be_hidden()
 
 
-def test_on_a_phone_controls_precede_the_result_and_the_sentence_to_read_is_whole(
-    visit: Callable[..., Any], server: Any
-) -> None:
+def test_on_a_phone_controls_precede_the_result_and_the_sentence_to_read_is_whole(visit, server):
     phone = {"viewport": {"width": 320, "height": 700}, "has_touch": True, "is_mobile": True}
     page = visit(server.url, **phone).page
     tops = [page.locator(name).bounding_box()["y"] for name in ("#speak", "#voice", "#options", "#result")]

@@ -4,9 +4,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,11 +44,11 @@ class Opened:
 class Loaded:
     """A fake loaded bundle that records its closing. Its architecture has its name, and patches of 1 s a letter."""
 
-    def __init__(self, name: str, closed: list[str]) -> None:
+    def __init__(self, name, closed):
         self.bundle = Opened(SimpleNamespace(name=name, patch_seconds=float(len(name))))
         self._closed, self._driver = closed, name
 
-    def close(self) -> None:
+    def close(self):
         self._closed.append(self._driver)
         self._driver = ""
 
@@ -58,7 +56,7 @@ class Loaded:
 class Shelf:
     """Fake bundles of 10 bytes each with a limit of `most`."""
 
-    def __init__(self, most: int | None = None, failing: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(self, most=None, failing=(), **options):
         self.loads: list[str] = []
         self.loaded: list[Loaded] = []
         self.closed: list[str] = []
@@ -74,13 +72,13 @@ class Shelf:
             **options,
         )
 
-    def _source(self, name: str, failing: tuple[str, ...]) -> Callable[[], Unloaded]:
-        def load() -> Any:
+    def _source(self, name, failing):
+        def load():
             self.loads.append(name)
             self.loaded.append(Loaded(name, self.closed))
             return self.loaded[-1]
 
-        def opened() -> Unloaded:
+        def opened():
             if name in failing:
                 raise BundleError(f"/secret/{name}: manifest.json is missing")
             return Unloaded(10, f"generation of {name}", load)
@@ -88,8 +86,8 @@ class Shelf:
         return opened
 
 
-def test_concurrent_requests_load_a_bundle_once() -> None:
-    async def asked() -> None:
+def test_concurrent_requests_load_a_bundle_once():
+    async def asked():
         shelf = Shelf()
         assert shelf.bundles.names == ("a", "b", "c", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
         leased = await asyncio.gather(*(shelf.bundles.lease(name) for name in ("a", "tts-1", "a", None)))
@@ -109,8 +107,8 @@ def test_concurrent_requests_load_a_bundle_once() -> None:
     asyncio.run(asked())
 
 
-def test_least_recently_used_idle_bundle_is_evicted() -> None:
-    async def asked() -> None:
+def test_least_recently_used_idle_bundle_is_evicted():
+    async def asked():
         shelf = Shelf(most=30)
         assert await shelf.bundles.load_default() is None
         for name in ("a", "b", "a"):
@@ -133,8 +131,8 @@ def test_least_recently_used_idle_bundle_is_evicted() -> None:
     asyncio.run(asked())
 
 
-def test_bundle_with_a_lexicon_is_evicted_whole() -> None:
-    async def asked() -> None:
+def test_bundle_with_a_lexicon_is_evicted_whole():
+    async def asked():
         shelf = Shelf(most=20, lexicon={"Ada": "eider"})
         assert await shelf.bundles.load_default() is None
         for name in ("a", "b", "c"):
@@ -144,15 +142,15 @@ def test_bundle_with_a_lexicon_is_evicted_whole() -> None:
     asyncio.run(asked())
 
 
-def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it() -> None:
-    def check(architecture: Any) -> None:
+def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it():
+    def check(architecture):
         if architecture.name != "a":
             raise InputError("made for another AudioVAE")
 
-    async def asked() -> None:
+    async def asked():
         shelf = Shelf()
         assert await shelf.bundles.load_default() is None
-        voice: Any = SimpleNamespace(check=check)
+        voice = SimpleNamespace(check=check)
         assert shelf.bundles.patch_seconds(voice) == len("default")
         (await shelf.bundles.lease("a")).release()
         assert shelf.bundles.patch_seconds(voice) == len("a")
@@ -160,10 +158,8 @@ def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it() -> None:
     asyncio.run(asked())
 
 
-def test_failed_load_is_retried_and_its_path_not_exposed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def asked() -> None:
+def test_failed_load_is_retried_and_its_path_not_exposed(caplog):
+    async def asked():
         shelf = Shelf(failing=("a",))
         for _ in range(2):
             with pytest.raises(ApiError, match="cannot load the bundle a") as caught:
@@ -180,7 +176,7 @@ def test_failed_load_is_retried_and_its_path_not_exposed(
     assert caplog.text.count("bundle a: /secret/a: manifest.json is missing") == 2
 
 
-def test_memory_amounts_require_a_unit() -> None:
+def test_memory_amounts_require_a_unit():
     assert parse_bytes("8GB", "--max-memory") == 8_000_000_000
     assert parse_bytes(" 1.5 gib ", "--max-memory") == 1.5 * 2**30
     assert parse_bytes("512KB", "--max-memory") == 512_000
@@ -189,8 +185,8 @@ def test_memory_amounts_require_a_unit() -> None:
             parse_bytes(wrong, "--max-memory")
 
 
-def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time() -> None:
-    async def asked() -> None:
+def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time():
+    async def asked():
         shelf = Shelf(idle_seconds=0.2)
         assert await shelf.bundles.load_default() is None
         unloading = asyncio.create_task(shelf.bundles.unload_idle())
@@ -212,16 +208,16 @@ def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time() -> None:
     asyncio.run(asked())
 
 
-def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path: Path) -> None:
+def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path):
     settings = Settings(voices_folder=tmp_path, max_jobs=0, idle_unload="0.5s")
     app = create_app(source_of(DEFAULT_BUNDLE, "int8"), settings, Keys(()))
     running = ServerOnLoopback(app, settings)
 
-    def ready() -> tuple[int, int]:
+    def ready():
         answer = httpx2.get(f"{running.url}/ready")
         return answer.status_code, answer.json()["loaded_bundles"]
 
-    def said() -> bytes:
+    def said():
         return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "model": "tts-1"}).content
 
     try:
@@ -240,7 +236,7 @@ def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path: Path) -> N
         running.stop()
 
 
-def test_durations_require_a_unit() -> None:
+def test_durations_require_a_unit():
     texts = ("90s", "10m", " 1.5 h ")
     assert [parse_seconds(text, "--idle-unload") for text in texts] == [90, 600, 5400]
     for wrong in ("", "10", "m", "-1m", "0m", "10 parsecs", "1e3s", "nans"):
@@ -248,7 +244,7 @@ def test_durations_require_a_unit() -> None:
             parse_seconds(wrong, "--idle-unload")
 
 
-def test_bundle_option_has_a_name_and_a_path() -> None:
+def test_bundle_option_has_a_name_and_a_path():
     assert parse_named_bundles(["calm=/some/folder", "x = org/name=1"]) == {
         "calm": "/some/folder",
         "x": "org/name=1",
@@ -258,8 +254,8 @@ def test_bundle_option_has_a_name_and_a_path() -> None:
             parse_named_bundles(wrong)
 
 
-def source_of(folder: Path, precision: str) -> Callable[[], Unloaded]:
-    def opened() -> Unloaded:
+def source_of(folder, precision):
+    def opened():
         if not folder.is_dir():
             raise BundleError(f"{folder}: no such folder")
         return Unloaded(1, "voxcpm", lambda: VoxCPM.from_bundle(folder, precision=precision))
@@ -267,9 +263,7 @@ def source_of(folder: Path, precision: str) -> Callable[[], Unloaded]:
     return opened
 
 
-def test_two_bundles_are_served_and_one_may_disappear(
-    tts: VoxCPM, speaking_bundle: Path, tmp_path: Path
-) -> None:
+def test_two_bundles_are_served_and_one_may_disappear(tts, speaking_bundle, tmp_path):
     going, second = tmp_path / "going", tmp_path / "second"
     for folder in (going, second):
         shutil.copytree(speaking_bundle, folder)
@@ -287,7 +281,7 @@ def test_two_bundles_are_served_and_one_may_disappear(
         assert httpx2.get(f"{running.url}/v1/models/second").json()["id"] == "second"
         assert len(running.service.bundles.loaded) == 1
 
-        def spoken(model: str, **fields: Any) -> httpx2.Response:
+        def spoken(model, **fields):
             return httpx2.post(
                 f"{running.url}/v1/audio/speech", json={**SAID, "model": model, **fields}, timeout=60
             )
@@ -324,14 +318,14 @@ def test_two_bundles_are_served_and_one_may_disappear(
         running.stop()
 
 
-def test_probes_respond_during_loading() -> None:
+def test_probes_respond_during_loading():
     may_load = threading.Event()
 
-    def opened() -> Unloaded:
+    def opened():
         assert may_load.wait(30)
         return Unloaded(1, "voxcpm", VoxCPM.from_bundle)
 
-    begun: list[Exception | None] = []
+    begun = []
     settings = Settings(max_jobs=0)
     app = create_app(opened, settings, Keys(()), on_loaded=begun.append)
     running = ServerOnLoopback(app, settings)
@@ -339,7 +333,7 @@ def test_probes_respond_during_loading() -> None:
         assert httpx2.get(f"{running.url}/healthz").status_code == 200
         loading = httpx2.get(f"{running.url}/ready")
         assert (loading.status_code, loading.json()["status"]) == (503, "loading")
-        answers: list[httpx2.Response] = []
+        answers = []
         url = f"{running.url}/v1/audio/speech"
         asking = threading.Thread(
             target=lambda: answers.append(httpx2.post(url, json={**SAID, "model": "voxcpm"}, timeout=60))

@@ -1,7 +1,6 @@
 """Text that a voice cannot say, in whole or in part, has the same answer on every route."""
 
 import json
-from typing import Any
 
 import httpx2
 import pytest
@@ -16,13 +15,12 @@ START, END = {"type": "start", "seed": 7}, {"type": "end"}
 
 
 @pytest.mark.parametrize("text", ["👍🎉", " … "])
-def test_text_without_words_is_refused_everywhere(server: Any, text: str) -> None:
+def test_text_without_words_is_refused_everywhere(server, text):
     message = f"no letter or digit in {text!r}; expected text to speak"
     body = {"input": text}
     for path in ("audio/speech", "audio/jobs"):
         answer = httpx2.post(f"{server.url}/v1/{path}", json=body)
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
-
     with socket_to(server) as connection:
         said(connection, START, {"type": "text", "text": text}, {"type": "flush"}, END)
         error = heard(connection)[1][-1]["error"]
@@ -39,9 +37,7 @@ def test_text_without_words_is_refused_everywhere(server: Any, text: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:this voice knows the letters")
-def test_replaced_characters_are_reported(
-    server: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_replaced_characters_are_reported(server, monkeypatch, caplog):
     caplog.set_level("WARNING")
     text = "Say 中 and ə. Hi there, 中."
     body = {"input": text, "seed": 7, "response_format": "pcm"}
@@ -68,7 +64,7 @@ def test_replaced_characters_are_reported(
         assert heard(connection)[1][-1]["type"] == "done"
     with socket_to(server, ELEVENLABS) as connection:
         said(connection, {"text": text, "context_id": "a"}, {"context_id": "a", "close_context": True})
-        message: dict[str, Any] = {}
+        message = {}
         while not message.get("isFinal"):
             message = json.loads(connection.recv(timeout=20))
         assert message["replaced"] == "中ə"
