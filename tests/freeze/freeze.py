@@ -4,8 +4,8 @@
 
 Records what users see through public names alone: samples of every generation, precision and mode, streamed and whole;
 public names and signatures; commands and their flags; the OpenAPI document and answers to fixed requests; the packages
-and test vectors that a conversion writes, and the figures that validation measures against upstream. Otherwise both
-trees speak with the same bundles, which REVISION's tree converts.
+and test vectors that a conversion writes. Otherwise both trees speak with the same bundles, which REVISION's tree
+converts.
 
 Prints each difference, and exits with 1 if there is one. No record is kept, as samples depend on the processor and on
 the release of ONNX Runtime.
@@ -199,21 +199,7 @@ def packages(bundles):
     return record
 
 
-def validation(bundles):
-    """Figures and verdicts of `validate`, without its times."""
-    from voxcpm_runtime.commands.cli import main
-
-    record = {}
-    for name in CONFIGURATIONS:
-        checkpoint = str(bundles / f"checkpoint-{name}")
-        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
-            given = ["--checkpoint", checkpoint, "--report", folder, "--patches", "4", "--text", "hello."]
-            main(["validate", str(bundles / name), *given])
-            record[name] = json.loads(Path(folder, "validation.json").read_text())
-    return record
-
-
-PARTS = {part.__name__: part for part in (speech, names, flags, answers, packages, validation)}
+PARTS = {part.__name__: part for part in (speech, names, flags, answers, packages)}
 
 
 def _recorded(tree, part, bundles):

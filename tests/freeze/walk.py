@@ -102,6 +102,7 @@ def _command(walk):
 def _request(walk):
     """A request to a server that has spoken before; its threads are watched from their start."""
     from starlette.testclient import TestClient
+
     from voxcpm_runtime import VoxCPM
     from voxcpm_server.application import create_app
 

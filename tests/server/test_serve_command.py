@@ -1,4 +1,4 @@
-"""`voxcpm-coreml serve` as a process: ports, signals, and errors before loading."""
+"""`voxcpm-coreml serve` as a process: ports, signals, and errors before loading; and its documentation."""
 
 import contextlib
 import json
@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from documents import BY_NAME, run_python
 from waiting import until
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
@@ -74,7 +75,7 @@ def asked(url, words, **fields):
     def ask():
         body = {"model": "tts-1", "input": words, "response_format": "pcm", "seed": 1, **fields}
         try:
-            outcomes.append(httpx2.post(f"{url}/v1/audio/speech", json=body, timeout=60))
+            outcomes.append(httpx2.post(f"{url}/v1/audio/speech", json=body))
         except httpx2.HTTPError as error:
             outcomes.append(error)
 
@@ -145,7 +146,7 @@ def test_second_ctrl_c_exits_immediately(started):
     # Background processes of a shell ignore SIGINT.
     process, url = started(before="import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n")
     said = {"model": "tts-1", "input": "It rained all day. " * 100, "response_format": "pcm"}
-    with httpx2.stream("POST", f"{url}/v1/audio/speech", json=said, timeout=60) as answer:
+    with httpx2.stream("POST", f"{url}/v1/audio/speech", json=said) as answer:
         assert next(answer.iter_raw())
         process.send_signal(signal.SIGINT)
         # It no longer accepts connections.
@@ -160,3 +161,13 @@ def test_second_ctrl_c_exits_immediately(started):
 def _is_refused(url):
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
+
+
+def test_documented_python_runs(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "anything")
+    names = run_python(BY_NAME["server.md"])
+    run_python(BY_NAME["server-api.md"], client=names["client"])
+    names["client"].close()
+    assert (tmp_path / "hello.wav").stat().st_size > 1000

@@ -14,7 +14,6 @@ import pytest
 from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_runtime.audio.files import FORMATS
-from voxcpm_runtime.backends.portable import package
 from voxcpm_runtime.bundle import opening
 from voxcpm_runtime.commands import cli, shared_arguments
 
@@ -26,12 +25,19 @@ def run_into(output, *arguments):
     return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
 
 
-def raising(error):
-    def command():
-        """Fail."""
-        raise error
+@pytest.fixture
+def failing(monkeypatch):
+    """failing(error): makes the command `fail` raise that."""
 
-    return command
+    def install(error):
+        def fail() -> None:
+            """Fail."""
+            raise error
+
+        monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
+        monkeypatch.setattr(EntryPoint, "load", lambda _: fail)
+
+    return install
 
 
 @pytest.mark.parametrize(
@@ -40,21 +46,22 @@ def raising(error):
         (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
         (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
-        (MemoryError(), "not enough memory"),
-        (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
-        (
-            RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
-            "not enough memory",
+        *(
+            (error, "not enough memory")
+            for error in (
+                MemoryError(),
+                ImportError("a.so: failed to map segment from shared object"),
+                RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
+                RuntimeError("std::bad_alloc"),
+                RuntimeError("could not create a primitive"),
+                SystemError("error return without exception set"),
+                SystemError("<function f at 0x7> returned NULL without setting an exception"),
+            )
         ),
-        (RuntimeError("std::bad_alloc"), "not enough memory"),
-        (RuntimeError("could not create a primitive"), "not enough memory"),
-        (SystemError("error return without exception set"), "not enough memory"),
-        (SystemError("<function f at 0x7> returned NULL without setting an exception"), "not enough memory"),
     ],
 )
-def test_system_error_is_one_line(refusal, monkeypatch, error, line):
-    monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
+def test_system_error_is_one_line(refusal, failing, error, line):
+    failing(error)
     assert refusal("fail") == f"error: {line}"
 
 
@@ -85,18 +92,18 @@ def test_a_long_message_keeps_its_advice(folder, capsys):
     assert line.endswith("trim_silence_vad")
 
 
-def test_only_this_projects_warnings_are_shown(monkeypatch, capsys):
-    def warning():
+def test_only_this_projects_warnings_are_shown(monkeypatch, run):
+    def warning() -> None:
         """Warn."""
         warnings.warn("of a library", UserWarning, stacklevel=1)
         warn("ours, about " + "y" * 10**6)
 
     monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: warning)
-    assert cli.main(["fail"]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    monkeypatch.setattr(EntryPoint, "load", lambda _: warning)
+    code, _, err = run("fail")
+    (line,) = err.splitlines()
+    assert (code, len(line) < 600) == (0, True)
     assert line.startswith("warning: ours, about yyy")
-    assert len(line) < 600
 
 
 def test_few_descriptors_are_no_damage(monkeypatch):
@@ -106,28 +113,6 @@ def test_few_descriptors_are_no_damage(monkeypatch):
     monkeypatch.setattr(opening, "load_constants", refused)
     with pytest.raises(BundleError, match=r"^a.npy: it cannot be read$"):
         opening.open_bundle(None)
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
-def test_what_cannot_be_mapped_for_lack_of_descriptors_is_named(tmp_path):
-    import resource
-
-    weights = tmp_path / package.WEIGHT_FILE
-    weights.parent.mkdir(parents=True)
-    weights.write_bytes(b"12")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    taken = [os.dup(0) for _ in range(highest)]
-    # One file may be opened, and its copy may not.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(*taken, highest) + 2, limits[1]))
-    try:
-        with pytest.raises(OSError, match="Too many open files") as raised:
-            package.map_weights(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for file in taken:
-            os.close(file)
-    assert raised.value.filename == str(weights)
 
 
 def test_a_read_only_file_system_is_named(refusal, folder, monkeypatch):
@@ -144,10 +129,8 @@ def test_a_read_only_file_system_is_named(refusal, folder, monkeypatch):
     "arguments", [("voices", "list"), ("--help",), ("generate", "--text", "a.", "-o", "-")]
 )
 def test_a_full_disk_under_standard_output_is_named(arguments):
-    with open("/dev/full", "w") as full:  # noqa: PTH123
-        ran = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, check=False
-        )
+    with Path("/dev/full").open("w") as full:
+        ran = run_into(full, *arguments)
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1] == b"error: standard output: No space left on device"
 
@@ -163,8 +146,7 @@ def test_a_reader_that_stops_ends_a_command_quietly(arguments):
     assert (ran.returncode, ran.stderr) == (141, b"")
 
 
-def test_ctrl_c_during_the_first_imports_is_one_line():
-    program = f"""
+CTRL_C_AT_IMPORT = f"""
 import sys
 class Finder:
     def find_spec(self, name, *_):
@@ -173,22 +155,19 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 {PROGRAM}
 """
-    ran = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, check=False)
+
+
+def test_ctrl_c_is_one_line_even_during_the_first_imports(failing, run):
+    ran = subprocess.run([sys.executable, "-c", CTRL_C_AT_IMPORT, "--help"], capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (130, b"error: interrupted\n")
-
-
-def test_ctrl_c_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(cli._RUNTIME_COMMANDS, "fail", EntryPoint("fail", "failing:fail", "group"))
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(KeyboardInterrupt()))
-    assert cli.main(["fail"]) == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+    failing(KeyboardInterrupt())
+    assert run("fail") == (130, "", "error: interrupted\n")
 
 
 @pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
 def test_closed_standard_input(refusal, speaking, monkeypatch, command):
     monkeypatch.setattr(shared_arguments.sys, "stdin", None)
-    line = refusal(command[0], speaking, *command[1:])
-    assert "standard input is closed" in line
+    assert "standard input is closed" in refusal(command[0], speaking, *command[1:])
 
 
 _FULL_DISK = """

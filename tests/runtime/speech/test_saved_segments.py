@@ -59,10 +59,8 @@ def test_reordered_segments_are_not_reused(tts, book):
     first, second = (saved.folder / f"0000{index}.segment" for index in range(2))
     before = first.read_bytes()
     assert saved.get(0).text == segments[0].text
-
     first.write_bytes(second.read_bytes())
     second.write_bytes(before)
-
     assert (saved.get(0), saved.get(1)) == (None, None)
     saved.discard()
     other = SavedSegments(book, "d", 4, drawn=False)
@@ -103,7 +101,6 @@ def test_kill_during_removal_leaves_no_segments_to_resume(tts, book, monkeypatch
         with pytest.raises(SystemError, match="killed"):
             saved.discard()
     saved.release()
-
     after = SavedSegments(book, "d", 3, drawn=False)
     assert (after.count, after.get(1)) == (0, None)
     after.discard()

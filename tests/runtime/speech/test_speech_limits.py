@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from encoding_speaker import spoken
 from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech.results import UnspokenWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
@@ -79,20 +80,15 @@ def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(tts, tmp_pat
 
 
 def test_unspoken_text_is_reported(tts):
-    for call in (lambda: tts.generate(TEXT, max_len=8, **GIVEN),
-                 lambda: list(tts.generate_streaming(TEXT, max_len=8, **GIVEN))):  # fmt: skip
-        with pytest.warns(
-            UnspokenWarning, match=r"^max_len \(8 patches\) is reached before segment \d: the rest"
-        ):
-            call()
+    for call in (tts.generate, lambda *given, **more: list(tts.generate_streaming(*given, **more))):
+        with pytest.warns(UnspokenWarning, match=r"^max_len \(8 patches\) is reached before segment \d"):
+            call(TEXT, max_len=8, **GIVEN)
 
 
 def test_session_limits_each_segment(tts):
     with tts.session(seed=3, max_len=3, min_len=1, retry_badcase=False) as session:
-        session.push_text("it is so. it is not. who is it?")
-        session.flush()
-        chunks = list(session)
-    assert [sum(chunk.sentence == sentence for chunk in chunks) for sentence in range(3)] == [3, 3, 3]
+        chunks = spoken(session, "it is so. it is not. who is it?")
+    assert [chunk.sentence for chunk in chunks] == [0] * 3 + [1] * 3 + [2] * 3
 
 
 def test_speech_limited_by_max_len_is_not_reported_as_truncated(tts):
@@ -120,9 +116,5 @@ def test_a_stream_has_the_samples_of_the_whole_speech_at_any_speed(tts):
         assert all(map(len, chunks))
         np.testing.assert_array_equal(np.concatenate(chunks), whole)
         with tts.session(**given, speed=speed) as session:
-            session.push_text(TEXT)
-            session.flush()
-            spoken = list(session)
-        assert [chunk.offset for chunk in spoken] == [
-            0, *np.cumsum([len(chunk.pcm) for chunk in spoken])[:-1]
-        ]  # fmt: skip
+            chunks = spoken(session, TEXT)
+        assert [chunk.offset for chunk in chunks] == [0, *np.cumsum([len(c.pcm) for c in chunks])[:-1]]

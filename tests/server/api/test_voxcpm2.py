@@ -2,7 +2,6 @@
 
 import base64
 
-import httpx2
 import numpy as np
 import pytest
 import soundfile
@@ -43,7 +42,7 @@ def recording(tmp_path):
 
 def said(running, second, **fields):
     asked = {"model": "tts-1", "input": TEXT, "response_format": "pcm", "sample_rate": second.sample_rate}
-    answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**asked, **GIVEN, **fields}, timeout=60)
+    answer = running.post("/v1/audio/speech", json={**asked, **GIVEN, **fields})
     assert answer.status_code == 200, answer.text
     assert "x-ignored-fields" not in answer.headers
     return np.frombuffer(answer.content, "<i2")
@@ -56,18 +55,14 @@ def spoken(second, **given):
 def test_instructions_and_references_equal_the_runtimes(running, second, recording):
     content = recording.read_bytes()
     form = {"name": "ada", "consent": "true"}
-    made = httpx2.post(
-        f"{running.url}/v1/audio/voices", data=form, files={"audio_sample": content}, timeout=60
-    )
+    made = running.post("/v1/audio/voices", data=form, files={"audio_sample": content})
     assert made.status_code == 201, made.text
     assert made.json()["prompt_seconds"] == 0 < made.json()["reference_seconds"]
-
     plain = spoken(second)
     styled = spoken(second, control="warm, slow")
     referred = spoken(second, reference_wav_path=recording)
     voiced = spoken(second, voice=second.create_voice(recording, None, name="ada"))
     both = spoken(second, control="warm, slow", reference_wav_path=recording)
-
     for other in (styled, referred, both):
         assert not np.array_equal(plain, other)
     encoded = base64.b64encode(content).decode()
@@ -80,9 +75,9 @@ def test_instructions_and_references_equal_the_runtimes(running, second, recordi
 
 
 def test_built_in_voices_need_the_default_bundle(running, second):
-    voices = httpx2.get(f"{running.url}/v1/audio/voices").json()["voices"]
+    voices = running.get("/v1/audio/voices").json()["voices"]
     assert "heart" not in [voice["id"] for voice in voices]
     assert not any(voice["built_in"] for voice in voices)
     assert np.array_equal(said(running, second, voice="onyx"), spoken(second))
     unknown = {"model": "tts-1", "input": TEXT, "voice": "heart"}
-    assert httpx2.post(f"{running.url}/v1/audio/speech", json=unknown).status_code == 404
+    assert running.post("/v1/audio/speech", json=unknown).status_code == 404

@@ -26,6 +26,9 @@ class Client:
     def __init__(self, url):
         self.url = f"{url}/v1/audio/jobs"
 
+    def get(self, path="", **given):
+        return httpx2.get(self.url + path, **given)
+
     def submit(self, key="", **fields):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx2.post(self.url, json={**self.said, **fields}, headers=headers)

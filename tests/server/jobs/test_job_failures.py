@@ -107,7 +107,7 @@ def test_job_waits_until_its_model_is_served_again(serve, jobs, stored):
     waits = client.job(id_)
     assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
     assert waits["error"]["message"].startswith("waiting for model calm")
-    assert httpx2.get(f"{client.url}/{id_}/audio").status_code == 409
+    assert client.get(f"/{id_}/audio").status_code == 409
     assert segment.is_file()
     assert httpx2.delete(f"{client.url}/{deleted}").json()["deleted"] is True
     assert not other.parent.parent.exists()
@@ -131,12 +131,11 @@ def test_job_is_retried_if_its_final_write_fails(serve, jobs, monkeypatch):
     running = serve()
     client = jobs(running.url)
     ended = client.ended(id_ := client.submitted())
-
     # Its speech is complete, so it is neither regenerated nor failed.
     assert (ended["state"], len(spoken), len(refused)) == (DONE, 1, 6)
     assert ended["audio_seconds"] > 0
-    assert len(httpx2.get(f"{client.url}/{id_}/audio").content) == ended["bytes"]
-    told = httpx2.get(f"{running.url}/metrics").text
+    assert len(client.get(f"/{id_}/audio").content) == ended["bytes"]
+    told = running.metrics()
     assert 'voxcpm_jobs_total{outcome="done"} 1.0' in told
     assert 'voxcpm_jobs_total{outcome="failed"} 1.0' not in told
 
@@ -209,7 +208,7 @@ def test_page_works_without_jobs_if_the_folder_is_locked(without_bundle, tmp_pat
     monkeypatch.setattr(execution, "jobs_folder", lambda: tmp_path / "jobs")
     others = JobStore(tmp_path / "jobs")
     running = without_bundle(max_jobs=1, model_name="voxcpm")
-    assert httpx2.get(f"{running.url}/v1/about").json()["jobs"] is False
+    assert running.get("/v1/about").json()["jobs"] is False
     others.close()
 
 
@@ -256,7 +255,6 @@ def test_leftovers_of_a_killed_server_are_removed_and_user_files_stay(tmp_path):
     (store.path(lost.id) / "prompt_audio").unlink()
     store.path(lost.id).rmdir()
     store.close()
-
     store = JobStore(tmp_path)
     (left,) = store.for_owner("a")
     assert (left.id, left.state) == (job.id, QUEUED)
@@ -283,7 +281,6 @@ def test_unusable_folder_is_a_one_line_error(tmp_path):
         JobStore(tmp_path / "jobs")
     store.close()
     JobStore(tmp_path / "jobs").close()
-
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "jobs.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(InputError, match="cannot read the jobs"):

@@ -60,7 +60,7 @@ class Existing:
     """A job in each state, a voice and a model of a server, by path parameter."""
 
     def __init__(self, url, tts, left):
-        self._client = httpx2.Client(base_url=f"{url}/v1", timeout=60)
+        self._client = httpx2.Client(base_url=f"{url}/v1")
         speech, recording = tts.speak("Hello there.", seed=7), io.BytesIO()
         soundfile.write(recording, speech.audio, speech.sample_rate, format="FLAC")
         form = {"name": "ada", "consent": "true", "transcript": "Hello there."}

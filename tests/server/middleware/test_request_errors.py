@@ -56,7 +56,7 @@ def prompt(content, text="a"):
     ],
 )
 def test_invalid_requests_are_explained(fields, status, param, words, server):
-    answer = httpx2.post(f"{server.url}/v1/audio/speech", json={**SAID, **fields})
+    answer = server.post("/v1/audio/speech", json={**SAID, **fields})
     error = answer.json()["error"]
     assert answer.status_code == status, error
     assert error["param"] == param
@@ -78,14 +78,14 @@ def test_invalid_requests_are_explained(fields, status, param, words, server):
 def test_invalid_forms_are_explained(files, data, status, words, server):
     # Without a file, httpx2 would send a urlencoded form.
     given = files or {"prompt_audio": b""}
-    answer = httpx2.post(f"{server.url}/v1/audio/speech", data={**SAID, **data}, files=given)
+    answer = server.post("/v1/audio/speech", data={**SAID, **data}, files=given)
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]["message"]
 
 
 def test_unknown_paths_and_methods_use_openais_error_format(server):
     for path, status in (("/v1/nothing", 404), ("/v1/audio/speech", 405)):
-        answer = httpx2.get(server.url + path)
+        answer = server.get(path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
 
 
@@ -94,7 +94,7 @@ def broken_off(running, asked):
     lines = []
     with (
         pytest.raises(httpx2.RemoteProtocolError),
-        httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=asked, timeout=60) as answer,
+        httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=asked) as answer,
     ):
         lines.extend(filter(None, answer.iter_lines()))
     return lines
@@ -103,28 +103,23 @@ def broken_off(running, asked):
 def test_overlong_speech_is_ended(serve):
     running = serve(max_audio_seconds=1)
     said = {**SAID, "input": "one two three four five six seven eight nine ten. " * 2}
-
-    answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**said, "stream": False}, timeout=60)
+    answer = running.post("/v1/audio/speech", json={**said, "stream": False})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "speech_too_long"
-
     # Pauses count, also after the last word and in formats with a rate of their own.
     for paused in ("Hi. [pause 60s]", "[pause 60s] Hi.", "[pause 60s]" * 200 + "Hi."):
         silent = {**SAID, "input": paused, "markup": True, "stream": False, "sample_rate": 8000}
-        answer = httpx2.post(
-            f"{running.url}/v1/audio/speech", json={**silent, "response_format": "wav"}, timeout=60
-        )
+        answer = running.post("/v1/audio/speech", json={**silent, "response_format": "wav"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "speech_too_long")
-
     # The status has been sent, so the response is truncated; events carry the error.
     lines = broken_off(running, {**said, "stream_format": "sse"})
     last = json.loads(lines[-1].removeprefix("data: "))
     assert last["type"] == "error"
     assert last["error"]["code"] == "speech_too_long"
     with pytest.raises(httpx2.RemoteProtocolError):
-        httpx2.post(f"{running.url}/v1/audio/speech", json=said, timeout=60)
+        running.post("/v1/audio/speech", json=said)
     counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 6.0'
-    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
+    until(lambda: counted in running.metrics())
 
 
 def test_bundle_failures_send_retry_after(serve, tts, caplog, monkeypatch):
@@ -152,13 +147,12 @@ def test_unexpected_errors_log_one_line_without_the_text(serve, tts, caplog, mon
     monkeypatch.setattr(tts, "stream_plan", broken_later)
     events = "\n".join(broken_off(running, {**SAID, "stream_format": "sse"}))
     with pytest.raises(httpx2.RemoteProtocolError):
-        httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "response_format": "pcm"})
+        running.post("/v1/audio/speech", json={**SAID, "response_format": "pcm"})
     assert events.count('"server_error"') == 1
     assert "secret" not in events + caplog.text
     assert caplog.text.count("ZeroDivisionError at ") == 2
     monkeypatch.setattr(tts, "plan_request", broken)
-    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
-
+    answer = running.post("/v1/audio/speech", json=SAID)
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert "secret" not in answer.text + caplog.text
@@ -174,7 +168,7 @@ def test_spooling_errors_are_507(path, serve, monkeypatch):
     running = serve()
     monkeypatch.setattr(UploadFile, "write", full)
     files = {"audio_sample" if path == "voices" else "reference_audio": ("a.wav", b"a" * 100)}
-    answer = httpx2.post(f"{running.url}/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
+    answer = running.post(f"/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
 
 

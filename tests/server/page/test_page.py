@@ -132,7 +132,6 @@ def test_keyboard_navigation(visit, server, said):
     page.keyboard.press("Control+Enter")
     there.status("s of speech.")
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
-
     page.focus("#position")
     page.keyboard.press("Home")
     expect(page.locator("#play")).to_contain_text("Pause")

@@ -131,33 +131,6 @@ def test_least_recently_used_idle_bundle_is_evicted():
     asyncio.run(asked())
 
 
-def test_bundle_with_a_lexicon_is_evicted_whole():
-    async def asked():
-        shelf = Shelf(most=20, lexicon={"Ada": "eider"})
-        assert await shelf.bundles.load_default() is None
-        for name in ("a", "b", "c"):
-            with await shelf.bundles.lease(name) as served:
-                assert served.tts.bundle.lexicon == {"Ada": "eider"}
-
-    asyncio.run(asked())
-
-
-def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it():
-    def check(architecture):
-        if architecture.name != "a":
-            raise InputError("made for another AudioVAE")
-
-    async def asked():
-        shelf = Shelf()
-        assert await shelf.bundles.load_default() is None
-        voice = SimpleNamespace(check=check)
-        assert shelf.bundles.patch_seconds(voice) == len("default")
-        (await shelf.bundles.lease("a")).release()
-        assert shelf.bundles.patch_seconds(voice) == len("a")
-
-    asyncio.run(asked())
-
-
 def test_failed_load_is_retried_and_its_path_not_exposed(caplog):
     async def asked():
         shelf = Shelf(failing=("a",))
@@ -176,13 +149,22 @@ def test_failed_load_is_retried_and_its_path_not_exposed(caplog):
     assert caplog.text.count("bundle a: /secret/a: manifest.json is missing") == 2
 
 
-def test_memory_amounts_require_a_unit():
-    assert parse_bytes("8GB", "--max-memory") == 8_000_000_000
-    assert parse_bytes(" 1.5 gib ", "--max-memory") == 1.5 * 2**30
-    assert parse_bytes("512KB", "--max-memory") == 512_000
-    for wrong in ("", "8", "GB", "-1GB", "8 parsecs", "0GB", "1e3MB"):
-        with pytest.raises(InputError, match="--max-memory: expected an amount with a unit"):
-            parse_bytes(wrong, "--max-memory")
+@pytest.mark.parametrize(
+    ("parse", "right", "wrong"),
+    [
+        (
+            parse_bytes,
+            {"8GB": 8e9, " 1.5 gib ": 1.5 * 2**30, "512KB": 512e3},
+            "8|GB|-1GB|8 parsecs|0GB|1e3MB",
+        ),
+        (parse_seconds, {"90s": 90, "10m": 600, " 1.5 h ": 5400}, "10|m|-1m|0m|10 parsecs|1e3s|nans"),
+    ],
+)
+def test_amounts_and_durations_require_a_unit(parse, right, wrong):
+    assert {text: parse(text, "--option") for text in right} == right
+    for text in ("", *wrong.split("|")):
+        with pytest.raises(InputError, match=r"--option: expected an? .* with a unit"):
+            parse(text, "--option")
 
 
 def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time():
@@ -214,16 +196,16 @@ def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path):
     running = ServerOnLoopback(app, settings)
 
     def ready():
-        answer = httpx2.get(f"{running.url}/ready")
+        answer = running.get("/ready")
         return answer.status_code, answer.json()["loaded_bundles"]
 
     def said():
-        return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "model": "tts-1"}).content
+        return running.post("/v1/audio/speech", json={**SAID, "model": "tts-1"}).content
 
     try:
         first = said()
         until(lambda: ready() == (200, 0))
-        assert "voxcpm_loaded_bundles 0.0" in httpx2.get(f"{running.url}/metrics").text
+        assert "voxcpm_loaded_bundles 0.0" in running.metrics()
         assert said() == first
         # Open text in fragments is a use, even while it has nothing to say.
         with connect(running.url.replace("http", "ws") + "/v1/audio/stream") as socket:
@@ -234,14 +216,6 @@ def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path):
         until(lambda: ready() == (200, 0))
     finally:
         running.stop()
-
-
-def test_durations_require_a_unit():
-    texts = ("90s", "10m", " 1.5 h ")
-    assert [parse_seconds(text, "--idle-unload") for text in texts] == [90, 600, 5400]
-    for wrong in ("", "10", "m", "-1m", "0m", "10 parsecs", "1e3s", "nans"):
-        with pytest.raises(InputError, match="--idle-unload: expected a duration with a unit"):
-            parse_seconds(wrong, "--idle-unload")
 
 
 def test_bundle_option_has_a_name_and_a_path():
@@ -276,15 +250,13 @@ def test_two_bundles_are_served_and_one_may_disappear(tts, speaking_bundle, tmp_
     )
     running = ServerOnLoopback(app, settings)
     try:
-        models = [model["id"] for model in httpx2.get(f"{running.url}/v1/models").json()["data"]]
+        models = [model["id"] for model in running.get("/v1/models").json()["data"]]
         assert models == ["voxcpm", "second", "going", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
-        assert httpx2.get(f"{running.url}/v1/models/second").json()["id"] == "second"
+        assert running.get("/v1/models/second").json()["id"] == "second"
         assert len(running.service.bundles.loaded) == 1
 
         def spoken(model, **fields):
-            return httpx2.post(
-                f"{running.url}/v1/audio/speech", json={**SAID, "model": model, **fields}, timeout=60
-            )
+            return running.post("/v1/audio/speech", json={**SAID, "model": model, **fields})
 
         with VoxCPM.from_bundle(speaking_bundle, precision="fp32") as other:
             expected = {
@@ -330,13 +302,13 @@ def test_probes_respond_during_loading():
     app = create_app(opened, settings, Keys(()), on_loaded=begun.append)
     running = ServerOnLoopback(app, settings)
     try:
-        assert httpx2.get(f"{running.url}/healthz").status_code == 200
-        loading = httpx2.get(f"{running.url}/ready")
+        assert running.get("/healthz").status_code == 200
+        loading = running.get("/ready")
         assert (loading.status_code, loading.json()["status"]) == (503, "loading")
         answers = []
         url = f"{running.url}/v1/audio/speech"
         asking = threading.Thread(
-            target=lambda: answers.append(httpx2.post(url, json={**SAID, "model": "voxcpm"}, timeout=60))
+            target=lambda: answers.append(httpx2.post(url, json={**SAID, "model": "voxcpm"}))
         )
         asking.start()
         time.sleep(0.2)
@@ -346,7 +318,7 @@ def test_probes_respond_during_loading():
         asking.join(60)
         assert answers[0].status_code == 200
         assert begun == [None]
-        assert httpx2.get(f"{running.url}/ready").status_code == 200
+        assert running.get("/ready").status_code == 200
     finally:
         may_load.set()
         running.stop()

@@ -41,7 +41,6 @@ def test_agents_audio_is_transcribed(agent, service, python, serve, tmp_path):
     out = tmp_path / "heard.pcm"
     given = [python, AGENTS / f"{agent}_speech.py", service, running.url, KEY, SAID.strip(), out]
     done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120)
-
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["errors"] == [], done.stderr[-2000:]
@@ -69,7 +68,6 @@ def test_elevenlabs_sdk_calls_the_plain_routes(language, python, serve):
         given = [node, AGENTS / "elevenlabs_calls.mjs", folder]
     given += [running.url, KEY, "alloy"]
     done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120)
-
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout)
     # Only Python's SDK has a websocket for speech.

@@ -9,7 +9,6 @@ import struct
 import threading
 import time
 
-import httpx2
 import pytest
 import soundfile
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -37,7 +36,6 @@ def test_fragments_equal_the_runtimes_session(server, tts):
             said(connection, *({"type": "text", "text": fragment} for fragment in fragments))
             said(connection, {"type": "end"})
             audio, (started, done) = heard(connection)
-
         assert audio == expected
         assert started == {
             "type": "started",
@@ -106,7 +104,7 @@ def test_sessions_take_turns_with_requests_and_with_each_other(serve, euler_step
         until(lambda: running.service.queue.waiting == 1)
         # The queue is full for requests and for sessions.
         body = {"model": "tts-1", "input": "Hello."}
-        assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
+        assert running.post("/v1/audio/speech", json=body).status_code == 503
         said(third, START)
         error, code = refusal(third)
         assert (error["code"], code) == ("overloaded", 1013)
@@ -133,10 +131,9 @@ def test_disconnecting_ends_the_speech_within_one_euler_step(serve, euler_steps,
         # Without a close frame.
         connection.socket.shutdown(socket.SHUT_RDWR)
     until(lambda: idle(running))
-
     # The call running at that time may be counted before or after.
     assert euler_steps.calls <= at_end[0] + 1
-    until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
+    until(lambda: 'route="/audio/stream",status="499"} 1.0' in running.metrics())
 
 
 @contextlib.contextmanager
@@ -171,25 +168,6 @@ def test_stalled_reader_pauses_the_stream_and_times_out(serve, euler_steps):
     until(lambda: not len(running.service.conversations))
 
 
-@pytest.mark.long
-def test_speed_of_a_stream_excludes_a_slow_reader(serve):
-    running = serve(buffer_seconds=1)
-    messages = ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 10}, {"type": "end"})
-    with slow_reader(running, *messages) as raw:
-        until(lambda: running.service.streams)
-        (stream,) = running.service.streams
-        until(lambda: stream._session.buffered_seconds > 0.8)
-        raw.setblocking(False)
-
-        def told():
-            with contextlib.suppress(BlockingIOError):
-                raw.recv(1 << 20)
-            return httpx2.get(f"{running.url}/metrics").text
-
-        until(lambda: 'voxcpm_speeches_total{outcome="finished"} 1.0' in told())
-        assert "voxcpm_real_time_factor_count 0.0" in told()
-
-
 def test_first_audio_seconds_start_with_the_first_complete_sentence(serve):
     running = serve()
     with socket_to(running) as connection:
@@ -216,7 +194,7 @@ def test_metrics_count_websockets(serve):
         refusal(connection)
 
     def told():
-        return httpx2.get(f"{running.url}/metrics").text
+        return running.metrics()
 
     # Closing by the client counts as a disconnect, as for requests.
     until(lambda: 'route="/audio/stream",status="400"} 1.0' in told())

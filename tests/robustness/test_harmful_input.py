@@ -1,4 +1,4 @@
-"""Seeded fuzzing of every reader of external input."""
+"""Fuzzing of every reader of external input, damage to every file that is read, and content made to do harm."""
 
 import json
 import shutil
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from robustness.fuzz import BATCH, READERS, TAKEN
+from robustness import hostile
+from robustness.fuzz import BATCH, TAKEN
+from robustness.readers import READERS
 from robustness.watched import FAILURES, Watched
 from voxcpm_runtime.backends.portable.cache import load_lowered, write_entry
 from voxcpm_runtime.backends.portable.package import (
@@ -103,3 +105,82 @@ def test_graph_rejected_by_onnx_runtime(speaking_bundle, tmp_path, monkeypatch):
     write_entry(entry, replace(load_lowered(package), model=b"\x08\x09"))
     with pytest.raises(PackageError, match="ONNX Runtime rejects it"):
         PortableStepModel(package)
+
+
+BUNDLES = {
+    "bundle": ("speaking_bundle", "int8", 40, 430),
+    "voice": ("speaking_bundle", "int8", 6, 130),
+    "lowered": ("speaking_bundle", "int8", 2, 50),
+    "verified": ("speaking_bundle", "int8", 2, 50),
+    "segments": ("speaking_bundle", "int8", 5, 90),
+    "bundle, macOS 27": ("tiny_bundle_27", "fp16", 0, 120),
+}
+CHECKPOINTS = {"safetensors": 80, "pickle": 80, "lora": 40}
+PICKLES = {"model.safetensors": "pytorch_model.bin", "audiovae.safetensors": "audiovae.pth"}
+"""Weight files and their names as pickles."""
+
+
+def _check(count, seed, **given):
+    with Watched("robustness.damage:scene", **given) as process:
+        process.check({"number": number, "seed": seed} for number in range(count))
+
+
+SOME = [(name, some) for name, (*_, some, _) in BUNDLES.items() if some]
+ALL = [pytest.param(name, None, marks=pytest.mark.torture) for name in BUNDLES]
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", BUNDLES)
+def test_damage(request, torture_seed, share, name):
+    bundle, precision, _, count = BUNDLES[name]
+    kind = name.partition(",")[0]
+    source = request.getfixturevalue(bundle)
+    _check(share(count), torture_seed, kind=kind, source=source, precision=precision)
+
+
+@pytest.fixture(params=CHECKPOINTS)
+def source(request, tiny_checkpoint, tmp_path, write_lora):
+    """A checkpoint in that form, or a LoRA of one, as `scene` takes it."""
+    import torch
+    from safetensors.torch import load_file
+
+    folder = tmp_path / request.param
+    if request.param == "lora":
+        write_lora(folder, tiny_checkpoint, enable_lm=True, enable_dit=True, r=2)
+        return {"kind": "lora", "source": folder, "checkpoint": tiny_checkpoint}
+    folder.mkdir()
+    for path in tiny_checkpoint.iterdir():
+        if request.param == "pickle" and path.name in PICKLES:
+            torch.save({"state_dict": load_file(path)}, folder / PICKLES[path.name])
+        else:
+            (folder / path.name).write_bytes(path.read_bytes())
+    return {"kind": "checkpoint", "source": folder}
+
+
+@pytest.mark.parametrize("some", [4, pytest.param(None, marks=pytest.mark.torture)])
+def test_damage_to_a_checkpoint(source, torture_seed, share, some):
+    _check(some or share(CHECKPOINTS[source["source"].name]), torture_seed, **source)
+
+
+HARMLESS = "tokenizer"
+"""The materials that may be read."""
+
+
+def _check_hostile(names, **given):
+    with Watched("robustness.hostile:scene", **given) as process:
+        ended = {name: process.run(name) for name in names}
+    print(ended)
+    wrong = {
+        name: end
+        for name, end in ended.items()
+        if end.outcome in FAILURES or (end.outcome == hostile.READ and not name.startswith(HARMLESS))
+    }
+    assert not wrong, wrong
+
+
+def test_hostile_bundles_and_voices(speaking_bundle):
+    _check_hostile(hostile.BUNDLES, bundle=speaking_bundle)
+
+
+def test_hostile_checkpoints(speaking_bundle, tiny_checkpoint):
+    _check_hostile(hostile.CHECKPOINTS, bundle=speaking_bundle, checkpoint=tiny_checkpoint)

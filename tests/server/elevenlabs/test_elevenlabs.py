@@ -1,6 +1,7 @@
-"""ElevenLabs' multi-context websocket, with requests such as Pipecat and LiveKit send."""
+"""ElevenLabs' plain routes and its websockets, with requests as its SDKs, Pipecat and LiveKit send them."""
 
 import base64
+import contextlib
 import io
 import json
 
@@ -8,7 +9,7 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidStatus
 
 import speech_socket
 from heard_words import SAID, SEED, wrong_words
@@ -162,7 +163,6 @@ def test_the_routes_with_timestamps_have_each_character_of_the_text(server, tts,
     url = f"{server.url}/v1/text-to-speech/emma{'/stream' * streamed}/with-timestamps"
     asked = {"text": text, "seed": SEED, "model_id": "eleven_v3", "voice_settings": {"speed": 2}}
     answer = httpx2.post(url, params={"output_format": "pcm_24000"}, json=asked)
-
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == ("application/x-ndjson" if streamed else "application/json")
     lines = [json.loads(line) for line in answer.text.strip().split("\n")]
@@ -187,3 +187,79 @@ def test_alignment_may_count_from_the_start(server):
     starts = [t for m in messages if m.get("alignment") for t in m["alignment"]["charStartTimesMs"]]
     assert starts == sorted(starts)
     assert starts[-1] == pytest.approx(len(audio_of(messages, "a")) / 48, rel=0.2)
+
+
+TEXT = "Hello there."
+KEY = {"xi-api-key": "none"}
+
+
+def post(server, path, output_format, **fields):
+    body = {"text": TEXT, "model_id": "eleven_multilingual_v2", "seed": 7, **fields}
+    url = f"{server.url}/v1/text-to-speech/{path}?output_format={output_format}"
+    return httpx2.post(url, json=body, headers=KEY)
+
+
+def test_convert_and_stream_return_audio_bytes(server, tts):
+    for path in ("default", "default/stream"):
+        answer = post(server, path, "pcm_24000")
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == "audio/pcm"
+        assert answer.content == spoken_by(tts, TEXT, seed=7)
+        assert ("content-length" in answer.headers) == (path == "default")
+    mp3 = post(server, "default", "mp3_44100_128")
+    assert mp3.headers["content-type"] == "audio/mpeg"
+    assert soundfile.info(io.BytesIO(mp3.content)).samplerate == 44_100
+
+
+@pytest.mark.parametrize(("codec", "subtype"), [("ulaw", "ULAW"), ("alaw", "ALAW")])
+def test_telephone_formats(codec, subtype, server):
+    pcm = np.frombuffer(post(server, "default", "pcm_8000").content, "<i2") / 32768
+    law = post(server, "default/stream", f"{codec}_8000")
+    decoded, _ = soundfile.read(
+        io.BytesIO(law.content), samplerate=8000, channels=1, format="RAW", subtype=subtype
+    )
+    assert len(decoded) == len(pcm)
+    assert np.corrcoef(decoded, pcm)[0, 1] > 0.99
+    assert post(server, "default", f"{codec}_16000").status_code == 400
+
+
+def test_models_are_a_list_for_elevenlabs_and_an_object_for_openai(server, client):
+    listed = server.get("/v1/models", headers=KEY).json()
+    openais = [model.id for model in client.models.list()]
+    assert [model["model_id"] for model in listed] == openais
+    assert all(model["can_do_text_to_speech"] for model in listed)
+
+
+def test_voices_are_listed_and_found(server):
+    first = server.get("/v1/voices", headers=KEY).json()
+    second = server.get("/v2/voices", headers=KEY, params={"search": "ALLO"}).json()
+    every = server.get("/v1/audio/voices").json()["voices"]
+    assert [voice["voice_id"] for voice in first["voices"]] == [voice["id"] for voice in every]
+    assert [voice["voice_id"] for voice in second["voices"]] == ["alloy"]
+    assert (second["has_more"], second["total_count"], second["next_page_token"]) == (False, 1, None)
+    assert server.get("/v1/voices/alloy", headers=KEY).json()["name"] == "alloy"
+    assert server.get("/v1/voices/nobody", headers=KEY).status_code == 404
+
+
+def test_stream_input_speaks_until_the_empty_text(server, tts):
+    path = "/v1/text-to-speech/default/stream-input?model_id=eleven_turbo_v2&output_format=pcm_24000&seed=7"
+    begin = {"text": " ", "try_trigger_generation": True, "voice_settings": None}
+    messages = []
+    with speech_socket.socket_to(server, path) as connection:
+        said(connection, begin, {"text": "Hello ", "try_trigger_generation": True})
+        said(connection, {"text": "there. "}, {"text": ""})
+        with contextlib.suppress(ConnectionClosedOK):
+            while True:
+                messages.append(json.loads(connection.recv(timeout=30)))
+    assert messages[-1] == {"isFinal": True}
+    audio = b"".join(base64.b64decode(message.get("audio", "")) for message in messages)
+    assert audio == spoken_by(tts, f"{TEXT} ", seed=7)
+    assert "".join(c for m in messages if m.get("alignment") for c in m["alignment"]["chars"]) == f"{TEXT} "
+
+
+def test_stream_input_without_text_closes(server):
+    with speech_socket.socket_to(server, "/v1/text-to-speech/default/stream-input") as connection:
+        said(connection, {"text": ""})
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=10)
+    assert closed.value.rcvd.code == 1000
