@@ -36,6 +36,7 @@ ROOTS = ("constants", "runtime", "conversion", "validation", "server")
 CONFIGURATIONS = ("tiny", "tiny-kv", "tiny-2")
 CONVERTED = ("--precision", "fp16", "--precision", "int8", "--max-length", "128", "--quantize", "all")
 Record = dict[str, Any]
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 LONG = "Hello there. The old farmer fed his chickens.\n\nThen he walked to the river, slowly, and sat down there."
 REQUESTS = (
     ("/healthz", None),
@@ -77,37 +78,33 @@ def speech(bundles):
     }
 
     def digest(audio):
-        return hashlib.sha256(pcm16(audio).tobytes()).hexdigest()[:16]
+        return [len(audio), hashlib.sha256(pcm16(audio).tobytes()).hexdigest()[:16]]
 
     record = {}
     opened = [(None, None), *((name, p) for name in CONFIGURATIONS for p in ("int8", "fp16"))]
     for name, precision in opened:
         with VoxCPM.from_bundle(None if name is None else bundles / name, precision, threads=2) as tts:
+            own = record[f"{name or 'built-in'} {precision or ''}"] = {}
             for mode, given in modes.items():
-                key = f"{name or 'built-in'} {precision or ''} {mode}"
                 named = {"seed": 7, "max_len": 24, **given}
                 try:
                     made = tts.speak(**named)
                     told = [(s.text, s.seed, s.attempts, s.stopped, s.reason) for s in made.segments]
-                    record[key] = [len(made.audio), digest(made.audio), made.seed, told]
+                    own[mode] = [digest(made.audio), made.seed, told]
                     named["retry_badcase_max_times"] = 1
-                    streamed = np.concatenate(list(tts.generate_streaming(**named, chunk_patches=2)))
-                    record[f"{key} streamed"] = [len(streamed), digest(streamed)]
+                    chunks = tts.generate_streaming(**named, chunk_patches=2)
+                    own[f"{mode} streamed"] = digest(np.concatenate(list(chunks)))
                 except Exception as error:  # noqa: BLE001 - part of the record
-                    record[key] = f"{type(error).__name__}: {error}"
+                    own[mode] = f"{type(error).__name__}: {error}"
             batch = tts.batch([{"text": "hello there.", "seed": s, "max_len": 8 + s} for s in range(4)])
-            record[f"{name} {precision} batch"] = [digest(each.audio) for each in batch]
+            own["batch"] = [digest(each.audio) for each in batch]
             with tts.session(seed=7, max_len=12) as session:
                 session.push_text("Hello there. And more to say. ")
                 session.flush()
-                record[f"{name} {precision} session"] = [
-                    (chunk.sentence, chunk.state_id, hashlib.sha256(chunk.pcm.tobytes()).hexdigest()[:16])
-                    for chunk in session
-                ]
+                own["session"] = [(c.sentence, c.state_id, c.pcm.tobytes().hex()[:64]) for c in session]
             with contextlib.suppress(InputError):  # It may exceed the KV cache of a small bundle.
                 voice = tts.create_voice((noise, 16_000), "so it is.", name="noise")
-                spoken = digest(tts.generate("hi.", voice=voice, seed=1, max_len=9))
-                record[f"{name} {precision} voice"] = [voice.digest, spoken]
+                own["voice"] = [voice.digest, digest(tts.generate("hi.", voice=voice, seed=1, max_len=9))]
     return record
 
 
@@ -148,15 +145,11 @@ def flags(_):
 
 def answers(_):
     """A server's responses: status, type and body."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-    server = subprocess.Popen(
-        [sys.executable, "-c", command, "serve", "--port", str(port)], stderr=subprocess.DEVNULL
-    )
+    base, command = f"http://127.0.0.1:{port}", [sys.executable, "-c", PROGRAM, "serve", "--port", str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        base = f"http://127.0.0.1:{port}"
         for _ in range(300):
             with contextlib.suppress(OSError):
                 if _answer(base + "/ready", None)[0] == 200:
@@ -172,15 +165,14 @@ def _answer(url, body):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - our server
     try:
-        with urllib.request.urlopen(request) as reply:  # noqa: S310
-            status, kind, content = reply.status, reply.headers["Content-Type"], reply.read()
+        reply = urllib.request.urlopen(request)  # noqa: S310
     except urllib.error.HTTPError as error:
-        status, kind, content = error.code, error.headers["Content-Type"], error.read()
+        reply = error
+    with reply:
+        status, kind, content = reply.status, reply.headers["Content-Type"], reply.read()
     if kind.startswith("application/json"):
-        said = re.sub(
-            r'"(request_id|id|created|uptime[a-z_]*)": ?("[^"]*"|[0-9.]+)', r'"\1": 0', content.decode()
-        )
-        return [status, kind, said]
+        changing = r'"(request_id|id|created|uptime[a-z_]*)": ?("[^"]*"|[0-9.]+)'
+        return [status, kind, re.sub(changing, r'"\1": 0', content.decode())]
     return [status, kind, len(content), hashlib.sha256(content).hexdigest()[:16]]
 
 
@@ -202,29 +194,27 @@ def packages(bundles):
 PARTS = {part.__name__: part for part in (speech, names, flags, answers, packages)}
 
 
-def _recorded(tree, part, bundles):
-    """The record of a tree's packages, made in a subprocess."""
+def _run(tree, *command, **given):
+    """Run Python with a tree's packages."""
     path = os.pathsep.join(str(tree / root) for root in ROOTS)
     environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
-    command = [sys.executable, __file__, "--record", part, str(bundles)]
-    return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    return subprocess.run([sys.executable, *command], env=environment, check=True, **given)
+
+
+def _recorded(tree, part, bundles):
+    """The record of a tree's packages, made in a subprocess."""
+    return json.loads(_run(tree, __file__, "--record", part, str(bundles), stdout=subprocess.PIPE).stdout)
 
 
 def _convert(tree, folder):
-    path = os.pathsep.join(str(tree / root) for root in ROOTS)
-    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-
-    def run(*arguments):
-        command = [sys.executable, "-c", program, *arguments]
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL)
-
     for name in CONFIGURATIONS:
         checkpoint, bundle = folder / f"checkpoint-{name}", folder / name
-        if bundle.exists():
-            continue
-        if not checkpoint.exists():
-            run("synthetic", name, "-o", str(checkpoint), "--dtype", "float32")
-        run("convert", str(checkpoint), "-o", str(bundle), *CONVERTED)
+        for output, command in (
+            (checkpoint, ("synthetic", name, "-o", str(checkpoint), "--dtype", "float32")),
+            (bundle, ("convert", str(checkpoint), "-o", str(bundle), *CONVERTED)),
+        ):
+            if not bundle.exists() and not output.exists():
+                _run(tree, "-c", PROGRAM, *command, stdout=subprocess.DEVNULL)
 
 
 def differences(before, after, place=""):

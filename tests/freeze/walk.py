@@ -20,6 +20,7 @@ import tempfile
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType
 
@@ -78,18 +79,11 @@ def _place(code):
     return f"{code.co_filename.removeprefix(root)}:{code.co_firstlineno} {name}"
 
 
-def _generate(walk):
+def _generate(walk, streamed=False):
     from voxcpm_runtime import VoxCPM
 
     with VoxCPM.from_bundle(None) as tts, walk.watching():
-        tts.generate(TEXT, seed=7)
-
-
-def _stream(walk):
-    from voxcpm_runtime import VoxCPM
-
-    with VoxCPM.from_bundle(None) as tts, walk.watching():
-        list(tts.generate_streaming(TEXT, seed=7))
+        list((tts.generate_streaming if streamed else tts.generate)(TEXT, seed=7))
 
 
 def _command(walk):
@@ -130,7 +124,7 @@ PARTS = {
     "generate": _generate,
     "command": _command,
     "request": _request,
-    "stream": _stream,
+    "stream": partial(_generate, streamed=True),
     "convert": _convert,
 }
 
@@ -145,23 +139,22 @@ def main():
         for each in [part for part in PARTS if part != "convert"]:  # which takes minutes
             subprocess.run([sys.executable, __file__, "--part", each, *sys.argv[1:]], check=True)
         return
-    walk = Walk()
-    PARTS[part](walk)
+    PARTS[part](walk := Walk())
     if part == "stream":
         print(f"stream: {len(walk.generators)} generators")
-        for code in walk.generators if listed else ():
-            print(f"         {_place(code)}")
+        print(*(f"         {_place(code)}" for code in walk.generators if listed), sep="\n")
         return
     passed = walk.calls if part == "convert" else walk.before
     if passed is None:
         sys.exit(f"{part}: no step model computes")
-    modules = {code.co_filename for code in passed}
-    print(f"{part}: {len(passed)} functions in {len(modules)} modules, {sum(passed.values())} calls")
+
+    def size(codes):
+        return f"{len(codes)} functions in {len({code.co_filename for code in codes})} modules"
+
+    print(f"{part}: {size(passed)}, {sum(passed.values())} calls")
     if part == "convert":
         own = [code for code in passed if not _CHECKS.search(code.co_filename)]
-        print(
-            f"         {len(own)} in {len({code.co_filename for code in own})} without what runs the finished packages"
-        )
+        print(f"         {size(own)} without what runs the finished packages")
     for code in sorted(passed, key=_place) if listed else ():
         print(f"  {passed[code]:6} {_place(code)}")
 

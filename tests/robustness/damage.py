@@ -11,6 +11,9 @@ from pathlib import Path
 
 from robustness.mutations import DAMAGES, damaged
 from robustness.watched import OTHER, SAME, Ended
+from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime import Voice, VoxCPM
+from voxcpm_runtime.speech.saved_segments import SavedSegments
 
 SPEAKING = {"seed": 1, "retry_badcase": False, "inference_timesteps": 2, "max_len": 3}
 TEXT = "Yes."
@@ -91,7 +94,6 @@ def _weights(folder, checkpoint):
 
 
 def _opened(folder, precision):
-    from voxcpm_runtime import VoxCPM
 
     return VoxCPM.from_bundle(folder / "bundle", precision=precision, threads=1)
 
@@ -108,8 +110,6 @@ def _speech(folder, precision):
 
 def _voice(folder, precision):
     """A saved voice, with step models that stay open."""
-    from voxcpm_runtime import Voice
-
     tts, path = _opened(folder, precision), folder / "me.voice"
     speech = tts.speak("One, two.", **{**SPEAKING, "max_len": 12})
     tts.create_voice((speech.audio, tts.sample_rate), "One, two.", name="me").save(path)
@@ -123,8 +123,6 @@ def _voice(folder, precision):
 
 def _segments(folder, precision):
     """All segments saved by an interrupted run, so that the next run speaks none."""
-    from voxcpm_runtime.speech.saved_segments import SavedSegments
-
     tts = _opened(folder, precision)
 
     def read():
@@ -157,8 +155,6 @@ KINDS = {
 
 def copy_of_one_precision(bundle, to, precision="int8"):
     """One precision of a bundle alone, so that each file is one that speech needs, a vector or the model card."""
-    from voxcpm_constants.manifest import Manifest
-
     manifest = Manifest.read(bundle)
     others = [name for name in manifest.precisions if name != precision]
     shutil.copytree(bundle, to, ignore=lambda folder, _: others if Path(folder) == bundle else [])

@@ -17,6 +17,9 @@ from types import SimpleNamespace
 
 from robustness.damage import copy_of_one_precision
 from robustness.watched import TRACEBACK, Ended, ending
+from voxcpm_constants.manifest import Manifest, record_file
+from voxcpm_runtime import Voice, VoxCPM
+from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
 
 LARGE = 100_000_000
 """The size of oversized content."""
@@ -47,8 +50,6 @@ class Place:
 
     def record(self, name):
         """Update the manifest's digest of a file."""
-        from voxcpm_constants.manifest import Manifest, record_file
-
         manifest = Manifest.read(self.bundle)
         files = {**manifest.files, name: record_file(self.bundle / name)}
         manifest.model_copy(update={"files": files}).write(self.bundle)
@@ -69,7 +70,6 @@ Change = Callable[[Place], object]
 
 
 def opens(place):
-    from voxcpm_runtime import VoxCPM
 
     with VoxCPM.from_bundle(place.bundle, precision="int8", threads=1) as tts:
         tts.speak("Yes.", seed=1, retry_badcase=False, inference_timesteps=2, max_len=2)
@@ -87,8 +87,6 @@ def blob_elsewhere(file_name):
     """A program whose weights are in a file elsewhere."""
 
     def change(place):
-        from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
-
         package = place.bundle / "int8/feat_encoder.mlpackage"
         program = read_specification(package)
         (block,) = program.mlProgram.functions["main"].block_specializations.values()
@@ -120,7 +118,6 @@ def tokenizer_regex(place):
 
 
 def voice_header(place):
-    from voxcpm_runtime import Voice
 
     path = place.inside / "a.voice"
     path.write_bytes(struct.pack("<Q", LARGE) + b'{"__metadata__":{"voice":"' + b"x" * LARGE + b'"}}')

@@ -15,8 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import soundfile
 
 from robustness.mutations import damaged, mutated_bytes, mutated_json, mutated_text
+from voxcpm_constants.arrays import load_constants
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.tensor_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE, dump_tensors, load_tensors
+from voxcpm_runtime import Voice
+from voxcpm_runtime.argument_types import checked_text
+from voxcpm_runtime.audio.reading import decode_audio
+from voxcpm_runtime.backends.portable.lowering import lower
+from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_package, read_specification
+from voxcpm_runtime.bundle.opening import _check_declaration, choose_precision
+from voxcpm_runtime.commands.batch_lines import Failure, read_lines
+from voxcpm_runtime.english.reading import read_aloud
+from voxcpm_runtime.speech.request import Request
+from voxcpm_runtime.text.normalization import said_text, spelled
+from voxcpm_runtime.text.segments import each_segment
+from voxcpm_runtime.text.sentences import each_sentence
+from voxcpm_runtime.text.tokenizer import TextTokenizer
+from voxcpm_runtime.voices.voice import Turn, VoiceHeader, latent_space
+from voxcpm_server.wyoming.server import MAX_LINE_BYTES, read_event
 
 
 @dataclass(frozen=True)
@@ -33,8 +53,6 @@ class Reader:
 
 def manifest(bundle, folder):
     """A manifest without a digest, which would reject every change before it is read."""
-    from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.bundle.opening import _check_declaration, choose_precision
 
     def read(changed):
         (folder / "manifest.json").write_bytes(changed)
@@ -47,9 +65,6 @@ def manifest(bundle, folder):
 
 def npy(bundle, folder):
     """The smallest of the constants."""
-    from voxcpm_constants.arrays import load_constants
-    from voxcpm_constants.manifest import Manifest
-
     architecture = Manifest.read(bundle).architecture
     shutil.copytree(bundle / "constants", folder / "constants")
     path = min((folder / "constants").glob("*.npy"), key=lambda path: path.stat().st_size)
@@ -70,8 +85,6 @@ def npy(bundle, folder):
 
 def _tokenizer_reader(name):
     def reader(bundle, folder):
-        from voxcpm_runtime.text.tokenizer import TextTokenizer
-
         shutil.copytree(bundle / "tokenizer", folder, dirs_exist_ok=True)
 
         def read(changed):
@@ -92,9 +105,6 @@ _OPERATIONS = (40, 70, 100)
 
 def lowering(bundle, folder):
     """Lowers the first operations of a program to an ONNX graph."""
-    from voxcpm_runtime.backends.portable.lowering import lower
-    from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
-
     package = _copied(bundle, folder, "locdit_step")
     specification = read_specification(package)
 
@@ -125,9 +135,6 @@ def _beginning(specification, count):
 
 def weights(bundle, folder):
     """weight.bin: the records before the weights, and its length."""
-    from voxcpm_constants.tensor_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
-    from voxcpm_runtime.backends.portable.package import read_package
-
     package = _copied(bundle, folder, "feat_encoder")
     content = (package / WEIGHT_FILE).read_bytes()
     sentinel = BLOB_SENTINEL.to_bytes(4, "little")
@@ -225,8 +232,6 @@ _LINE = {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "infere
 
 def batch_lines(bundle, folder):  # noqa: ARG001
     """A JSONL file. Each invalid line is reported in one line; the others are read."""
-    from voxcpm_runtime.commands.batch_lines import Failure, read_lines
-    from voxcpm_runtime.speech.request import Request
 
     def read(content):
         (folder / "lines.jsonl").write_bytes(content)
@@ -242,8 +247,6 @@ def batch_lines(bundle, folder):  # noqa: ARG001
 
 def recordings():
     """A quarter of a second in each format."""
-    import soundfile
-
     samples = (np.sin(np.arange(4000) / 9) / 3).astype(np.float32)
     made = []
     for kind, subtype in (
@@ -257,7 +260,6 @@ def recordings():
 
 
 def recording(bundle, folder):  # noqa: ARG001
-    from voxcpm_runtime.audio.reading import decode_audio
 
     def read(content):
         decode_audio(content, "me.wav")
@@ -272,13 +274,6 @@ def recording(bundle, folder):  # noqa: ARG001
 
 def text(bundle, folder):  # noqa: ARG001
     """Sentences and segments of a text, each as it is read aloud and spelled."""
-    from voxcpm_runtime.argument_types import checked_text
-    from voxcpm_runtime.english.reading import read_aloud
-    from voxcpm_runtime.text.normalization import said_text, spelled
-    from voxcpm_runtime.text.segments import each_segment
-    from voxcpm_runtime.text.sentences import each_sentence
-    from voxcpm_runtime.text.tokenizer import TextTokenizer
-
     tokenizer = TextTokenizer.from_folder(bundle / "tokenizer")
 
     def read(content):
@@ -313,8 +308,6 @@ def _changed_voice(content, chance):
 
 def _resealed(content, chance):
     """A tensor file with a changed element, shape, dtype, name or metadata and a valid digest."""
-    from voxcpm_constants.tensor_files import dump_tensors, load_tensors
-
     tensors, metadata = load_tensors(content)
     name = chance.choice(sorted(tensors))
     tensor = tensors[name]
@@ -337,9 +330,6 @@ def _resealed(content, chance):
 
 
 def voice(bundle, folder):
-    from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime import Voice
-    from voxcpm_runtime.voices.voice import Turn, VoiceHeader, latent_space
 
     a = Manifest.read(bundle).architecture
     header = VoiceHeader(
@@ -358,9 +348,6 @@ def voice(bundle, folder):
 
 def wyoming(bundle, folder):  # noqa: ARG001
     """Events of Wyoming, one after another."""
-    from voxcpm_constants.errors import InputError
-    from voxcpm_server.wyoming.server import MAX_LINE_BYTES, read_event
-
     data = json.dumps({"text": "Yes.", "voice": {"name": "ada"}}).encode()
     events = (
         b'{"type": "describe"}\n',

@@ -9,15 +9,19 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
+
+from voxcpm_constants.errors import VoxCPMError
 
 HANG_SECONDS = 20.0
 """CPU time, and a third of the wall time, after which a case counts as hanging."""
@@ -147,8 +151,6 @@ def _processor_seconds(pid):
 
 def ending(run):
     """The outcome of a case, by its result or exception."""
-    from voxcpm_constants.errors import VoxCPMError
-
     try:
         return run()
     except VoxCPMError as error:
@@ -169,8 +171,6 @@ def ending(run):
 
 
 def _serve(maker, given, memory):
-    import resource
-    import warnings
 
     warnings.simplefilter("ignore")
     # A case's output is not a response.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -41,6 +42,15 @@ def patient_httpx():
             patched.setattr(default, waiting, PATIENCE)
         patched.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield
+
+
+def pytest_collection_modifyitems(items):
+    """An unseeded voice may speak slowly, which no test of the server is about."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"), append=False
+            )
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,6 @@ def test_sigterm_drains_active_conversations_and_closes_idle_ones(started):
         silent.ping().wait(20)
         while not isinstance(speaking.recv(timeout=30), bytes):
             pass
-
         process.send_signal(signal.SIGTERM)
         assert json.loads(silent.recv(timeout=20))["error"]["code"] == "server_ending"
         with pytest.raises(ConnectionClosed) as closed:

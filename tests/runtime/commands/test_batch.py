@@ -70,9 +70,7 @@ def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking)
         prompt,
     ]
     options = ("--seed", "3", "--reference", "b.wav", "--max-len", "9")
-
     code, _, err = batch(lines, *options, name="set/lines.jsonl")
-
     assert (code, err) == (0, "")
     given = {"seed": 3, "max_len": 9}
     own = speech(speaking, "one.", "set/a.wav", "so.", **given, min_len=5, cfg_value=1.0)
@@ -84,7 +82,6 @@ def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking)
     }
     for name, audio in expected.items():
         np.testing.assert_array_equal(samples(f"out/{name}"), audio, err_msg=name)
-
     # A line's reference keeps the default prompt.
     options = ("--seed", "3", "--prompt", "b.wav", "--prompt-text", "so.", "--overwrite")
     assert batch([{"text": "one.", "reference": "set/a.wav"}], *options)[0] == 0

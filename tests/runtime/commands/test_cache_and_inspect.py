@@ -139,7 +139,6 @@ def test_batch_accepts_voices_per_line_and_overall(speaking, batch, run):
     assert run("voices", "add", "Bob b.", speaking, "-pa", "voice.wav", "-pt", "so ")[0] == 0
     line = {"text": "hello.", "seed": 3}
     prompt = {"prompt": "prompt.wav", "prompt_text": "so it is "}
-
     code, _, err = batch(
         [
             {**line, "output": "all.wav"},
@@ -152,7 +151,6 @@ def test_batch_accepts_voices_per_line_and_overall(speaking, batch, run):
         "--voice",
         "ada",
     )
-
     assert code == 1
     assert "line 5: a voice replaces prompt and reference" in err
     assert "line 6: no voice eve (available: Bob b., ada, alloy" in err

@@ -84,23 +84,17 @@ def test_prompt_and_reference_are_trimmed_on_request(tts, architecture):
         assert [int((r.tokens == 0).sum()) for r in (whole, trimmed)] == [5000 // 20, -(-1936 // 20)]
 
 
-def test_a_plan_is_spoken_whole_and_in_chunks(tts):
-    plan = tts.plan("hello there.", seed=3, max_len=6)
-    whole = tts.speak_plan(plan).audio
-    np.testing.assert_array_equal(whole, tts.generate("hello there.", seed=3, max_len=6))
-    np.testing.assert_array_equal(np.concatenate(list(tts.stream_plan(plan))), whole)
-    with pytest.raises(InputError, match="chunk_patches must be a whole number of patches from 1, got 0"):
-        tts.stream_plan(plan, chunk_patches=0)
-
-
-def test_a_request_is_planned_and_spoken_like_its_keywords(tts):
+def test_a_request_is_planned_and_spoken_like_its_keywords_whole_and_in_chunks(tts):
     given = {"seed": 3, "max_len": 6, "lexicon": {"there": "here"}}
-    options = GenerationOptions(max_len=6)
-    request = Request("hello there.", options=options, seed=3, lexicon={"there": "here"})
+    request = Request("hello there.", options=GenerationOptions(max_len=6), seed=3, lexicon={"there": "here"})
     planned = tts.plan_request(request)
     assert planned.request is request
     assert planned.segments == tts.plan("hello there.", **given).segments
-    np.testing.assert_array_equal(tts.speak_plan(planned).audio, tts.generate("hello there.", **given))
+    whole = tts.generate("hello there.", **given)
+    np.testing.assert_array_equal(tts.speak_plan(planned).audio, whole)
+    np.testing.assert_array_equal(np.concatenate(list(tts.stream_plan(planned))), whole)
+    with pytest.raises(InputError, match="chunk_patches must be a whole number of patches from 1, got 0"):
+        tts.stream_plan(planned, chunk_patches=0)
     for empty in ("", " \n"):
         with pytest.raises(InputError, match="the text is empty"):
             Request(empty)

@@ -38,9 +38,7 @@ def test_interrupted_chapter_resumes(tts, models, book):
     assert (saved(digest="other").count, saved(seed=4).count) == (0, 0)
     (book.parent / ".book.wav.segments" / "00001.segment").write_bytes(b"half")
     before = len(models["locdit_step"].calls)
-
     speech = tts.speak(CHAPTER, saved_segments=saved(), **GIVEN)
-
     np.testing.assert_array_equal(speech.audio, whole.audio)
     assert [s.seed for s in speech.segments] == [s.seed for s in whole.segments]
     patches = sum(len(s.latents) for i, s in enumerate(whole.segments) if i not in (0, 2))

@@ -58,13 +58,6 @@ def test_the_first_patch_is_decoded_before_the_second_is_predicted(tts, models):
     assert order[:2] == ["audio_vae_decoder", "feat_encoder"]
 
 
-def test_first_chunk_needs_only_prefill_and_its_patches(tts, models):
-    chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=6, first_chunk_patches=2, max_len=30)
-    before = len(models["audio_vae_decoder"].calls)
-    next(chunks)
-    assert len(models["audio_vae_decoder"].calls) - before == 2
-
-
 @pytest.fixture
 def cancelling(models):
     """cancelling(at): a token that the DiT cancels at that call, and a list of its calls; a patch takes nine."""

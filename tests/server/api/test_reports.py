@@ -16,8 +16,7 @@ from voxcpm_runtime import Word
 from voxcpm_server.speech.encoding import Encoder
 from waiting import until
 
-# An unseeded voice may speak slowly.
-pytestmark = pytest.mark.filterwarnings("ignore:segment", "ignore::voxcpm_runtime.SuspiciousWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:segment")
 TEXT, WORDS = "It costs $4.20. Really?", ["It", "costs", "$4.20.", "Really?"]
 ASKED = {"voice": "emma", "seed": SEED, "response_format": "wav"}
 
@@ -205,7 +204,6 @@ def test_replaced_characters_are_reported(server, monkeypatch, caplog):
     url = f"{server.url}/v1/audio/jobs/{job['id']}"
     until(lambda: httpx2.get(url).json()["state"] == "done")
     assert httpx2.get(url).json()["replaced"] == "中ə"
-
     # Those of a long text are known when they are spoken.
     monkeypatch.setattr("voxcpm_runtime.speech.planning.MAX_READ_AT_ONCE", 5)
     body |= {"input": f"Hi you.\n\n{text}", "stream_format": "sse"}
@@ -213,7 +211,6 @@ def test_replaced_characters_are_reported(server, monkeypatch, caplog):
     assert "X-Replaced-Characters" not in speech.headers
     assert json.loads(speech.text.split("data: ")[-2])["replaced"] == "中ə"
     assert caplog.messages == ["speech: 2 characters that the voice cannot say were replaced"]
-
     with socket_to(server) as connection:
         said(connection, START, {"type": "text", "text": text}, END)
         assert heard(connection)[1][-1]["replaced"] == "中ə"

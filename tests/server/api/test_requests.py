@@ -11,8 +11,6 @@ from voxcpm_runtime import InputError
 from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_server.rooms import AllSettings as Settings
 
-# An unseeded voice may speak slowly, which is not tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 MARKED, PLAIN = "**Hi** [there](https://example.com/a).", "Hi there."
 ELEVENLABS = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&seed=7"
 PCM = {"seed": 7, "response_format": "pcm"}

@@ -12,7 +12,6 @@ from voxcpm_runtime.audio.pcm import pcm16
 
 # With random weights, speech stops only when the cache is full.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"),
     pytest.mark.filterwarnings("ignore:segment 1. the speech was cut off"),
 ]
 TEXT = "Hello there."

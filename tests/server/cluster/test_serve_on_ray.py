@@ -70,14 +70,12 @@ def test_one_replica_equals_a_plain_server(serve, spoken_alone):
     assert answer.headers["x-seed"] == "7"
     assert received == spoken_alone[LONG]
     assert first < (time.perf_counter() - began) / 2
-
     # Errors come from the app; what a single replica cannot know is rejected.
     unknown = httpx2.post(f"{url}/v1/audio/speech", json=BODY | {"voice": "nobody"})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "voice")
     metrics = httpx2.get(f"{url}/metrics")
     assert (metrics.status_code, "--ray" in metrics.json()["error"]["message"]) == (501, True)
     assert httpx2.get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 403
-
     # Disconnecting frees the slot.
     with httpx2.stream(
         "POST", f"{url}/v1/audio/speech", json=BODY | {"input": LONG * 8}, timeout=60
@@ -87,7 +85,6 @@ def test_one_replica_equals_a_plain_server(serve, spoken_alone):
         next(parts)
         assert httpx2.get(f"{url}/ready").json()["speaking"] == 1
     until(lambda: httpx2.get(f"{url}/ready").json()["speaking"] == 0, 5)
-
     # SIGTERM drains.
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(_spoken, url)

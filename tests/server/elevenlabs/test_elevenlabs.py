@@ -15,9 +15,6 @@ import speech_socket
 from heard_words import SAID, SEED, wrong_words
 from speech_socket import said, spoken_by
 
-# An unseeded voice may speak slowly, which is not tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
-
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 
 

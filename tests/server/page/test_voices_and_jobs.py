@@ -14,8 +14,6 @@ pytestmark = pytest.mark.page
 TEXT = "Hello there."
 
 
-# It begins somewhere in the sentence, so what it says may be too long.
-@pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 def test_voice_is_recorded_previewed_used_and_deleted(visit, serve, tmp_path):
     running = serve(preview_text="Hi.")
     page = visit(running.url).page

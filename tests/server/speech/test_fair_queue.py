@@ -35,20 +35,6 @@ def test_keys_take_turns():
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_turn_passes_on_if_the_request_is_cancelled_when_notified():
-    async def scenario():
-        queue = FairQueue(1, 10, 10)
-        turn = await queue.enter("a")
-        request = asyncio.create_task(queue.enter("b"))
-        await asyncio.sleep(0)
-        turn.leave()
-        request.cancel()
-        await asyncio.wait({request})
-        return queue.busy
-
-    assert asyncio.run(scenario()) == 0
-
-
 def test_limits_count_only_requests_that_wait():
     """With a queue of 0 free turns are granted still, and a request that is cancelled frees its place."""
 
@@ -72,28 +58,6 @@ def test_limits_count_only_requests_that_wait():
         queue.check("b")
 
     asyncio.run(scenario())
-
-
-def test_background_turns_yield_to_requests():
-    async def order():
-        queue, served = FairQueue(1, 10, 10), []
-        job = await queue.enter_background()
-        assert (queue.busy, queue.has_requests) == (1, False)
-
-        async def one(name):
-            own = await (queue.enter_background() if name == "job" else queue.enter("a"))
-            served.append(name)
-            own.leave()
-
-        tasks = [asyncio.create_task(one(name)) for name in ("job", "first", "second")]
-        await asyncio.sleep(0)
-        assert queue.has_requests
-        job.leave()
-        await asyncio.wait_for(asyncio.gather(*tasks), 5)
-        assert (queue.busy, queue.waiting) == (0, 0)
-        return served
-
-    assert asyncio.run(order()) == ["first", "second", "job"]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,19 +1,20 @@
 """Several bundles behind one address: loaded on demand, evicted when others need their memory."""
 
 import asyncio
+import contextlib
 import shutil
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
-from websockets.sync.client import connect
 
 from server_on_loopback import ServerOnLoopback
+from speech_socket import socket_to
 from voxcpm_runtime import BundleError, InputError, VoxCPM
 from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
@@ -30,7 +31,18 @@ from voxcpm_server.speech.served_bundles import (
 )
 from waiting import until
 
-SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
+SAID = {
+    "voice": "default", "text": "Hello.", "response_format": "wav", "seed": 3, "stream": False, "model": "voxcpm",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def serving(app, settings):
+    running = ServerOnLoopback(app, settings)
+    try:
+        yield running
+    finally:
+        running.stop()
 
 
 @dataclass(frozen=True)
@@ -192,30 +204,23 @@ def test_bundle_is_closed_once_nothing_has_used_it_for_the_idle_time():
 
 def test_server_unloads_when_idle_and_speaks_the_same_after(tmp_path):
     settings = Settings(voices_folder=tmp_path, max_jobs=0, idle_unload="0.5s")
-    app = create_app(source_of(DEFAULT_BUNDLE, "int8"), settings, Keys(()))
-    running = ServerOnLoopback(app, settings)
+    with serving(create_app(source_of(DEFAULT_BUNDLE, "int8"), settings, Keys(())), settings) as running:
 
-    def ready():
-        answer = running.get("/ready")
-        return answer.status_code, answer.json()["loaded_bundles"]
+        def ready():
+            answer = running.get("/ready")
+            return answer.status_code, answer.json()["loaded_bundles"]
 
-    def said():
-        return running.post("/v1/audio/speech", json={**SAID, "model": "tts-1"}).content
-
-    try:
-        first = said()
+        first = running.speak(**SAID).content
         until(lambda: ready() == (200, 0))
         assert "voxcpm_loaded_bundles 0.0" in running.metrics()
-        assert said() == first
+        assert running.speak(**SAID).content == first
         # Open text in fragments is a use, even while it has nothing to say.
-        with connect(running.url.replace("http", "ws") + "/v1/audio/stream") as socket:
-            socket.send('{"type": "start"}')
-            socket.recv()
+        with socket_to(running) as connection:
+            connection.send('{"type": "start"}')
+            connection.recv()
             time.sleep(1.5)
             assert ready() == (200, 1)
         until(lambda: ready() == (200, 0))
-    finally:
-        running.stop()
 
 
 def test_bundle_option_has_a_name_and_a_path():
@@ -238,33 +243,21 @@ def source_of(folder, precision):
 
 
 def test_two_bundles_are_served_and_one_may_disappear(tts, speaking_bundle, tmp_path):
-    going, second = tmp_path / "going", tmp_path / "second"
-    for folder in (going, second):
-        shutil.copytree(speaking_bundle, folder)
+    going, second = (Path(shutil.copytree(speaking_bundle, tmp_path / name)) for name in ("going", "second"))
     settings = Settings(voices_folder=tmp_path / "voices", max_jobs=0)
-    app = create_app(
-        tts,
-        settings,
-        Keys(()),
-        named={"second": source_of(second, "fp32"), "going": source_of(going, "int8")},
-    )
-    running = ServerOnLoopback(app, settings)
-    try:
+    named = {"second": source_of(second, "fp32"), "going": source_of(going, "int8")}
+    with VoxCPM.from_bundle(speaking_bundle, precision="fp32") as other:
+        expected = {
+            name: pcm16(speaker.generate("Hello.", seed=3))
+            for name, speaker in (("second", other), ("voxcpm", tts))
+        }
+    assert not np.array_equal(expected["second"], expected["voxcpm"])
+    with serving(create_app(tts, settings, Keys(()), named=named), settings) as running:
         models = [model["id"] for model in running.get("/v1/models").json()["data"]]
         assert models == ["voxcpm", "second", "going", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
         assert running.get("/v1/models/second").json()["id"] == "second"
         assert len(running.service.bundles.loaded) == 1
-
-        def spoken(model, **fields):
-            return running.post("/v1/audio/speech", json={**SAID, "model": model, **fields})
-
-        with VoxCPM.from_bundle(speaking_bundle, precision="fp32") as other:
-            expected = {
-                "second": pcm16(other.generate("Hello.", seed=3)),
-                "voxcpm": pcm16(tts.generate("Hello.", seed=3)),
-            }
-        assert not np.array_equal(expected["second"], expected["voxcpm"])
-        answers = {model: spoken(model) for model in expected}
+        answers = {model: running.speak(**SAID | {"model": model}) for model in expected}
         for model, samples in expected.items():
             assert answers[model].status_code == 200, answers[model].text
             assert np.array_equal(np.frombuffer(answers[model].content[44:], "<i2"), samples)
@@ -272,53 +265,39 @@ def test_two_bundles_are_served_and_one_may_disappear(tts, speaking_bundle, tmp_
         shutil.rmtree(going)
         shutil.rmtree(second)
         # A loaded bundle does not need its folder.
-        assert spoken("second").content == answers["second"].content
-        gone = spoken("going")
-        assert gone.status_code == 503
-        assert gone.json()["error"]["code"] == "model_unavailable"
+        for model, before in answers.items():
+            assert running.speak(**SAID | {"model": model}).content == before.content
+        gone = running.speak(**SAID | {"model": "going"})
+        assert (gone.status_code, gone.json()["error"]["code"]) == (503, "model_unavailable")
         assert str(tmp_path) not in gone.text
-        assert spoken("voxcpm").content == answers["voxcpm"].content
         # A voice of one bundle does not fit another's AudioVAE.
         made = tts.create_voice((np.sin(np.arange(16_000) / 20) / 3, 16_000), "a", name="ada")
         header = made.header.model_copy(update={"latent_space": "another", "generation": "voxcpm2"})
         (tmp_path / "voices").mkdir()
         replace(made, header=header).save(tmp_path / "voices" / "ada.voice")
-        wrong = spoken("second", voice="ada")
+        wrong = running.speak(**SAID | {"model": "second", "voice": "ada"})
         assert wrong.status_code == 400
         assert "made for another AudioVAE" in wrong.json()["error"]["message"]
-    finally:
-        running.stop()
 
 
 def test_probes_respond_during_loading():
-    may_load = threading.Event()
+    may_load, begun, answers = threading.Event(), [], []
 
     def opened():
         assert may_load.wait(30)
         return Unloaded(1, "voxcpm", VoxCPM.from_bundle)
 
-    begun = []
     settings = Settings(max_jobs=0)
-    app = create_app(opened, settings, Keys(()), on_loaded=begun.append)
-    running = ServerOnLoopback(app, settings)
-    try:
+    with serving(create_app(opened, settings, Keys(()), on_loaded=begun.append), settings) as running:
         assert running.get("/healthz").status_code == 200
         loading = running.get("/ready")
         assert (loading.status_code, loading.json()["status"]) == (503, "loading")
-        answers = []
-        url = f"{running.url}/v1/audio/speech"
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx2.post(url, json={**SAID, "model": "voxcpm"}))
-        )
+        asking = threading.Thread(target=lambda: answers.append(running.speak(**SAID)))
         asking.start()
         time.sleep(0.2)
-        assert not answers
-        assert not begun
+        assert answers == begun == []
         may_load.set()
         asking.join(60)
         assert answers[0].status_code == 200
         assert begun == [None]
         assert running.get("/ready").status_code == 200
-    finally:
-        may_load.set()
-        running.stop()

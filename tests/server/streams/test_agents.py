@@ -15,8 +15,6 @@ from heard_words import SAID, wrong_words
 
 pytestmark = [
     pytest.mark.clients,
-    # Without a seed chance gives a voice that may take long.
-    pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"),
 ]
 REPOSITORY = Path(__file__).resolve().parents[3]
 AGENTS = REPOSITORY / "tests" / "agents"

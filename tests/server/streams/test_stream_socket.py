@@ -18,8 +18,6 @@ from speech_socket import heard, idle, refusal, said, socket_to, spoken_by
 from voxcpm_server.streams.sessions import SessionStream
 from waiting import until
 
-# An unseeded voice may speak slowly, which is not tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 TEXT = "Hello there. This is a test of the server."
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 START = {"type": "start"}

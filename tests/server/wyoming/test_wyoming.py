@@ -32,8 +32,6 @@ from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.wyoming.server import Wyoming
 from waiting import until
 
-# An unseeded voice may speak slowly, which is not tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 
@@ -107,13 +105,6 @@ def test_synthesize(server, tts):
     times = [AudioChunk.from_event(chunk).timestamp for chunk in chunks]
     assert times == sorted(times)
     assert times[-1] < len(pcm) / 2 / tts.sample_rate * 1000
-
-
-@pytest.mark.filterwarnings("ignore:this voice knows the letters")
-def test_replaced_characters_are_logged(server, caplog):
-    caplog.set_level("WARNING")
-    exchanged(server, Synthesize("Say 中."))
-    assert caplog.messages == ["speech: 1 characters that the voice cannot say were replaced"]
 
 
 @pytest.mark.usefixtures("seeded")
