@@ -198,15 +198,11 @@ def test_recording_of_a_phone_is_read(container, codec):
     assert spectrum.argmax() * PHONE_RATE / 32_000 == pytest.approx(440, abs=2)
 
 
-def test_without_a_decoder_one_line_names_formats_and_the_extra(monkeypatch):
+def test_a_phone_recording_that_cannot_be_read_is_one_line(monkeypatch):
     content = recorded("ipod", "aac")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InputError, match=r"me\.m4a: .*use WAV, FLAC.*voxcpm-coreml\[serve\]"):
         decode_audio(content, "me.m4a")
-
-
-def test_length_and_damage_are_checked():
-    content = recorded("ipod", "aac")
     with pytest.raises(InputError, match=r"longer than 0\.5 s"):
         decode_audio(content, "me.m4a", max_seconds=0.5)
     with pytest.raises(InputError, match="cannot be read"):

@@ -14,6 +14,7 @@ import pytest
 from voxcpm_constants.errors import BundleError, warn
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_runtime.audio.files import FORMATS
+from voxcpm_runtime.backends.portable import package
 from voxcpm_runtime.bundle import opening
 from voxcpm_runtime.commands import cli, shared_arguments
 
@@ -219,3 +220,25 @@ def test_unwritable_report_fails_before_the_work(refusal, folder, report, messag
     (folder / "linked" / "listening.json").symlink_to("../in.json")
     assert message in refusal("listen", "--saved", "in.json", "--report", report)
     assert (folder / "in.json").read_bytes() == b""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
+def test_what_cannot_be_mapped_for_lack_of_descriptors_is_named(tmp_path):
+    import resource
+
+    weights = tmp_path / package.WEIGHT_FILE
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"12")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    taken = [os.dup(0) for _ in range(highest)]
+    # One file may be opened, and its copy may not.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(*taken, highest) + 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            package.map_weights(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for file in taken:
+            os.close(file)
+    assert raised.value.filename == str(weights)

@@ -172,7 +172,7 @@ def test_closed_pipe_exits_silently(speaking_bundle):
     assert len(lines) < 200
 
 
-def test_terminal_and_closed_stdout_are_rejected(speaking, monkeypatch, capsys):
+def test_terminal_and_closed_streams(speaking, monkeypatch, capsys, tmp_path):
     given = ["generate", speaking, "--text", "hi.", "-o", "-"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert cli.main(given) == 2
@@ -180,6 +180,10 @@ def test_terminal_and_closed_stdout_are_rejected(speaking, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(given) == 2
     assert "standard output is closed" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["generate", speaking, "--text", "hi.", "-o", str(tmp_path / "a.wav")]) == 0
+    assert (tmp_path / "a.wav").is_file()
+    assert cli.main(["generate", speaking, "--text", " ", "-o", str(tmp_path / "b.wav")]) == 2
 
 
 LEFT_OPEN = """
@@ -199,11 +203,3 @@ def test_program_may_exit_while_sessions_speak(speaking_bundle):
     given = [sys.executable, "-c", LEFT_OPEN, str(speaking_bundle)]
     ended = subprocess.run(given, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (1, "an error\n")
-
-
-def test_closed_stderr_is_not_an_error(speaking, tmp_path, monkeypatch):
-    """With `2>&-`, Python has no stderr at all."""
-    monkeypatch.setattr(sys, "stderr", None)
-    assert cli.main(["generate", speaking, "--text", "hi.", "-o", str(tmp_path / "a.wav")]) == 0
-    assert (tmp_path / "a.wav").is_file()
-    assert cli.main(["generate", speaking, "--text", " ", "-o", str(tmp_path / "b.wav")]) == 2

@@ -118,7 +118,7 @@ def test_full_buffer_blocks_until_a_chunk_is_read():
         assert session.buffered_seconds == 0
 
 
-def test_flush_speaks_an_incomplete_sentence():
+def test_flush_speaks_an_incomplete_sentence_and_skips_what_cannot_be_said():
     speaker = Speaker()
     with Session(speaker, RATE) as session:
         for text in ("Hello", " there", "Bye."):
@@ -128,10 +128,6 @@ def test_flush_speaks_an_incomplete_sentence():
             assert session.finished
             assert session.next_audio_chunk() is None
     assert [segment.text for segment in speaker.segments] == ["Hello", "there", "Bye."]
-
-
-def test_unspeakable_sentences_are_skipped():
-    speaker = Speaker()
     with Session(speaker, RATE) as session:
         chunks = spoken(session, "Hello. ***\n\nBye.")
     told = list(dict.fromkeys((chunk.sentence, chunk.text) for chunk in chunks))
@@ -388,3 +384,28 @@ def test_session_waiting_for_a_turn_does_not_block_exit():
     command = [sys.executable, "-c", NARRATE + WAITS]
     ended = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+FORKS = """
+import os, sys
+session = Session(narrate, 16_000)
+session.push_text("Hello there. And so on. ")
+held, free = threading.Event(), threading.Event()
+def hold():
+    # As the session's own thread does, for a moment.
+    with session._changed:
+        held.set()
+        free.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if not child:
+    sys.exit(3)
+free.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_forked_process_exits_regardless_of_the_threads_state():
+    command = [sys.executable, "-c", NARRATE + FORKS]
+    assert subprocess.run(command, capture_output=True, timeout=120, check=False).stdout == b"3\n"

@@ -51,21 +51,15 @@ def test_session_without_a_bracket_or_with_an_unclosed_one_speaks_its_text(tts):
             assert "".join(dict.fromkeys(chunk.text for chunk in spoken(session, text))) == text
 
 
-def test_bracket_with_nothing_after_it_is_refused(tts):
+def test_bracket_adds_to_the_control_and_is_refused_alone_or_with_a_prompt(tts, prompt_audio):
+    plan = tts.plan("(slow) hello.", control="warm")
+    assert plan.description == "warm, slow"
     with pytest.raises(InputError, match="expected text after the control"):
         tts.plan("(warm, slow) ")
     with tts.session() as session, pytest.raises(InputError, match="expected text after the control"):
         spoken(session, "(warm.) ")
-
-
-def test_bracket_and_prompt_are_refused_like_control_and_prompt(tts, prompt_audio):
     for text, control in (("(warm) hello.", None), ("hello.", "warm")):
         with pytest.raises(InputError, match="together with a prompt"):
             tts.plan(text, prompt_audio, "hi.", control=control)
     with tts.session(prompt_audio, "hi.") as session, pytest.raises(InputError, match="with a prompt"):
         spoken(session, "(warm) hello.")
-
-
-def test_bracket_adds_to_the_control(tts):
-    plan = tts.plan("(slow) hello.", control="warm")
-    assert plan.description == "warm, slow"

@@ -51,13 +51,10 @@ def test_control_precedes_each_segment_without_continuation(tts, architecture, p
         assert [segment.transcript for segment in tts.plan(**given, **recording).segments] == expected
 
 
-def test_paragraphs_of_a_short_text_are_segments_too(tts):
+def test_short_texts_have_segments_for_paragraphs_alone(tts):
     segments = tts.plan("\n\nso be it\n \nit is so.\n\n").segments
     assert [segment.text for segment in segments] == ["so be it", "it is so."]
     assert segments[0].ends_paragraph
-
-
-def test_text_that_fits_is_one_utterance_with_its_whitespace(tts):
     speech = tts.speak("so.\nbe it.", seed=1, max_len=5)
     assert len(speech.segments) == 1
     np.testing.assert_array_equal(speech.audio, tts.generate("so. be it.", seed=1, max_len=5))

@@ -48,13 +48,21 @@ def test_call_is_limited_in_total_patches(tts, retry):
             segment.stopped for segment in speech.segments))  # fmt: skip
 
 
-def test_stream_ends_where_speak_does(tts):
+def test_a_stream_has_the_samples_of_the_whole_speech_at_any_limit_and_speed(tts):
     given = GIVEN | {"retry_badcase": False}
     for most in (4, 25, 39):
         whole = tts.generate(TEXT, max_len=most, **given)
         for patches in (1, 5):
             chunks = list(tts.generate_streaming(TEXT, max_len=most, chunk_patches=patches, **given))
             np.testing.assert_array_equal(np.concatenate(chunks), whole)
+    for speed in (0.3, 1.6, 4.0):
+        whole = tts.generate(TEXT, speed=speed, **given)
+        chunks = list(tts.generate_streaming(TEXT, speed=speed, chunk_patches=1, **given))
+        assert all(map(len, chunks))
+        np.testing.assert_array_equal(np.concatenate(chunks), whole)
+        with tts.session(**given, speed=speed) as session:
+            chunks = spoken(session, TEXT)
+        assert [chunk.offset for chunk in chunks] == [0, *np.cumsum([len(c.pcm) for c in chunks])[:-1]]
 
 
 @pytest.mark.parametrize("most", [21, 30])
@@ -106,15 +114,3 @@ def test_speed_divides_all_durations_and_changes_nothing_else(tts):
         assert len(one.audio) == round(len(other.audio) / 1.6)
     # With the pause between the paragraphs.
     assert fast.audio_seconds == pytest.approx(whole.audio_seconds / 1.6, abs=0.005)
-
-
-def test_a_stream_has_the_samples_of_the_whole_speech_at_any_speed(tts):
-    given = GIVEN | {"retry_badcase": False}
-    for speed in (0.3, 1.6, 4.0):
-        whole = tts.generate(TEXT, speed=speed, **given)
-        chunks = list(tts.generate_streaming(TEXT, speed=speed, chunk_patches=1, **given))
-        assert all(map(len, chunks))
-        np.testing.assert_array_equal(np.concatenate(chunks), whole)
-        with tts.session(**given, speed=speed) as session:
-            chunks = spoken(session, TEXT)
-        assert [chunk.offset for chunk in chunks] == [0, *np.cumsum([len(c.pcm) for c in chunks])[:-1]]

@@ -77,15 +77,12 @@ def cancelling(models):
     return make
 
 
-def test_a_cancelled_generation_ends_between_two_euler_steps(tts, cancelling):
+def test_cancelled_speech_ends_between_two_euler_steps_and_may_keep_its_part(tts, cancelling, architecture):
     token, calls = cancelling(at=9 * 3 + 4)
     for _ in range(2):  # for good
         with pytest.raises(Cancelled, match="was cancelled"):
             tts.generate(TEXT, seed=1, cancel=token)
         assert len(calls) == 9 * 3 + 4
-
-
-def test_partial_speech_can_be_returned(tts, cancelling, architecture):
     whole = tts.generate(TEXT, seed=1, retry_badcase=False, max_len=9)
     token, _ = cancelling(at=9 * 3 + 4)
     speech = tts.speak(TEXT, seed=1, cancel=token, keep_partial=True)
@@ -94,9 +91,6 @@ def test_partial_speech_can_be_returned(tts, cancelling, architecture):
     # The third patch may be in the decoder when the fourth is given up.
     assert patches in (2, 3)
     np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
-
-
-def test_cancelled_stream_raises_or_ends_as_configured(tts, cancelling):
     for keep in (True, False):
         token, _ = cancelling(at=9 * 3 + 4)
         chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=1, cancel=token, keep_partial=keep)

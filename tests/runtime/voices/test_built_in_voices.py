@@ -92,13 +92,10 @@ def test_without_a_voice_the_checkpoints_own_speaks(tts):
     assert tts.plan(TEXT, zero_shot=True).voice is None
 
 
-def test_speech_is_resumed_only_in_the_same_default_voice(tts):
+def test_speech_is_resumed_only_in_the_same_voices(tts):
     heart, seeds = Recordings(voice=built_in_voices()["heart"]), GenerationOptions(zero_shot=True)
     assert Request(TEXT).digest(tts.bundle) == Request(TEXT, heart).digest(tts.bundle)
     assert Request(TEXT).digest(tts.bundle) != Request(TEXT, options=seeds).digest(tts.bundle)
-
-
-def test_speech_is_resumed_only_in_the_same_voices_of_its_markup(tts):
     text = "[voice mine] Hello."
     heart, emma = (
         tts.plan(text, markup=True, find_voice=lambda _, v=v: built_in_voices()[v]) for v in ("heart", "emma")

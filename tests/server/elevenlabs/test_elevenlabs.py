@@ -220,14 +220,11 @@ def test_telephone_formats(codec, subtype, server):
     assert post(server, "default", f"{codec}_16000").status_code == 400
 
 
-def test_models_are_a_list_for_elevenlabs_and_an_object_for_openai(server, client):
+def test_models_and_voices_are_listed(server, client):
     listed = server.get("/v1/models", headers=KEY).json()
     openais = [model.id for model in client.models.list()]
     assert [model["model_id"] for model in listed] == openais
     assert all(model["can_do_text_to_speech"] for model in listed)
-
-
-def test_voices_are_listed_and_found(server):
     first = server.get("/v1/voices", headers=KEY).json()
     second = server.get("/v2/voices", headers=KEY, params={"search": "ALLO"}).json()
     every = server.get("/v1/audio/voices").json()["voices"]
@@ -238,7 +235,7 @@ def test_voices_are_listed_and_found(server):
     assert server.get("/v1/voices/nobody", headers=KEY).status_code == 404
 
 
-def test_stream_input_speaks_until_the_empty_text(server, tts):
+def test_stream_input_speaks_until_the_empty_text_or_closes(server, tts):
     path = "/v1/text-to-speech/default/stream-input?model_id=eleven_turbo_v2&output_format=pcm_24000&seed=7"
     begin = {"text": " ", "try_trigger_generation": True, "voice_settings": None}
     messages = []
@@ -252,9 +249,6 @@ def test_stream_input_speaks_until_the_empty_text(server, tts):
     audio = b"".join(base64.b64decode(message.get("audio", "")) for message in messages)
     assert audio == spoken_by(tts, f"{TEXT} ", seed=7)
     assert "".join(c for m in messages if m.get("alignment") for c in m["alignment"]["chars"]) == f"{TEXT} "
-
-
-def test_stream_input_without_text_closes(server):
     with speech_socket.socket_to(server, "/v1/text-to-speech/default/stream-input") as connection:
         said(connection, {"text": ""})
         with pytest.raises(ConnectionClosed) as closed:

@@ -19,6 +19,7 @@ from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.voices.store import built_in_voices
 from voxcpm_runtime.words.files import timestamps_file
 from voxcpm_server.jobs.store import DONE, FAILED, JobStore
+from voxcpm_server.speech.encoding import Encoder
 from waiting import until
 
 Serve = Callable[..., Any]
@@ -265,3 +266,10 @@ def test_invalid_jobs_are_rejected_on_submission(serve, jobs, tmp_path):
         assert answer.status_code == status, answer.text
         assert words in answer.json()["error"]["message"]
     assert not list((tmp_path / "jobs").glob("job_*"))
+
+
+def test_subtitles_of_a_job_have_the_times_of_the_decoded_audio(serve, jobs, tts):
+    client = jobs(serve().url)
+    client.ended(id_ := client.submitted(response_format="mp3"))
+    words = Encoder("mp3", tts.sample_rate).heard(tts.speak(client.said["input"], seed=7).words)
+    assert httpx2.get(f"{client.url}/{id_}/subtitles").content == timestamps_file(words, ".srt")

@@ -10,6 +10,7 @@ import pytest
 from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.queueing import FairQueue
 from voxcpm_server.speech.speaking import Stream, send_with_timeout
+from voxcpm_server.streams.sessions import SessionStream
 
 
 def test_keys_take_turns():
@@ -149,3 +150,56 @@ def test_unread_stream_is_generated_up_to_its_capacity_and_forgotten_once_closed
         assert not service.streams
 
     asyncio.run(scenario())
+
+
+def test_turn_acquired_after_cancellation_is_released():
+    """The session's thread may see the cancellation and leave before the event loop enters."""
+
+    async def entered():
+        queue = FairQueue(1, 1, 1)
+        service = SimpleNamespace(queue=queue, streams=set())
+        served = SimpleNamespace(leases=0)
+        encoder = None
+        stream = SessionStream(service, served, "", encoder, 0, encoder)
+        stream.cancel.cancel()
+        stream.leave()
+        await stream.enter()
+        return queue.busy
+
+    assert asyncio.run(entered()) == 0
+
+
+def test_turn_passes_on_if_the_request_is_cancelled_when_notified():
+    async def scenario():
+        queue = FairQueue(1, 10, 10)
+        turn = await queue.enter("a")
+        request = asyncio.create_task(queue.enter("b"))
+        await asyncio.sleep(0)
+        turn.leave()
+        request.cancel()
+        await asyncio.wait({request})
+        return queue.busy
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_background_turns_yield_to_requests():
+    async def order():
+        queue, served = FairQueue(1, 10, 10), []
+        job = await queue.enter_background()
+        assert (queue.busy, queue.has_requests) == (1, False)
+
+        async def one(name):
+            own = await (queue.enter_background() if name == "job" else queue.enter("a"))
+            served.append(name)
+            own.leave()
+
+        tasks = [asyncio.create_task(one(name)) for name in ("job", "first", "second")]
+        await asyncio.sleep(0)
+        assert queue.has_requests
+        job.leave()
+        await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        assert (queue.busy, queue.waiting) == (0, 0)
+        return served
+
+    assert asyncio.run(order()) == ["first", "second", "job"]

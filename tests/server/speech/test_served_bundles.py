@@ -301,3 +301,30 @@ def test_probes_respond_during_loading():
         assert answers[0].status_code == 200
         assert begun == [None]
         assert running.get("/ready").status_code == 200
+
+
+def test_bundle_with_a_lexicon_is_evicted_whole():
+    async def asked():
+        shelf = Shelf(most=20, lexicon={"Ada": "eider"})
+        assert await shelf.bundles.load_default() is None
+        for name in ("a", "b", "c"):
+            with await shelf.bundles.lease(name) as served:
+                assert served.tts.bundle.lexicon == {"Ada": "eider"}
+
+    asyncio.run(asked())
+
+
+def test_length_of_a_voice_is_in_patches_of_a_bundle_that_accepts_it():
+    def check(architecture):
+        if architecture.name != "a":
+            raise InputError("made for another AudioVAE")
+
+    async def asked():
+        shelf = Shelf()
+        assert await shelf.bundles.load_default() is None
+        voice = SimpleNamespace(check=check)
+        assert shelf.bundles.patch_seconds(voice) == len("default")
+        (await shelf.bundles.lease("a")).release()
+        assert shelf.bundles.patch_seconds(voice) == len("a")
+
+    asyncio.run(asked())

@@ -329,3 +329,22 @@ def test_no_conversation_begins_during_shutdown(server, monkeypatch):
     with pytest.raises(InvalidStatus) as refused, socket_to(server):
         pass
     assert refused.value.response.status_code == 503
+
+
+@pytest.mark.long
+def test_speed_of_a_stream_excludes_a_slow_reader(serve):
+    running = serve(buffer_seconds=1)
+    messages = ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 10}, {"type": "end"})
+    with slow_reader(running, *messages) as raw:
+        until(lambda: running.service.streams)
+        (stream,) = running.service.streams
+        until(lambda: stream._session.buffered_seconds > 0.8)
+        raw.setblocking(False)
+
+        def told():
+            with contextlib.suppress(BlockingIOError):
+                raw.recv(1 << 20)
+            return httpx2.get(f"{running.url}/metrics").text
+
+        until(lambda: 'voxcpm_speeches_total{outcome="finished"} 1.0' in told())
+        assert "voxcpm_real_time_factor_count 0.0" in told()
