@@ -344,7 +344,7 @@ def test_speed_of_a_stream_excludes_a_slow_reader(serve):
         def told():
             with contextlib.suppress(BlockingIOError):
                 raw.recv(1 << 20)
-            return httpx2.get(f"{running.url}/metrics").text
+            return running.metrics()
 
         until(lambda: 'voxcpm_speeches_total{outcome="finished"} 1.0' in told())
         assert "voxcpm_real_time_factor_count 0.0" in told()
