@@ -1,4 +1,4 @@
-"""The commands clear-cache and inspect."""
+"""The commands `clear-cache`, which removes only this project's cache, `inspect`, and `voices`, with `--voice`."""
 
 import json
 from pathlib import Path
@@ -32,11 +32,12 @@ BUNDLES = ("bundles/pretrained-0/manifest.json", "bundles/.pretrained-1/manifest
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A cache with a megabyte in each file."""
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder))
     for name in (*KEPT, *CACHED, *BUNDLES):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(bytes(10**6))
-    return tmp_path
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(bytes(10**6))
+    return folder
 
 
 def files(cache):
