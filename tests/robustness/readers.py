@@ -36,6 +36,7 @@ from voxcpm_runtime.text.segments import each_segment
 from voxcpm_runtime.text.sentences import each_sentence
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.voices.voice import Turn, VoiceHeader, latent_space
+from voxcpm_server.errors import ApiError
 from voxcpm_server.wyoming.server import MAX_LINE_BYTES, read_event
 
 
@@ -367,11 +368,13 @@ def wyoming(bundle, folder):  # noqa: ARG001
     def read(content):
         try:
             asyncio.run(read_all(content))
-        except InputError:
+        except (InputError, ApiError) as error:
+            if getattr(error, "status_code", 400) >= 500:
+                raise
             return "refused"
         return None
 
-    return Reader((b"".join(events), *events), read, mutated_json)
+    return Reader((b"".join(events), *events), read)
 
 
 READERS = {
