@@ -129,13 +129,15 @@ SOME = [(name, some) for name, (*_, some, _) in BUNDLES.items() if some]
 ALL = [pytest.param(name, None, marks=pytest.mark.torture) for name in BUNDLES]
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("name", BUNDLES)
-def test_damage(request, torture_seed, share, name):
+@pytest.mark.parametrize(("name", "some"), [*SOME, *ALL])
+def test_damage(request, torture_seed, share, name, some):
     bundle, precision, _, count = BUNDLES[name]
-    kind = name.partition(",")[0]
-    source = request.getfixturevalue(bundle)
-    _check(share(count), torture_seed, kind=kind, source=source, precision=precision)
+    given = {
+        "kind": name.partition(",")[0],
+        "source": request.getfixturevalue(bundle),
+        "precision": precision,
+    }
+    _check(some or share(count), torture_seed, **given)
 
 
 @pytest.fixture(params=CHECKPOINTS)
